@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -68,7 +68,7 @@ VECTOR_FIXED_LENGTH: dict[str, int] = {
 }
 """Bytes of an element inside a vector without a length prefix (C: AbstractType.valueLengthIfFixed).
 
-date, time, smallint and tinyint are *not* of fixed length in Cassandra's sense: a vector prefixes them with their length.
+date, time, smallint and tinyint are *not* of fixed length in Cassandra's sense: a vector prefixes each with its length.
 """
 
 
@@ -216,71 +216,80 @@ def parse_type(text: str, user_types: Mapping[str, UserType], frozen: bool = Fal
     :param frozen: whether the whole type stands inside a ``frozen<…>``
     :raises CqlTypeError: for a syntax error or an unknown type name
     """
-    tokens = list(_tokens(text))
-    position = 0
+    parser = _Parser(text, user_types)
+    parsed = parser.type(frozen)
+    if parser.rest:
+        raise CqlTypeError(f"CQL type {text!r}: {parser.rest[0]!r} is left over")
+    return parsed
 
-    def expect(token: str) -> None:
-        nonlocal position
-        if position >= len(tokens) or tokens[position] != token:
-            found = tokens[position] if position < len(tokens) else "the end"
-            raise CqlTypeError(f"CQL type {text!r}: expected {token!r}, found {found!r}")
-        position += 1
 
-    def arguments(inside_frozen: bool) -> list[CqlType]:
-        expect("<")
-        found = [parse(inside_frozen)]
-        while position < len(tokens) and tokens[position] == ",":
-            expect(",")
-            found.append(parse(inside_frozen))
-        expect(">")
+class _Parser:
+    """Recursive descent over the tokens of one type string."""
+
+    def __init__(self, text: str, user_types: Mapping[str, UserType]) -> None:
+        self.text = text
+        self.user_types = user_types
+        self.rest = list(_tokens(text))
+
+    def take(self, expected: str | None = None) -> str:
+        found = self.rest.pop(0) if self.rest else "its end"
+        if found == "its end" or (expected and found != expected):
+            raise CqlTypeError(f"CQL type {self.text!r}: found {found}, expected {expected or 'a type'}")
         return found
 
-    def parse(inside_frozen: bool) -> CqlType:
-        nonlocal position
-        if position >= len(tokens):
-            raise CqlTypeError(f"CQL type {text!r}: ends too early")
-        word = tokens[position]
-        position += 1
+    def type(self, frozen: bool) -> CqlType:
+        word = self.take()
         if word.startswith("'"):
             return CustomType(word[1:-1])
-        name = word[1:-1].replace('""', '"') if word.startswith('"') else word.lower()
-        if position < len(tokens) and tokens[position] == "<" and not word.startswith('"'):
-            return parametrised(name, inside_frozen)
-        if not word.startswith('"') and (name in NATIVE_ARROW or name == "varchar"):
+        if word.startswith('"'):
+            return self.user_type(word[1:-1].replace('""', '"'), frozen)
+        name = word.lower()
+        if self.rest[:1] == ["<"]:
+            return self.parametrised(name, frozen)
+        if name in NATIVE_ARROW or name == "varchar":
             return Native("text" if name == "varchar" else name)
-        if name in user_types:
-            found = user_types[name]
-            return UserType(found.keyspace, found.name, found.field_names, found.field_types, inside_frozen)
-        raise CqlTypeError(f"CQL type {text!r}: unknown type {name!r}")
+        return self.user_type(name, frozen)
 
-    def parametrised(name: str, inside_frozen: bool) -> CqlType:
-        nonlocal position
+    def user_type(self, name: str, frozen: bool) -> UserType:
+        if name not in self.user_types:
+            raise CqlTypeError(f"CQL type {self.text!r}: unknown type {name!r}")
+        return replace(self.user_types[name], frozen=frozen)
+
+    def parametrised(self, name: str, frozen: bool) -> CqlType:
         if name == "vector":
-            expect("<")
-            element = parse(True)
-            expect(",")
-            dimension = int(tokens[position])
-            position += 1
-            expect(">")
-            return VectorType(element, dimension)
-        parts = arguments(inside_frozen or name in ("frozen", "tuple"))
+            return self.vector()
+        parts = self.arguments(frozen or name in ("frozen", "tuple"))
         match name, parts:
             case "frozen", [inner]:
                 return inner
             case "list", [element]:
-                return ListType(element, inside_frozen)
+                return ListType(element, frozen)
             case "set", [element]:
-                return SetType(element, inside_frozen)
+                return SetType(element, frozen)
             case "map", [key, value]:
-                return MapType(key, value, inside_frozen)
+                return MapType(key, value, frozen)
             case "tuple", _:
                 return TupleType(tuple(parts))
-        raise CqlTypeError(f"CQL type {text!r}: {name!r} does not take {len(parts)} parameters")
+        raise CqlTypeError(f"CQL type {self.text!r}: {name!r} does not take {len(parts)} parameters")
 
-    parsed = parse(frozen)
-    if position != len(tokens):
-        raise CqlTypeError(f"CQL type {text!r}: {tokens[position]!r} is left over")
-    return parsed
+    def arguments(self, frozen: bool) -> list[CqlType]:
+        self.take("<")
+        found = [self.type(frozen)]
+        while self.rest[:1] == [","]:
+            self.take(",")
+            found.append(self.type(frozen))
+        self.take(">")
+        return found
+
+    def vector(self) -> VectorType:
+        self.take("<")
+        element = self.type(frozen=True)
+        self.take(",")
+        dimension = self.take()
+        if not dimension.isdigit():
+            raise CqlTypeError(f"CQL type {self.text!r}: {dimension!r} is not a vector's dimension")
+        self.take(">")
+        return VectorType(element, int(dimension))
 
 
 def _tokens(text: str) -> Iterator[str]:

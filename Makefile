@@ -1,0 +1,52 @@
+# Every target sets up what it needs; nothing has to be done by hand before it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3.11
+BIN := .venv/bin
+ENVIRONMENT := .venv/.complete
+UV := 0.13.8
+
+.PHONY: help
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tables become verified replicas
+	@$(BIN)/python -m examples.flights.demo
+
+.PHONY: test
+test: $(ENVIRONMENT) lint ## Lint, types and all tests (real servers, Spark and Airflow); under 20 minutes
+	$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta
+	$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(ENVIRONMENT) ## Format, lint and types only
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+.PHONY: bench
+bench: $(ENVIRONMENT) ## Benchmarks: each prints a BENCHMARK_RESULT line
+	@for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+.PHONY: environment
+environment: $(ENVIRONMENT) ## Python environment in .venv with exactly the locked packages
+
+$(ENVIRONMENT): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "ringsync: error: $(PYTHON) is not on PATH; install Python 3.11 or say make PYTHON=/path/to/python3.11" >&2; exit 3; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || { echo "ringsync: error: $(PYTHON) is older than Python 3.11" >&2; exit 3; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing the locked Python packages into .venv (about 1.5 GB, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV) \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --requirement requirements.lock \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable . \
+	  || { echo "ringsync: error: the Python packages could not be installed: see above; is the package registry reachable and is there 3 GB of free disk space?" >&2; exit 3; }
+	@touch $@
+
+.PHONY: lock
+lock: $(ENVIRONMENT) ## Resolve requirements.txt and requirements-dev.txt into requirements.lock
+	$(BIN)/python -m uv pip compile --quiet --no-header --no-annotate --python-version 3.11 requirements-dev.txt -o requirements.lock
+
+.PHONY: clean
+clean: ## Remove environment, caches and the demo's data
+	rm -rf .venv .cache .demo

@@ -1,0 +1,144 @@
+"""What every Spark application does around its step: arguments, configuration, report, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ringsync.config import Config, ConfigError, load_config
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.storage.port import ObjectStore, StorageError
+
+Report = dict[str, Any]
+
+
+class ExitCode(IntEnum):
+    """Exit codes of applications and of cdcservice, after dsbulk's (specs/peers.md A.4)."""
+
+    OK = 0
+    COMPLETED_WITH_ERRORS = 1
+    TOO_MANY_ERRORS = 2
+    FATAL = 3
+    INTERRUPTED = 4
+    CRASHED = 5
+
+
+class StepError(Exception):
+    """A step cannot go on: the message says what failed and what to do."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """One run of one application.
+
+    :ivar name: e.g. ``bootstrap_scan``; its reports are under ``reports/<name>/``
+    :ivar table: keyspace and table
+    :ivar run: id of the run, the same for all steps of one DAG run
+    :ivar options: further arguments by name
+    """
+
+    name: str
+    config_path: str
+    config: Config
+    store: ObjectStore
+    table: tuple[str, str]
+    run: str
+    options: argparse.Namespace
+
+
+def run_application(
+    name: str,
+    description: str,
+    step: Callable[[Application], tuple[Report, ExitCode]],
+    argv: Sequence[str],
+    options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> int:
+    """Run a step as a program.
+
+    The step's report is written to ``reports/<name>/<run>.json``, also when it fails, and printed; an error is
+    one line that begins with ``ringsync: error:``. Errors that are ours carry their own remedy; anything else
+    is a crash and shows its traceback.
+
+    :param step: gets the run, returns its report and exit code
+    :param options: adds the step's own arguments
+    :returns: the exit code
+    """
+    parser = argparse.ArgumentParser(prog=name, description=description)
+    parser.add_argument("--conf", required=True, metavar="PATH", help="ringsync.yaml")
+    parser.add_argument("--table", required=True, metavar="KEYSPACE.TABLE")
+    parser.add_argument("--run", required=True, type=_run_id, metavar="ID", help="id of the run")
+    options(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        config = load_config(arguments.conf)
+        table = parse_table_name(arguments.table)
+        application = Application(name, arguments.conf, config, config.open_store(), table, arguments.run, arguments)
+        return _run(application, step)
+    except (ConfigError, ValueError, StorageError) as error:
+        return _fail(str(error), ExitCode.FATAL)
+
+
+def _run(application: Application, step: Callable[[Application], tuple[Report, ExitCode]]) -> ExitCode:
+    from ringsync.schema.from_cluster import SchemaError
+    from ringsync.sources.session import ClusterError
+
+    started = time.time()
+    try:
+        outcome, code = step(application)
+    except (StepError, ConfigError, StorageError, ClusterError, SchemaError) as error:
+        outcome, code = {"error": str(error)}, _fail(str(error), ExitCode.FATAL)
+    except KeyboardInterrupt:
+        outcome, code = {"error": "interrupted"}, _fail("interrupted", ExitCode.INTERRUPTED)
+    except Exception as error:
+        traceback.print_exc()
+        known = _remedy_inside(error)
+        outcome = {"error": known or f"{type(error).__name__}: {error}"}
+        code = _fail(known, ExitCode.FATAL) if known else _fail(outcome["error"], ExitCode.CRASHED)
+    report = {
+        "application": application.name,
+        "run": application.run,
+        "keyspace": application.table[0],
+        "table": application.table[1],
+        "started_at": _iso(started),
+        "seconds": round(time.time() - started, 3),
+        "exit_code": int(code),
+        **outcome,
+    }
+    write_report(application.store, report)
+    return code
+
+
+def write_report(store: ObjectStore, report: Report) -> None:
+    """Write a report to ``reports/<application>/<run>.json`` and print it as one line."""
+    text = json.dumps(report, indent=2, default=str)
+    store.put(f"reports/{report['application']}/{report['run']}.json", text.encode())
+    print("ringsync: report:", json.dumps(report, default=str), flush=True)
+
+
+def _fail(message: str, code: ExitCode) -> ExitCode:
+    print(f"ringsync: error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _remedy_inside(error: Exception) -> str | None:
+    """Our own error inside one of Spark's, whose text carries the traceback of the Python worker."""
+    found = re.findall(r"ringsync\.[\w.]*Error: (.*(?:\n(?!\s*(?:at |File |Traceback|$)).*)*)", str(error))
+    return found[-1].strip() if found else None
+
+
+def _iso(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _run_id(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,200}", text):
+        raise argparse.ArgumentTypeError("letters, digits and _ . : + - only, beginning with a letter or digit")
+    return text

@@ -1,0 +1,85 @@
+"""Type strings as system_schema prints them."""
+
+import pyarrow as pa
+import pytest
+
+from ringsync.cql.identifiers import parse_table_name, portable_names, quote
+from ringsync.cql.types import CqlTypeError, Native, UserType, arrow_type, is_multicell, parse_type
+
+ADDRESS = UserType("shop", "address", ("street", "Zip code"), (Native("text"), Native("int")))
+USER_TYPES = {"address": ADDRESS, "Odd name": ADDRESS}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int",
+        "list<int>",
+        "frozen<map<text, frozen<list<int>>>>",
+        "map<text, frozen<set<uuid>>>",
+        "frozen<tuple<int, frozen<list<text>>>>",
+        "vector<float, 3>",
+        "vector<vector<float, 2>, 3>",
+        "address",
+        "frozen<address>",
+        "list<frozen<address>>",
+        "'org.apache.cassandra.db.marshal.DynamicCompositeType'",
+    ],
+)
+def test_prints_what_it_parsed(text: str) -> None:
+    assert str(parse_type(text, USER_TYPES)).replace("frozen<list<int>>", "list<int>") == text.replace(
+        "frozen<list<int>>", "list<int>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "multicell"),
+    [
+        ("list<int>", True),
+        ("frozen<list<int>>", False),
+        ("address", True),
+        ("frozen<address>", False),
+        ("tuple<int, int>", False),
+        ("vector<float, 3>", False),
+        ("int", False),
+    ],
+)
+def test_multicell(text: str, multicell: bool) -> None:
+    assert is_multicell(parse_type(text, USER_TYPES)) is multicell
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "list<", "list<int", "list<int>>", "map<int>", "nosuch", "vector<float>", "vector<float, x>", "list<int;>"],
+)
+def test_broken_types_are_quoted_in_the_error(text: str) -> None:
+    with pytest.raises(CqlTypeError, match="CQL type"):
+        parse_type(text, USER_TYPES)
+
+
+def test_arrow_types_that_are_not_obvious() -> None:
+    assert arrow_type(parse_type("map<frozen<map<int, int>>, text>", {})) == pa.list_(
+        pa.struct([("key", pa.map_(pa.int32(), pa.int32())), ("value", pa.string())])
+    )
+    assert arrow_type(ADDRESS) == pa.struct([("street", pa.string()), ("Zip_code", pa.int32())])
+    assert arrow_type(Native("decimal")) == pa.string()
+
+
+def test_portable_names_stay_apart() -> None:
+    assert portable_names(["a", "A", "a_", "a b", "1x", "é"], ["_row"]) == ("a", "A_", "a__", "a_b", "_1x", "_")
+    assert portable_names(["_row"], ["_row"]) == ("_row_",)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("shop.orders", ("shop", "orders")), ("Shop.Orders", ("shop", "orders")), ('"S p"."a""b"', ("S p", 'a"b'))],
+)
+def test_table_names(text: str, name: tuple[str, str]) -> None:
+    assert parse_table_name(text) == name
+    assert parse_table_name(f"{quote(name[0])}.{quote(name[1])}") == name
+
+
+@pytest.mark.parametrize("text", ["orders", "a.b.c", "a.", ".b", "a;b.c", 'a."b', "a.b; DROP TABLE c", "1a.b"])
+def test_what_is_not_a_table_name(text: str) -> None:
+    with pytest.raises(ValueError, match="not a table name"):
+        parse_table_name(text)
