@@ -122,7 +122,7 @@ class Stream(_Section):
     """Change messages."""
 
     mapping: Literal["exact", "classic"] = "exact"
-    codec: Literal["deflate", "null", "zstandard"] = "deflate"
+    codec: Literal["deflate", "null"] = "deflate"
 
 
 class Replica(_Section):

@@ -77,6 +77,7 @@ load64 = _load(64, swap=True, signed=True)
 load32_native = _load(32, swap=False, signed=True)
 load64_native = _load(64, swap=False, signed=True)
 store8 = _store(8)
+store16 = _store(16)
 store32 = _store(32)
 store64 = _store(64)
 

@@ -1,0 +1,49 @@
+"""Compare a replica with its source, cell by cell: value, writetime, TTL.
+
+**What it does.** Both sides are summed up per token range (a count and an order-free checksum over key, cell,
+writetime and expiry); only ranges whose sums differ are compared row by row. With *repair*, the rows that differ are
+read again from the source and written to the replica.
+
+**Inputs.** A table that the DAG `bootstrap_table` has replicated.
+
+**Outputs.** The report `reports/replica_verify/<run>.json` in the object store: each difference with its key.
+
+**To re-run.** Clear the task, or trigger it again; it changes nothing unless *repair* is on.
+
+**When it fails.** Exit code 1 means that there are differences: the report lists them, run it again with *repair*.
+The last line of the task's log says what failed and what to do.
+
+**Schedule.** None: a run is for one table, and there is no default table. For a nightly run trigger it from whatever
+keeps your schedule (`TriggerDagRunOperator`, or cron with `cdcservice verify --table shop.orders`): docs/airflow.md.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, Param
+from ringsync_spark import SparkApplicationOperator
+
+from ringsync.orchestration import OWNER, REPLICA_VERIFY, TABLE_PATTERN, safe_run_id
+
+with DAG(
+    "replica_verify",
+    dag_display_name="Verify a replica",
+    description="Source and replica are compared cell by cell, and repaired if asked",
+    doc_md=__doc__,
+    schedule=None,
+    max_active_runs=4,
+    tags=["ringsync", "verify"],
+    default_args={"owner": OWNER},
+    user_defined_macros={"safe_run_id": safe_run_id},
+    params={
+        "table": Param(
+            type="string",
+            pattern=TABLE_PATTERN,
+            title="Table",
+            description_md="`keyspace.table`, e.g. `shop.orders`. Odd names in double quotes, as in CQL",
+        ),
+        "repair": Param(
+            False, type="boolean", title="Repair", description_md="Read rows that differ again and mend the replica"
+        ),
+    },
+):
+    SparkApplicationOperator(task_id="verify", spark=REPLICA_VERIFY)

@@ -1,0 +1,228 @@
+"""A small client of Airflow's REST API: trigger a DAG run, follow it, say why it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+TIMEOUT_S = 30.0
+FINISHED = frozenset({"success", "failed"})
+
+
+class AirflowError(Exception):
+    """Airflow cannot do what was asked: the message says what is wrong and what to do."""
+
+
+class AirflowUnreachableError(AirflowError):
+    """Airflow does not answer: it may again in a moment."""
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One task of a run.
+
+    :ivar state: Airflow's word: ``running``, ``success``, ``failed``, ``skipped``, ``upstream_failed``, … or
+        ``waiting`` when it has none yet
+    :ivar try_number: counted from 1; 0 before the first
+    :ivar seconds: duration of the newest try; None before its end
+    """
+
+    task: str
+    state: str
+    try_number: int
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A DAG run and its tasks, in the order in which they started; those that have not come last.
+
+    :ivar state: ``queued``, ``running``, ``success`` or ``failed``
+    """
+
+    dag: str
+    run: str
+    state: str
+    tasks: tuple[TaskState, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        return self.state in FINISHED
+
+    @property
+    def current(self) -> TaskState | None:
+        """The task that runs or is about to, if any."""
+        return next((task for task in self.tasks if task.state in ("running", "up_for_retry", "queued")), None)
+
+
+@dataclass(frozen=True)
+class TaskFailure:
+    """What a task's log says last.
+
+    :ivar message: its last exception's text, or the log's last lines where there is none
+    :ivar final: whether the task said itself that trying again cannot help
+    """
+
+    message: str
+    final: bool
+
+
+class AirflowClient:
+    """Airflow's API with one login.
+
+    :param url: the API server's address, e.g. ``http://127.0.0.1:8080``
+    :param username: a user who may trigger DAGs
+    :param password: never shown in messages
+    """
+
+    def __init__(self, url: str, username: str, password: str) -> None:
+        self.url = url.rstrip("/")
+        self._username = username
+        self._password = password
+        self._session = requests.Session()
+
+    def trigger(self, dag: str, run: str, parameters: Mapping[str, Any], note: str | None = None) -> bool:
+        """Start a DAG run.
+
+        :param dag: the DAG's id
+        :param run: id of the new run
+        :param parameters: the DAG's params; those left out take their defaults
+        :param note: shown beside the run in the UI
+        :returns: True if the DAG was paused and has been unpaused for it
+        :raises AirflowError: unreachable, login refused, DAG unknown or broken, parameters refused, id taken
+        """
+        unpaused = self._ensure_runnable(dag)
+        body = {"dag_run_id": run, "logical_date": None, "conf": dict(parameters), "note": note}
+        self._request("POST", f"dags/{quote(dag)}/dagRuns", body)
+        return unpaused
+
+    def state(self, dag: str, run: str) -> RunState:
+        """How far a run is."""
+        path = f"dags/{quote(dag)}/dagRuns/{quote(run)}"
+        found = self._request("GET", path)
+        tasks = self._request("GET", f"{path}/taskInstances")["task_instances"]
+        tasks.sort(key=lambda task: (task["start_date"] is None, task["start_date"] or "", task["task_id"]))
+        states = [
+            TaskState(task["task_id"], task["state"] or "waiting", task["try_number"], task["duration"])
+            for task in tasks
+        ]
+        return RunState(dag, run, found["state"], tuple(states))
+
+    def failure(self, dag: str, run: str, task: TaskState) -> TaskFailure:
+        """Why a task's newest try failed, from its log."""
+        path = f"dags/{quote(dag)}/dagRuns/{quote(run)}/taskInstances/{quote(task.task)}/logs/{max(task.try_number, 1)}"
+        return find_failure(self._request("GET", f"{path}?full_content=true")["content"])
+
+    def run_page(self, dag: str, run: str) -> str:
+        """Address of a run in Airflow's UI."""
+        return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
+
+    def _ensure_runnable(self, dag: str) -> bool:
+        details = self._dag(dag)
+        if details.get("has_import_errors"):
+            raise AirflowError(f"the file of DAG {dag} has errors, so it cannot run:\n{self._import_errors()}")
+        if not details["is_paused"]:
+            return False
+        self._request("PATCH", f"dags/{quote(dag)}?update_mask=is_paused", {"is_paused": False})
+        return True
+
+    def _dag(self, dag: str) -> dict[str, Any]:
+        try:
+            details: dict[str, Any] = self._request("GET", f"dags/{quote(dag)}")
+            return details
+        except _NotFoundError:
+            errors = self._import_errors()
+            reason = (
+                f"its files have errors:\n{errors}"
+                if errors
+                else "it has just started and will know it in a minute, or its DAGs folder is another"
+            )
+            raise AirflowError(f"Airflow at {self.url} has no DAG {dag}: {reason}") from None
+
+    def _import_errors(self) -> str:
+        found = self._request("GET", "importErrors")["import_errors"]
+        return "\n".join(f"{error['filename']}: {error['stack_trace'].strip()}" for error in found)
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        if "Authorization" not in self._session.headers:
+            self._log_in()
+        response = self._send(method, f"{self.url}/api/v2/{path}", body)
+        if response.status_code == 401:  # the token lasts a day, a bootstrap may last longer
+            self._log_in()
+            response = self._send(method, f"{self.url}/api/v2/{path}", body)
+        if response.ok:
+            return response.json() if response.content else None
+        reason = _reason(response)
+        if response.status_code == 404:
+            raise _NotFoundError(f"Airflow at {self.url} does not know {path}: {reason}")
+        if response.status_code == 403:
+            raise AirflowError(f"the Airflow user {self._username} may not do this ({method} {path}): {reason}")
+        raise AirflowError(f"Airflow refuses ({response.status_code}): {reason}")
+
+    def _log_in(self) -> None:
+        self._session.headers.pop("Authorization", None)
+        login = {"username": self._username, "password": self._password}
+        response = self._send("POST", f"{self.url}/auth/token", login)
+        if response.status_code in (400, 401, 403, 422):
+            raise AirflowError(
+                f"Airflow at {self.url} refuses the login of user {self._username}: "
+                "check airflow.username and airflow.password in ringsync.yaml"
+            )
+        token = response.json().get("access_token") if response.ok and _is_json(response) else None
+        if token is None:
+            raise AirflowError(
+                f"what answers at {self.url} is not Airflow 3 (status {response.status_code}): check airflow.url"
+            )
+        self._session.headers["Authorization"] = f"Bearer {token}"
+
+    def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> requests.Response:
+        try:
+            return self._session.request(method, url, json=body, timeout=TIMEOUT_S)
+        except requests.exceptions.Timeout:
+            raise AirflowUnreachableError(f"Airflow at {self.url} does not answer within {TIMEOUT_S:.0f} s") from None
+        except requests.exceptions.ConnectionError:
+            message = f"Airflow is not reachable at {self.url}: does it run? Check airflow.url in ringsync.yaml"
+            raise AirflowUnreachableError(message) from None
+        except requests.exceptions.RequestException as error:
+            raise AirflowError(f"{self.url} cannot be asked: {type(error).__name__}; check airflow.url") from None
+
+
+def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> TaskFailure:
+    """The last exception in a task's log.
+
+    :param log: entries as the API gives them: ``event`` and, of an exception, ``error_detail``
+    :param lines: how many of the last lines stand for it where there is no exception
+    """
+    entries: list[Mapping[str, Any]] = [{"event": entry} if isinstance(entry, str) else entry for entry in log]
+    for entry in reversed(entries):
+        if details := entry.get("error_detail"):
+            error = details[-1]
+            return TaskFailure(str(error.get("exc_value")), error.get("exc_type") == "AirflowFailException")
+    text = [str(entry.get("event", "")) for entry in entries]
+    shown = [line for line in text if not line.startswith(("::group::", "::endgroup::"))]
+    return TaskFailure("the end of its log:\n  " + "\n  ".join(shown[-lines:]), final=False)
+
+
+class _NotFoundError(AirflowError):
+    """The API answered 404."""
+
+
+def _is_json(response: requests.Response) -> bool:
+    return response.headers.get("Content-Type", "").startswith("application/json")
+
+
+def _reason(response: requests.Response) -> str:
+    """What Airflow says in its several shapes of error, in one line."""
+    if not _is_json(response):
+        return response.text.strip()[:500] or response.reason
+    detail = response.json().get("detail", response.text)
+    if isinstance(detail, list):  # FastAPI's own validation
+        return "; ".join(f"{'.'.join(map(str, one.get('loc', [])))}: {one.get('msg')}" for one in detail)
+    if isinstance(detail, dict):
+        return str(detail.get("reason") or detail.get("message") or detail)
+    return str(detail)

@@ -1,0 +1,104 @@
+"""One column's values as they lie in a buffer: where each begins and how long it is. Nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.cql.gather import count_nulls, gather_bytes, sum_lengths
+from ringsync.cql.kernels import PADDING, address, padded
+
+NULL_LENGTH = -1
+"""Length of a null value; a length of 0 is an existing, empty value."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The serialised values of one column.
+
+    :ivar buffer: the bytes, followed by :data:`~ringsync.cql.kernels.PADDING` spare bytes
+    :ivar offsets: where in the buffer each value begins
+    :ivar lengths: bytes of each value; -1: null, 0: an empty value
+    :ivar arguments: what every kernel begins with: the three addresses and the number of rows
+    """
+
+    buffer: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+    arguments: tuple[int, int, int, int] = field(default=(0, 0, 0, -1), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.arguments[3] < 0:
+            addresses = address(self.buffer), address(self.offsets), address(self.lengths)
+            object.__setattr__(self, "arguments", (*addresses, len(self.lengths)))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def value(self, row: int) -> bytes | None:
+        """One value's bytes: for messages, not for hot paths."""
+        start, length = int(self.offsets[row]), int(self.lengths[row])
+        return None if length < 0 else self.buffer[start : start + length].tobytes()
+
+    def without(self, rows: npt.NDArray[np.bool_]) -> Cells:
+        """The same cells, null in the rows of this mask."""
+        return Cells(self.buffer, self.offsets, np.where(rows, np.int32(NULL_LENGTH), self.lengths))
+
+
+def gathered(cells: Cells) -> tuple[pa.Buffer, pa.Buffer]:
+    """Copy the values one behind the other: Arrow's offsets and the bytes, with spare bytes behind them.
+
+    :raises ValueError: when the values together exceed the 2 GiB that Arrow's 32-bit offsets reach
+    """
+    base, offsets, lengths, count = cells.arguments
+    starts = pa.allocate_buffer(4 * count + 4)
+    total = sum_lengths(lengths, count, starts.address)
+    if total > np.iinfo(np.int32).max:
+        raise ValueError(f"{count} values have {total} bytes together: give fewer rows at once (2 GiB at most)")
+    data = pa.allocate_buffer(total + PADDING)
+    gather_bytes(base, offsets, lengths, count, starts.address, data.address)
+    return starts, data.slice(0, total)
+
+
+def validity(cells: Cells) -> tuple[pa.Buffer | None, int]:
+    """Arrow's validity bitmap (None: no nulls) and the number of nulls."""
+    nulls = count_nulls(cells.arguments[2], len(cells))
+    return (pa.py_buffer(np.packbits(cells.lengths >= 0, bitorder="little")) if nulls else None), nulls
+
+
+def raw_values(cells: Cells) -> pa.Array:
+    """The values as Arrow binary, null where the cell is null."""
+    bitmap, nulls = validity(cells)
+    return pa.Array.from_buffers(pa.binary(), len(cells), [bitmap, *gathered(cells)], null_count=nulls)
+
+
+def cells_of(array: pa.Array) -> Cells:
+    """The cells of an Arrow binary array. The bytes are copied unless its buffer has spare bytes at the end.
+
+    :param array: of type ``pa.binary()``
+    """
+    count = len(array)
+    _, starts, data = array.buffers()
+    if count == 0 or data is None:
+        nothing = np.zeros(count, np.int32)
+        return Cells(padded(b""), nothing, np.where(valid_mask(array), nothing, np.int32(NULL_LENGTH)))
+    limits = np.frombuffer(starts, np.int32, count + 1, 4 * array.offset)
+    lengths = np.diff(limits)
+    if array.null_count:
+        lengths[~valid_mask(array)] = NULL_LENGTH
+    if data.size - int(limits[-1]) >= PADDING:
+        return Cells(np.frombuffer(data, np.uint8), np.ascontiguousarray(limits[:-1]), lengths)
+    return Cells(padded(memoryview(data)[limits[0] : limits[-1]]), limits[:-1] - limits[0], lengths)
+
+
+def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where an array is not null. (``to_numpy`` tells the same, but imports pandas for it: a second per worker.)"""
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    first = array.offset // 8
+    bitmap = np.frombuffer(array.buffers()[0], np.uint8)[first : (array.offset + len(array) + 7) // 8]
+    skip = array.offset % 8
+    return np.unpackbits(bitmap, bitorder="little")[skip : skip + len(array)].view(np.bool_)

@@ -1,0 +1,316 @@
+"""Serialised CQL values to Arrow, a column at a time.
+
+A value that its Arrow type cannot hold exactly is a *misfit*: decoding gives null and says so, and the caller
+keeps the bytes. A value that decodes is one whose bytes can be had again from the Arrow value, with one exception:
+a tuple or UDT that lacks fields at its end (ALTER TYPE … ADD) decodes to nulls there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.cql.cells import Cells, gathered, raw_values, validity
+from ringsync.cql.gather import (
+    gather_booleans,
+    gather_durations,
+    gather_fixed,
+    gather_timestamps,
+    has_high_bit,
+    mark_invalid_text,
+    split_collections,
+    split_fields,
+    split_vectors,
+)
+from ringsync.cql.kernels import PADDING, address
+from ringsync.cql.text_forms import (
+    DIGITS_PER_BYTE,
+    INET_ROOM,
+    NUMBER_ROOM,
+    UUID_ROOM,
+    inet_text,
+    number_text,
+    uuid_text,
+)
+from ringsync.cql.types import (
+    DURATION_ARROW,
+    FIXED_LENGTH,
+    NATIVE_ARROW,
+    VECTOR_FIXED_LENGTH,
+    CqlType,
+    CustomType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    arrow_type,
+)
+
+Mask = npt.NDArray[np.bool_]
+
+_arrow_type = lru_cache(maxsize=1024)(arrow_type)
+
+_DATE_EPOCH = 2**31
+"""The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded column.
+
+    :ivar values: of exactly ``arrow_type(cql_type)``; null where the cell is null or a misfit
+    :ivar misfits: rows whose bytes are a value that the Arrow type cannot hold; None: there are none
+    """
+
+    values: pa.Array
+    misfits: Mask | None
+
+
+def decode(cql_type: CqlType, cells: Cells) -> Decoded:
+    """Decode a column of any type.
+
+    Misfits are: empty values of types that have no empty value (all but text, ascii, blob, custom), bytes of a wrong
+    length, timestamps beyond int64 µs, invalid UTF-8, numbers and vints longer than need be, booleans that are
+    neither 00 nor 01, malformed collections, null map keys; and every value that contains one of these.
+    """
+    decoded = _decode(cql_type, cells)
+    if decoded.misfits is None:
+        return decoded
+    # Where bytes are malformed the kernels leave anything, so those rows are taken out and the rest done again.
+    return Decoded(_decode(cql_type, cells.without(decoded.misfits)).values, decoded.misfits)
+
+
+def misfit_reason(cql_type: CqlType, value: bytes) -> str:
+    """Why these bytes, a misfit, are not a value that the type's Arrow type can hold: a phrase for messages."""
+    if not value:
+        return f"an empty value of type {cql_type}"
+    if not isinstance(cql_type, Native):
+        return f"a malformed value of type {cql_type}, or one that contains a value no Arrow type holds"
+    if len(value) != FIXED_LENGTH.get(cql_type.name, len(value)):
+        return f"{len(value)} bytes where type {cql_type} has {FIXED_LENGTH[cql_type.name]}"
+    reasons = {
+        "timestamp": "a timestamp beyond what 64 bits of microseconds reach",
+        "text": "a text that is not valid UTF-8",
+        "ascii": "an ascii value with bytes of 0x80 or above",
+        "boolean": "a boolean that is neither 00 nor 01",
+        "inet": f"an inet of {len(value)} bytes instead of 4 or 16",
+        "varint": "a varint that is not in its shortest form",
+        "decimal": "a decimal that is not a 4-byte scale and a number in its shortest form",
+        "duration": "a duration that is not three numbers in their shortest form, within the ranges CQL gives them",
+    }
+    return reasons[cql_type.name]
+
+
+def _decode(cql_type: CqlType, cells: Cells) -> Decoded:
+    """Decode; values where a misfit is marked may be anything."""
+    match cql_type:
+        case Native(name):
+            return _NATIVE.get(name, _fixed)(name, cells)
+        case ListType() | SetType() | MapType():
+            return _collections(cql_type, cells)
+        case VectorType():
+            return _vectors(cql_type, cells)
+        case TupleType(fields) | UserType(field_types=fields):
+            return _structs(cql_type, fields, cells)
+        case CustomType():
+            return Decoded(raw_values(cells), None)
+
+
+def _array(kind: pa.DataType, cells: Cells, *buffers: pa.Buffer, children: Sequence[pa.Array] = ()) -> pa.Array:
+    """An Arrow array that is null where the cells are."""
+    bitmap, nulls = validity(cells)
+    return pa.Array.from_buffers(kind, len(cells), [bitmap, *buffers], null_count=nulls, children=list(children))
+
+
+def _fixed(name: str, cells: Cells) -> Decoded:
+    width = FIXED_LENGTH[name]
+    output = pa.allocate_buffer(len(cells) * width)
+    others = gather_fixed(*cells.arguments, width, _DATE_EPOCH if name == "date" else 0, output.address)
+    misfits = _any((cells.lengths >= 0) & (cells.lengths != width)) if others else None
+    return Decoded(_array(NATIVE_ARROW[name], cells, output), misfits)
+
+
+def _timestamps(name: str, cells: Cells) -> Decoded:
+    output, misfits = pa.allocate_buffer(8 * len(cells)), _no_misfits(cells)
+    found = gather_timestamps(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(NATIVE_ARROW[name], cells, output), misfits if found else None)
+
+
+def _booleans(name: str, cells: Cells) -> Decoded:
+    output, misfits = pa.allocate_buffer((len(cells) + 7) // 8), _no_misfits(cells)
+    found = gather_booleans(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(NATIVE_ARROW[name], cells, output), misfits if found else None)
+
+
+def _durations(_name: str, cells: Cells) -> Decoded:
+    count, misfits = len(cells), _no_misfits(cells)
+    parts = [pa.allocate_buffer(width * count) for width in (4, 4, 8)]
+    found = gather_durations(*cells.arguments, *[part.address for part in parts], address(misfits))
+    fields = [
+        pa.Array.from_buffers(part.type, count, [None, buffer], null_count=0)
+        for part, buffer in zip(DURATION_ARROW, parts, strict=True)
+    ]
+    return Decoded(_array(DURATION_ARROW, cells, children=fields), misfits if found else None)
+
+
+def _blobs(_name: str, cells: Cells) -> Decoded:
+    return Decoded(raw_values(cells), None)
+
+
+def _texts(name: str, cells: Cells) -> Decoded:
+    starts, data = gathered(cells)
+    misfits = None
+    if has_high_bit(data.address, data.size):
+        misfits = _no_misfits(cells)
+        if not mark_invalid_text(*cells.arguments, int(name == "ascii"), address(misfits)):
+            misfits = None
+    return Decoded(_array(pa.string(), cells, starts, data), misfits)
+
+
+def _uuids(_name: str, cells: Cells) -> Decoded:
+    starts, output = _starts(cells), pa.allocate_buffer(len(cells) * UUID_ROOM + PADDING)
+    size = uuid_text(*cells.arguments, starts.address, output.address)
+    misfits = _any((cells.lengths >= 0) & (cells.lengths != 16)) if size < UUID_ROOM * len(cells) else None
+    return Decoded(_array(pa.string(), cells, starts, output.slice(0, size)), misfits)
+
+
+def _inets(_name: str, cells: Cells) -> Decoded:
+    starts, output = _starts(cells), pa.allocate_buffer(len(cells) * INET_ROOM + PADDING, resizable=True)
+    size = inet_text(*cells.arguments, starts.address, output.address)
+    output.resize(size)
+    misfits = (cells.lengths >= 0) & (cells.lengths != 4) & (cells.lengths != 16)
+    return Decoded(_array(pa.string(), cells, starts, output), _any(misfits))
+
+
+def _numbers(name: str, cells: Cells) -> Decoded:
+    starts, misfits = _starts(cells), _no_misfits(cells)
+    room = _total_bytes(cells) * DIGITS_PER_BYTE + len(cells) * NUMBER_ROOM + PADDING
+    output = pa.allocate_buffer(room, resizable=True)
+    scratch = pa.allocate_buffer(int(cells.lengths.max(initial=0)) * (DIGITS_PER_BYTE + 2) + 2 * PADDING)
+    size = number_text(
+        *cells.arguments,
+        int(name == "decimal"),
+        scratch.address,
+        scratch.address + scratch.size - PADDING,
+        starts.address,
+        output.address,
+        address(misfits),
+    )
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(f"{len(cells)} numbers have {size} digits together: give fewer rows at once")
+    output.resize(size)
+    return Decoded(_array(pa.string(), cells, starts, output), _any(misfits))
+
+
+_NATIVE = {
+    "ascii": _texts,
+    "blob": _blobs,
+    "boolean": _booleans,
+    "decimal": _numbers,
+    "duration": _durations,
+    "inet": _inets,
+    "text": _texts,
+    "timestamp": _timestamps,
+    "timeuuid": _uuids,
+    "uuid": _uuids,
+    "varint": _numbers,
+}
+"""How natives decode that are not simply bytes of a fixed length."""
+
+
+def _collections(cql_type: ListType | SetType | MapType, cells: Cells) -> Decoded:
+    inner = (cql_type.key, cql_type.value) if isinstance(cql_type, MapType) else (cql_type.element,)
+    elements, starts, misfits = _elements_room(_total_bytes(cells) // 4), _starts(cells), _no_misfits(cells)
+    entries = split_collections(*cells.arguments, len(inner), starts.address, *map(address, (*elements, misfits)))
+    children = []
+    for place, element in enumerate(inner):
+        part = slice(place, entries * len(inner), len(inner))
+        offsets, lengths = (np.ascontiguousarray(one[part]) for one in elements)
+        child = _decode(element, Cells(cells.buffer, offsets, lengths))
+        _spread(child.misfits, starts, misfits)
+        if isinstance(cql_type, MapType) and place == 0:
+            _spread(_any(lengths < 0), starts, misfits)
+        children.append(child.values)
+    kind = _arrow_type(cql_type)
+    if misfits.any():  # Arrow ends the process when it is given a map with a null key.
+        return Decoded(pa.nulls(len(cells), kind), misfits)
+    if isinstance(cql_type, MapType):
+        pairs = pa.StructArray.from_arrays(children, fields=list(_entry_type(kind)))
+        return Decoded(_array(kind, cells, starts, children=[pairs]), None)
+    return Decoded(_array(kind, cells, starts, children=children), None)
+
+
+def _entry_type(kind: pa.DataType) -> pa.StructType:
+    """The struct of key and value inside a map type, or inside the list that stands for a map."""
+    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
+
+
+def vector_element_length(cql_type: CqlType) -> int:
+    """Bytes of each element of this type in a vector; 0: elements carry their length (C: valueLengthIfFixed)."""
+    if isinstance(cql_type, VectorType):
+        return cql_type.dimension * vector_element_length(cql_type.element)
+    return VECTOR_FIXED_LENGTH.get(cql_type.name, 0) if isinstance(cql_type, Native) else 0
+
+
+def _vectors(cql_type: VectorType, cells: Cells) -> Decoded:
+    room = min(_total_bytes(cells), cql_type.dimension * len(cells))
+    elements, starts, misfits = _elements_room(room), _starts(cells), _no_misfits(cells)
+    count = split_vectors(
+        *cells.arguments,
+        cql_type.dimension,
+        vector_element_length(cql_type.element),
+        starts.address,
+        *map(address, (*elements, misfits)),
+    )
+    child = _decode(cql_type.element, Cells(cells.buffer, elements[0][:count], elements[1][:count]))
+    _spread(child.misfits, starts, misfits)
+    return Decoded(_array(_arrow_type(cql_type), cells, starts, children=[child.values]), _any(misfits))
+
+
+def _structs(cql_type: CqlType, fields: tuple[CqlType, ...], cells: Cells) -> Decoded:
+    offsets, lengths = (np.empty((len(fields), len(cells)), np.int32) for _ in range(2))
+    misfits = _no_misfits(cells)
+    split_fields(*cells.arguments, len(fields), *map(address, (offsets, lengths, misfits)))
+    children = []
+    for place, field in enumerate(fields):
+        child = _decode(field, Cells(cells.buffer, offsets[place], lengths[place]))
+        if child.misfits is not None:
+            misfits |= child.misfits
+        children.append(child.values)
+    return Decoded(_array(_arrow_type(cql_type), cells, children=children), _any(misfits))
+
+
+def _no_misfits(cells: Cells) -> Mask:
+    return np.zeros(len(cells), np.bool_)
+
+
+def _any(misfits: Mask) -> Mask | None:
+    return misfits if misfits.any() else None
+
+
+def _starts(cells: Cells) -> pa.Buffer:
+    """Room for Arrow's offsets."""
+    return pa.allocate_buffer(4 * len(cells) + 4)
+
+
+def _total_bytes(cells: Cells) -> int:
+    return int(np.maximum(cells.lengths, 0).sum(dtype=np.int64))
+
+
+def _elements_room(room: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Offsets and lengths of at most this many elements."""
+    return np.empty(room, np.int32), np.empty(room, np.int32)
+
+
+def _spread(elements: Mask | None, starts: pa.Buffer, misfits: Mask) -> None:
+    """Mark the rows whose elements hold a misfit."""
+    if elements is not None:
+        misfits[np.searchsorted(np.frombuffer(starts, np.int32), np.flatnonzero(elements), side="right") - 1] = True

@@ -1,0 +1,150 @@
+"""What the DAGs know about the Spark applications: where they are, how they are submitted, what their end means.
+
+Read when Airflow parses the DAG files, so it imports nothing but the standard library. Everything is a value or a
+pure function, hence tested without Airflow and Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+OWNER = "ringsync"
+TAGS = frozenset({"ringsync", "bootstrap", "verify"})
+"""The only tags that DAGs may bear: a test holds them to it."""
+
+NAME_PATTERN = r'("([^"]|"")+"|[A-Za-z][A-Za-z0-9_]*)'
+TABLE_PATTERN = rf"^{NAME_PATTERN}\.{NAME_PATTERN}$"
+"""``keyspace.table`` for the trigger form and API; :func:`ringsync.cql.identifiers.parse_table_name` reads the same."""
+
+PROJECT = Path(os.environ.get("RINGSYNC_HOME") or Path(__file__).resolve().parents[2])
+"""Folder with spark_apps/ and config/: this checkout unless RINGSYNC_HOME names another."""
+
+SPARK_CONNECTION = "spark_default"
+SPARK_POOL = os.environ.get("RINGSYNC_SPARK_POOL") or "default_pool"
+"""Pool of Spark JVMs, one slot each; Airflow has a default_pool always, any other must be created first."""
+
+RETRIES = 2
+"""Further tries of a step whose application crashed, was killed or interrupted; other failures get none."""
+
+_LOG_SETTINGS = PROJECT / "config" / "spark-log4j2.properties"
+_LEAN_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For applications of some seconds: C1 only, one GC thread (specs/replica.md §4)."""
+
+_END_OF_RUN = {
+    1: "completed with differences or errors, which its report lists",
+    2: "aborted, too many errors or wrong arguments",
+    3: "configuration, connection or rights",
+    4: "interrupted",
+    5: "crashed",
+}
+_FINAL = frozenset({1, 2, 3})
+"""Exit codes after which the same attempt would only fail again."""
+
+
+def config_path() -> str:
+    """Path of ringsync.yaml: RINGSYNC_CONFIG, or config/ringsync.yaml of the project."""
+    return os.environ.get("RINGSYNC_CONFIG") or str(PROJECT / "config" / "ringsync.yaml")
+
+
+@dataclass(frozen=True)
+class SparkApplication:
+    """How one Spark application is submitted.
+
+    :ivar name: its file's name in spark_apps/, without ``.py``
+    :ivar options: its own arguments after those that all have: Jinja templates of the DAG run's ``params``;
+        one that renders to nothing is left out (:func:`given`)
+    :ivar driver_memory: greatest heap of the driver's JVM
+    :ivar lean: start fast rather than run fast
+    """
+
+    name: str
+    options: tuple[str, ...]
+    driver_memory: str
+    lean: bool = False
+
+    @property
+    def path(self) -> str:
+        """The application's file."""
+        return str(PROJECT / "spark_apps" / f"{self.name}.py")
+
+    def arguments(self) -> list[str]:
+        """Arguments of the application, as templates; ``safe_run_id`` is a macro of the DAGs."""
+        common = ["--conf", config_path(), "--table", "{{ params.table }}", "--run", "{{ safe_run_id(run_id) }}"]
+        return [*common, *self.options]
+
+    def spark_conf(self) -> dict[str, str]:
+        """Settings that must be known before the JVM starts; all others are the application's own."""
+        options = [f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}", *([_LEAN_JVM] if self.lean else [])]
+        conf = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": " ".join(options)}
+        if jars := os.environ.get("RINGSYNC_SPARK_JARS"):
+            conf["spark.jars"] = jars
+        return conf
+
+
+def flag(name: str) -> str:
+    """Template of a flag that is given when the parameter of its name is true: ``dry_run`` → ``--dry-run``."""
+    return f"{{{{ '--{name.replace('_', '-')}' if params.get('{name}') else '' }}}}"
+
+
+BOOTSTRAP_PREPARE = SparkApplication(
+    "bootstrap_prepare",
+    ("{{ '--splits' if params.splits else '' }}", "{{ params.splits or '' }}", flag("dry_run")),
+    driver_memory="1g",
+    lean=True,
+)
+BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
+REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
+
+
+def given(arguments: Sequence[str]) -> list[str]:
+    """The rendered arguments that are there: a template that rendered to nothing was an option not given."""
+    return [argument for argument in arguments if argument != ""]
+
+
+def safe_run_id(run_id: str) -> str:
+    """The id of a DAG run as applications take it: letters, digits and ``_.:+-``, a letter or digit first."""
+    return re.sub(r"[^A-Za-z0-9_.:+-]", "-", run_id).lstrip("_.:+-")[:200] or "run"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a step failed, for people, and whether trying again can help.
+
+    :ivar exit_code: of spark-submit, which passes the application's on; None when it cannot be told
+    """
+
+    exit_code: int | None
+    message: str
+    may_retry: bool
+
+
+def explain_failure(application: str, output: str) -> Failure:
+    """Find in what the Spark operator raises what failed and what to do.
+
+    The operator raises one exception for every failure: the command, ``Error code is: N.`` and the last lines of
+    output (SparkSubmitHook.submit). The applications print ``ringsync: error: …`` and ``ringsync: report: …``, and
+    exit with the codes of specs/peers.md A.4; a negative code is the signal that killed spark-submit.
+
+    :param application: its name
+    :param output: the exception's text
+    """
+    found = re.search(r"Error code is: (-?\d+)", output)
+    code = int(found.group(1)) if found else None
+    errors = re.findall(r"^ringsync: error: (.*(?:\n(?!ringsync: |\d\d/\d\d/\d\d ).+)*)", output, re.MULTILINE)
+    exceptions = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", output, re.MULTILINE)
+    spoke = re.search(r"^ringsync: (error|report): ", output, re.MULTILINE) is not None
+    if code is None:
+        end = "could not be submitted"
+    elif code < 0 or code in (137, 143):
+        end = f"killed by signal {-code if code < 0 else code - 128}: out of memory, or stopped by somebody"
+    elif not spoke:
+        end = f"exit code {code} before it could say why"
+    else:
+        end = f"exit code {code}, {_END_OF_RUN.get(code, 'not one of ours')}"
+    detail = (errors or exceptions or ["see its output above"])[-1].strip()
+    # Spark itself exits with 1, too, when it cannot start or the application does not catch an exception.
+    return Failure(code, f"{detail} [{application}: {end}]", not (spoke and code in _FINAL))

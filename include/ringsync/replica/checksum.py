@@ -1,0 +1,177 @@
+"""Checksums of live rows per token range: one definition for source and replica.
+
+A row's digest is MurmurHash3 x64 128 of its canonical bytes: every column, each cell's writetime and expiry and raw
+bytes, in the order of the schema, nulls marked at their place. The bytes are Avro's (:mod:`ringsync.cql.avro_rows`)
+for a schema derived from the Arrow schema. A range's checksum is its number of rows and of live cells, and the
+exclusive or and the sum (mod 2^64) of both halves of the digests: the same under any order and partitioning; the
+count and the sums see what a bare exclusive or would not, a row that is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from ringsync.cql.avro_rows import encode_rows
+from ringsync.cql.digest import murmur3_128
+from ringsync.schema.row_image import lake_names
+from ringsync.schema.table import TableSchema
+
+Int64Array = npt.NDArray[np.int64]
+
+CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
+
+_PARTIAL = "`range` bigint, " + ", ".join(f"`{name}` bigint" for name in CHECKSUM_FIELDS)
+
+
+def range_checksums(live_rows: DataFrame, table: TableSchema, boundaries: Sequence[int]) -> pa.Table:
+    """Checksum every token range.
+
+    :param live_rows: rows as :func:`ringsync.replica.view.live` gives them; rows outside the boundaries do not count
+    :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
+    :returns: one row per range: ``range`` (its index) and :data:`CHECKSUM_FIELDS`, all int64
+    :raises ValueError: when the boundaries are not two or more rising tokens
+    """
+    edges = check_boundaries(boundaries)
+    counted = _columns_with_cells(table)
+
+    def checksum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
+        for batch in batches:
+            _add_batch(found, batch, edges, counted)
+        ranges = np.flatnonzero(found[0])
+        columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
+        yield pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
+
+    partial = live_rows.mapInArrow(checksum, _PARTIAL).toArrow()
+    total = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
+    ranges = partial["range"].to_numpy()
+    for name, sums in zip(CHECKSUM_FIELDS, total, strict=True):
+        combine = np.bitwise_xor if name.startswith("xor") else np.add
+        combine.at(sums, ranges, partial[name].to_numpy())
+    return pa.table([np.arange(len(edges) - 1), *total], names=["range", *CHECKSUM_FIELDS])
+
+
+def check_boundaries(boundaries: Sequence[int]) -> Int64Array:
+    """The boundaries as an array.
+
+    :raises ValueError: when they are not two or more rising tokens
+    """
+    edges = np.array(boundaries, np.int64)
+    if len(edges) < 2 or not (edges[1:] > edges[:-1]).all():
+        raise ValueError(f"boundaries must be two or more rising tokens, not {list(boundaries)[:5]}")
+    return edges
+
+
+def range_indexes(tokens: pa.Array, edges: Int64Array) -> Int64Array:
+    """The index of each token's range, start excluded, end included; -1 or ``len(edges) - 1`` outside."""
+    found: Int64Array = np.searchsorted(edges, tokens.to_numpy(zero_copy_only=False), side="left") - 1
+    return found
+
+
+def row_digests(rows: pa.RecordBatch) -> tuple[Int64Array, Int64Array]:
+    """The 128-bit digest of every row, all its columns included: (low halves, high halves)."""
+    canonical_rows = canonical(pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)))
+    low, high = murmur3_128(encode_rows(canonical_schema(canonical_rows.type), canonical_rows))
+    return low, high
+
+
+def canonical(array: pa.Array) -> pa.Array:
+    """The same values in types where equal means the same bits.
+
+    Dates and timestamps become integers; floats their bits, with one NaN for all and -0.0 apart from 0.0; maps
+    become lists of key and value.
+    """
+    kind = array.type
+    if pa.types.is_date32(kind):
+        return array.view(pa.int32())
+    if pa.types.is_timestamp(kind):
+        return array.view(pa.int64())
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.is_nan(array), pa.scalar(np.nan, kind), array).view(
+            pa.int64() if kind == pa.float64() else pa.int32()
+        )
+    if pa.types.is_map(kind):
+        entries = pa.StructArray.from_arrays([canonical(array.keys), canonical(array.items)], names=["key", "value"])
+        return _list(array, entries)
+    if pa.types.is_list(kind):
+        return _list(array, canonical(array.values))
+    if pa.types.is_struct(kind) and kind.num_fields:
+        columns = [canonical(array.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(columns, names=[f.name for f in kind], mask=array.is_null())
+    return array
+
+
+def _list(array: pa.Array, values: pa.Array) -> pa.Array:
+    """A list array with other values; its nulls are kept."""
+    offsets = pa.array(array.offsets.to_numpy())
+    return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
+
+
+def canonical_schema(kind: pa.DataType, path: str = "row") -> Any:
+    """The Avro schema of values of a canonical Arrow type; everything is nullable."""
+    if pa.types.is_struct(kind):
+        fields = [{"name": f.name, "type": canonical_schema(f.type, f"{path}.{f.name}")} for f in kind]
+        return ["null", {"type": "record", "name": path, "fields": fields}]
+    if pa.types.is_list(kind):
+        return ["null", {"type": "array", "items": canonical_schema(kind.value_type, f"{path}.item")}]
+    if pa.types.is_boolean(kind):
+        return ["null", "boolean"]
+    return ["null", "long" if pa.types.is_integer(kind) else "bytes"]
+
+
+def _columns_with_cells(table: TableSchema) -> list[str]:
+    names = lake_names(table)
+    return [names[column.name] for column in table.value_columns]
+
+
+def _add_batch(found: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64Array, counted: Sequence[str]) -> None:
+    """Add the checksums of a batch's rows to those found so far, range by range."""
+    ranges = range_indexes(batch["token"], edges)
+    inside = np.flatnonzero((ranges >= 0) & (ranges < len(edges) - 1))
+    if not len(inside):
+        return
+    low, high = row_digests(batch)
+    cells = _live_cells(batch, counted)
+    order = inside[np.argsort(ranges[inside], kind="stable")]
+    sorted_ranges = ranges[order]
+    starts = np.flatnonzero(np.diff(sorted_ranges, prepend=-1))
+    touched = sorted_ranges[starts]
+    found[0, touched] += np.diff(np.append(starts, len(order)))
+    found[1, touched] += np.add.reduceat(cells[order], starts)
+    for half, digests in enumerate((low[order], high[order])):
+        found[2 + half, touched] ^= np.bitwise_xor.reduceat(digests, starts)
+        found[4 + half, touched] += np.add.reduceat(digests, starts)
+
+
+def _live_cells(batch: pa.RecordBatch, columns: Sequence[str]) -> Int64Array:
+    """Live cells of each row: one per column with a value; a multi-cell column has as many as its elements."""
+    total = np.zeros(batch.num_rows, np.int64)
+    times = batch["_cells"]
+    for name in columns:
+        cell = times.field(name)
+        if pa.types.is_list(cell.type.field("writetime").type):
+            total += _elements(batch[name])
+            present = pc.and_(cell.is_valid(), pc.is_valid(pc.struct_field(cell, "raw")))
+        else:
+            present = cell.is_valid()
+        total += present.to_numpy(zero_copy_only=False)
+    return total
+
+
+def _elements(values: pa.Array) -> Int64Array:
+    """Elements of a list or map, or fields of a user-defined type that are set; 0 for null."""
+    if pa.types.is_struct(values.type):
+        total = np.zeros(len(values), np.int64)
+        for field in values.flatten():
+            total += field.is_valid().to_numpy(zero_copy_only=False)
+        return total
+    lengths: Int64Array = np.diff(values.offsets.to_numpy()).astype(np.int64)
+    lengths[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths

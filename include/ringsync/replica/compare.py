@@ -1,0 +1,232 @@
+"""Source against replica: checksums of every token range first, then row by row where they differ; and the repair."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from ringsync.replica.checksum import CHECKSUM_FIELDS, canonical, check_boundaries, range_checksums, row_digests
+from ringsync.replica.differences import Difference, row_differences
+from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
+from ringsync.schema.row_image import lake_names
+from ringsync.schema.table import TableSchema
+
+Outcome = Literal["equal", "different", "missing", "extra", "changed_after"]
+OUTCOMES: tuple[Outcome, ...] = ("equal", "different", "missing", "extra", "changed_after")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    :ivar ranges: token ranges compared
+    :ivar differing_ranges: (start, end] of those whose checksums differ
+    :ivar source_rows: live rows there, in all ranges
+    :ivar source_cells: their live cells
+    :ivar replica_rows: live rows here
+    :ivar replica_cells: their live cells
+    :ivar rows: rows of the differing ranges by outcome; each row has one
+    :ivar differences_by_kind: number of differences, those not listed included; a row can have several
+    :ivar differences: those listed
+    """
+
+    ranges: int
+    differing_ranges: tuple[tuple[int, int], ...]
+    source_rows: int
+    source_cells: int
+    replica_rows: int
+    replica_cells: int
+    rows: Mapping[str, int]
+    differences_by_kind: Mapping[str, int]
+    differences: tuple[Difference, ...]
+
+    @property
+    def equal_ranges(self) -> int:
+        """Ranges whose checksums are the same."""
+        return self.ranges - len(self.differing_ranges)
+
+    @property
+    def rows_compared(self) -> int:
+        """Rows of the differing ranges, on whichever side they are."""
+        return sum(self.rows.values())
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs, rows that changed after the moment of the comparison aside."""
+        return not any(self.rows[outcome] for outcome in ("different", "missing", "extra"))
+
+
+def compare_ranges(
+    source_live: DataFrame,
+    replica_live: DataFrame,
+    boundaries: Sequence[int],
+    table: TableSchema,
+    *,
+    changed_after_us: int,
+    limit: int = 1000,
+) -> Comparison:
+    """Compare live rows of the source with those of the replica, both as of one moment.
+
+    :param source_live: the source's rows (:func:`ringsync.replica.view.live`); computed twice where ranges differ,
+        so let it read something that stays the same: a persisted DataFrame or files
+    :param replica_live: the replica's rows
+    :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
+    :param changed_after_us: µs; a source row with a later writetime that differs is counted, not a difference
+    :param limit: list so many differences at most; all are counted
+    :raises ValueError: when the boundaries are not two or more rising tokens
+    """
+    edges = check_boundaries(boundaries)
+    there, here = (range_checksums(side, table, boundaries) for side in (source_live, replica_live))
+    differs = np.any([there[name].to_numpy() != here[name].to_numpy() for name in CHECKSUM_FIELDS], axis=0)
+    ranges = tuple((int(edges[i]), int(edges[i + 1])) for i in np.flatnonzero(differs))
+    rows: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+    kinds: Counter[str] = Counter()
+    differences: list[Difference] = []
+    if ranges:
+        joined = _join(source_live, replica_live, ranges, table, changed_after_us)
+        found = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
+        for line in found.toArrow().to_pylist():
+            if line["listed"] is not None:
+                differences.append(Difference(**json.loads(line["listed"])))
+            elif line["outcome"] is not None:
+                rows[line["outcome"]] += line["number"]
+            else:
+                kinds[line["kind"]] += line["number"]
+    return Comparison(
+        ranges=len(edges) - 1,
+        differing_ranges=ranges,
+        source_rows=_sum(there, "rows"),
+        source_cells=_sum(there, "cells"),
+        replica_rows=_sum(here, "rows"),
+        replica_cells=_sum(here, "cells"),
+        rows=dict(rows),
+        differences_by_kind=dict(kinds),
+        differences=tuple(differences[:limit]),
+    )
+
+
+def repair(
+    replica: ReplicaTable, source: DataFrame, ranges: Sequence[tuple[int, int]], *, properties: Mapping[str, str]
+) -> WriteResult:
+    """Replace all rows of these token ranges in the base by the source's, in one commit.
+
+    Missing rows appear, extra ones go, all others get the source's values and times. Compare again to prove it.
+
+    :param source: row images of these ranges, read anew; others are left out
+    :param ranges: (start, end], as :attr:`Comparison.differing_ranges`
+    :param properties: for the commit's user metadata, e.g. ``run_id``
+    :raises ReplicaMismatchError: when the base is not the replica of this table and schema
+    """
+    return replica.replace_ranges(source.where(token_condition(ranges)), ranges, properties=properties)
+
+
+def _join(
+    source_live: DataFrame,
+    replica_live: DataFrame,
+    ranges: Sequence[tuple[int, int]],
+    table: TableSchema,
+    changed_after_us: int,
+) -> DataFrame:
+    """Each key of the ranges with its outcome, and with the rows of both sides where they are wanted.
+
+    Keys are joined by their digest: Spark's own equality takes -0.0 for 0.0 and cannot compare maps. Copies of one
+    row are numbered, so that a row that is there twice finds no second partner.
+    """
+    there, here = (
+        _with_digests(side.where(token_condition(ranges)), table).selectExpr(
+            "*", "row_number() OVER (PARTITION BY `key` ORDER BY digest) AS copy"
+        )
+        for side in (source_live, replica_live)
+    )
+    return source_live.sparkSession.sql(
+        f"""
+        SELECT outcome,
+            CASE WHEN outcome IN ('different', 'missing') THEN source END AS source,
+            CASE WHEN outcome IN ('different', 'extra') THEN replica END AS replica
+        FROM (
+            SELECT there.row AS source, here.row AS replica,
+                CASE WHEN there.digest = here.digest THEN 'equal'
+                     WHEN coalesce({_newest(table)} > {changed_after_us}L, false) THEN 'changed_after'
+                     WHEN here.digest IS NULL THEN 'missing'
+                     WHEN there.digest IS NULL THEN 'extra'
+                     ELSE 'different' END AS outcome
+            FROM {{there}} AS there FULL OUTER JOIN {{here}} AS here
+                ON there.`key` = here.`key` AND there.copy = here.copy)
+        """,
+        there=there,
+        here=here,
+    )
+
+
+def _newest(table: TableSchema) -> str:
+    """SQL: the greatest writetime of the source's row, null when it has none."""
+    names = lake_names(table)
+    times = [
+        f"array_max({path})" if column.is_multicell else path
+        for column in table.value_columns
+        for path in [f"there.row._cells.`{names[column.name]}`.writetime"]
+    ]
+    return f"array_max(array({', '.join(times)}))" if times else "CAST(NULL AS bigint)"
+
+
+def _with_digests(live_rows: DataFrame, table: TableSchema) -> DataFrame:
+    """``key`` (digest of token and key columns), ``digest`` (of everything) and ``row`` of each row."""
+    names = lake_names(table)
+    keys = [names[column.name] for column in table.key_columns]
+
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            cells = batch["_cells"]
+            columns = [batch["token"], *(batch[k] for k in keys), *(cells.field(k) for k in keys)]
+            key = pa.record_batch(columns, names=[str(i) for i in range(len(columns))])
+            row = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
+            yield pa.record_batch([_binary_digests(key), _binary_digests(batch), row], names=["key", "digest", "row"])
+
+    digest = [StructField("key", BinaryType()), StructField("digest", BinaryType())]
+    return live_rows.mapInArrow(add, StructType([*digest, StructField("row", live_rows.schema)]))
+
+
+def _binary_digests(rows: pa.RecordBatch) -> pa.Array:
+    """The rows' digests as 16 bytes each."""
+    both = np.column_stack(row_digests(rows)).astype("<i8").tobytes()
+    return pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(both)]).cast(pa.binary())
+
+
+def _naming(table: TableSchema, limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for mapInArrow: joined rows to counts of outcomes and kinds, and up to ``limit`` differences."""
+
+    def name(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcomes: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
+        listed: list[str] = []
+        for batch in batches:
+            outcomes.update(batch["outcome"].to_pylist())
+            unequal = batch.filter(pc.is_in(batch["outcome"], pa.array(["different", "missing", "extra"])))
+            sides = (canonical(unequal[side]).to_pylist() for side in ("source", "replica"))
+            for source, replica in zip(*sides, strict=True):
+                for difference in row_differences(table, source, replica):
+                    kinds[difference.kind] += 1
+                    if len(listed) < limit:
+                        listed.append(json.dumps(asdict(difference)))
+        lines: list[dict[str, Any]] = [{"outcome": outcome, "number": n} for outcome, n in outcomes.items()]
+        lines += [{"kind": kind, "number": n} for kind, n in kinds.items()]
+        lines += [{"listed": one} for one in listed]
+        yield pa.RecordBatch.from_pylist(lines, schema=_LINES)
+
+    return name
+
+
+_LINES = pa.schema([("outcome", pa.string()), ("kind", pa.string()), ("number", pa.int64()), ("listed", pa.string())])
+
+
+def _sum(checksums: pa.Table, field: str) -> int:
+    return int(checksums[field].to_numpy().sum())

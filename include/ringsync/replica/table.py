@@ -1,0 +1,175 @@
+"""The replica of one table as Delta: written in one commit, read back as row images.
+
+``<uri>/base`` is a plain Delta table of row images (:mod:`ringsync.schema.row_image`): deletion vectors, no column
+mapping, type widening or clustering, so that any engine reads it (docs/replica.md). Its properties
+``ringsync.*`` say what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+import ringsync
+from ringsync.schema.table import TableSchema
+
+
+class ReplicaMismatchError(Exception):
+    """What lies in the replica's folder is not the replica of this table with this schema."""
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """One commit.
+
+    :ivar version: Delta version
+    :ivar rows: rows written
+    :ivar files: data files written
+    :ivar bytes: their size
+    """
+
+    version: int
+    rows: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ReplicaTable:
+    """The replica of one table.
+
+    :ivar uri: its folder, ``…/replica/<keyspace>/<table>``: a local path or an object store's URI
+    """
+
+    uri: str
+    table: TableSchema
+
+    @property
+    def base_uri(self) -> str:
+        """Folder of the Delta table."""
+        return f"{self.uri.rstrip('/')}/base"
+
+    @property
+    def sql_name(self) -> str:
+        """The Delta table as Spark SQL names it."""
+        return "delta.`" + self.base_uri.replace("`", "``") + "`"
+
+    def write_base(
+        self,
+        rows: DataFrame,
+        *,
+        as_of_us: int,
+        properties: Mapping[str, str],
+        replace_schema: bool = False,
+        deletion_vectors: bool = True,
+        max_rows_per_file: int = 2_000_000,
+    ) -> WriteResult:
+        """Create the base, or replace all of it, in one commit. A writer that dies leaves the old version.
+
+        The rows keep their order; each task writes its own files. Aim at tasks of 128 MB.
+
+        :param rows: row images
+        :param as_of_us: µs; the moment that the rows show
+        :param properties: further properties, stored as ``ringsync.<name>``, e.g. ``run_id``
+        :param replace_schema: allow another table id or schema than the base has now
+        :param deletion_vectors: off for readers that do not know them; repairs then rewrite whole files
+        :param max_rows_per_file: start a new file after as many rows
+        :raises ReplicaMismatchError: when the base belongs to another table id or schema, or is not ours
+        """
+        spark = rows.sparkSession
+        if not replace_schema:
+            self._check_same_table(spark)
+        description = {**self._identity(), "as_of_us": str(as_of_us), **properties}
+        writer = (
+            rows.writeTo(self.sql_name)
+            .using("delta")
+            .tableProperty("delta.enableDeletionVectors", str(deletion_vectors).lower())
+            .tableProperty("delta.dataSkippingStatsColumns", "token")
+            .option("maxRecordsPerFile", max_rows_per_file)
+            .option("userMetadata", json.dumps(description))
+        )
+        for name, value in description.items():
+            writer = writer.tableProperty(f"ringsync.{name}", value)
+        writer.createOrReplace()
+        return self._last_commit(spark, description)
+
+    def replace_ranges(
+        self, rows: DataFrame, ranges: Sequence[tuple[int, int]], *, properties: Mapping[str, str]
+    ) -> WriteResult:
+        """Replace every row whose token lies in one of the ranges, in one commit; other rows stay as they are.
+
+        :param rows: row images of exactly these ranges
+        :param ranges: (start, end], not wrapping
+        :param properties: go into the commit's user metadata, e.g. ``run_id``
+        :raises ReplicaMismatchError: when the base belongs to another table id or schema, or is not there
+        """
+        spark = rows.sparkSession
+        if not DeltaTable.isDeltaTable(spark, self.base_uri):
+            raise ReplicaMismatchError(f"{self.base_uri}: no replica of {self.table.full_name} yet: bootstrap it first")
+        self._check_same_table(spark)
+        description = {**self._identity(), "repair": "true", **properties}
+        (
+            rows.write.format("delta")
+            .mode("overwrite")
+            .option("replaceWhere", token_condition(ranges))
+            .option("userMetadata", json.dumps(description))
+            .save(self.base_uri)
+        )
+        return self._last_commit(spark, description)
+
+    def read_base(self, spark: SparkSession) -> DataFrame:
+        """The row images of the base, cells that have expired included (:func:`ringsync.replica.view.live`)."""
+        return spark.read.format("delta").load(self.base_uri)
+
+    def properties(self, spark: SparkSession) -> dict[str, str]:
+        """The base's ``ringsync.*`` properties without that prefix; empty when there is no base or it is not ours."""
+        if not DeltaTable.isDeltaTable(spark, self.base_uri):
+            return {}
+        found = spark.sql(f"DESCRIBE DETAIL {self.sql_name}").collect()[0]["properties"]
+        return {k.removeprefix("ringsync."): v for k, v in found.items() if k.startswith("ringsync.")}
+
+    def _identity(self) -> dict[str, str]:
+        return {
+            "table": self.table.full_name,
+            "table_id": self.table.table_id,
+            "schema_digest": self.table.digest,
+            "version": ringsync.__version__,
+        }
+
+    def _check_same_table(self, spark: SparkSession) -> None:
+        if not DeltaTable.isDeltaTable(spark, self.base_uri):
+            return
+        found, expected = self.properties(spark), self._identity()
+        for name in ("table_id", "schema_digest"):
+            if found.get(name) != expected[name]:
+                raise ReplicaMismatchError(
+                    f"{self.base_uri}: {name} is {found.get(name, 'not given')}, but {expected[name]} for "
+                    f"{self.table.full_name} now: move the folder away, or write the base anew with replace_schema"
+                )
+
+    def _last_commit(self, spark: SparkSession, description: Mapping[str, str]) -> WriteResult:
+        """The newest commit with this description: another writer may have committed since."""
+        history = spark.sql(f"DESCRIBE HISTORY {self.sql_name}")
+        mine = history.where(history.userMetadata == json.dumps(description)).orderBy("version", ascending=False)
+        commit = mine.select("version", "operationMetrics").first()
+        metrics = commit["operationMetrics"]
+        return WriteResult(
+            version=commit["version"],
+            rows=int(metrics["numOutputRows"]),
+            files=int(metrics.get("numFiles", metrics.get("numAddedFiles", 0))),
+            bytes=int(metrics.get("numOutputBytes", metrics.get("numAddedBytes", 0))),
+        )
+
+
+def token_condition(ranges: Sequence[tuple[int, int]]) -> str:
+    """SQL: whether ``token`` lies in one of these ranges (start excluded, end included).
+
+    :raises ValueError: when there is no range, or one wraps
+    """
+    if not ranges or any(start >= end for start, end in ranges):
+        raise ValueError(f"token ranges must be given, each with start < end: {list(ranges)[:5]}")
+    return " OR ".join(f"(token > {start}L AND token <= {end}L)" for start, end in ranges)

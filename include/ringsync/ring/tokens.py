@@ -1,0 +1,61 @@
+"""Tokens and token ranges of Murmur3Partitioner, as Cassandra counts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIN_TOKEN = -(2**63)
+"""Below every token: no key has it (C: Murmur3Partitioner.MINIMUM), so ``> MIN_TOKEN`` leaves nothing out."""
+MAX_TOKEN = 2**63 - 1
+RING_WIDTH = 2**64
+
+
+@dataclass(frozen=True, order=True)
+class TokenRange:
+    """The tokens in (start, end]: start excluded, end included. A range with start ≥ end wraps around.
+
+    :ivar start: a token, or ``MIN_TOKEN``
+    :ivar end: a token, or ``MIN_TOKEN`` for "to the end of the ring"
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        for token in (self.start, self.end):
+            if not MIN_TOKEN <= token <= MAX_TOKEN:
+                raise ValueError(f"{token} is not a token: it needs more than 64 bits")
+
+    def __str__(self) -> str:
+        return f"({self.start}, {self.end}]"
+
+    @property
+    def width(self) -> int:
+        """Number of tokens, of which the whole ring has 2^64."""
+        return (self.end - self.start) % RING_WIDTH or RING_WIDTH
+
+    def __contains__(self, token: int) -> bool:
+        return (token - self.start - 1) % RING_WIDTH < self.width
+
+    def unwrap(self) -> tuple[TokenRange, ...]:
+        """The same tokens as one or two ranges with start < end, which is what CQL's comparisons need."""
+        if self.start < self.end:
+            return (self,)
+        upper = (TokenRange(self.start, MAX_TOKEN),) if self.start < MAX_TOKEN else ()
+        lower = (TokenRange(MIN_TOKEN, self.end),) if self.end > MIN_TOKEN else ()
+        return upper + lower
+
+    def split(self, parts: int) -> tuple[TokenRange, ...]:
+        """Cut into this many adjacent ranges, equal but for one token; fewer where there are fewer tokens."""
+        if parts < 1:
+            raise ValueError(f"a range cannot be cut into {parts} parts")
+        parts = min(parts, self.width)
+        bounds = [_wrapped(self.start + i * self.width // parts) for i in range(parts)]
+        return tuple(TokenRange(*pair) for pair in zip(bounds, [*bounds[1:], self.end], strict=True))
+
+
+WHOLE_RING = TokenRange(MIN_TOKEN, MIN_TOKEN)
+
+
+def _wrapped(number: int) -> int:
+    return (number - MIN_TOKEN) % RING_WIDTH + MIN_TOKEN

@@ -1,0 +1,256 @@
+"""The Spark data source ``cassandra_table``: a table's rows as row images, read by token ranges.
+
+::
+
+    from ringsync.sources.cassandra_table import CassandraTable
+
+    spark.dataSource.register(CassandraTable)
+    rows = (
+        spark.read.format("cassandra_table")
+        .option("config", "/etc/ringsync/ringsync.yaml")
+        .option("table", "shop.orders")
+        .load()
+    )
+
+============  ========================================================================================
+option
+============  ========================================================================================
+``config``    path of the configuration file, the same on every executor; it says how to reach the
+              cluster (no secret is ever an option, since Spark shows options in its UI)
+``table``     ``keyspace.table``
+``times``     ``true`` (default) or ``false``: whether to read writetimes and expiry
+``plan``      a :class:`ringsync.sources.plan.ScanPlan` as JSON, instead of ``table`` and ``times``
+``progress``  key prefix in the object store: each task writes ``<prefix>/<partition>.json`` there
+============  ========================================================================================
+
+A DataFrame is read as of the moment at which it was loaded, however often it is used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from ringsync.config import Config, load_config
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.formats.row_images import row_images
+from ringsync.ring.splits import Split
+from ringsync.schema.row_image import lake_names, row_image_schema
+from ringsync.sources.plan import ScanPlan, make_scan_plan
+from ringsync.sources.scan import read_ranges, scan_query, scan_session
+from ringsync.sources.session import connect
+from ringsync.storage.port import ObjectStore
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 64 * 2**20
+PROGRESS_INTERVAL_S = 2.0
+
+OPTIONS = ("config", "table", "times", "plan", "progress")
+
+
+class OptionError(ValueError):
+    """An option of the data source is missing or wrong; the message names it."""
+
+
+class CassandraTable(DataSource):  # type: ignore[misc]
+    """A Cassandra table as a Spark DataFrame of row images; see the module for its options."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._plan: ScanPlan | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "cassandra_table"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(row_image_schema(self.plan().table))
+
+    def reader(self, schema: StructType) -> CassandraTableReader:
+        return CassandraTableReader(self._option("config"), self.plan(), self.options.get("progress"))
+
+    def plan(self) -> ScanPlan:
+        """The scan's plan: the option's, else made at the first call and kept, so that all agree on the moment.
+
+        :raises OptionError: for a missing, unknown or malformed option
+        :raises ClusterError: as :func:`ringsync.sources.plan.make_scan_plan`
+        """
+        if self._plan is None:
+            self._check_options()
+            if "plan" in self.options:
+                self._plan = ScanPlan.from_json(self.options["plan"])
+            else:
+                self._plan = self._make_plan()
+        return self._plan
+
+    def _make_plan(self) -> ScanPlan:
+        keyspace, table = parse_table_name(self._option("table"))
+        times = self.options.get("times", "true").lower()
+        if times not in ("true", "false"):
+            raise OptionError(f"option times of cassandra_table is true or false, not {times!r}")
+        config = load_config(self._option("config"))
+        session = connect(config.cluster_settings())
+        return make_scan_plan(session, config, keyspace, table, now=int(time.time()), times=times == "true")
+
+    def _option(self, name: str) -> str:
+        if name not in self.options:
+            raise OptionError(f"cassandra_table needs the option {name}: .option({name!r}, …)")
+        return str(self.options[name])
+
+    def _check_options(self) -> None:
+        for name in self.options:
+            if name.lower() not in OPTIONS:
+                near = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(OPTIONS)}"
+                raise OptionError(f"cassandra_table has no option {name}; {hint}")
+
+
+@dataclass
+class SplitPartition(InputPartition):  # type: ignore[misc]
+    """One task: a split and its place in the plan."""
+
+    index: int
+    split: Split
+
+
+class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a plan's splits, each in a task of its own."""
+
+    def __init__(self, config_path: str, plan: ScanPlan, progress_prefix: str | None) -> None:
+        self._config_path = config_path
+        self._splits = plan.splits
+        # The reader goes to every task, which gets its split by itself.
+        self._plan = replace(plan, splits=())
+        self._progress_prefix = progress_prefix
+
+    def partitions(self) -> list[SplitPartition]:
+        return [SplitPartition(index, split) for index, split in enumerate(self._splits)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_splits": ()}
+
+    def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
+        config = load_config(self._config_path)
+        store = config.open_store() if self._progress_prefix else None
+        progress = Progress(store, f"{self._progress_prefix}/{partition.index}.json", partition)
+        yield from bounded(read_split(config, self._plan, partition.split, progress))
+        progress.report(done=True)
+
+
+def read_split(config: Config, plan: ScanPlan, split: Split, progress: Progress) -> Iterator[pa.RecordBatch]:
+    """Read one split's row images, a batch a page, in token order.
+
+    :param config: how to reach the cluster
+    :param plan: table, moment and consistency; its splits are not looked at
+    :param progress: is told of every page and range
+    :raises ClusterError: when the cluster cannot be reached or a range not be read
+    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
+    """
+    settings = replace(config.cluster_settings(), consistency_level=plan.consistency_level)
+    session = scan_session(settings, plan.now if plan.times else None)
+    query = scan_query(plan.table, times=plan.times, element_times=plan.element_times)
+    prepared = session.prepare(query.cql)
+    names = lake_names(plan.table)
+    values = [names[column.name] for column in plan.table.value_columns]
+    for _, pages in read_ranges(session, prepared, split.ranges, settings):
+        for page in pages:
+            batch = row_images(page, plan.table, query.layout, plan.now, plan.unrepresentable_values)
+            progress.page(batch, len(page), values)
+            if batch.num_rows:
+                yield batch
+        progress.range_done()
+
+
+def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about ``BATCH_ROWS`` rows, and less where rows are wide (``BATCH_BYTES``)."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > BATCH_ROWS or size + batch.nbytes > BATCH_BYTES):
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+@dataclass
+class Counts:
+    """What a task has done so far.
+
+    :ivar cells: values that are there: a collection is one, a static value counts in every row
+    :ivar bytes: of result pages
+    """
+
+    partition: int
+    ranges: int
+    ranges_done: int = 0
+    rows: int = 0
+    cells: int = 0
+    bytes: int = 0
+    pages: int = 0
+    seconds: float = 0.0
+    done: bool = False
+
+
+class Progress:
+    """Counts a task's work and writes it to the object store, every two seconds and at the end.
+
+    :param store: None: counts only
+    :param key: the object to write
+    :param clock: seconds, monotonic
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore | None,
+        key: str,
+        partition: SplitPartition,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = Counts(partition.index, len(partition.split.ranges))
+        self._store = store
+        self._key = key
+        self._clock = clock
+        self._started = self._reported = clock()
+
+    def page(self, batch: pa.RecordBatch, size: int, value_columns: Iterable[str]) -> None:
+        """Count a page.
+
+        :param batch: its row images
+        :param size: its bytes
+        :param value_columns: names of the batch's value columns
+        """
+        self.counts.pages += 1
+        self.counts.bytes += size
+        self.counts.rows += batch.num_rows
+        self.counts.cells += sum(batch.num_rows - batch.column(name).null_count for name in value_columns)
+        if self._clock() - self._reported >= PROGRESS_INTERVAL_S:
+            self.report()
+
+    def range_done(self) -> None:
+        """Count a range."""
+        self.counts.ranges_done += 1
+
+    def report(self, done: bool = False) -> None:
+        """Write the counts."""
+        self._reported = self._clock()
+        self.counts.seconds = round(self._reported - self._started, 3)
+        self.counts.done = done
+        if self._store is not None:
+            self._store.put(self._key, json.dumps(asdict(self.counts)).encode())

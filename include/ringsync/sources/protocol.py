@@ -1,0 +1,82 @@
+"""A protocol handler for scans: result pages stay bytes, and all of them are read as of one moment.
+
+The driver's public hook is ``Session.client_protocol_handler``; the classes here extend the pure Python handler
+(the compiled one decodes every cell, which is what we avoid, and breaks on TTLs of collections).
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any, BinaryIO
+
+from cassandra.protocol import ExecuteMessage, ResultMessage, _ProtocolHandler
+
+_NOW_IN_SECONDS = 0x100
+"""Flag of a QUERY or EXECUTE: an int32 of seconds since the epoch follows (native_protocol_v5.spec §4.1.4)."""
+
+
+class RawPage(ResultMessage):  # type: ignore[misc]
+    """A result whose rows are not decoded: ``parsed_rows`` is the one-element list of the page's bytes.
+
+    The bytes are ``<rows_count><rows_content>`` (native_protocol_v5.spec §4.2.5.2): an int32, then the cells
+    row by row, each an int32 length (-1: null) and that many bytes.
+    """
+
+    def recv_results_rows(
+        self,
+        f: BinaryIO,
+        protocol_version: int,
+        user_type_map: Any,
+        result_metadata: Any,
+        column_encryption_policy: Any,
+    ) -> None:
+        """Read the metadata (paging state), leave the rows as they are."""
+        self.recv_results_metadata(f, user_type_map)
+        columns = self.column_metadata or result_metadata
+        self.column_names = [column[2] for column in columns]
+        self.column_types = [column[3] for column in columns]
+        self.parsed_rows = [f.read()]
+
+
+class _WithNow:
+    """An EXECUTE message with ``now_in_seconds``, which the driver cannot send by itself."""
+
+    def __init__(self, message: ExecuteMessage, now: int) -> None:
+        self._message = message
+        self._now = now
+        self.opcode = message.opcode
+        self.custom_payload = message.custom_payload
+        self.tracing = message.tracing
+
+    def send_body(self, f: BinaryIO, protocol_version: int) -> None:
+        """Write the driver's own body with the flag set and the moment appended: it is the last optional field."""
+        buffer = io.BytesIO()
+        self._message.send_body(buffer, protocol_version)
+        body = bytearray(buffer.getvalue())
+        flags_at = 2 + len(self._message.query_id) + 2 + len(self._message.result_metadata_id) + 2
+        (flags,) = struct.unpack_from(">I", body, flags_at)
+        struct.pack_into(">I", body, flags_at, flags | _NOW_IN_SECONDS)
+        f.write(bytes(body) + struct.pack(">i", self._now))
+
+
+def scan_protocol(now: int | None) -> type[_ProtocolHandler]:
+    """A protocol handler class for ``Session.client_protocol_handler`` that yields pages as bytes.
+
+    :param now: seconds since the epoch as of which prepared SELECTs see expiry and compute ``TTL()``, so that
+        ``now + TTL(c)`` is the exact expiry however long a scan takes; needs protocol v5. None: the server's clock
+    """
+
+    class ScanProtocol(_ProtocolHandler):  # type: ignore[misc]
+        message_types_by_opcode = {  # noqa: RUF012
+            **_ProtocolHandler.message_types_by_opcode,
+            RawPage.opcode: RawPage,
+        }
+
+        @classmethod
+        def encode_message(cls, msg: Any, *args: Any, **kwargs: Any) -> Any:
+            if now is not None and msg.opcode == ExecuteMessage.opcode:
+                msg = _WithNow(msg, now)
+            return super().encode_message(msg, *args, **kwargs)
+
+    return ScanProtocol

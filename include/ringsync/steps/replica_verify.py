@@ -1,0 +1,107 @@
+"""Compare source and replica cell by cell, and repair what differs (DESIGN §8).
+
+Both sides are seen as of one moment, now: expired cells are gone from both. Each token range is summed up to a
+checksum on both sides; only ranges whose checksums differ are read again and compared row by row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ringsync.config import Config
+from ringsync.ring.tokens import WHOLE_RING
+from ringsync.sources.plan import ScanPlan, make_scan_plan, within
+from ringsync.sources.session import connect
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+
+Ranges = Sequence[tuple[int, int]]
+
+
+def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
+    """Verify, and repair if asked.
+
+    :returns: exit code 1 when differences are left
+    :raises StepError: there is no replica
+    :raises ReplicaMismatchError: the replica is of another table id or schema
+    """
+    from ringsync.replica.compare import Comparison, compare_ranges, repair
+    from ringsync.replica.session import spark_session
+    from ringsync.replica.table import ReplicaTable
+    from ringsync.replica.view import live
+    from ringsync.sources.cassandra_table import CassandraTable
+
+    config = application.config
+    keyspace, name = application.table
+    session = connect(config.cluster_settings())
+    plan = make_scan_plan(session, config, keyspace, name, now=int(clock()))
+    table = plan.table
+    spark = spark_session(f"replica_verify {table.full_name} {application.run}")
+    spark.dataSource.register(CassandraTable)
+    replica = ReplicaTable(application.store.uri(f"replica/{keyspace}/{name}"), table)
+    properties = replica.properties(spark)
+    if not properties:
+        raise StepError(f"{replica.base_uri}: there is no replica of {table.full_name}: trigger bootstrap_table first")
+    replica.check_same_table(spark)
+
+    def source_images(ranges: Ranges | None, progress: str | None = None) -> Any:
+        chosen = plan if ranges is None else within(plan, ranges)
+        return scan(spark, application.config_path, chosen, progress)
+
+    def compare(boundaries: Sequence[int], progress: str | None) -> Comparison:
+        return compare_ranges(
+            lambda ranges: live(source_images(ranges, None if ranges else progress), table, plan.now, as_selected=True),
+            live(replica.read_base(spark), table, plan.now),
+            boundaries,
+            table,
+            changed_after_us=int(properties["as_of_us"]),
+            limit=config.verify.max_listed_differences,
+        )
+
+    found = compare(boundaries(config), f"progress/{application.run}/verify")
+    report = describe(found, plan)
+    if application.options.repair and not found.is_equal:
+        written = repair(
+            replica,
+            source_images(found.differing_ranges),
+            found.differing_ranges,
+            properties={"run_id": application.run},
+        )
+        found = compare(boundaries(config), None)
+        report = {**describe(found, plan), "before_repair": report, "repair": asdict(written)}
+    return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+
+
+def scan(spark: Any, config_path: str, plan: ScanPlan, progress: str | None) -> Any:
+    """A DataFrame of the row images that a plan describes."""
+    reader = spark.read.format("cassandra_table").option("config", config_path).option("plan", plan.to_json())
+    return (reader.option("progress", progress) if progress else reader).load()
+
+
+def boundaries(config: Config) -> list[int]:
+    """Equal token ranges over the whole ring, as many as ``verify.ranges``."""
+    ranges = WHOLE_RING.split(config.verify.ranges)
+    return [ranges[0].start, *(token_range.end for token_range in ranges[:-1]), 2**63 - 1]
+
+
+def describe(found: Any, plan: ScanPlan) -> Report:
+    """A comparison as the report shows it.
+
+    :param found: :class:`ringsync.replica.compare.Comparison`
+    """
+    return {
+        "consistency_level": plan.consistency_level,
+        "ranges": found.ranges,
+        "ranges_differing": len(found.differing_ranges),
+        "rows": found.source_rows,
+        "cells": found.source_cells,
+        "replica_rows": found.replica_rows,
+        "replica_cells": found.replica_cells,
+        "rows_of_differing_ranges": dict(found.rows),
+        "differences": sum(found.differences_by_kind.values()),
+        "differences_by_kind": dict(found.differences_by_kind),
+        "listed": [asdict(difference) for difference in found.differences],
+        "times_unknown_for_elements": not plan.element_times,
+    }

@@ -1,0 +1,235 @@
+"""The object store in a bucket of Google Cloud Storage, or of its emulator.
+
+An object's generation is its version, ``ifGenerationMatch`` the condition of a put. The client repeats an upload
+whose answer got lost, and the repetition of one that had succeeded is refused (412): so each conditional put writes
+a token of its own into the object's metadata and looks for it before it declares defeat. Should another writer have
+replaced the object even before that look, the put is reported as lost although it had won for a moment.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import google.auth.exceptions
+import google_crc32c
+import requests
+from google.api_core import exceptions
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from ringsync.storage.port import (
+    AlreadyExistsError,
+    ChecksumError,
+    NotFoundError,
+    Stat,
+    UnavailableError,
+    VersionMismatchError,
+    check_conditions,
+    check_key,
+    check_prefix,
+    is_legal_key,
+)
+
+_TOKEN = "ringsync-put"
+_TIMEOUT_SECONDS = (10, 60)
+"""To connect, and between two bytes of an answer."""
+
+_CREDENTIALS = (
+    "name a service account's key file (gcs_credentials_file), or set up application default credentials "
+    "(GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login, or the machine's service account)"
+)
+
+
+class GcsStore:
+    """Objects below a prefix of a bucket.
+
+    :param bucket: the bucket's name; it must exist
+    :param prefix: what all objects' names start with, without slashes at its ends; may be empty
+    :param project: the project to bill; None takes the credentials' own
+    :param endpoint: an emulator's address, ``http://host:port``, used without credentials; None is the real service
+    :param credentials_file: a service account's key file (JSON); None takes the ambient credentials
+    :param retry_seconds: how long a request is repeated while the service cannot be reached or is overloaded
+    :param page_size: objects that one request lists; None leaves it to the service (1,000)
+    :raises UnavailableError: no usable credentials
+    :raises ValueError: the prefix is not a legal key
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        project: str | None = None,
+        endpoint: str | None = None,
+        credentials_file: str | None = None,
+        retry_seconds: float = 60.0,
+        page_size: int | None = None,
+    ) -> None:
+        self.url = f"gs://{bucket}/{check_key(prefix)}" if prefix else f"gs://{bucket}"
+        self._root = f"{prefix}/" if prefix else ""
+        self._service = endpoint or "Google Cloud Storage"
+        self._bucket = _client(project, endpoint, credentials_file).bucket(bucket)
+        self._bucket_was_seen = False
+        self._page_size = page_size
+        self._bounds: dict[str, Any] = {
+            "timeout": _TIMEOUT_SECONDS,
+            "retry": DEFAULT_RETRY.with_timeout(retry_seconds),
+        }
+
+    def __repr__(self) -> str:
+        return f"GcsStore({self.url!r})"
+
+    def uri(self, key: str) -> str:
+        """See :meth:`ringsync.storage.port.ObjectStore.uri`."""
+        return f"{self.url}/{check_key(key)}"
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> Stat:
+        """See :meth:`ringsync.storage.port.ObjectStore.put`."""
+        blob = self._blob(key)
+        check_conditions(if_absent, if_version)
+        if if_version is not None and not (if_version.isascii() and if_version.isdigit() and int(if_version)):
+            raise VersionMismatchError(f"{self.url}/{key}: no object here ever had the version {if_version!r}")
+        generation = 0 if if_absent else int(if_version) if if_version is not None else None
+        if generation is not None:
+            blob.metadata = {_TOKEN: uuid.uuid4().hex}
+        with self._explained(key):
+            try:
+                blob.upload_from_string(
+                    bytes(data),
+                    content_type="application/octet-stream",
+                    checksum="crc32c",
+                    if_generation_match=generation,
+                    **self._bounds,
+                )
+            except exceptions.PreconditionFailed:
+                return self._own_put(key, blob.metadata, data, if_version)
+            except exceptions.NotFound:
+                # Of an upload this means the bucket, or the generation that is to be replaced.
+                self._check_bucket()
+                raise VersionMismatchError(f"{self.url}/{key} is not there, {if_version} was expected") from None
+            stat = _stat(key, blob)
+            if stat.crc32c != google_crc32c.value(data):
+                # The real service refuses such an upload; an emulator may not.
+                blob.delete(if_generation_match=int(stat.version), **self._bounds)
+                raise ChecksumError(f"{self.url}/{key}: damaged on the way to the service; put it again")
+            return stat
+
+    def get(self, key: str) -> bytes:
+        """See :meth:`ringsync.storage.port.ObjectStore.get`."""
+        blob = self._blob(key)
+        with self._explained(key):
+            try:
+                data: bytes = blob.download_as_bytes(checksum="crc32c", raw_download=True, **self._bounds)
+                return data
+            except exceptions.NotFound:
+                self._check_bucket()
+                raise NotFoundError(f"{self.url}/{key} is not there") from None
+
+    def stat(self, key: str) -> Stat | None:
+        """See :meth:`ringsync.storage.port.ObjectStore.stat`."""
+        name = self._blob(key).name
+        with self._explained(key):
+            blob = self._bucket.get_blob(name, **self._bounds)
+            if blob is None:
+                self._check_bucket()
+                return None
+            return _stat(key, blob)
+
+    def list(self, prefix: str = "") -> list[Stat]:
+        """See :meth:`ringsync.storage.port.ObjectStore.list`."""
+        names = self._root + check_prefix(prefix)
+        with self._explained(prefix):
+            blobs = self._bucket.client.list_blobs(
+                self._bucket, prefix=names or None, page_size=self._page_size, **self._bounds
+            )
+            found = [(blob.name.removeprefix(self._root), blob) for blob in blobs]
+        self._bucket_was_seen = True
+        # Other programs put names here that are no keys: the Hadoop connector marks folders by "folder/".
+        stats = (_stat(key, blob) for key, blob in found if is_legal_key(key))
+        return sorted(stats, key=lambda stat: stat.key)
+
+    def delete(self, key: str) -> bool:
+        """See :meth:`ringsync.storage.port.ObjectStore.delete`."""
+        blob = self._blob(key)
+        with self._explained(key):
+            try:
+                blob.delete(**self._bounds)
+                return True
+            except exceptions.NotFound:
+                self._check_bucket()
+                return False
+
+    def _blob(self, key: str) -> Any:
+        return self._bucket.blob(self._root + check_key(key))
+
+    def _own_put(self, key: str, metadata: dict[str, str], data: bytes, if_version: str | None) -> Stat:
+        """After a refused put: what is there, if that is ours, written by a request whose answer got lost."""
+        blob = self._bucket.get_blob(self._root + key, **self._bounds)
+        if blob is not None and (blob.metadata or {}).get(_TOKEN) == metadata[_TOKEN]:
+            stat = _stat(key, blob)
+            if stat.crc32c == google_crc32c.value(data):
+                return stat
+        if if_version is None:
+            raise AlreadyExistsError(f"{self.url}/{key} is there already")
+        there = "is not there" if blob is None else f"has version {blob.generation}"
+        raise VersionMismatchError(f"{self.url}/{key} {there}, {if_version} was expected")
+
+    def _check_bucket(self) -> None:
+        """Tell a missing object from a missing bucket, by a list: that needs no right that we do not need anyway."""
+        if not self._bucket_was_seen:
+            next(iter(self._bucket.client.list_blobs(self._bucket, max_results=1, **self._bounds)), None)
+            self._bucket_was_seen = True
+
+    @contextmanager
+    def _explained(self, key: str) -> Iterator[None]:
+        """Turn what the service refuses into an error that says where, why and what to do."""
+        where = f"{self.url}/{key}" if key else self.url
+        try:
+            yield
+        except DataCorruption as error:
+            raise ChecksumError(f"{where}: the bytes received are not those that were written; read again") from error
+        except exceptions.NotFound as error:
+            raise UnavailableError(f"{where}: there is no bucket of this name; create it or mend the URL") from error
+        except (exceptions.Unauthorized, google.auth.exceptions.GoogleAuthError) as error:
+            raise UnavailableError(f"{where}: the service does not accept the credentials; {_CREDENTIALS}") from error
+        except exceptions.Forbidden as error:
+            remedy = "grant the account the role Storage Object Admin (roles/storage.objectAdmin) on the bucket"
+            raise UnavailableError(f"{where}: the service refuses access (403); {remedy}") from error
+        except exceptions.BadRequest as error:
+            if "crc32c" in str(error).lower():
+                raise ChecksumError(f"{where}: damaged on the way to the service; put it again") from error
+            raise UnavailableError(f"{where}: the service refuses the request: {error.message}") from error
+        except (exceptions.GoogleAPIError, requests.RequestException, OSError) as error:
+            cause = getattr(error, "cause", None) or error
+            remedy = "see to the network and the address, then try again"
+            raise UnavailableError(f"{where}: {self._service} does not serve: {cause}; {remedy}") from error
+
+
+def _client(project: str | None, endpoint: str | None, credentials_file: str | None) -> Any:
+    if endpoint is not None:
+        return storage.Client(
+            project=project or "ringsync",
+            credentials=AnonymousCredentials(),
+            client_options={"api_endpoint": endpoint.rstrip("/")},
+        )
+    try:
+        if credentials_file is not None:
+            return storage.Client.from_service_account_json(credentials_file, project=project)
+        return storage.Client(project=project)
+    except OSError as error:
+        raise UnavailableError(f"Google credentials {credentials_file}: {error.strerror}; {_CREDENTIALS}") from error
+    except ValueError:
+        # The cause is left out: it may quote the file.
+        raise UnavailableError(f"{credentials_file} is no service account's key file; {_CREDENTIALS}") from None
+    except google.auth.exceptions.GoogleAuthError as error:
+        raise UnavailableError(f"no Google credentials found; {_CREDENTIALS}") from error
+
+
+def _stat(key: str, blob: Any) -> Stat:
+    return Stat(key, int(blob.size), int.from_bytes(base64.b64decode(blob.crc32c), "big"), str(blob.generation))

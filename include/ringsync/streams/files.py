@@ -1,0 +1,253 @@
+"""A stream as files in the object store: the embedded form of a topic, for machines without Kafka.
+
+======================================================  ====================================================
+``streams/<topic>/schemas/key-<version>.avsc``          the key's schema, and ``value-<version>.avsc``
+``streams/<topic>/<bucket>/<part>-<crc32c>.avro``       messages: Avro container of ``{key, value}``
+``streams/<topic>/<bucket>/manifest.json``              which parts make up the bucket; it is there or not
+======================================================  ====================================================
+
+A bucket is published by its manifest, once; what no manifest lists does not exist for a reader. A part's name ends
+in the checksum of its bytes, so that a task that was thought dead and writes after all cannot replace what was
+published. Buckets are read in the order of their names: whoever writes them names them so (e.g. by time, in UTC).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
+from ringsync.streams.container import Codec, container_file, read_container
+from ringsync.streams.messages import AvroRecord, Messages, message_schema
+
+ROWS_PER_BLOCK = 2000
+"""Messages in a block of a container file: about a megabyte before compression."""
+
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,199}")
+_SCHEMAS = "schemas"
+
+
+class StreamError(Exception):
+    """A stream did not do what was asked; the message names the object and the reason."""
+
+
+class StreamConflictError(StreamError):
+    """Something else was published under this name before."""
+
+
+class StreamDamagedError(StreamError):
+    """A published part is missing or not as it was published."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of messages.
+
+    :ivar name: file name without ``.avro``
+    :ivar records: number of messages
+    :ivar bytes: size of the file
+    :ivar crc32c: CRC-32C of the file
+    """
+
+    name: str
+    records: int
+    bytes: int
+    crc32c: int
+
+
+class FileStream:
+    """One topic.
+
+    :param topic: letters, digits, ``.``, ``_``, ``-``; at most 249 characters, as Kafka wants
+    :raises ValueError: another topic name
+    """
+
+    def __init__(self, store: ObjectStore, topic: str) -> None:
+        if not _TOPIC.fullmatch(topic):
+            raise ValueError(f"topic {topic!r}: use 1 to 249 letters, digits, '.', '_' and '-', not '.' or '..'")
+        self.store = store
+        self.topic = topic
+        self.root = f"streams/{topic}"
+
+    def put_schemas(self, version: int, key: AvroRecord, value: AvroRecord) -> None:
+        """Publish the schemas of a version; the same schemas again are fine.
+
+        :raises StreamConflictError: the version has other schemas already
+        """
+        for kind, schema in (("key", key), ("value", value)):
+            name, data = self._schema_key(kind, version), _json(schema)
+            if not self._put_once(name, data):
+                raise StreamConflictError(
+                    f"{self.store.uri(name)} holds another schema: a changed schema needs a version of its own"
+                )
+
+    def write_part(
+        self, bucket: str, part: str, messages: Iterable[Messages], schema_version: int, codec: Codec = "deflate"
+    ) -> Part:
+        """Write a file of messages; no reader sees it before :meth:`publish` lists it. It may be written again.
+
+        :param part: name that is different for each part of the bucket, e.g. of the task that writes it
+        :param messages: as :meth:`put_schemas` of that version describes them
+        :raises StreamConflictError: the bucket is published already, without this very part
+        :raises StreamError: no schemas were put for this version
+        :raises ValueError: a name that cannot be a file's
+        """
+        _check_name("bucket", bucket)
+        _check_name("part", part)
+        rows = _Counted(messages)
+        sync = hashlib.sha256(f"{self.root}/{bucket}/{part}".encode()).digest()[:16]
+        schema = message_schema(self._schema("key", schema_version), self._schema("value", schema_version))
+        data = container_file(schema, rows, codec, sync, ROWS_PER_BLOCK)
+        crc32c = google_crc32c.value(data)
+        written = Part(f"{part}-{crc32c:08x}", rows.count, len(data), crc32c)
+        published = self.parts(bucket)
+        if published is None:
+            self.store.put(self._part_key(bucket, written), data)
+        elif written not in published:
+            raise StreamConflictError(
+                f"bucket {bucket!r} of {self.topic} is published already and does not list part {written.name}"
+            )
+        return written
+
+    def publish(self, bucket: str, parts: Sequence[Part]) -> None:
+        """Make a bucket of these parts, in this order, visible. The same again is fine.
+
+        Files that other attempts left in the bucket are removed.
+
+        :raises StreamConflictError: the bucket was published with other parts; names both
+        :raises StreamDamagedError: a part is not there as it was written
+        """
+        for part in parts:
+            self._check_part(bucket, part)
+        manifest = {
+            "topic": self.topic,
+            "bucket": bucket,
+            "records": sum(part.records for part in parts),
+            "parts": [{**vars(part), "crc32c": f"{part.crc32c:08x}"} for part in parts],
+        }
+        if not self._put_once(self._manifest_key(bucket), _json(manifest)):
+            raise StreamConflictError(
+                f"bucket {bucket!r} of {self.topic} was published with {_names(self.parts(bucket) or [])}; "
+                f"it cannot be published with {_names(parts)}"
+            )
+        listed = {self._part_key(bucket, part) for part in parts}
+        for stat in self.store.list(f"{self.root}/{bucket}/"):
+            if stat.key not in listed and stat.key.endswith(".avro"):
+                self.store.delete(stat.key)
+
+    def buckets(self) -> list[str]:
+        """Published buckets, in the order in which they are to be read."""
+        keys = (stat.key.split("/") for stat in self.store.list(f"{self.root}/"))
+        return sorted(key[-2] for key in keys if len(key) == 4 and key[-1] == "manifest.json")
+
+    def parts(self, bucket: str) -> list[Part] | None:
+        """The parts of a published bucket; None: it is not published."""
+        key = self._manifest_key(bucket)
+        try:
+            manifest = json.loads(self.store.get(key))
+            return [Part(**{**part, "crc32c": int(part["crc32c"], 16)}) for part in manifest["parts"]]
+        except NotFoundError:
+            return None
+        except (ChecksumError, ValueError, KeyError, TypeError) as error:
+            raise StreamDamagedError(f"{self.store.uri(key)} is not a manifest: {error}") from error
+
+    def read(self, bucket: str) -> Iterator[dict[str, Any]]:
+        """The messages of a published bucket, ``{"key": …, "value": …}``; numbers as written, no datetime.
+
+        Each part is verified before its first message is given.
+
+        :raises StreamError: the bucket is not published
+        :raises StreamDamagedError: a part is missing or damaged; names it
+        """
+        parts = self.parts(bucket)
+        if parts is None:
+            raise StreamError(f"bucket {bucket!r} of {self.topic} is not published")
+        for part in parts:
+            yield from read_container(self._read_part(bucket, part))
+
+    def _read_part(self, bucket: str, part: Part) -> bytes:
+        key = self._part_key(bucket, part)
+        try:
+            data = self.store.get(key)
+        except (NotFoundError, ChecksumError) as error:
+            raise StreamDamagedError(f"part {part.name} of the published bucket {bucket!r}: {error}") from error
+        self._check_content(key, part, len(data), google_crc32c.value(data))
+        return data
+
+    def _check_part(self, bucket: str, part: Part) -> None:
+        key = self._part_key(bucket, part)
+        stat = self.store.stat(key)
+        if stat is None:
+            raise StreamDamagedError(f"{self.store.uri(key)} is not there: write the part again")
+        self._check_content(key, part, stat.size, stat.crc32c)
+
+    def _check_content(self, key: str, part: Part, size: int, crc32c: int) -> None:
+        if (size, crc32c) != (part.bytes, part.crc32c):
+            raise StreamDamagedError(
+                f"{self.store.uri(key)} is damaged: {size} bytes with CRC-32C {crc32c:08x}, "
+                f"written were {part.bytes} with {part.crc32c:08x}"
+            )
+
+    def _put_once(self, key: str, data: bytes) -> bool:
+        """Put an object that never changes; False: another content is there."""
+        try:
+            self.store.put(key, data, if_absent=True)
+        except AlreadyExistsError:
+            return self.store.get(key) == data
+        return True
+
+    def _schema(self, kind: str, version: int) -> AvroRecord:
+        try:
+            schema: AvroRecord = json.loads(self.store.get(self._schema_key(kind, version)))
+        except NotFoundError as error:
+            raise StreamError(f"{self.topic} has no {kind} schema of version {version}: put_schemas first") from error
+        return schema
+
+    def _schema_key(self, kind: str, version: int) -> str:
+        return f"{self.root}/{_SCHEMAS}/{kind}-{version}.avsc"
+
+    def _manifest_key(self, bucket: str) -> str:
+        if bucket == _SCHEMAS:
+            raise ValueError(f"bucket {bucket!r}: this folder is for the schemas, use another name")
+        return f"{self.root}/{_check_name('bucket', bucket)}/manifest.json"
+
+    def _part_key(self, bucket: str, part: Part) -> str:
+        return f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part.name)}.avro"
+
+
+class _Counted:
+    """The rows of a part's container — each key followed by its value is one record — and how many they were."""
+
+    def __init__(self, messages: Iterable[Messages]) -> None:
+        self.messages = messages
+        self.count = 0
+
+    def __iter__(self) -> Iterator[pa.Array]:
+        for batch in self.messages:
+            self.count += len(batch.keys)
+            yield pc.binary_join_element_wise(batch.keys, batch.values, b"")
+
+
+def _check_name(what: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} name {name!r}: use 1 to 200 letters, digits, '.', '_', '=' and '-', first a letter or digit"
+        )
+    return name
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+
+
+def _names(parts: Sequence[Part]) -> str:
+    return f"{len(parts)} parts ({', '.join(part.name for part in parts) or 'none'})"

@@ -1,0 +1,137 @@
+"""A server as a session of processes of its own: started, watched and ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from servers import ServerError, last_lines
+
+POLL_SECONDS = 0.1
+
+
+class ServerProcess:
+    """
+    One running program and its children, with their output in a log file.
+
+    :param command: the program and its arguments.
+    :param log: file to which stdout and stderr are appended.
+    :param environment: the environment variables of the program.
+    :param folder: its working directory.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path) -> None:
+        self.log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id of the program, which is also the id of its session."""
+        return self._process.pid
+
+    def wait_until(self, ready: Callable[[], bool], timeout_seconds: float, name: str) -> None:
+        """
+        Wait until the server answers.
+
+        :param ready: says whether it does.
+        :param timeout_seconds: how long to wait.
+        :param name: how the message names the server.
+        :raises ServerError: the program ended early, or the time is over; with the end of this run's log.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not ready():
+            if self.ended:
+                raise ServerError(
+                    f"{name} ended with code {self._process.returncode} while starting.\n{self.log_end()}"
+                )
+            if time.monotonic() > deadline:
+                raise ServerError(f"{name} does not answer after {timeout_seconds:.0f} s.\n{self.log_end()}")
+            time.sleep(POLL_SECONDS)
+
+    def log_end(self) -> str:
+        """Return the last lines that this run has logged, after the name of the log."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            text = log.read().decode(errors="replace")
+        return f"The end of {self.log}:\n{last_lines(text)}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program itself, not only its children, has ended."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End the whole session at once and wait until it is gone."""
+        while self._send(signal.SIGKILL):
+            time.sleep(POLL_SECONDS)
+        self._process.wait()
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the whole session."""
+        self._send(signal.SIGTERM)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any process of the session is left."""
+        return self._send(None)
+
+    def _send(self, number: signal.Signals | None) -> bool:
+        """Signal every process of the session; with None only look. Returns whether there was one."""
+        self._process.poll()  # a child that has ended stays a process until somebody asks
+        found = False
+        for pid in session_members(self.pid):
+            try:
+                os.kill(pid, number or 0)
+                found = True
+            except ProcessLookupError:
+                continue  # it has ended since
+        return found
+
+
+def session_members(session: int) -> list[int]:
+    """
+    Return the ids of the processes of a session, which outlives changes of process group and the death of parents.
+
+    :param session: the id of the process that opened it.
+    """
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                # man proc: pid (name) state parent group session …; the name may contain spaces and parentheses
+                state, _, _, owner = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:4]
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended since
+            if int(owner) == session and state != "Z":
+                members.append(int(entry))
+    return members
+
+
+def stop_together(processes: Sequence[ServerProcess], grace_seconds: float) -> None:
+    """
+    End servers with all their children: ask all first, then kill what is left.
+
+    :param processes: the servers.
+    :param grace_seconds: how long they have to end by themselves.
+    """
+    for process in processes:
+        process.ask_to_end()
+    deadline = time.monotonic() + grace_seconds
+    while any(process.alive for process in processes) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    for process in processes:
+        process.kill()

@@ -1,0 +1,24 @@
+"""Compare source and replica cell by cell (value, writetime, TTL); with ``--repair`` mend what differs.
+
+Run by the DAGs ``bootstrap_table`` and ``replica_verify``. Exit code 1: differences were found (and, with
+``--repair``, could not all be mended).
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ringsync.steps import replica_verify
+from ringsync.steps.application import run_application
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repair", action="store_true", help="re-read the differing token ranges and compare again")
+
+
+def main(argv: Sequence[str]) -> int:
+    return run_application("replica_verify", __doc__, replica_verify.run, argv, _options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""The DAGs as Airflow sees them: they load, quickly and lightly, refuse bad parameters, and submit what they should."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DAGS = ROOT / "dags"
+HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
+RUN = "manual__2026-11-21T04:20:00+00:00"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Airflow reads its settings when it is imported: a home of its own, no database, no examples."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+    patch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "false")
+    patch.setenv(
+        "AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}'
+    )
+    patch.delenv("RINGSYNC_SPARK_JARS", raising=False)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def bag(airflow_home: None) -> Any:
+    from airflow.dag_processing.dagbag import BundleDagBag
+
+    return BundleDagBag(DAGS, bundle_path=DAGS, bundle_name="dags")
+
+
+def test_all_dags_load_and_no_others(bag: Any) -> None:
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {"bootstrap_table", "replica_verify"}
+
+
+def test_parsing_imports_nothing_heavy() -> None:
+    script = f"""
+import json, sys
+from pathlib import Path
+import airflow.providers.apache.spark.operators.spark_submit, airflow.sdk
+before = set(sys.modules)
+from airflow.dag_processing.dagbag import BundleDagBag
+bag = BundleDagBag({str(DAGS)!r}, bundle_path=Path({str(DAGS)!r}), bundle_name="dags")
+print("RESULT", json.dumps([sorted(bag.dags), sorted(set(sys.modules) - before)]))
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "include")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    dags, modules = json.loads(line.removeprefix("RESULT "))
+    assert len(dags) == 2
+    assert not {module.split(".")[0] for module in modules} & HEAVY
+
+
+@pytest.mark.parametrize("file", sorted(DAGS.glob("*.py")), ids=lambda file: file.name)
+def test_files_are_short(file: Path) -> None:
+    assert len(file.read_text().splitlines()) < 80
+
+
+def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
+    from ringsync.orchestration import OWNER, RETRIES, SPARK_POOL, TAGS
+
+    for dag in bag.dags.values():
+        assert dag.tags <= TAGS
+        assert "ringsync" in dag.tags
+        assert dag.description
+        assert dag.schedule is None
+        for topic in ("What it does", "Inputs", "Outputs", "To re-run", "When it fails"):
+            assert f"**{topic}" in dag.doc_md, f"{dag.dag_id}: {topic}"
+        for task in dag.tasks:
+            assert (task.owner, task.retries, task.pool) == (OWNER, RETRIES, SPARK_POOL)
+
+
+def test_parameters_explain_themselves(bag: Any) -> None:
+    for dag in bag.dags.values():
+        for name, parameter in dag.params.items():
+            assert dag.params.get_param(name).schema["title"], parameter
+            assert dag.params.get_param(name).schema["description_md"]
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "conf"),
+    [
+        ("bootstrap_table", {"table": "shop.orders"}),
+        ("bootstrap_table", {"table": '"Shop"."my ""orders"""', "splits": 1, "verify": False, "dry_run": True}),
+        ("bootstrap_table", {"table": "shop.orders", "splits": None}),
+        ("replica_verify", {"table": "shop.orders", "repair": True}),
+    ],
+)
+def test_good_parameters_are_taken(bag: Any, dag_id: str, conf: dict[str, Any]) -> None:
+    assert parameters(bag, dag_id, conf).items() >= conf.items()
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "conf"),
+    [
+        ("bootstrap_table", {}),
+        ("bootstrap_table", {"table": "x"}),
+        ("bootstrap_table", {"table": "shop.orders --repair"}),
+        ("bootstrap_table", {"table": None}),
+        ("bootstrap_table", {"table": "shop.orders", "splits": 0}),
+        ("bootstrap_table", {"table": "shop.orders", "splits": 1.5}),
+        ("bootstrap_table", {"table": "shop.orders", "splits": "8"}),
+        ("bootstrap_table", {"table": "shop.orders", "verify": "no"}),
+        ("replica_verify", {"table": "shop.orders", "repair": 1}),
+    ],
+)
+def test_bad_parameters_are_refused(bag: Any, dag_id: str, conf: dict[str, Any]) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    with pytest.raises(ParamValidationError):
+        parameters(bag, dag_id, conf)
+
+
+COMMANDS = [
+    ("bootstrap_table", "prepare", {}, "bootstrap_prepare", "lean 1g", []),
+    ("bootstrap_table", "prepare", {"splits": 12, "dry_run": True}, "bootstrap_prepare", "lean 1g",
+     ["--splits", "12", "--dry-run"]),
+    ("bootstrap_table", "scan", {"splits": 12}, "bootstrap_scan", "2g", []),
+    ("bootstrap_table", "verify", {}, "replica_verify", "2g", []),
+    ("replica_verify", "verify", {"repair": False}, "replica_verify", "2g", []),
+    ("replica_verify", "verify", {"repair": True}, "replica_verify", "2g", ["--repair"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dag_id", "task_id", "conf", "application", "jvm", "options"), COMMANDS)
+def test_the_command_that_is_submitted(
+    bag: Any, dag_id: str, task_id: str, conf: dict[str, Any], application: str, jvm: str, options: list[str]
+) -> None:
+    from ringsync.orchestration import given
+
+    task = rendered(bag, dag_id, task_id, {"table": "shop.orders", **conf})
+    task.application_args = given(task.application_args)
+    command = task._get_hook()._build_spark_submit_command(task.application)
+    log = (ROOT / "config" / "spark-log4j2.properties").as_uri()
+    lean = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC" if "lean" in jvm else ""
+    assert command == [
+        *("spark-submit", "--master", "local[2]", "--conf", "spark.ui.enabled=false"),
+        *("--conf", f"spark.driver.extraJavaOptions=-Dlog4j2.configurationFile={log}{lean}"),
+        *("--driver-memory", jvm.split()[-1], "--name", f"{application} shop.orders {RUN}"),
+        *("--deploy-mode", "client", str(ROOT / "spark_apps" / f"{application}.py")),
+        *("--conf", str(ROOT / "config" / "ringsync.yaml"), "--table", "shop.orders", "--run", RUN),
+        *options,
+    ]
+    assert Path(task.application).is_file()
+
+
+@pytest.mark.parametrize(
+    ("task_id", "conf", "skipped"),
+    [
+        ("prepare", {"dry_run": True}, False),
+        ("scan", {"dry_run": True}, True),
+        ("scan", {"verify": False}, False),
+        ("verify", {"verify": False}, True),
+        ("verify", {}, False),
+    ],
+)
+def test_what_is_left_out(bag: Any, task_id: str, conf: dict[str, Any], skipped: bool) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    task = rendered(bag, "bootstrap_table", task_id, {"table": "shop.orders", **conf})
+    assert bool(task.skip_if) is skipped
+    if skipped:
+        with pytest.raises(AirflowSkipException, match=task.skip_if):
+            task.execute({})
+
+
+def test_steps_come_in_order(bag: Any) -> None:
+    tasks = {task.task_id: task.downstream_task_ids for task in bag.dags["bootstrap_table"].tasks}
+    assert tasks == {"prepare": {"scan"}, "scan": {"verify"}, "verify": set()}
+
+
+def parameters(bag: Any, dag_id: str, conf: dict[str, Any]) -> dict[str, Any]:
+    """What tasks get as ``params``: the DAG's, with those of the trigger in their place, checked as Airflow does."""
+    merged = copy.deepcopy(bag.dags[dag_id].params)
+    merged.update(conf)
+    checked: dict[str, Any] = merged.validate()
+    return checked
+
+
+def rendered(bag: Any, dag_id: str, task_id: str, conf: dict[str, Any]) -> Any:
+    """A copy of a task with its templates rendered as the worker does."""
+    task = bag.dags[dag_id].get_task(task_id).prepare_for_execution()
+    task.render_template_fields({"params": parameters(bag, dag_id, conf), "run_id": RUN, "ti": None})
+    return task

@@ -1,0 +1,212 @@
+"""The base table: extreme values survive, one commit per write, other engines read it, mistakes are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from ringsync.cql.types import NATIVE_ARROW, ListType, MapType, Native, TupleType, UserType
+from ringsync.replica.checksum import canonical
+from ringsync.replica.session import to_spark_schema
+from ringsync.replica.table import ReplicaMismatchError, ReplicaTable, token_condition
+from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.table import Column, ColumnKind, TableSchema
+
+pytestmark = pytest.mark.spark
+
+LONGS = [-(2**63), 2**63 - 1, 0]
+EXTREMES: dict[str, list[Any]] = {
+    "bigint": LONGS,
+    "blob": [b"", b"\0\xff"],
+    "boolean": [False, True],
+    "counter": LONGS,
+    "date": [-1_826_211_000, 1_826_211_000, -(2**31), 2**31 - 1],
+    "double": [float("nan"), float("-inf"), 5e-324, -0.0, 0.0],
+    "duration": [{"months": -(2**31), "days": 2**31 - 1, "nanoseconds": -(2**63)}],
+    "float": [float("nan"), float("inf"), -0.0, 0.0],
+    "int": [-(2**31), 2**31 - 1],
+    "smallint": [-(2**15), 2**15 - 1],
+    "time": [0, 86_399_999_999_999],
+    "timestamp": LONGS,
+    "tinyint": [-128, 127],
+}
+TEXTS = ["", "\0", "é\U0001f600", "-1E+1000"]
+PAIR = UserType("shop", "pair", ("a", "select"), (Native("int"), ListType(Native("text"))), frozen=True)
+
+
+def table(*columns: tuple[str, ColumnKind, Any], table_id: str = "1" * 32) -> TableSchema:
+    return TableSchema("shop", "orders", table_id, tuple(Column(*column) for column in columns))
+
+
+def simple(table_id: str = "1" * 32) -> TableSchema:
+    return table(("id", "partition_key", Native("int")), ("v", "regular", Native("text")), table_id=table_id)
+
+
+def typed(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    """Values of a type; dates and timestamps are given as numbers, since Python cannot hold them."""
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int32() if pa.types.is_date32(kind) else pa.int64()).view(kind)
+    return pa.array(values, kind)
+
+
+def images(schema: TableSchema, columns: dict[str, pa.Array]) -> pa.Table:
+    """Row images with these columns and tokens 0, 1 …; whatever is not given is null."""
+    count = len(next(iter(columns.values())))
+    columns = {"token": pa.array(range(count), pa.int64()), **columns}
+    wanted = row_image_schema(schema)
+    return pa.table([columns.get(f.name, pa.nulls(count, f.type)) for f in wanted], schema=wanted)
+
+
+def simple_images(count: int, value: str = "v") -> pa.Table:
+    return images(simple(), {"id": pa.array(range(count), pa.int32()), "v": pa.array([value] * count)})
+
+
+def test_extreme_values_survive(spark: SparkSession, tmp_path: Path) -> None:
+    """Every native type, as a value and as a map key; nested nulls; emptiness; a long text."""
+    columns: dict[str, pa.Array] = {"id": pa.array(range(8), pa.int32())}
+    described: list[tuple[str, ColumnKind, Any]] = [("id", "partition_key", Native("int"))]
+    for name, kind in NATIVE_ARROW.items():
+        values = EXTREMES.get(name, TEXTS)
+        described += [(f"v_{name}", "regular", Native(name))]
+        columns[f"v_{name}"] = typed(kind, [*(values * 8)[:7], None])
+        described += [(f"m_{name}", "regular", MapType(Native(name), Native("int")))]
+        keys = typed(kind, values)
+        entries = pa.MapArray.from_arrays([0, len(keys)], keys, pa.array(range(len(keys)), pa.int32()))
+        columns[f"m_{name}"] = pa.concat_arrays([entries, pa.array([[]] * 3 + [None] * 4, entries.type)])
+    nested = TupleType((PAIR, MapType(MapType(Native("int"), Native("int"), True), Native("double"), True)))
+    described += [("nested", "regular", nested), ("long", "regular", Native("text"))]
+    all_null = {"field_1": {"a": None, "select": None}, "field_2": []}
+    inner = {"field_1": {"a": 1, "select": ["", None]}, "field_2": [{"key": [(1, None)], "value": -0.0}]}
+    schema = table(*described)
+    kind = row_image_schema(schema).field("nested").type
+    columns["nested"] = pa.array([all_null, inner, {"field_1": None, "field_2": None}, *[None] * 5], kind)
+    columns["long"] = pa.array(["x" * 1_000_000, *[""] * 7])
+    written = images(schema, columns)
+
+    replica = ReplicaTable(str(tmp_path / "with space" / "orders"), schema)
+    result = replica.write_base(spark.createDataFrame(written), as_of_us=1, properties={})
+    found = replica.read_base(spark).orderBy("token").toArrow()
+
+    assert result.rows == 8
+    assert found.column_names == written.column_names
+    for name in written.column_names:
+        before, after = (canonical(one[name].combine_chunks()) for one in (written, found))
+        assert before.to_pylist() == after.to_pylist(), name
+    assert replica.read_base(spark).schema == to_spark_schema(row_image_schema(schema))
+
+
+def test_one_commit_that_says_what_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    replica = ReplicaTable(str(tmp_path), simple())
+    assert replica.properties(spark) == {}
+    first = replica.write_base(spark.createDataFrame(simple_images(10)), as_of_us=5, properties={"run_id": "r1"})
+    again = replica.write_base(spark.createDataFrame(simple_images(4)), as_of_us=6, properties={"run_id": "r2"})
+    assert (first.version, first.rows, again.version, again.rows) == (0, 10, 1, 4)
+    assert first.files >= 1
+    assert first.bytes > 0
+    properties = replica.properties(spark)
+    assert (properties["run_id"], properties["as_of_us"]) == ("r2", "6")
+    assert properties["table_id"] == "1" * 32
+    assert properties["schema_digest"] == simple().digest
+    assert replica.read_base(spark).count() == 4
+
+
+def test_features_and_statistics_are_plain(spark: SparkSession, tmp_path: Path) -> None:
+    for vectors, features in ((True, ["deletionVectors"]), (False, None)):
+        replica = ReplicaTable(str(tmp_path / str(vectors)), simple())
+        replica.write_base(
+            spark.createDataFrame(simple_images(10)), as_of_us=5, properties={}, deletion_vectors=vectors
+        )
+        log = (Path(replica.base_uri) / "_delta_log" / f"{0:020}.json").read_text()
+        actions = [json.loads(line) for line in log.splitlines()]
+        protocol = next(a["protocol"] for a in actions if "protocol" in a)
+        assert protocol.get("readerFeatures") == features
+        assert set(protocol.get("writerFeatures", [])) <= {"deletionVectors", "appendOnly", "invariants"}
+        for added in (json.loads(a["add"]["stats"]) for a in actions if "add" in a):
+            assert set(added["minValues"]) <= {"token"}
+
+
+def test_rows_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
+    replica = ReplicaTable(str(tmp_path), simple())
+    rows = spark.createDataFrame(simple_images(1000)).coalesce(1)
+    replica.write_base(rows, as_of_us=5, properties={}, max_rows_per_file=300)
+    tokens = [file["min"]["token"] for file in _files(replica)]
+    assert sorted(tokens) == [0, 300, 600, 900]
+    found = pq.read_table(next(Path(replica.base_uri).glob("*.parquet")))["token"].to_pylist()
+    assert found == sorted(found)
+
+
+def _files(replica: ReplicaTable) -> list[dict[str, Any]]:
+    return pa.table(DeltaTable(replica.base_uri).get_add_actions()).to_pylist()
+
+
+def test_a_writer_that_dies_leaves_the_old_version(spark: SparkSession, tmp_path: Path) -> None:
+    replica = ReplicaTable(str(tmp_path), simple())
+    replica.write_base(spark.createDataFrame(simple_images(10, "old")), as_of_us=5, properties={})
+
+    def dies(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            raise RuntimeError("the scan broke off")
+
+    rows = spark.createDataFrame(simple_images(100, "new"))
+    with pytest.raises((PySparkException, Py4JJavaError), match="the scan broke off"):
+        replica.write_base(rows.mapInArrow(dies, rows.schema), as_of_us=6, properties={})
+    assert [row.v for row in replica.read_base(spark).collect()] == ["old"] * 10
+    assert replica.properties(spark)["as_of_us"] == "5"
+
+
+def test_another_table_is_overwritten_only_on_request(spark: SparkSession, tmp_path: Path) -> None:
+    replica = ReplicaTable(str(tmp_path), simple())
+    rows = spark.createDataFrame(simple_images(10))
+    replica.write_base(rows, as_of_us=5, properties={})
+    recreated = ReplicaTable(str(tmp_path), simple(table_id="2" * 32))
+    with pytest.raises(ReplicaMismatchError, match="table_id is 1111"):
+        recreated.write_base(rows, as_of_us=6, properties={})
+    wider = table(
+        ("id", "partition_key", Native("int")), ("v", "regular", Native("text")), ("w", "regular", Native("int"))
+    )
+    more = images(wider, {"id": pa.array([1], pa.int32())})
+    with pytest.raises(ReplicaMismatchError, match="schema_digest"):
+        ReplicaTable(str(tmp_path), wider).write_base(spark.createDataFrame(more), as_of_us=6, properties={})
+    ReplicaTable(str(tmp_path), wider).write_base(
+        spark.createDataFrame(more), as_of_us=6, properties={}, replace_schema=True
+    )
+    assert replica.read_base(spark).columns == ["token", "id", "v", "w", "_row", "_x"]
+    with pytest.raises(ReplicaMismatchError, match="no replica of"):
+        ReplicaTable(str(tmp_path / "other"), simple()).replace_ranges(rows, [(0, 1)], properties={})
+
+
+def test_another_engine_reads_the_base_with_deletions(spark: SparkSession, tmp_path: Path) -> None:
+    """delta-rs applies the deletion vectors that a repair leaves."""
+    replica = ReplicaTable(str(tmp_path), simple())
+    replica.write_base(spark.createDataFrame(simple_images(1000, "old")), as_of_us=5, properties={})
+    fresh = spark.createDataFrame(simple_images(20, "new")).where("token > 9 AND token < 15")
+    replica.replace_ranges(fresh, [(9, 19)], properties={})
+    assert list(Path(replica.base_uri).glob("deletion_vector*"))
+    found = (
+        QueryBuilder()
+        .register("base", DeltaTable(replica.base_uri))
+        .execute("SELECT v, count(*) AS n, min(token) AS lo, max(token) AS hi FROM base GROUP BY v ORDER BY v")
+    )
+    rows = pa.table(found.read_all()).to_pylist()
+    assert rows == [{"v": "new", "n": 5, "lo": 10, "hi": 14}, {"v": "old", "n": 990, "lo": 0, "hi": 999}]
+
+
+def test_token_condition_takes_the_ends_of_the_ring(spark: SparkSession) -> None:
+    ring = token_condition([(-(2**63), 2**63 - 1)])
+    tokens = spark.createDataFrame([(-(2**63),), (-(2**63) + 1,), (2**63 - 1,)], "token bigint")
+    assert tokens.where(ring).count() == 2
+    many = token_condition([(2 * i, 2 * i + 1) for i in range(4096)])
+    assert spark.range(10_000).selectExpr("id AS token").where(many).count() == 4096
+    with pytest.raises(ValueError, match="start < end"):
+        token_condition([(5, 5)])

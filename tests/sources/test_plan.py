@@ -1,0 +1,88 @@
+"""Plans on a server that cannot tell the times of elements: Cassandra before 5.0."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.config import Config
+from ringsync.formats.row_images import row_images
+from ringsync.sources.cluster import read_ring, read_size_estimate
+from ringsync.sources.plan import ElementTimesError, ScanPlan, make_scan_plan
+from ringsync.sources.scan import read_ranges, scan_query, scan_session
+from ringsync.sources.session import close_all, connect
+from servers.cassandra import CassandraNode, NodeSettings
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[CassandraNode]:
+    settings = replace(NodeSettings(version="4.1", heap_mb=256, cdc=False).on_free_ports())
+    with CassandraNode(tmp_path_factory.mktemp("old"), settings, cache) as node:
+        yield node
+    close_all()
+
+
+def config_of(node: CassandraNode, element_times: str) -> Config:
+    return Config.model_validate(
+        {
+            "server_name": "test",
+            "cassandra": {"contact_points": [node.settings.address], "port": node.settings.native_port},
+            "store": {"url": "store"},
+            "replica": {"element_times": element_times},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def session(old: CassandraNode) -> Any:
+    found = connect(config_of(old, "error").cluster_settings())
+    found.execute("CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+    found.execute("CREATE TABLE ks.plain (id int PRIMARY KEY, v frozen<set<int>>)")
+    found.execute("CREATE TABLE ks.sets (id int PRIMARY KEY, s set<int>, v int)")
+    found.execute("INSERT INTO ks.sets (id, s, v) VALUES (1, {3, 1}, 9) USING TIMESTAMP 77 AND TTL 1000")
+    return found
+
+
+def test_unknown_times_are_refused_or_marked(old: CassandraNode, session: Any) -> None:
+    with pytest.raises(ElementTimesError, match=r"ks\.sets.* s set<int> .*replica\.element_times: unknown"):
+        make_scan_plan(session, config_of(old, "error"), "ks", "sets", now=1)
+    config = config_of(old, "unknown")
+    now = int(time.time())
+    plan = make_scan_plan(session, config, "ks", "sets", now=now)
+    assert not plan.element_times
+    [row] = images(config, plan)
+    assert row["s"] == [1, 3]
+    assert row["_x"]["s"]["d"] == row["_x"]["s"]["e"] == []
+    assert row["_row"]["writetime"] == 77
+    assert now + 990 < row["_row"]["expires_at"] <= now + 1001
+
+
+def test_frozen_collections_have_times_everywhere(old: CassandraNode, session: Any) -> None:
+    assert make_scan_plan(session, config_of(old, "error"), "ks", "plain", now=1).element_times
+
+
+def test_ring_and_estimates_of_an_older_version(session: Any) -> None:
+    ring = read_ring(session, "ks")
+    assert [len(host.tokens) for host in ring.hosts] == [4]
+    assert ring.hosts[0].up
+    assert read_size_estimate(session, "ks", "plain") is None
+
+
+def images(config: Config, plan: ScanPlan) -> list[dict[str, Any]]:
+    """The plan's row images, read without Spark."""
+    settings = config.cluster_settings()
+    scan = scan_session(settings, plan.now)
+    query = scan_query(plan.table, times=plan.times, element_times=plan.element_times)
+    prepared = scan.prepare(query.cql)
+    return [
+        row
+        for split in plan.splits
+        for _, pages in read_ranges(scan, prepared, split.ranges, settings)
+        for page in pages
+        for row in row_images(page, plan.table, query.layout, plan.now, plan.unrepresentable_values).to_pylist()
+    ]

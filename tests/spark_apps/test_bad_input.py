@@ -1,0 +1,135 @@
+"""What a user can get wrong, tried on the program that meets it first: one clear line, exit code 3, nothing written."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from servers.cassandra import CassandraNode, NodeSettings
+from servers.ports import free_port
+
+PROJECT = Path(__file__).parents[2]
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[CassandraNode]:
+    """A node with roles: ``reader`` may read shop.orders, ``nobody`` may log in and nothing else."""
+    settings = NodeSettings(authenticator="password", heap_mb=256).on_free_ports()
+    with CassandraNode(tmp_path_factory.mktemp("guarded"), settings, cache) as node:
+        cluster = node.cluster()
+        session = cluster.connect()
+        session.execute("CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+        session.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, v text)")
+        for role in ("reader", "nobody"):
+            session.execute(f"CREATE ROLE {role} WITH PASSWORD = 'sesame-{role}' AND LOGIN = true")
+        session.execute("GRANT SELECT ON shop.orders TO reader")
+        cluster.shutdown()
+        yield node
+
+
+@pytest.fixture
+def document(guarded: CassandraNode, tmp_path: Path) -> dict[str, Any]:
+    """A configuration that works."""
+    (tmp_path / "password").write_text("sesame-reader")
+    return {
+        "server_name": "demo",
+        "cassandra": {
+            "contact_points": [guarded.contact_point],
+            "port": guarded.port,
+            "username": "reader",
+            "password": {"file": "password"},
+            "connect_timeout_s": 5.0,
+        },
+        "store": {"url": "lake"},
+    }
+
+
+def prepare(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders") -> tuple[int, str]:
+    """Run ``bootstrap_prepare``: its exit code and everything it printed."""
+    (folder / "ringsync.yaml").write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    command = [sys.executable, str(PROJECT / "spark_apps" / "bootstrap_prepare.py")]
+    command += ["--conf", str(folder / "ringsync.yaml"), "--table", table, "--run", "test"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "include")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def refused(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders") -> str:
+    """The error of a run that must be refused."""
+    code, output = prepare(folder, document, table)
+    assert code == 3, output
+    assert "Traceback" not in output
+    assert "sesame" not in output
+    assert not list(folder.rglob("plans/**/*.json"))
+    return output.split("ringsync: error: ", 1)[1]
+
+
+def test_what_works(document: dict[str, Any], tmp_path: Path) -> None:
+    code, output = prepare(tmp_path, document)
+    assert code == 0, output
+    assert list(tmp_path.glob("lake/plans/bootstrap/test.json"))
+    assert list(tmp_path.glob("lake/reports/bootstrap_prepare/test.json"))
+
+
+def test_unknown_table(document: dict[str, Any], tmp_path: Path) -> None:
+    error = refused(tmp_path, document, "shop.order")
+    assert "shop.order" in error
+    assert "did you mean" in error.lower()
+    assert "orders" in error
+
+
+def test_unknown_keyspace(document: dict[str, Any], tmp_path: Path) -> None:
+    assert "shp" in refused(tmp_path, document, "shp.orders")
+
+
+def test_not_a_table_name(document: dict[str, Any], tmp_path: Path) -> None:
+    assert "keyspace.table" in refused(tmp_path, document, "orders; DROP TABLE x")
+
+
+def test_no_rights(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("sesame-nobody")
+    document["cassandra"]["username"] = "nobody"
+    error = refused(tmp_path, document)
+    assert "GRANT SELECT ON" in error
+    assert "nobody" in error
+
+
+def test_wrong_password(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("sesame-wrong")
+    error = refused(tmp_path, document)
+    assert "reader" in error
+    assert "cassandra.password" in error
+
+
+def test_no_password_where_one_is_needed(document: dict[str, Any], tmp_path: Path) -> None:
+    del document["cassandra"]["username"], document["cassandra"]["password"]
+    assert "cassandra.username" in refused(tmp_path, document)
+
+
+def test_unreachable_host(document: dict[str, Any], tmp_path: Path) -> None:
+    document["cassandra"]["port"] = port = free_port("127.0.0.1")
+    error = refused(tmp_path, document)
+    assert f"127.0.0.1:{port}" in error
+    assert "cassandra.contact_points" in error
+
+
+def test_unwritable_output(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "lake").write_text("a file where a folder should be")
+    assert str(tmp_path / "lake") in refused(tmp_path, document)
+
+
+def test_malformed_yaml(tmp_path: Path) -> None:
+    error = refused(tmp_path, "cassandra: [1")
+    assert "not valid YAML" in error
+    assert "line 1" in error
+
+
+def test_unknown_key(document: dict[str, Any], tmp_path: Path) -> None:
+    document["cassandra"]["contact_point"] = "x"
+    assert "cassandra.contact_point: unknown key; did you mean contact_points?" in refused(tmp_path, document)

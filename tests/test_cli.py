@@ -1,0 +1,146 @@
+"""cdcservice: what it refuses before anything is touched, and what it says of a run that is over."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ringsync.airflow_client import AirflowClient, RunState, TaskState, find_failure
+from ringsync.cli import Run, main, report_end
+from ringsync.config import load_config
+from ringsync.storage.port import ObjectStore
+
+RUN = "shop.orders__1"
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RINGSYNC_AIRFLOW_PASSWORD", "not-shown-anywhere")
+    path = tmp_path / "ringsync.yaml"
+    path.write_text(
+        "server_name: test\ncassandra: {contact_points: [127.0.0.1]}\nstore: {url: lake}\n"
+        "airflow: {url: 'http://127.0.0.1:9'}\n"
+    )
+    return path
+
+
+@pytest.fixture
+def run(configuration: Path) -> Run:
+    store = load_config(configuration).open_store()
+    return Run(AirflowClient("http://127.0.0.1:9/", "admin", "x"), store, "bootstrap_table", RUN, "shop.orders")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["bootstrap"], "the following arguments are required: --table"),
+        (["bootstrap", "--table", "orders"], "'orders' is not a table name: write keyspace.table"),
+        (["bootstrap", "--table", "shop.orders", "--splits", "0"], "'0' is not a whole number from 1"),
+        (["verify", "--table", "shop.orders", "--splits", "3"], "unrecognized arguments: --splits 3"),
+        (["sync"], "invalid choice: 'sync'"),
+    ],
+)
+def test_wrong_arguments_are_explained_with_exit_code_3(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 3
+    error = capsys.readouterr().err
+    assert message in error
+    assert "ringsync: error: " in error
+
+
+def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bootstrap", "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    for option in ("--table", "--conf", "--splits", "--no-verify", "--dry-run", "--wait", "exit codes:"):
+        assert option in shown
+
+
+def test_a_missing_configuration_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--table", "shop.orders", "--conf", str(tmp_path / "none.yaml")]) == 3
+    assert "none.yaml: cannot read the configuration" in capsys.readouterr().err
+
+
+def test_a_missing_password_is_named(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RINGSYNC_AIRFLOW_PASSWORD")
+    assert main(["verify", "--table", "shop.orders", "--conf", str(configuration)]) == 3
+    assert "RINGSYNC_AIRFLOW_PASSWORD is not set" in capsys.readouterr().err
+
+
+def test_an_unreachable_airflow_is_named(configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bootstrap", "--table", "shop.orders", "--conf", str(configuration)]) == 3
+    error = capsys.readouterr().err
+    assert "Airflow is not reachable at http://127.0.0.1:9" in error
+    assert "not-shown-anywhere" not in error
+
+
+def test_a_good_end_shows_the_numbers(run: Run) -> None:
+    put_report(run.store, "bootstrap_prepare", {"exit_code": 0, "ranges": 40, "seconds": 4.25})
+    put_report(run.store, "bootstrap_scan", {"exit_code": 0, "rows": 1_200_000, "cells": 5_000_000, "seconds": 60})
+    put_report(run.store, "replica_verify", {"exit_code": 0, "rows": 1_200_000, "differences": 0, "seconds": 75.0})
+    code, shown = ended(run, "success", {"prepare": "success", "scan": "success", "verify": "success"})
+    assert code == 0
+    assert shown == [
+        "prepare: 40 ranges, 4.2 s",
+        "scan: 1,200,000 rows, 5,000,000 cells, 0:01:00, 20,000 rows/s",
+        "verify: 1,200,000 rows, 0 differences, 0:01:15, 16,000 rows/s",
+    ]
+
+
+def test_differences_are_exit_code_1(run: Run) -> None:
+    put_report(run.store, "replica_verify", {"exit_code": 1, "rows": 10, "differences": 2, "seconds": 1.0})
+    code, shown = ended(run, "failed", {"prepare": "success", "scan": "success", "verify": "failed"})
+    assert code == 1
+    assert "verify: failed: 10 rows, 2 differences, 1.0 s, 10 rows/s" in shown
+
+
+def test_a_failure_shows_its_error_and_where_to_look(run: Run) -> None:
+    put_report(run.store, "bootstrap_prepare", {"exit_code": 3, "error": "no table shop.orders: check its name"})
+    states = {"prepare": "failed", "scan": "upstream_failed", "verify": "upstream_failed"}
+    code, shown = ended(run, "failed", states)
+    assert code == 3
+    assert shown == [
+        "prepare: failed: no table shop.orders: check its name",
+        "scan: upstream failed",
+        "verify: upstream failed",
+        f"look at it: http://127.0.0.1:9/dags/bootstrap_table/runs/{RUN}",
+    ]
+
+
+def test_a_run_that_was_marked_failed_is_no_success(run: Run) -> None:
+    code, _ = ended(run, "failed", {"prepare": "success", "scan": "skipped", "verify": "skipped"})
+    assert code == 5
+
+
+def test_the_reason_is_found_in_a_log() -> None:
+    detail = {"exc_type": "AirflowFailException", "exc_value": "no table [prepare: exit code 3]", "frames": []}
+    log = [{"event": "::group::Pre"}, {"event": "x"}, {"event": "Task failed", "error_detail": [detail]}, {"event": ""}]
+    assert find_failure(log).message == "no table [prepare: exit code 3]"
+    assert find_failure(log).final
+
+
+def test_without_an_exception_the_end_of_the_log_is_the_reason() -> None:
+    failure = find_failure(["::group::Pre", "one", "two"], lines=1)
+    assert failure.message == "the end of its log:\n  two"
+    assert not failure.final
+
+
+def put_report(store: ObjectStore, application: str, report: dict[str, Any]) -> None:
+    store.put(f"reports/{application}/{RUN}.json", json.dumps(report).encode())
+
+
+def ended(run: Run, state: str, tasks: dict[str, str]) -> tuple[int, list[str]]:
+    out = io.StringIO()
+    states = tuple(TaskState(task, one, 1, 1.0) for task, one in tasks.items())
+    code = report_end(run, RunState(run.dag, run.run, state, states), Console(file=out, width=200, soft_wrap=True))
+    return code, out.getvalue().splitlines()

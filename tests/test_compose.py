@@ -1,0 +1,138 @@
+"""What can be known of docker-compose.yaml without a container engine."""
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ringsync.config import load_config
+
+ROOT = Path(__file__).parent.parent
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+RUNS_ONCE = {"airflow-init"}
+CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
+KNOWN_KEYS = {
+    *("image", "build", "restart", "environment", "volumes", "depends_on", "healthcheck"),
+    *("command", "entrypoint", "hostname", "ports", "profiles"),
+}
+
+
+@pytest.fixture(params=sorted(SERVICES))
+def service(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return request.param, SERVICES[request.param]
+
+
+def test_all_parts_are_there() -> None:
+    cassandra = {"cassandra-1", "cassandra-2", "cassandra-3"}
+    airflow = {"airflow-init", "airflow-api", "airflow-scheduler", "airflow-dag-processor", "postgres"}
+    assert set(SERVICES) == cassandra | airflow | {"spark-master", "spark-worker", "gcs", "kafka", "schema-registry"}
+
+
+def test_keys_are_composes(service: tuple[str, dict[str, Any]]) -> None:
+    assert set(service[1]) <= KNOWN_KEYS
+    assert set(service[1].get("healthcheck", {})) <= {"test", "interval", "timeout", "retries", "start_period"}
+
+
+def test_images_are_pinned(service: tuple[str, dict[str, Any]]) -> None:
+    assert re.fullmatch(r"[a-z0-9/_-]+:v?\d+\.\d+[\w.-]*", service[1]["image"])
+
+
+def test_base_images_are_pinned() -> None:
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert bases
+    assert all(re.fullmatch(r"[a-z0-9/_-]+:\d+\.\d+\.\d+[\w.-]*", base) for base in bases)
+
+
+def test_ports_are_bound_to_this_machine_only_and_once() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
+    published = [port.split(":")[1] for port in ports]
+    assert len(set(published)) == len(published)
+
+
+def test_services_tell_whether_they_are_healthy(service: tuple[str, dict[str, Any]]) -> None:
+    name, definition = service
+    assert ("healthcheck" in definition) is (name not in RUNS_ONCE)
+
+
+def test_what_is_depended_on_is_there_and_can_fulfil_the_condition(service: tuple[str, dict[str, Any]]) -> None:
+    name, definition = service
+    for target, wanted in definition.get("depends_on", {}).items():
+        assert wanted["condition"] in CONDITIONS
+        assert set(SERVICES[target].get("profiles", [])) <= set(definition.get("profiles", [])), f"{name} → {target}"
+        if wanted["condition"] == "service_healthy":
+            assert "healthcheck" in SERVICES[target]
+        if wanted["condition"] == "service_completed_successfully":
+            assert target in RUNS_ONCE
+
+
+def test_dependencies_have_no_circle() -> None:
+    done: set[str] = set()
+    while len(done) < len(SERVICES):
+        ready = {name for name, one in SERVICES.items() if set(one.get("depends_on", {})) <= done} - done
+        assert ready
+        done |= ready
+
+
+def test_mounted_files_exist_and_volumes_are_declared(service: tuple[str, dict[str, Any]]) -> None:
+    for volume in service[1].get("volumes", []):
+        source = volume.split(":")[0]
+        if source.startswith("./"):
+            assert (ROOT / source).is_file()
+        else:
+            assert source in COMPOSE["volumes"]
+
+
+def test_no_volume_is_unused() -> None:
+    used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
+    assert set(COMPOSE["volumes"]) <= used
+
+
+def test_what_the_dockerfile_copies_exists_and_reaches_the_builder() -> None:
+    allowed = re.findall(r"^!(\S+)", (ROOT / "docker" / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert any(source == name or source.startswith(name + "/") for name in allowed), source
+
+
+def test_commands_of_ours_are_in_the_image() -> None:
+    commands = {word for one in SERVICES.values() for word in one.get("command", []) if word.startswith("docker/")}
+    checks = {word for one in SERVICES.values() for word in one.get("healthcheck", {}).get("test", [])}
+    for file in commands | {word for word in checks if word.startswith("docker/")}:
+        assert (ROOT / file).is_file()
+        assert file in DOCKERFILE
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "docker").glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_can_be_executed(script: Path) -> None:
+    assert script.stat().st_mode & stat.S_IXUSR
+
+
+def test_secrets_come_from_the_environment_and_the_example_holds_none() -> None:
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yaml").read_text()))
+    example = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert used == set(example)
+    assert not any(example.values())
+    for line in (ROOT / "docker-compose.yaml").read_text().splitlines():
+        if re.search(r"(PASSWORD|SECRET|FERNET)\w*:", line) and "_FILE" not in line:
+            assert "${" in line
+
+
+def test_the_pool_that_the_dags_use_is_created() -> None:
+    pools = json.loads((ROOT / "docker" / "pools.json").read_text())
+    assert SERVICES["airflow-scheduler"]["environment"]["RINGSYNC_SPARK_POOL"] in pools
+
+
+def test_its_configuration_is_valid_and_names_its_services() -> None:
+    config = load_config(ROOT / "docker" / "ringsync.yaml")
+    assert set(config.cassandra.contact_points) <= set(SERVICES)
+    assert config.airflow.url == "http://airflow-api:8080"
+    volumes = {volume.split(":")[1] for volume in SERVICES["spark-worker"]["volumes"]}
+    assert config.store.url.removeprefix("file://") in volumes
