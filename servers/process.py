@@ -63,11 +63,13 @@ class ServerProcess:
             time.sleep(POLL_SECONDS)
 
     def log_end(self) -> str:
-        """Return the last lines that this run has logged, after the name of the log."""
+        """Return the first errors and the last lines that this run has logged, after the name of the log."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             text = log.read().decode(errors="replace")
-        return f"The end of {self.log}:\n{last_lines(text)}"
+        # A server that fails often logs a clean shutdown after the reason.
+        errors = [line for line in text.splitlines() if "ERROR" in line or "Exception" in line]
+        return "\n".join([f"From {self.log}:", *errors[:5], "…", last_lines(text)])
 
     @property
     def ended(self) -> bool:

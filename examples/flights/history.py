@@ -65,21 +65,21 @@ def change_cells(run: Run, flights: Sequence[Row]) -> None:
     """
     run(
         f"UPDATE flights.flights USING TIMESTAMP ? SET arrival_delay = ? WHERE {FLIGHT}",
-        [(later(row, 24), number % 60, *row[:KEY_COLUMNS]) for number, row in enumerate(flights[::97])],
+        [(later(row, 24), number % 60, *row[:KEY_COLUMNS]) for number, row in enumerate(flights[::389])],
     )
     run(
         f"DELETE tail_number FROM flights.flights USING TIMESTAMP ? WHERE {FLIGHT}",
-        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[2::103]],
+        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[2::409]],
     )
     run(
         f"UPDATE flights.flights USING TIMESTAMP ? SET note = '' WHERE {FLIGHT}",
-        [(later(row, 2), *row[:KEY_COLUMNS]) for row in flights[4::211]],
+        [(later(row, 2), *row[:KEY_COLUMNS]) for row in flights[4::821]],
     )
     run(
         f"UPDATE flights.flights USING TIMESTAMP ? AND TTL ? SET note = 'crew rested' WHERE {FLIGHT}",
         [
             (later(row, 3), (1 + number % 30) * DAY_SECONDS, *row[:KEY_COLUMNS])
-            for number, row in enumerate(flights[6::199])
+            for number, row in enumerate(flights[6::811])
         ],
     )
 
@@ -96,23 +96,22 @@ def change_collections(run: Run, flights: Sequence[Row]) -> None:
         f"WHERE {FLIGHT}",
         [
             (later(row, 1), (2 + number % 28) * DAY_SECONDS, 5 + number % 20, *row[:KEY_COLUMNS])
-            for number, row in enumerate(flights[1::101])
+            for number, row in enumerate(flights[1::401])
         ],
     )
     run(
         f"DELETE delays['arrival'] FROM flights.flights USING TIMESTAMP ? WHERE {FLIGHT}",
-        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[3::103]],
+        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[3::419]],
     )
     run(
         f"UPDATE flights.flights USING TIMESTAMP ? SET flags = flags - {{'late', 'long'}} WHERE {FLIGHT}",
-        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[5::223]],
+        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[5::887]],
     )
     run(
         f"DELETE flags FROM flights.flights USING TIMESTAMP ? WHERE {FLIGHT}",
-        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[7::227]],
+        [(later(row, 24), *row[:KEY_COLUMNS]) for row in flights[7::907]],
     )
-    with_remarks = flights[3::107]
-    change_remarks(run, with_remarks)
+    change_remarks(run, flights[3::431])
 
 
 def change_remarks(run: Run, flights: Sequence[Row]) -> None:

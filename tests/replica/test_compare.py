@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
 from ringsync.replica.compare import Comparison, compare_ranges, repair
 from ringsync.replica.differences import Difference
-from ringsync.replica.table import ReplicaTable
+from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.replica.view import live
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
@@ -74,8 +74,12 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
 
 def compared(spark: SparkSession, source: list[Row], replica: DataFrame, **options: Any) -> Comparison:
     options = {"changed_after_us": 10 * WRITTEN, "limit": 100, **options}
-    sides = (live(one, TABLE, NOW) for one in (frame(spark, source), replica))
-    return compare_ranges(*sides, BOUNDARIES, TABLE, **options)
+    there, here = (live(one, TABLE, NOW) for one in (frame(spark, source), replica))
+
+    def read_source(ranges: Any) -> DataFrame:
+        return there if ranges is None else there.where(token_condition(ranges))
+
+    return compare_ranges(read_source, here, BOUNDARIES, TABLE, **options)
 
 
 def planted(source: list[Row]) -> tuple[list[Row], dict[tuple[Any, ...], tuple[str | None, str | None]]]:

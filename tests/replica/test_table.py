@@ -170,13 +170,13 @@ def test_another_table_is_overwritten_only_on_request(spark: SparkSession, tmp_p
     rows = spark.createDataFrame(simple_images(10))
     replica.write_base(rows, as_of_us=5, properties={})
     recreated = ReplicaTable(str(tmp_path), simple(table_id="2" * 32))
-    with pytest.raises(ReplicaMismatchError, match="table_id is 1111"):
+    with pytest.raises(ReplicaMismatchError, match=r"replica of table id 1111.*dropped and created again"):
         recreated.write_base(rows, as_of_us=6, properties={})
     wider = table(
         ("id", "partition_key", Native("int")), ("v", "regular", Native("text")), ("w", "regular", Native("int"))
     )
     more = images(wider, {"id": pa.array([1], pa.int32())})
-    with pytest.raises(ReplicaMismatchError, match="schema_digest"):
+    with pytest.raises(ReplicaMismatchError, match=r"schema of .* changed"):
         ReplicaTable(str(tmp_path), wider).write_base(spark.createDataFrame(more), as_of_us=6, properties={})
     ReplicaTable(str(tmp_path), wider).write_base(
         spark.createDataFrame(more), as_of_us=6, properties={}, replace_schema=True
@@ -206,7 +206,8 @@ def test_token_condition_takes_the_ends_of_the_ring(spark: SparkSession) -> None
     ring = token_condition([(-(2**63), 2**63 - 1)])
     tokens = spark.createDataFrame([(-(2**63),), (-(2**63) + 1,), (2**63 - 1,)], "token bigint")
     assert tokens.where(ring).count() == 2
-    many = token_condition([(2 * i, 2 * i + 1) for i in range(4096)])
-    assert spark.range(10_000).selectExpr("id AS token").where(many).count() == 4096
+    many = token_condition([(2 * i, 2 * i + 1) for i in range(500)])
+    assert spark.range(10_000).selectExpr("id AS token").where(many).count() == 500
+    assert token_condition([(5, 7), (0, 5), (1, 3), (9, 10)]) == token_condition([(0, 7), (9, 10)])
     with pytest.raises(ValueError, match="start < end"):
         token_condition([(5, 5)])

@@ -24,6 +24,10 @@ Outcome = Literal["equal", "different", "missing", "extra", "changed_after"]
 OUTCOMES: tuple[Outcome, ...] = ("equal", "different", "missing", "extra", "changed_after")
 
 
+TokenRanges = Sequence[tuple[int, int]]
+"""(start, end], none of them wrapping."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What a comparison found.
@@ -66,7 +70,7 @@ class Comparison:
 
 
 def compare_ranges(
-    source_live: DataFrame,
+    read_source: Callable[[TokenRanges | None], DataFrame],
     replica_live: DataFrame,
     boundaries: Sequence[int],
     table: TableSchema,
@@ -76,8 +80,8 @@ def compare_ranges(
 ) -> Comparison:
     """Compare live rows of the source with those of the replica, both as of one moment.
 
-    :param source_live: the source's rows (:func:`ringsync.replica.view.live`); computed twice where ranges differ,
-        so let it read something that stays the same: a persisted DataFrame or files
+    :param read_source: gives the source's live rows (:func:`ringsync.replica.view.as_selected`): all of them for
+        None, else those of these token ranges; called once, and once more where ranges differ
     :param replica_live: the replica's rows
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
     :param changed_after_us: µs; a source row with a later writetime that differs is counted, not a difference
@@ -85,14 +89,14 @@ def compare_ranges(
     :raises ValueError: when the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
-    there, here = (range_checksums(side, table, boundaries) for side in (source_live, replica_live))
+    there, here = (range_checksums(side, table, boundaries) for side in (read_source(None), replica_live))
     differs = np.any([there[name].to_numpy() != here[name].to_numpy() for name in CHECKSUM_FIELDS], axis=0)
     ranges = tuple((int(edges[i]), int(edges[i + 1])) for i in np.flatnonzero(differs))
     rows: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
     kinds: Counter[str] = Counter()
     differences: list[Difference] = []
     if ranges:
-        joined = _join(source_live, replica_live, ranges, table, changed_after_us)
+        joined = _join(read_source(ranges), replica_live, ranges, table, changed_after_us)
         found = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
         for line in found.toArrow().to_pylist():
             if line["listed"] is not None:

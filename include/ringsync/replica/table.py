@@ -82,7 +82,7 @@ class ReplicaTable:
         """
         spark = rows.sparkSession
         if not replace_schema:
-            self._check_same_table(spark)
+            self.check_same_table(spark)
         description = {**self._identity(), "as_of_us": str(as_of_us), **properties}
         writer = (
             rows.writeTo(self.sql_name)
@@ -110,7 +110,7 @@ class ReplicaTable:
         spark = rows.sparkSession
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             raise ReplicaMismatchError(f"{self.base_uri}: no replica of {self.table.full_name} yet: bootstrap it first")
-        self._check_same_table(spark)
+        self.check_same_table(spark)
         description = {**self._identity(), "repair": "true", **properties}
         (
             rows.write.format("delta")
@@ -140,16 +140,25 @@ class ReplicaTable:
             "version": ringsync.__version__,
         }
 
-    def _check_same_table(self, spark: SparkSession) -> None:
+    def check_same_table(self, spark: SparkSession) -> None:
+        """Look whether the base, if there is one, is the replica of this table with this schema.
+
+        :raises ReplicaMismatchError: it is not
+        """
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             return
         found, expected = self.properties(spark), self._identity()
-        for name in ("table_id", "schema_digest"):
-            if found.get(name) != expected[name]:
-                raise ReplicaMismatchError(
-                    f"{self.base_uri}: {name} is {found.get(name, 'not given')}, but {expected[name]} for "
-                    f"{self.table.full_name} now: move the folder away, or write the base anew with replace_schema"
-                )
+        if found.get("table_id") != expected["table_id"]:
+            raise ReplicaMismatchError(
+                f"{self.base_uri} is the replica of table id {found.get('table_id', 'unknown')}, but "
+                f"{self.table.full_name} has {expected['table_id']} now: it was dropped and created again. "
+                "Move the folder away first"
+            )
+        if found.get("schema_digest") != expected["schema_digest"]:
+            raise ReplicaMismatchError(
+                f"the schema of {self.table.full_name} changed since the replica {self.base_uri} was made: "
+                "trigger bootstrap_table again"
+            )
 
     def _last_commit(self, spark: SparkSession, description: Mapping[str, str]) -> WriteResult:
         """The newest commit with this description: another writer may have committed since."""
@@ -172,4 +181,9 @@ def token_condition(ranges: Sequence[tuple[int, int]]) -> str:
     """
     if not ranges or any(start >= end for start, end in ranges):
         raise ValueError(f"token ranges must be given, each with start < end: {list(ranges)[:5]}")
-    return " OR ".join(f"(token > {start}L AND token <= {end}L)" for start, end in ranges)
+    joined: list[tuple[int, int]] = []  # neighbours become one range: Spark plans thousands of conditions slowly
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            start, end = joined[-1][0], max(end, joined.pop()[1])
+        joined.append((start, end))
+    return " OR ".join(f"(token > {start}L AND token <= {end}L)" for start, end in joined)

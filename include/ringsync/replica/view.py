@@ -38,6 +38,16 @@ def live(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
     return rows.sparkSession.sql(live_sql(table, "{rows}", str(now_s)), rows=rows)
 
 
+def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
+    """The same columns for rows that a SELECT gave as of that very moment: all of them are alive.
+
+    :param rows: row images as the data source ``cassandra_table`` gives them; computed once
+    :param now_s: seconds since the epoch, the moment of the scan
+    """
+    columns = [_column(column, name, str(now_s)) for column, name in _with_names(table)]
+    return rows.selectExpr("token", *(f"{c.value} AS `{c.name}`" for c in columns), f"{_cells(columns)} AS _cells")
+
+
 def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: str) -> None:
     """Create a temporary view of the replica's rows that are alive at the moment of each query.
 
@@ -60,7 +70,7 @@ def live_sql(table: TableSchema, rows: str, now: str) -> str:
     columns = [_column(column, name, now) for column, name in _with_names(table)]
     images = f"""
         SELECT token, {_comma(f"{c.value} AS `{c.name}`" for c in columns)},
-            named_struct({_comma(f"'{c.name}', {c.cell}" for c in columns)}) AS _cells,
+            {_cells(columns)} AS _cells,
             {_row_is_alive(table, columns)} AS `#alive`"""
     shown = f"token, {_comma(f'`{c.name}`' for c in columns)}, _cells"
     if not (table.of_kind("static") and table.clustering):
@@ -78,6 +88,11 @@ def live_sql(table: TableSchema, rows: str, now: str) -> str:
         FROM expired LEFT ANTI JOIN (SELECT `#partition` FROM images WHERE `#alive`) AS alive
             ON expired.`#partition` = alive.`#partition`
         WHERE `#number` = 1"""
+
+
+def _cells(columns: Sequence[_LiveColumn]) -> str:
+    entries = (f"'{c.name}', {c.cell}" for c in columns)
+    return f"named_struct({_comma(entries)})"
 
 
 @dataclass(frozen=True)

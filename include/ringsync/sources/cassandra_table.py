@@ -138,7 +138,10 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_splits": ()}
 
-    def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark makes up a partition where the plan has no split.
+        if not isinstance(partition, SplitPartition):
+            return
         config = load_config(self._config_path)
         store = config.open_store() if self._progress_prefix else None
         progress = Progress(store, f"{self._progress_prefix}/{partition.index}.json", partition)

@@ -87,13 +87,14 @@ def run_application(
 
 
 def _run(application: Application, step: Callable[[Application], tuple[Report, ExitCode]]) -> ExitCode:
+    from ringsync.replica.table import ReplicaMismatchError
     from ringsync.schema.from_cluster import SchemaError
     from ringsync.sources.session import ClusterError
 
     started = time.time()
     try:
         outcome, code = step(application)
-    except (StepError, ConfigError, StorageError, ClusterError, SchemaError) as error:
+    except (StepError, ConfigError, StorageError, ClusterError, SchemaError, ReplicaMismatchError) as error:
         outcome, code = {"error": str(error)}, _fail(str(error), ExitCode.FATAL)
     except KeyboardInterrupt:
         outcome, code = {"error": "interrupted"}, _fail("interrupted", ExitCode.INTERRUPTED)

@@ -30,7 +30,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.session import spark_session
     from ringsync.replica.table import ReplicaTable
-    from ringsync.replica.view import live
+    from ringsync.replica.view import as_selected, live
     from ringsync.sources.cassandra_table import CassandraTable
 
     config = application.config
@@ -52,7 +52,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
     def compare(boundaries: Sequence[int], progress: str | None) -> Comparison:
         return compare_ranges(
-            lambda ranges: live(source_images(ranges, None if ranges else progress), table, plan.now, as_selected=True),
+            lambda ranges: as_selected(source_images(ranges, None if ranges else progress), table, plan.now),
             live(replica.read_base(spark), table, plan.now),
             boundaries,
             table,
@@ -60,7 +60,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             limit=config.verify.max_listed_differences,
         )
 
-    found = compare(boundaries(config), f"progress/{application.run}/verify")
+    found = compare(boundaries(config), f"progress/{application.run}.verify")
     report = describe(found, plan)
     if application.options.repair and not found.is_equal:
         written = repair(

@@ -1,0 +1,67 @@
+"""The steps, run in this process against the shared node: the same calls that the Spark applications make."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.flights.load import load
+from ringsync.config import load_config
+from ringsync.steps import bootstrap_prepare, bootstrap_scan, replica_verify
+from ringsync.steps.application import Application, ExitCode, Report
+from servers.cassandra import CassandraNode
+
+STEPS = {"bootstrap_prepare": bootstrap_prepare, "bootstrap_scan": bootstrap_scan, "replica_verify": replica_verify}
+
+Step = Callable[..., tuple[Report, ExitCode]]
+
+
+@pytest.fixture(scope="package")
+def flights(session: Any) -> dict[str, int]:
+    """The keyspace ``flights`` with two percent of the data: rows by table."""
+    return load(session, sample=0.02)
+
+
+@pytest.fixture(scope="package")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the configuration and the store."""
+    return tmp_path_factory.mktemp("lake")
+
+
+@pytest.fixture(scope="package")
+def step(cassandra: CassandraNode, spark: Any, lake: Path) -> Step:
+    """Run a step: ``step("replica_verify", "shop.orders", "run-1", repair=True)``."""
+    document = {
+        "server_name": "test",
+        "cassandra": {"contact_points": [cassandra.contact_point], "port": cassandra.port},
+        "store": {"url": "."},
+        "scan": {"min_splits": 3},
+        "verify": {"ranges": 16},
+    }
+    path = lake / "ringsync.yaml"
+    path.write_text(yaml.safe_dump(document))
+
+    def run(name: str, table: str, run_id: str, **options: Any) -> tuple[Report, ExitCode]:
+        keyspace, _, table_name = table.partition(".")
+        config = load_config(path)
+        given = argparse.Namespace(**{"splits": None, "dry_run": False, "repair": False, **options})
+        application = Application(name, str(path), config, config.open_store(), (keyspace, table_name), run_id, given)
+        return STEPS[name].run(application)
+
+    return run
+
+
+@pytest.fixture(scope="package")
+def bootstrap(step: Step) -> Callable[[str, str], Report]:
+    """Prepare and scan; gives the scan's report."""
+
+    def run(table: str, run_id: str) -> Report:
+        assert step("bootstrap_prepare", table, run_id)[1] == ExitCode.OK
+        report, code = step("bootstrap_scan", table, run_id)
+        assert code == ExitCode.OK
+        return report
+
+    return run

@@ -1,0 +1,85 @@
+"""Differences planted in the source behind the replica's back: each is found, named, and repaired."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ringsync.steps.application import ExitCode, Report, StepError
+
+pytestmark = [pytest.mark.server, pytest.mark.spark]
+
+ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def orders(session: Any, keyspace: str, bootstrap: Callable[[str, str], Report]) -> str:
+    """A replicated table, all written long ago."""
+    name = f"{keyspace}.orders"
+    session.execute(
+        f"CREATE TABLE {name} "
+        "(id int, line int, s text STATIC, v text, n int, m map<text, int>, PRIMARY KEY (id, line))"
+    )
+    insert = session.prepare(
+        f"INSERT INTO {name} (id, line, s, v, n, m) VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP 1000 AND TTL 864000"
+    )
+    for i in range(ROWS):
+        session.execute(insert, (i // 4, i % 4, f"s{i // 4}", f"v{i}", i, {"a": i, "b": -i}))
+    bootstrap(name, "verify")
+    return name
+
+
+PLANTED = {
+    "missing": "INSERT INTO {} (id, line, v) VALUES (900, 1, 'new') USING TIMESTAMP 1001",
+    "extra": "DELETE FROM {} USING TIMESTAMP 1001 WHERE id = 3 AND line = 1",
+    "value": "UPDATE {} USING TIMESTAMP 1001 AND TTL 864000 SET v = 'other' WHERE id = 4 AND line = 1",
+    "writetime": "UPDATE {} USING TIMESTAMP 1001 AND TTL 900000 SET n = 21 WHERE id = 5 AND line = 1",
+    "ttl": "UPDATE {} USING TIMESTAMP 1000 AND TTL 990000 SET n = 25 WHERE id = 6 AND line = 1",
+    "element": "UPDATE {} USING TIMESTAMP 1001 AND TTL 864000 SET m['b'] = 7 WHERE id = 7 AND line = 1",
+    "static": "UPDATE {} USING TIMESTAMP 1001 SET s = 'other' WHERE id = 8",
+}
+
+
+def test_nothing_differs(orders: str, step: Any) -> None:
+    report, code = step("replica_verify", orders, "clean")
+    assert (report["differences"], report["ranges_differing"], code) == (0, 0, ExitCode.OK)
+    assert report["rows"] == report["replica_rows"] == ROWS
+    assert report["cells"] == report["replica_cells"]
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_difference_is_found_and_repaired(orders: str, step: Any, session: Any, kind: str) -> None:
+    session.execute(PLANTED[kind].format(orders))
+    report, code = step("replica_verify", orders, f"found-{kind}")
+    assert code == ExitCode.COMPLETED_WITH_ERRORS
+    assert report["ranges_differing"] == 1
+    kinds = {difference["kind"] for difference in report["listed"]}
+    expected = {
+        "missing": {"missing"},
+        "extra": {"extra"},
+        "value": {"value", "writetime"},
+        "writetime": {"writetime", "ttl"},
+        "ttl": {"ttl"},
+        "element": {"value", "writetime"},
+        "static": {"value", "writetime", "ttl"},
+    }[kind]
+    assert expected <= kinds | {"ttl"}
+    assert report["differences"] == sum(report["differences_by_kind"].values()) == len(report["listed"])
+    if kind == "element":
+        assert {difference["element"] for difference in report["listed"] if difference["kind"] == "value"} == {"b"}
+    repaired, code = step("replica_verify", orders, f"repaired-{kind}", repair=True)
+    assert (repaired["differences"], code) == (0, ExitCode.OK)
+    assert repaired["before_repair"]["differences"] == report["differences"]
+
+
+def test_what_was_written_after_the_bootstrap_is_no_difference(orders: str, step: Any, session: Any) -> None:
+    session.execute(f"INSERT INTO {orders} (id, line, v) VALUES (10, 1, 'now')")
+    report, code = step("replica_verify", orders, "changed")
+    assert (report["differences"], code) == (0, ExitCode.OK)
+    assert report["rows_of_differing_ranges"]["changed_after"] == 1
+
+
+def test_no_replica_yet(step: Any, session: Any, keyspace: str) -> None:
+    session.execute(f"CREATE TABLE {keyspace}.lonely (id int PRIMARY KEY)")
+    with pytest.raises(StepError, match=r"there is no replica of .*lonely: trigger bootstrap_table first"):
+        step("replica_verify", f"{keyspace}.lonely", "lonely")
