@@ -29,7 +29,7 @@ from servers.process import ServerProcess, stop_together
 PROJECT = Path(__file__).parent.parent
 ADDRESS = "127.0.0.1"
 START_SECONDS = 180
-STOP_SECONDS = 20
+STOP_SECONDS = 10
 MIGRATE_SECONDS = 180
 COMPONENTS = {
     "api-server": [],
@@ -126,7 +126,7 @@ class Airflow:
             raise
 
     def stop(self) -> None:
-        """End all components and everything they started (SIGTERM; SIGKILL after 20 s)."""
+        """End all components and everything they started (SIGTERM; SIGKILL after 10 s, which running tasks need)."""
         stop_together(list(self._processes.values()), STOP_SECONDS)
         self._processes.clear()
 

@@ -342,7 +342,8 @@ def write_configuration(folder: Path, settings: NodeSettings) -> None:
         )
     (folder / "cassandra.yaml").touch(mode=0o600)  # it may hold the password of the keystore
     (folder / "cassandra.yaml").write_text(yaml.safe_dump(configuration, sort_keys=False))
-    (folder / "cassandra-rackdc.properties").write_text(f"dc={settings.datacenter}\nrack={settings.rack}\n")
+    if settings.datacenter is not None:
+        (folder / "cassandra-rackdc.properties").write_text(f"dc={settings.datacenter}\nrack={settings.rack}\n")
     (folder / "logback.xml").write_text(LOGBACK.format(level="INFO"))
     (folder / "logback-off.xml").write_text(LOGBACK.format(level="OFF"))
 

@@ -61,7 +61,8 @@ def read(name: str) -> pd.DataFrame:
     file = Path(package.submodule_search_locations[0]) / "data" / f"{name}.csv"
     # Pandas unpacks a zip with one file in it by itself.
     archived = file.with_suffix(".csv.zip")
-    return pd.DataFrame(pd.read_csv(archived if archived.exists() else file, dtype=str if name == "airports" else None))
+    path = archived if archived.exists() else file
+    return pd.read_csv(path, dtype=str) if name == "airports" else pd.read_csv(path)
 
 
 def sampled(frame: pd.DataFrame, sample: float) -> pd.DataFrame:
