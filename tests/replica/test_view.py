@@ -73,11 +73,12 @@ def column_image(draw: st.DrawFn, column: Column) -> tuple[Any, Row]:
     value = None if raw is not None else draw(st.one_of(st.none(), VALUES[column.name], VALUES[column.name]))
     if not column.is_multicell:
         return value, {"d": draw(st.none() | DIFFERENCES), "e": draw(st.none() | EXPIRIES), "raw": raw}
+    if draw(st.integers(0, 4)) == 0:
+        return value, {"d": [], "e": [], "raw": raw}  # times unknown
     count = 2 if raw is not None else len(value or [])
-    times = [
-        draw(st.one_of(st.none(), st.just([]), st.lists(one, min_size=count, max_size=count)))
-        for one in (DIFFERENCES, EXPIRIES | st.none())
-    ]
+    lists = [st.lists(one, min_size=count, max_size=count) for one in (DIFFERENCES, EXPIRIES)]
+    # The number of elements of a raw value shows only in its lists of times, so they are always there.
+    times = [draw(one if raw is not None else st.none() | one) for one in lists]
     return value, {"d": times[0], "e": times[1], "raw": raw}
 
 
