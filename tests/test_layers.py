@@ -16,7 +16,7 @@ LAYERS = [
     {"config"},
     {"sources", "streams", "replica"},
     {"progress"},
-    {"steps"},
+    {"steps", "spark_daemon", "warm"},
     {"orchestration", "airflow_client"},
     {"cli"},
 ]

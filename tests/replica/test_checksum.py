@@ -45,7 +45,9 @@ def test_floats_are_compared_by_bits_but_all_nans_are_one() -> None:
 def test_order_and_partitioning_do_not_matter(spark: SparkSession) -> None:
     rows = [image(number) for number in range(60)]
     shuffled = frame(spark, rows[::-1]).repartition(5)
-    first, second = (range_checksums(live(f, TABLE, NOW), TABLE, BOUNDARIES) for f in (frame(spark, rows), shuffled))
+    first, second = (
+        range_checksums(live(f, TABLE, NOW), TABLE, BOUNDARIES, None) for f in (frame(spark, rows), shuffled)
+    )
     assert first.equals(second)
     assert first.column_names == ["range", *CHECKSUM_FIELDS]
     assert first["rows"].to_pylist() == [1, *[10] * 5, 9, 0, 0, 0, 0]
@@ -55,6 +57,6 @@ def test_order_and_partitioning_do_not_matter(spark: SparkSession) -> None:
 @pytest.mark.spark
 def test_rows_outside_the_boundaries_do_not_count(spark: SparkSession) -> None:
     rows = live(frame(spark, [image(number) for number in range(60)]), TABLE, NOW)
-    assert range_checksums(rows, TABLE, [100, 200, 300])["rows"].to_pylist() == [10, 10]
+    assert range_checksums(rows, TABLE, [100, 200, 300], None)["rows"].to_pylist() == [10, 10]
     with pytest.raises(ValueError, match="rising"):
-        range_checksums(rows, TABLE, [5, 5])
+        range_checksums(rows, TABLE, [5, 5], None)

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
+from ringsync.replica.checksum import range_checksums
 from ringsync.replica.compare import Comparison, compare_ranges, repair
 from ringsync.replica.differences import Difference
 from ringsync.replica.table import ReplicaTable, token_condition
@@ -77,9 +78,10 @@ def compared(spark: SparkSession, source: list[Row], replica: DataFrame, **optio
     there, here = (live(one, TABLE, NOW) for one in (frame(spark, source), replica))
 
     def read_source(ranges: Any) -> DataFrame:
-        return there if ranges is None else there.where(token_condition(ranges))
+        return there.where(token_condition(ranges))
 
-    return compare_ranges(read_source, here, BOUNDARIES, TABLE, **options)
+    sums = [range_checksums(side, TABLE, BOUNDARIES, None) for side in (there, here)]
+    return compare_ranges(*sums, read_source, lambda: here, BOUNDARIES, TABLE, **options)
 
 
 def planted(source: list[Row]) -> tuple[list[Row], dict[tuple[Any, ...], tuple[str | None, str | None]]]:

@@ -19,7 +19,8 @@ from ringsync.ring.splits import ReplicaRange, Split
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.from_cluster import read_table
 from ringsync.sources.cassandra_table import CassandraTable, Progress, SplitPartition, bounded
-from ringsync.sources.plan import ScanPlan, make_scan_plan, within
+from ringsync.sources.plan import ScanPlan, within
+from ringsync.sources.planning import make_scan_plan
 from ringsync.storage import open_store
 from servers.cassandra import CassandraNode
 from tests.oracle import Rows, differences, replica_rows, source_rows

@@ -11,7 +11,8 @@ import pytest
 from ringsync.config import Config
 from ringsync.formats.row_images import row_images
 from ringsync.sources.cluster import read_ring, read_size_estimate
-from ringsync.sources.plan import ElementTimesError, ScanPlan, make_scan_plan
+from ringsync.sources.plan import ScanPlan
+from ringsync.sources.planning import ElementTimesError, make_scan_plan
 from ringsync.sources.scan import read_ranges, scan_query, scan_session
 from ringsync.sources.session import close_all, connect
 from servers.cassandra import CassandraNode, NodeSettings

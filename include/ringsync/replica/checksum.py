@@ -9,7 +9,7 @@ count and the sums see what a bare exclusive or would not, a row that is there t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 
 from ringsync.cql.avro_rows import encode_rows
 from ringsync.cql.digest import murmur3_128
+from ringsync.replica.live_rows import alive_only, live_rows
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 
@@ -27,29 +28,43 @@ Int64Array = npt.NDArray[np.int64]
 
 CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
 
-_PARTIAL = "`range` bigint, " + ", ".join(f"`{name}` bigint" for name in CHECKSUM_FIELDS)
+PARTIAL_CHECKSUMS = "`range` bigint, " + ", ".join(f"`{name}` bigint" for name in CHECKSUM_FIELDS)
 
 
-def range_checksums(live_rows: DataFrame, table: TableSchema, boundaries: Sequence[int]) -> pa.Table:
+def range_checksums(rows: DataFrame, table: TableSchema, boundaries: Sequence[int], now_s: int | None) -> pa.Table:
     """Checksum every token range.
 
-    :param live_rows: rows as :func:`ringsync.replica.view.live` gives them; rows outside the boundaries do not count
-    :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
+    :param rows: row images; or with ``now_s`` None rows as :func:`ringsync.replica.view.live` gives them
+    :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]; rows outside do
+        not count
+    :param now_s: seconds since the epoch; row images are seen as of this moment, without what has expired
     :returns: one row per range: ``range`` (its index) and :data:`CHECKSUM_FIELDS`, all int64
     :raises ValueError: when the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
-    counted = _columns_with_cells(table)
 
     def checksum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
-        for batch in batches:
-            _add_batch(found, batch, edges, counted)
-        ranges = np.flatnonzero(found[0])
-        columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
-        yield pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
+        yield partial_checksums(batches, table, edges, now_s)
 
-    partial = live_rows.mapInArrow(checksum, _PARTIAL).toArrow()
+    return sum_up(rows.mapInArrow(checksum, PARTIAL_CHECKSUMS).toArrow(), edges)
+
+
+def partial_checksums(
+    batches: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array, now_s: int | None
+) -> pa.RecordBatch:
+    """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them."""
+    counted = _columns_with_cells(table)
+    found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
+    for batch in batches:
+        seen = batch if now_s is None else alive_only(live_rows(batch, table, now_s))
+        _add_batch(found, seen, edges, counted)
+    ranges = np.flatnonzero(found[0])
+    columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
+    return pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
+
+
+def sum_up(partial: pa.Table, edges: Int64Array) -> pa.Table:
+    """The checksums of all ranges from those of parts of the rows, in any order."""
     total = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
     ranges = partial["range"].to_numpy()
     for name, sums in zip(CHECKSUM_FIELDS, total, strict=True):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from ringsync.replica.checksum import CHECKSUM_FIELDS, canonical, check_boundaries, range_checksums, row_digests
+from ringsync.replica.checksum import CHECKSUM_FIELDS, canonical, check_boundaries, row_digests
 from ringsync.replica.differences import Difference, row_differences
 from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
 from ringsync.schema.row_image import lake_names
@@ -70,8 +70,10 @@ class Comparison:
 
 
 def compare_ranges(
-    read_source: Callable[[TokenRanges | None], DataFrame],
-    replica_live: DataFrame,
+    there: pa.Table,
+    here: pa.Table,
+    read_source: Callable[[TokenRanges], DataFrame],
+    read_replica: Callable[[], DataFrame],
     boundaries: Sequence[int],
     table: TableSchema,
     *,
@@ -80,23 +82,24 @@ def compare_ranges(
 ) -> Comparison:
     """Compare live rows of the source with those of the replica, both as of one moment.
 
-    :param read_source: gives the source's live rows (:func:`ringsync.replica.view.as_selected`): all of them for
-        None, else those of these token ranges; called once, and once more where ranges differ
-    :param replica_live: the replica's rows
+    :param there: the source's checksums (:func:`ringsync.replica.checksum.range_checksums`)
+    :param here: the replica's
+    :param read_source: gives the source's live rows (:func:`ringsync.replica.view.as_selected`) of some token
+        ranges; called where checksums differ
+    :param read_replica: gives the replica's live rows (:func:`ringsync.replica.view.live`); called in the same case
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
     :param changed_after_us: µs; a source row with a later writetime that differs is counted, not a difference
     :param limit: list so many differences at most; all are counted
     :raises ValueError: when the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
-    there, here = (range_checksums(side, table, boundaries) for side in (read_source(None), replica_live))
     differs = np.any([there[name].to_numpy() != here[name].to_numpy() for name in CHECKSUM_FIELDS], axis=0)
     ranges = tuple((int(edges[i]), int(edges[i + 1])) for i in np.flatnonzero(differs))
     rows: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
     kinds: Counter[str] = Counter()
     differences: list[Difference] = []
     if ranges:
-        joined = _join(read_source(ranges), replica_live, ranges, table, changed_after_us)
+        joined = _join(read_source(ranges), read_replica(), ranges, table, changed_after_us)
         found = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
         for line in found.toArrow().to_pylist():
             if line["listed"] is not None:

@@ -70,6 +70,11 @@ def live_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.Recor
     )
 
 
+def alive_only(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Of :func:`live_rows` those that are alive, without the marks."""
+    return rows.filter(rows.column("#alive")).drop_columns(["#alive", "#static"])
+
+
 def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveColumn]) -> tuple[Mask, Mask]:
     """Rows that a SELECT shows, and rows with a live static cell.
 

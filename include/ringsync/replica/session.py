@@ -35,6 +35,7 @@ DEFAULT_CONF: dict[str, str] = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.python.daemon.module": "ringsync.spark_daemon",
 }
 
 EXACT_CONF: dict[str, str] = {

@@ -36,9 +36,19 @@ def live(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
     :param now_s: seconds since the epoch; a cell with ``expires_at <= now_s`` is dead, as in Cassandra
     """
     marked = _marked(rows, table, now_s)
-    if table.of_kind("static") and table.clustering and rows.where(_some_cell_expired(table, now_s)).take(1):
+    if may_show_static_rows(rows, table, now_s):
         return _with_static_rows(marked, table)
     return _shown(marked.where("`#alive`"), table)
+
+
+def may_show_static_rows(rows: DataFrame, table: TableSchema, now_s: int) -> bool:
+    """Whether a partition may have lost all its rows by now, but not its static cells.
+
+    If not, which rows are alive can be said of each row by itself.
+    """
+    has_static_rows = bool(table.of_kind("static") and table.clustering)
+    # One job over all files: take(1) would start several, each a little larger than the one before.
+    return has_static_rows and bool(rows.selectExpr(f"bool_or({_some_cell_expired(table, now_s)})").first()[0])
 
 
 def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:

@@ -33,22 +33,22 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from ringsync.config import Config, load_config
 from ringsync.cql.identifiers import parse_table_name
-from ringsync.formats.row_images import row_images
 from ringsync.ring.splits import Split
 from ringsync.schema.row_image import lake_names, row_image_schema
-from ringsync.sources.plan import ScanPlan, make_scan_plan
-from ringsync.sources.scan import read_ranges, scan_query, scan_session
-from ringsync.sources.session import connect
-from ringsync.storage.port import ObjectStore
+from ringsync.sources.plan import ScanPlan
+
+# Spark starts Python anew for each step of planning a query: what only reading needs is imported when it reads.
+if TYPE_CHECKING:
+    from ringsync.config import Config
+    from ringsync.storage.port import ObjectStore
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 64 * 2**20
@@ -93,6 +93,10 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         return self._plan
 
     def _make_plan(self) -> ScanPlan:
+        from ringsync.config import load_config
+        from ringsync.sources.planning import make_scan_plan
+        from ringsync.sources.session import connect
+
         keyspace, table = parse_table_name(self._option("table"))
         times = self.options.get("times", "true").lower()
         if times not in ("true", "false"):
@@ -142,6 +146,8 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
         # Spark makes up a partition where the plan has no split.
         if not isinstance(partition, SplitPartition):
             return
+        from ringsync.config import load_config
+
         config = load_config(self._config_path)
         store = config.open_store() if self._progress_prefix else None
         progress = Progress(store, f"{self._progress_prefix}/{partition.index}.json", partition)
@@ -158,6 +164,9 @@ def read_split(config: Config, plan: ScanPlan, split: Split, progress: Progress)
     :raises ClusterError: when the cluster cannot be reached or a range not be read
     :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
     """
+    from ringsync.formats.row_images import row_images
+    from ringsync.sources.scan import read_ranges, scan_query, scan_session
+
     settings = replace(config.cluster_settings(), consistency_level=plan.consistency_level)
     session = scan_session(settings, plan.now if plan.times else None)
     query = scan_query(plan.table, times=plan.times, element_times=plan.element_times)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ringsync.config import Config
-from ringsync.sources.plan import ScanPlan, make_scan_plan
+from ringsync.sources.plan import ScanPlan
+from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.session import connect
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore

@@ -7,13 +7,14 @@ checksum on both sides; only ranges whose checksums differ are read again and co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ringsync.config import Config
+from ringsync.config import Config, load_config
 from ringsync.ring.tokens import WHOLE_RING
-from ringsync.sources.plan import ScanPlan, make_scan_plan, within
+from ringsync.sources.plan import ScanPlan, within
+from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.session import connect
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 
@@ -27,10 +28,11 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises StepError: there is no replica
     :raises ReplicaMismatchError: the replica is of another table id or schema
     """
+    from ringsync.replica.checksum import range_checksums
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.session import spark_session
     from ringsync.replica.table import ReplicaTable
-    from ringsync.replica.view import as_selected, live
+    from ringsync.replica.view import as_selected, live, may_show_static_rows
     from ringsync.sources.cassandra_table import CassandraTable
 
     config = application.config
@@ -46,21 +48,28 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         raise StepError(f"{replica.base_uri}: there is no replica of {table.full_name}: trigger bootstrap_table first")
     replica.check_same_table(spark)
 
-    def source_images(ranges: Ranges | None, progress: str | None = None) -> Any:
-        chosen = plan if ranges is None else within(plan, ranges)
-        return scan(spark, application.config_path, chosen, progress)
+    def source_images(ranges: Ranges) -> Any:
+        reader = spark.read.format("cassandra_table").option("config", application.config_path)
+        return reader.option("plan", within(plan, ranges).to_json()).load()
 
-    def compare(boundaries: Sequence[int], progress: str | None) -> Comparison:
+    def compare(boundaries: Sequence[int]) -> Comparison:
+        base = replica.read_base(spark)
+        if may_show_static_rows(base, table, plan.now):
+            here = range_checksums(live(base, table, plan.now), table, boundaries, None)
+        else:
+            here = range_checksums(base, table, boundaries, plan.now)
         return compare_ranges(
-            lambda ranges: as_selected(source_images(ranges, None if ranges else progress), table, plan.now),
-            live(replica.read_base(spark), table, plan.now),
+            source_checksums(spark, application, plan, boundaries),
+            here,
+            lambda ranges: as_selected(source_images(ranges), table, plan.now),
+            lambda: live(base, table, plan.now),
             boundaries,
             table,
             changed_after_us=int(properties["as_of_us"]),
             limit=config.verify.max_listed_differences,
         )
 
-    found = compare(boundaries(config), f"progress/{application.run}.verify")
+    found = compare(boundaries(config))
     report = describe(found, plan)
     if application.options.repair and not found.is_equal:
         written = repair(
@@ -69,15 +78,33 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             found.differing_ranges,
             properties={"run_id": application.run},
         )
-        found = compare(boundaries(config), None)
+        found = compare(boundaries(config))
         report = {**describe(found, plan), "before_repair": report, "repair": asdict(written)}
     return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
 
 
-def scan(spark: Any, config_path: str, plan: ScanPlan, progress: str | None) -> Any:
-    """A DataFrame of the row images that a plan describes."""
-    reader = spark.read.format("cassandra_table").option("config", config_path).option("plan", plan.to_json())
-    return (reader.option("progress", progress) if progress else reader).load()
+def source_checksums(spark: Any, application: Application, plan: ScanPlan, boundaries: Sequence[int]) -> Any:
+    """The source's checksums, each task reading one split and summing it up where it reads.
+
+    Nothing but the sums leaves a task: sending the rows through the JVM would cost several times the reading.
+    """
+    from ringsync.replica.checksum import PARTIAL_CHECKSUMS, check_boundaries, partial_checksums, sum_up
+    from ringsync.sources.cassandra_table import Progress, SplitPartition, read_split
+
+    edges = check_boundaries(boundaries)
+    config_path = application.config_path
+
+    def sum_up_splits(batches: Iterator[Any]) -> Iterator[Any]:
+        config = load_config(config_path)
+        for batch in batches:
+            for index in batch.column("id").to_pylist():
+                split = plan.splits[index]
+                progress = Progress(None, "", SplitPartition(index, split))
+                yield partial_checksums(read_split(config, plan, split, progress), plan.table, edges, plan.now)
+
+    count = len(plan.splits)
+    tasks = spark.range(0, count, 1, count)
+    return sum_up(tasks.mapInArrow(sum_up_splits, PARTIAL_CHECKSUMS).toArrow(), edges)
 
 
 def boundaries(config: Config) -> list[int]:

@@ -1,0 +1,20 @@
+"""Parent of Spark's Python workers that has the kernels loaded before it forks them (``spark.python.daemon.module``).
+
+A worker that imports numba and links the compiled kernels by itself takes a second or two of CPU; a fork of this
+process takes none (specs/kernels.md §4). Spark also starts such a parent for each step of planning a data source:
+those need none of it.
+"""
+
+import sys
+
+from pyspark.daemon import manager
+
+if sys.argv[1:] == ["pyspark.worker"]:
+    import ringsync.formats.row_images
+    import ringsync.replica.checksum
+    import ringsync.sources.cassandra_table
+    import ringsync.sources.scan
+    import ringsync.streams.messages  # noqa: F401
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,106 @@
+"""Compile every kernel once: ``python -m ringsync.warm`` (docs/performance.md).
+
+The compiled code is kept in NUMBA_CACHE_DIR, so that no worker pays for it later: twenty seconds of CPU on a new
+machine, one on the next start.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.cql.encode import encode
+from ringsync.cql.types import (
+    NATIVE_ARROW,
+    CqlType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    VectorType,
+    arrow_type,
+    parse_type,
+)
+from ringsync.formats.row_images import ResultColumn, row_images
+from ringsync.replica.checksum import partial_checksums
+from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan import scan_query
+from ringsync.streams.messages import snapshot_messages
+
+NOW = 1_700_000_000
+SAMPLES: dict[str, object] = {
+    "blob": b"\x01",
+    "boolean": True,
+    "date": 1,
+    "decimal": "1.5",
+    "double": 1.5,
+    "duration": {"months": 1, "days": 2, "nanoseconds": 3},
+    "float": 1.5,
+    "inet": "::1",
+    "timestamp": 1_000,
+    "timeuuid": "50554d6e-29bb-11e5-b345-feff819cdc9f",
+    "uuid": "50554d6e-29bb-11e5-b345-feff819cdc9f",
+    "varint": "12345678901234567890123",
+}
+
+
+def warm() -> None:
+    """Send one row with a column of every type through decoding, checksums and messages."""
+    table = sample_table()
+    query = scan_query(table, times=True, element_times=True)
+    page = struct.pack(">i", 1) + b"".join(_cell(table, column) for column in query.layout)
+    batch = row_images(page, table, query.layout, NOW, "raw")
+    edges = np.array([-(2**63), 0, 2**63 - 1])
+    partial_checksums([batch], table, edges, NOW)
+    snapshot_messages(batch, table, "warm", "exact", hostname="", processed_at_ms=0, schema_version=1, version="")
+
+
+def sample_table() -> TableSchema:
+    """A table with every native type and every kind of collection."""
+    text = Native("text")
+    nested: list[CqlType] = [ListType(text), SetType(text), MapType(text, Native("int")), TupleType((text,))]
+    nested += [VectorType(Native("float"), 2), VectorType(text, 2), parse_type("frozen<list<decimal>>", {})]
+    columns = [Column("key", "partition_key", text)]
+    types = [*(Native(name) for name in NATIVE_ARROW if name != "counter"), *nested]
+    columns += [Column(f"c{i:02}", "regular", cql_type) for i, cql_type in enumerate(types)]
+    return TableSchema("warm", "warm", "0" * 32, tuple(columns))
+
+
+def _cell(table: TableSchema, selected: ResultColumn) -> bytes:
+    """A cell of the page as the server would send it."""
+    bigint = Native("bigint")
+    if selected.column is None:
+        return _prefixed(bigint, 1)
+    column = table.column(selected.column)
+    if selected.role == "value":
+        return _prefixed(column.type, _sample(column.type))
+    kind = bigint if selected.role == "writetime" else Native("int")
+    return _prefixed(ListType(kind), [5]) if column.is_multicell else _prefixed(kind, 5)
+
+
+def _prefixed(cql_type: CqlType, value: object) -> bytes:
+    kind = arrow_type(cql_type)
+    physical = {pa.date32(): pa.int32(), pa.timestamp("us", "UTC"): pa.int64()}.get(kind, kind)
+    data = encode(cql_type, pa.array([value], physical).cast(kind))[0].as_py()
+    return struct.pack(">i", len(data)) + bytes(data)
+
+
+def _sample(cql_type: CqlType) -> object:
+    match cql_type:
+        case ListType(element) | SetType(element):
+            return [_sample(element)]
+        case MapType(key, value):
+            return [(_sample(key), _sample(value))]
+        case TupleType(fields):
+            return {f"field_{i + 1}": _sample(field) for i, field in enumerate(fields)}
+        case VectorType(element, dimension):
+            return [_sample(element)] * dimension
+    name = str(cql_type)
+    return SAMPLES.get(name, "a" if NATIVE_ARROW[name] == pa.string() else 1)
+
+
+if __name__ == "__main__":
+    warm()
