@@ -173,13 +173,9 @@ def total(parts: Sequence[Progress]) -> Progress:
 
 
 def stage(runs: Sequence[Run]) -> str | None:
-    """What the runs do now, e.g. ``2/6 tables, scan flights.weather``; None when all are over."""
-    states = [(run, run.client.state(run.dag, run.run)) for run in runs]
-    working = [f"{state.current.task} {run.table}" for run, state in states if state.current and not state.finished]
-    finished = sum(state.finished for _, state in states)
-    if finished == len(runs):
-        return None
-    return f"{finished}/{len(runs)} tables" + "".join(f", {what}" for what in working[:2])
+    """How many runs are over, e.g. ``2/5 tables``; None when all are."""
+    finished = sum(run.client.state(run.dag, run.run).finished for run in runs)
+    return None if finished == len(runs) else f"{finished}/{len(runs)} tables"
 
 
 def summarise(runs: Sequence[Run], console: Console, seconds: float) -> bool:
