@@ -127,6 +127,8 @@ def write_configuration(airflow: Airflow) -> None:
         "cassandra": {"contact_points": [NODE.address], "port": NODE.native_port},
         "store": {"url": "lake"},
         "scan": {"min_splits": 2, "split_size_mb": 8},
+        # Compressing would take longer than all else that is done to a message.
+        "stream": {"codec": "null"},
         "airflow": {"url": airflow.url, "username": airflow.username},
     }
     (FOLDER / "ringsync.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

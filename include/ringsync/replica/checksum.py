@@ -20,13 +20,18 @@ from pyspark.sql import DataFrame
 
 from ringsync.cql.avro_rows import encode_rows
 from ringsync.cql.digest import murmur3_128
-from ringsync.replica.live_rows import alive_only, live_rows
+from ringsync.replica.live_rows import alive_only, has_static_cells_left, live_rows
+from ringsync.replica.view import live
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 
 Int64Array = npt.NDArray[np.int64]
 
 CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
+
+STATIC_CELLS_LEFT = -1
+"""A partial checksum of this range says: a row has expired whose partition still has a static cell. Whether that
+partition shows as a row without clustering cannot be said of one row by itself (:func:`ringsync.replica.view.live`)."""
 
 PARTIAL_CHECKSUMS = "`range` bigint, " + ", ".join(f"`{name}` bigint" for name in CHECKSUM_FIELDS)
 
@@ -46,7 +51,10 @@ def range_checksums(rows: DataFrame, table: TableSchema, boundaries: Sequence[in
     def checksum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield partial_checksums(batches, table, edges, now_s)
 
-    return sum_up(rows.mapInArrow(checksum, PARTIAL_CHECKSUMS).toArrow(), edges)
+    partial = rows.mapInArrow(checksum, PARTIAL_CHECKSUMS).toArrow()
+    if now_s is not None and pc.any(pc.equal(partial["range"], STATIC_CELLS_LEFT)).as_py():
+        return range_checksums(live(rows, table, now_s), table, boundaries, None)
+    return sum_up(partial, edges)
 
 
 def partial_checksums(
@@ -55,11 +63,17 @@ def partial_checksums(
     """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them."""
     counted = _columns_with_cells(table)
     found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
+    static_cells_left = False
     for batch in batches:
-        seen = batch if now_s is None else alive_only(live_rows(batch, table, now_s))
-        _add_batch(found, seen, edges, counted)
+        if now_s is not None:
+            rows = live_rows(batch, table, now_s)
+            static_cells_left |= bool(table.clustering) and has_static_cells_left(rows)
+            batch = alive_only(rows)
+        _add_batch(found, batch, edges, counted)
     ranges = np.flatnonzero(found[0])
     columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
+    if static_cells_left:
+        columns = [pa.concat_arrays([one, pa.array([STATIC_CELLS_LEFT])]) for one in columns]
     return pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
 
 

@@ -75,6 +75,11 @@ def alive_only(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.filter(rows.column("#alive")).drop_columns(["#alive", "#static"])
 
 
+def has_static_cells_left(rows: pa.RecordBatch) -> bool:
+    """Whether of :func:`live_rows` one is dead while a static cell of it lives."""
+    return bool(pc.any(pc.and_(rows.column("#static"), pc.invert(rows.column("#alive")))).as_py())
+
+
 def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveColumn]) -> tuple[Mask, Mask]:
     """Rows that a SELECT shows, and rows with a live static cell.
 

@@ -24,31 +24,20 @@ from pyspark.sql import DataFrame, SparkSession
 from ringsync.replica.live_rows import live_rows, live_schema
 from ringsync.replica.session import to_spark_schema
 from ringsync.replica.table import ReplicaTable
-from ringsync.schema.row_image import NO_EXPIRY, lake_names
+from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 
 
 def live(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
     """The rows that are alive at a moment.
 
-    :param rows: row images; looked through once now for cells that have expired, if the table has static and
-        clustering columns
+    :param rows: row images; computed once, but three times if the table has static and clustering columns
     :param now_s: seconds since the epoch; a cell with ``expires_at <= now_s`` is dead, as in Cassandra
     """
     marked = _marked(rows, table, now_s)
-    if may_show_static_rows(rows, table, now_s):
+    if table.of_kind("static") and table.clustering:
         return _with_static_rows(marked, table)
     return _shown(marked.where("`#alive`"), table)
-
-
-def may_show_static_rows(rows: DataFrame, table: TableSchema, now_s: int) -> bool:
-    """Whether a partition may have lost all its rows by now, but not its static cells.
-
-    If not, which rows are alive can be said of each row by itself.
-    """
-    has_static_rows = bool(table.of_kind("static") and table.clustering)
-    # One job over all files: take(1) would start several, each a little larger than the one before.
-    return has_static_rows and bool(rows.selectExpr(f"bool_or({_some_cell_expired(table, now_s)})").first()[0])
 
 
 def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
@@ -85,17 +74,6 @@ def _marked(rows: DataFrame, table: TableSchema, now_s: int | None) -> DataFrame
 
 def _shown(marked: DataFrame, table: TableSchema) -> DataFrame:
     return marked.select("token", *(f"`{name}`" for name in lake_names(table).values()), "_cells")
-
-
-def _some_cell_expired(table: TableSchema, now_s: int) -> str:
-    """SQL: whether a row image has a cell that has expired."""
-    expired = f"BETWEEN {NO_EXPIRY + 1} AND {now_s}"
-    names = lake_names(table)
-    conditions = [f"_row.expires_at {expired}"]
-    for column in table.value_columns:
-        own = f"_x.`{names[column.name]}`.e"
-        conditions.append(f"exists({own}, e -> e {expired})" if column.is_multicell else f"{own} {expired}")
-    return " OR ".join(conditions)
 
 
 def _with_static_rows(marked: DataFrame, table: TableSchema) -> DataFrame:

@@ -32,7 +32,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.session import spark_session
     from ringsync.replica.table import ReplicaTable
-    from ringsync.replica.view import as_selected, live, may_show_static_rows
+    from ringsync.replica.view import as_selected, live
     from ringsync.sources.cassandra_table import CassandraTable
 
     config = application.config
@@ -54,13 +54,9 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
     def compare(boundaries: Sequence[int]) -> Comparison:
         base = replica.read_base(spark)
-        if may_show_static_rows(base, table, plan.now):
-            here = range_checksums(live(base, table, plan.now), table, boundaries, None)
-        else:
-            here = range_checksums(base, table, boundaries, plan.now)
         return compare_ranges(
             source_checksums(spark, application, plan, boundaries),
-            here,
+            range_checksums(base, table, boundaries, plan.now),
             lambda ranges: as_selected(source_images(ranges), table, plan.now),
             lambda: live(base, table, plan.now),
             boundaries,
