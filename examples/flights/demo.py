@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,9 @@ def main() -> int:
     :returns: 0: every replica equals its source; 1: something differs; 3: it could not run; 4: Ctrl-C
     """
     console = Console(highlight=False)
+    # However it is told to end, the servers are stopped; a shell's background jobs ignore SIGINT otherwise.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as servers:
             return _demo(console, servers)
