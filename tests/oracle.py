@@ -25,11 +25,11 @@ Rows = dict[tuple[Any, ...], dict[str, Cell]]
 def source_rows(session: Session, table: TableSchema, now: int, element_times: bool = True) -> Rows:
     """Every row of the table by the driver's own decoders, times as of ``now`` (s)."""
     session.client_protocol_handler = _at(now)
-    selected = [f'"{column.name}"' for column in table.key_columns]
+    quoted = {column.name: '"' + column.name.replace('"', '""') + '"' for column in table.columns}
+    selected = [quoted[column.name] for column in table.key_columns]
     for column in table.value_columns:
-        selected.append(f'"{column.name}"')
-        if element_times or not column.is_multicell:
-            selected += [f'writetime("{column.name}")', f'ttl("{column.name}")']
+        name = quoted[column.name]
+        selected += [name, f"writetime({name})", f"ttl({name})"][: 3 if element_times or not column.is_multicell else 1]
     statement = session.prepare(f'SELECT {", ".join(selected)} FROM "{table.keyspace}"."{table.name}"')
     statement.fetch_size = 1000
     rows: Rows = {}
