@@ -9,11 +9,13 @@ with the writetime and TTL of each cell and writes it to the replica (Delta) and
 **Outputs,** all in the object store: `replica/<keyspace>/<table>/`, `streams/<topic>/`, the plan
 `plans/bootstrap/<run>.json`, and a report per step, `reports/<application>/<run>.json`.
 
-**To re-run.** Clear the failed task: the plan is kept, and the step does its work again from its start. A new run
-replaces the replica by a fresh one, in one commit; until then readers see the old one. The source is only read.
+**To re-run.** Clear the failed task, or trigger the DAG again with the same table and selection (splits may differ): it
+goes on where the last run stopped, and reads no committed range again. Of a table whose last bootstrap was completed it
+makes a new one. Readers see the old replica until the new one replaces it, in one commit. Of the source only ringsync's
+own keyspace is written.
 
-**When it fails.** The last line of the task's log says what failed and what to do. Exit code 1: differences found,
-the report lists them, the DAG `replica_verify` with *repair* mends them. 2: too many errors. 3: configuration,
+**When it fails.** The last line of the task's log says what failed and what to do. Exit code 1: of `scan`, ranges could
+not be read; of `verify`, differences were found; the report lists them. 2: too many errors. 3: configuration,
 connection or rights. None of these is tried again by itself; 4 and 5, interrupted and crashed, are.
 """
 
@@ -23,11 +25,11 @@ from airflow.sdk import DAG, Param
 from ringsync_spark import SparkApplicationOperator
 
 from ringsync.orchestration import (
+    BOOTSTRAP_PARAMETERS,
     BOOTSTRAP_PREPARE,
     BOOTSTRAP_SCAN,
     OWNER,
     REPLICA_VERIFY,
-    TABLE_PATTERN,
     safe_run_id,
 )
 
@@ -41,27 +43,7 @@ with DAG(
     tags=["ringsync", "bootstrap"],
     default_args={"owner": OWNER},
     user_defined_macros={"safe_run_id": safe_run_id},
-    params={
-        "table": Param(
-            type="string",
-            pattern=TABLE_PATTERN,
-            title="Table",
-            description_md="`keyspace.table`, e.g. `shop.orders`. Odd names in double quotes, as in CQL",
-        ),
-        "dry_run": Param(False, type="boolean", title="Dry run", description_md="Check and plan only; copy nothing"),
-        "verify": Param(
-            True, type="boolean", title="Verify", description_md="Compare source and replica cell by cell afterwards"
-        ),
-        "splits": Param(
-            None,
-            type=["null", "integer"],
-            minimum=1,
-            maximum=65536,
-            title="Splits",
-            section="Tuning",
-            description_md="Pieces into which the token ring is cut; empty: by the table's estimated size",
-        ),
-    },
+    params={name: Param(**parameter) for name, parameter in BOOTSTRAP_PARAMETERS.items()},
 ):
     prepare = SparkApplicationOperator(task_id="prepare", spark=BOOTSTRAP_PREPARE)
     scan = SparkApplicationOperator(

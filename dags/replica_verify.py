@@ -22,7 +22,7 @@ from __future__ import annotations
 from airflow.sdk import DAG, Param
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.orchestration import OWNER, REPLICA_VERIFY, TABLE_PATTERN, safe_run_id
+from ringsync.orchestration import OWNER, REPLICA_VERIFY, VERIFY_PARAMETERS, safe_run_id
 
 with DAG(
     "replica_verify",
@@ -34,16 +34,6 @@ with DAG(
     tags=["ringsync", "verify"],
     default_args={"owner": OWNER},
     user_defined_macros={"safe_run_id": safe_run_id},
-    params={
-        "table": Param(
-            type="string",
-            pattern=TABLE_PATTERN,
-            title="Table",
-            description_md="`keyspace.table`, e.g. `shop.orders`. Odd names in double quotes, as in CQL",
-        ),
-        "repair": Param(
-            False, type="boolean", title="Repair", description_md="Read rows that differ again and mend the replica"
-        ),
-    },
+    params={name: Param(**parameter) for name, parameter in VERIFY_PARAMETERS.items()},
 ):
     SparkApplicationOperator(task_id="verify", spark=REPLICA_VERIFY)

@@ -74,6 +74,8 @@ class NodeSettings:
     :param seeds: addresses of the seed nodes; empty: the node itself.
     :param cluster_name: shown by clients; a node refuses to start on data of another cluster.
     :param num_tokens: token ranges per node.
+    :param auto_bootstrap: a node that joins a cluster first copies what will be its data; nodes of a cluster that is
+        new have nothing to copy.
     :param datacenter: if it is given, the node is in this datacenter (and `rack`); otherwise datacenter1, rack1.
     :param rack: see `datacenter`.
     :param heap_mb: Java heap, in MiB; the process takes about 400 MiB more. 256 is enough for small tables.
@@ -96,6 +98,7 @@ class NodeSettings:
     seeds: tuple[str, ...] = ()
     cluster_name: str = "ringsync"
     num_tokens: int = 4
+    auto_bootstrap: bool = False
     datacenter: str | None = None
     rack: str = "rack1"
     heap_mb: int = 512
@@ -383,7 +386,7 @@ def common_configuration(folder: Path, settings: NodeSettings) -> dict[str, Any]
         "disk_failure_policy": "stop",
         "commit_failure_policy": "stop",
         "auto_snapshot": False,
-        "auto_bootstrap": False,
+        "auto_bootstrap": settings.auto_bootstrap,
         "memtable_allocation_type": "heap_buffers",
     }
 

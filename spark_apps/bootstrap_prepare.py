@@ -1,4 +1,4 @@
-"""Check everything a bootstrap needs and write its plan; touches no data.
+"""Check everything a bootstrap needs, begin or continue it, and write the run's plan; copies no data.
 
 Run by the DAG ``bootstrap_table``; by hand: ``spark-submit spark_apps/bootstrap_prepare.py --help``.
 """
@@ -7,12 +7,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ringsync.cql.identifiers import parse_column_names
+from ringsync.ring.tokens import parse_token_range
 from ringsync.steps import bootstrap_prepare
 from ringsync.steps.application import run_application
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--splits", type=int, metavar="N", help="number of splits, instead of by estimated size")
+    parser.add_argument("--columns", type=parse_column_names, metavar="NAME,…", help="value columns to copy")
+    parser.add_argument("--token-range", type=parse_token_range, metavar="START:END", help="tokens to copy")
+    parser.add_argument("--where", metavar="CQL", help="condition on key columns")
+    parser.add_argument("--restart", action="store_true", help="do not continue an earlier bootstrap")
     parser.add_argument("--dry-run", action="store_true", help="only check and forecast")
 
 

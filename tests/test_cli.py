@@ -11,6 +11,8 @@ from rich.console import Console
 from ringsync.airflow_client import AirflowClient, RunState, TaskState, find_failure
 from ringsync.cli import Run, main, report_end
 from ringsync.config import load_config
+from ringsync.sources.control import get_limits
+from ringsync.sources.limits import Limits
 from ringsync.storage.port import ObjectStore
 
 RUN = "shop.orders__1"
@@ -41,6 +43,10 @@ def run(configuration: Path) -> Run:
         (["bootstrap", "--table", "orders"], "'orders' is not a table name: write keyspace.table"),
         (["bootstrap", "--table", "shop.orders", "--splits", "0"], "'0' is not a whole number from 1"),
         (["verify", "--table", "shop.orders", "--splits", "3"], "unrecognized arguments: --splits 3"),
+        (["bootstrap", "--table", "a.b", "--token-range", "5"], "'5' is not a token range: write START:END"),
+        (["bootstrap", "--table", "a.b", "--columns", "a,,b"], "'a,,b' is not a list of columns"),
+        (["limits", "--rows-per-s", "0"], "'0' is not a number above 0, nor none"),
+        (["limits", "--concurrent-requests", "1.5"], "'1.5' is not a whole number from 1"),
         (["sync"], "invalid choice: 'sync'"),
     ],
 )
@@ -62,6 +68,29 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for option in ("--table", "--conf", "--splits", "--no-verify", "--dry-run", "--wait", "exit codes:"):
         assert option in shown
+
+
+def test_limits_are_set_one_by_one_shown_and_reset(configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = load_config(configuration).open_store()
+
+    def limits(*options: str) -> list[str]:
+        assert main(["limits", "--conf", str(configuration), *options]) == 0
+        return [line.strip() for line in capsys.readouterr().out.splitlines()]
+
+    assert limits()[:2] == ["limits of all runs together, from the configuration:", "rows a second: no limit"]
+    limits("--rows-per-s", "20000")
+    shown = limits("--megabytes-per-s", "2.5", "--concurrent-requests", "8")
+    assert shown == [
+        "limits of all runs together, set here:",
+        "rows a second: 20,000",
+        "megabytes of result pages a second: 2.5",
+        "pages on their way at once: 8",
+    ]
+    assert get_limits(store) == Limits(20_000, 2_500_000, 8)
+    limits("--rows-per-s", "none")
+    assert get_limits(store) == Limits(None, 2_500_000, 8)
+    assert "from the configuration" in limits("--reset")[0]
+    assert get_limits(store) is None
 
 
 def test_a_missing_configuration_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

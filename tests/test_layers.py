@@ -14,7 +14,7 @@ LAYERS = [
     {"formats"},
     {"storage"},
     {"config"},
-    {"sources", "streams", "replica"},
+    {"sources", "streams", "replica", "state"},
     {"progress"},
     {"steps", "spark_daemon", "warm"},
     {"orchestration", "airflow_client"},

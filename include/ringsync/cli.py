@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -16,9 +17,12 @@ from rich.console import Console
 from ringsync import __version__
 from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError, RunState, TaskState
 from ringsync.config import Config, ConfigError, load_config
-from ringsync.cql.identifiers import parse_table_name, printable
+from ringsync.cql.identifiers import parse_column_names, parse_table_name, printable
 from ringsync.orchestration import config_path, safe_run_id
-from ringsync.progress import ProgressReader, duration, follow
+from ringsync.progress import duration, follow, read_progress
+from ringsync.ring.tokens import parse_token_range
+from ringsync.sources.control import get_limits, put_limits, reset_limits
+from ringsync.sources.limits import LimitsError
 from ringsync.steps.application import ExitCode
 from ringsync.storage.port import NotFoundError, ObjectStore, StorageError
 
@@ -49,6 +53,25 @@ class Run:
     table: str
 
 
+@dataclass(frozen=True)
+class _Limit:
+    """One field of :class:`ringsync.sources.limits.Limits` on the command line.
+
+    :ivar unit: in which it is given and shown, as so many of the field's
+    """
+
+    option: str
+    help: str
+    unit: float = 1
+
+
+LIMITS = {
+    "rows_per_s": _Limit("--rows-per-s", "rows a second"),
+    "bytes_per_s": _Limit("--megabytes-per-s", "megabytes of result pages a second", unit=1e6),
+    "concurrent_requests": _Limit("--concurrent-requests", "pages on their way at once"),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Wrong arguments are fatal: code 3, not argparse's own 2, which means too many errors here."""
@@ -65,23 +88,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     console = Console(soft_wrap=True)
     try:
-        run = start(
-            load_config(arguments.conf), arguments.dag, arguments.table, arguments.parameters(arguments), console
-        )
-        page = run.client.run_page(run.dag, run.run)
-        if not arguments.wait:
-            _say(console, f"look at it: {page}\n--wait follows it to the end")
-            return ExitCode.OK
-        try:
-            return report_end(run, wait(run, console), console)
-        except KeyboardInterrupt:
-            _say(console, f"no longer followed, but the run goes on in Airflow: {page}")
-            return ExitCode.INTERRUPTED
-    except (ConfigError, AirflowError, StorageError) as error:
+        code: ExitCode = arguments.command(arguments, load_config(arguments.conf), console)
+        return code
+    except (ConfigError, AirflowError, StorageError, LimitsError) as error:
         print(f"ringsync: error: {error}", file=sys.stderr)
         return ExitCode.FATAL
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def _run_dag(arguments: argparse.Namespace, config: Config, console: Console) -> ExitCode:
+    run = start(config, arguments.dag, arguments.table, arguments.parameters(arguments), console)
+    page = run.client.run_page(run.dag, run.run)
+    if not arguments.wait:
+        _say(console, f"look at it: {page}\n--wait follows it to the end")
+        return ExitCode.OK
+    try:
+        return report_end(run, wait(run, console), console)
+    except KeyboardInterrupt:
+        _say(console, f"no longer followed, but the run goes on in Airflow: {page}")
+        return ExitCode.INTERRUPTED
+
+
+def _limits(arguments: argparse.Namespace, config: Config, console: Console) -> ExitCode:
+    store = config.open_store()
+    given = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
+    if arguments.reset:
+        reset_limits(store)
+    if given:
+        amounts = {name: value * LIMITS[name].unit if value else None for name, value in given.items()}
+        put_limits(store, replace(get_limits(store) or config.cluster_limits(), **amounts))
+    kept = get_limits(store)
+    _say(console, "limits of all runs together, " + ("set here" if kept else "from the configuration") + ":")
+    for name, value in asdict(kept or config.cluster_limits()).items():
+        limit = LIMITS[name]
+        _say(console, f"  {limit.help}: {'no limit' if value is None else f'{value / limit.unit:,g}'}")
+    return ExitCode.OK
 
 
 def _parser() -> _Parser:
@@ -101,11 +143,31 @@ def _parser() -> _Parser:
     )
     _common(bootstrap)
     bootstrap.add_argument("--splits", type=_count, metavar="N", help="pieces of the ring (default: by estimated size)")
+    bootstrap.add_argument(
+        "--columns", type=_columns, metavar="NAME,…", help="copy only these value columns, and the key (default: all)"
+    )
+    bootstrap.add_argument(
+        "--token-range", type=_token_range, metavar="START:END", help="copy only tokens above START, up to END"
+    )
+    bootstrap.add_argument("--where", metavar="CQL", help="copy only rows whose key fits, e.g. \"day >= '2026-01-01'\"")
+    bootstrap.add_argument(
+        "--restart",
+        action="store_true",
+        help="begin anew, even if an unfinished bootstrap could be continued",
+    )
     bootstrap.add_argument("--no-verify", action="store_true", help="do not compare source and replica afterwards")
     bootstrap.add_argument("--dry-run", action="store_true", help="check and plan only, copy nothing")
     bootstrap.set_defaults(
         dag="bootstrap_table",
-        parameters=lambda given: {"splits": given.splits, "verify": not given.no_verify, "dry_run": given.dry_run},
+        parameters=lambda given: {
+            "splits": given.splits,
+            "columns": given.columns,
+            "token_range": given.token_range,
+            "where": given.where,
+            "restart": given.restart,
+            "verify": not given.no_verify,
+            "dry_run": given.dry_run,
+        },
     )
 
     verify = commands.add_parser(
@@ -117,18 +179,37 @@ def _parser() -> _Parser:
     _common(verify)
     verify.add_argument("--repair", action="store_true", help="read what differs again and mend the replica")
     verify.set_defaults(dag="replica_verify", parameters=lambda given: {"repair": given.repair})
+
+    limits = commands.add_parser(
+        "limits",
+        help="show or change how hard the cluster may be asked",
+        description="Show or change the limits of all runs together. A change takes effect within seconds; what is not "
+        "given stays as it is.",
+        epilog=EXIT_CODES,
+    )
+    _conf(limits)
+    for name, limit in LIMITS.items():
+        kind = _requests if name == "concurrent_requests" else _amount
+        limits.add_argument(limit.option, dest=name, type=kind, metavar="N", help=f"{limit.help}; none: no limit")
+    limits.add_argument("--reset", action="store_true", help="go back to the limits of the configuration")
+    limits.set_defaults(command=_limits)
     return parser
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", required=True, type=_table, metavar="KEYSPACE.TABLE", help="e.g. shop.orders")
+    _conf(parser)
+    parser.add_argument("--wait", action="store_true", help="follow the run to its end and show its result")
+    parser.set_defaults(command=_run_dag)
+
+
+def _conf(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conf",
         default=config_path(),
         metavar="PATH",
         help="ringsync.yaml with the same store that Airflow uses (default: $RINGSYNC_CONFIG, or config/ringsync.yaml)",
     )
-    parser.add_argument("--wait", action="store_true", help="follow the run to its end and show its result")
 
 
 def _table(text: str) -> str:
@@ -136,6 +217,36 @@ def _table(text: str) -> str:
         return ".".join(printable(name) for name in parse_table_name(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _amount(text: str) -> float:
+    """A limit; 0 for ``none``."""
+    try:
+        amount = 0.0 if text == "none" else float(text)
+    except ValueError:
+        amount = math.nan
+    if text != "none" and not 0 < amount < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, nor none")
+    return amount
+
+
+def _requests(text: str) -> int:
+    return 0 if text == "none" else _count(text)
+
+
+def _columns(text: str) -> str:
+    try:
+        return ",".join(printable(name) for name in parse_column_names(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _token_range(text: str) -> str:
+    try:
+        parse_token_range(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _count(text: str) -> int:
@@ -185,7 +296,7 @@ def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
             return None
         return f"{last.current.task} ({last.current.state})" if last.current else last.state
 
-    follow(ProgressReader(run.store, run.run).read, stage, console, run.table, poll_s)
+    follow(lambda: read_progress(run.store, run.run), stage, console, run.table, poll_s)
     assert last is not None
     return last
 
@@ -231,6 +342,8 @@ def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, s
 
 def _summary(report: dict[str, Any]) -> str:
     """The numbers of a report that matter to everybody."""
+    if report.get("dry_run"):
+        return _forecast(report)
     parts = [f"{report[name]:,} {name}" for name in ("ranges", "rows", "cells", "differences") if _number(report, name)]
     seconds = report.get("seconds") or 0
     if seconds:
@@ -238,6 +351,22 @@ def _summary(report: dict[str, Any]) -> str:
     if _number(report, "rows") and seconds:
         parts.append(f"{report['rows'] / seconds:,.0f} rows/s")
     return ", ".join(parts) or "done"
+
+
+def _forecast(report: dict[str, Any]) -> str:
+    """What a dry run has found out."""
+    forecast = report["forecast"]
+    rows = f"{forecast['rows']:,} rows"
+    if forecast["at_least"]:
+        rows = f"at least {rows}: there are partitions too large to see their end"
+    elif not forecast["exact"]:
+        rows = f"about {rows} ({forecast['rows_low']:,} to {forecast['rows_high']:,})"
+    parts = [rows, f"{forecast['bytes'] / 1e6:,.1f} MB", f"{report['splits']:,} splits"]
+    if seconds := forecast["seconds_at_the_limits"]:
+        parts.append(f"{duration(seconds)} at the configured limits")
+    if continued := report["continues"]:
+        parts.append(f"would continue bootstrap {continued}")
+    return ", ".join(parts)
 
 
 def _number(report: dict[str, Any], name: str) -> bool:

@@ -16,6 +16,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 if TYPE_CHECKING:
+    from ringsync.sources.limits import Limits
     from ringsync.sources.session import ClusterSettings
     from ringsync.storage.port import ObjectStore
 
@@ -84,6 +85,18 @@ class Tls(_Section):
     verify_hostname: bool = True
 
 
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("must be letters, digits and underscores, since it begins topic names and Avro names")
+    return name
+
+
+def _checked_keyspace(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,47}", name):
+        raise ValueError("must be a keyspace name: 1 to 48 letters, digits and underscores, a letter first")
+    return name
+
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 ConsistencyLevel = Literal["ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE"]
 
@@ -134,11 +147,30 @@ class Replica(_Section):
 
 
 class Scan(_Section):
-    """How a table is cut into token ranges."""
+    """How a table is cut into token ranges, and what becomes of those that fail."""
 
     split_size_mb: Annotated[int, Field(ge=1)] = 64
     min_splits: Annotated[int, Field(ge=1)] = 4
     max_splits: Annotated[int, Field(ge=1)] = 4096
+    file_size_mb: Annotated[int, Field(ge=1, le=1024)] = 64
+    commit_interval_s: Annotated[float, Field(gt=0)] = 60.0
+    max_failed_ranges: Annotated[int, Field(ge=0)] = 20
+    on_topology_change: Literal["continue", "fail"] = "continue"
+
+
+class ClusterLimits(_Section):
+    """How hard the cluster may be asked, by all runs and tasks together."""
+
+    rows_per_s: Annotated[float, Field(gt=0)] | None = None
+    megabytes_per_s: Annotated[float, Field(gt=0)] | None = None
+    concurrent_requests: Annotated[int, Field(ge=1)] | None = None
+
+
+class State(_Section):
+    """ringsync's own keyspace in the source cluster."""
+
+    keyspace: Annotated[str, AfterValidator(_checked_keyspace)] = "cdc"
+    replication: dict[str, str] | None = None
 
 
 class Verify(_Section):
@@ -156,12 +188,6 @@ class Airflow(_Section):
     password: Secret = Secret(env="RINGSYNC_AIRFLOW_PASSWORD")
 
 
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("must be letters, digits and underscores, since it begins topic names and Avro names")
-    return name
-
-
 class Config(_Section):
     """Everything in ringsync.yaml."""
 
@@ -171,6 +197,8 @@ class Config(_Section):
     stream: Stream = Stream()
     replica: Replica = Replica()
     scan: Scan = Scan()
+    limits: ClusterLimits = ClusterLimits()
+    state: State = State()
     verify: Verify = Verify()
     airflow: Airflow = Airflow()
 
@@ -193,6 +221,17 @@ class Config(_Section):
             page_size=source.page_size,
             request_timeout_s=source.request_timeout_s,
             connect_timeout_s=source.connect_timeout_s,
+        )
+
+    def cluster_limits(self) -> Limits:
+        """The configured limits; others may be set while ringsync runs (docs/bootstrap.md)."""
+        from ringsync.sources.limits import Limits
+
+        megabytes = self.limits.megabytes_per_s
+        return Limits(
+            rows_per_s=self.limits.rows_per_s,
+            bytes_per_s=None if megabytes is None else megabytes * 1e6,
+            concurrent_requests=self.limits.concurrent_requests,
         )
 
     def open_store(self) -> ObjectStore:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 OWNER = "ringsync"
 TAGS = frozenset({"ringsync", "bootstrap", "verify"})
@@ -90,14 +91,70 @@ def flag(name: str) -> str:
     return f"{{{{ '--{name.replace('_', '-')}' if params.get('{name}') else '' }}}}"
 
 
+def option(name: str) -> str:
+    """Template of an option that is given when its parameter has a value: ``token_range`` → ``--token-range=…``.
+
+    Name and value are one argument, as a value may begin with a hyphen.
+    """
+    return f"{{{{ '--{name.replace('_', '-')}=' ~ params.get('{name}') if params.get('{name}') else '' }}}}"
+
+
 BOOTSTRAP_PREPARE = SparkApplication(
     "bootstrap_prepare",
-    ("{{ '--splits' if params.splits else '' }}", "{{ params.splits or '' }}", flag("dry_run")),
+    (
+        *map(option, ("splits", "columns", "token_range", "where")),
+        *map(flag, ("restart", "dry_run")),
+    ),
     driver_memory="1g",
     lean=True,
 )
 BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
 REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
+
+
+Parameter = dict[str, Any]
+"""Arguments of Airflow's ``Param``: the default, and the JSON schema that makes its field in the trigger form."""
+
+
+def _text(title: str, description: str) -> Parameter:
+    return {
+        **{"default": None, "type": ["null", "string"]},
+        **{"title": title, "section": "Selection", "description_md": description},
+    }
+
+
+def _switch(title: str, description: str, default: bool = False) -> Parameter:
+    return {"default": default, "type": "boolean", "title": title, "description_md": description}
+
+
+TABLE_PARAMETER: Parameter = {
+    "type": "string",
+    "pattern": TABLE_PATTERN,
+    "title": "Table",
+    "description_md": "`keyspace.table`, e.g. `shop.orders`. Odd names in double quotes, as in CQL",
+}
+
+BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
+    "table": TABLE_PARAMETER,
+    "dry_run": _switch("Dry run", "Check and forecast only; copy nothing"),
+    "verify": _switch("Verify", "Compare source and replica cell by cell afterwards", default=True),
+    "restart": _switch("Restart", "Begin anew, even if an earlier run left an unfinished bootstrap to continue"),
+    "columns": _text("Columns", "`name, name, …`: copy only these value columns, and the key; empty: all columns"),
+    "token_range": _text("Token range", "`START:END`: copy only tokens above START, up to END; empty: the whole ring"),
+    "where": _text("Where", "Copy only rows whose key fits this condition, e.g. `day >= '2026-01-01'`; empty: all"),
+    "splits": {
+        **{"default": None, "type": ["null", "integer"], "minimum": 1, "maximum": 65536},
+        **{"title": "Splits", "section": "Tuning"},
+        "description_md": "Pieces into which the token ring is cut; empty: by the table's size",
+    },
+}
+"""Of the DAG ``bootstrap_table``."""
+
+VERIFY_PARAMETERS: dict[str, Parameter] = {
+    "table": TABLE_PARAMETER,
+    "repair": _switch("Repair", "Read rows that differ again and mend the replica"),
+}
+"""Of the DAG ``replica_verify``."""
 
 
 def given(arguments: Sequence[str]) -> list[str]:

@@ -93,6 +93,7 @@ def test_parameters_explain_themselves(bag: Any) -> None:
         ("bootstrap_table", {"table": "shop.orders"}),
         ("bootstrap_table", {"table": '"Shop"."my ""orders"""', "splits": 1, "verify": False, "dry_run": True}),
         ("bootstrap_table", {"table": "shop.orders", "splits": None}),
+        ("bootstrap_table", {"table": "shop.orders", "columns": "a,b", "token_range": "-5:7", "where": "x > 1"}),
         ("replica_verify", {"table": "shop.orders", "repair": True}),
     ],
 )
@@ -124,7 +125,9 @@ def test_bad_parameters_are_refused(bag: Any, dag_id: str, conf: dict[str, Any])
 COMMANDS = [
     ("bootstrap_table", "prepare", {}, "bootstrap_prepare", "lean 1g", []),
     ("bootstrap_table", "prepare", {"splits": 12, "dry_run": True}, "bootstrap_prepare", "lean 1g",
-     ["--splits", "12", "--dry-run"]),
+     ["--splits=12", "--dry-run"]),
+    ("bootstrap_table", "prepare", {"columns": '"A",b', "token_range": "-5:7", "where": "x = '-1'", "restart": True},
+     "bootstrap_prepare", "lean 1g", ['--columns="A",b', "--token-range=-5:7", "--where=x = '-1'", "--restart"]),
     ("bootstrap_table", "scan", {"splits": 12}, "bootstrap_scan", "2g", []),
     ("bootstrap_table", "verify", {}, "replica_verify", "2g", []),
     ("replica_verify", "verify", {"repair": False}, "replica_verify", "2g", []),

@@ -18,6 +18,7 @@ from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.replica.view import live
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
+from tests.replica.bases import replica_uri, write_base
 
 pytestmark = pytest.mark.spark
 
@@ -145,8 +146,8 @@ def by_place(differences: tuple[Difference, ...]) -> dict[tuple[Any, ...], tuple
 def test_planted_differences_are_named_and_repaired(spark: SparkSession, tmp_path: Path) -> None:
     source = [image(number) for number in range(60)]
     rows, expected = planted(source)
-    replica = ReplicaTable(str(tmp_path), TABLE)
-    replica.write_base(frame(spark, rows), as_of_us=1, properties={})
+    write_base(tmp_path, TABLE, pa.Table.from_pylist(rows, schema=row_image_schema(TABLE)))
+    replica = ReplicaTable(replica_uri(tmp_path, TABLE), TABLE)
 
     found = compared(spark, source, replica.read_base(spark))
     assert by_place(found.differences) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ringsync.cql.types import NATIVE_ARROW, ListType, MapType, Native, TupleType, UserType
+from ringsync.replica.base import ReplicaMismatchError
 from ringsync.replica.checksum import canonical
 from ringsync.replica.session import to_spark_schema
-from ringsync.replica.table import ReplicaMismatchError, ReplicaTable, token_condition
+from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, ColumnKind, TableSchema
+from tests.replica.bases import replica_uri, write_base
 
 pytestmark = pytest.mark.spark
 
@@ -93,11 +92,12 @@ def test_extreme_values_survive(spark: SparkSession, tmp_path: Path) -> None:
     columns["long"] = pa.array(["x" * 1_000_000, *[""] * 7])
     written = images(schema, columns)
 
-    replica = ReplicaTable(str(tmp_path / "with space" / "orders"), schema)
-    result = replica.write_base(spark.createDataFrame(written), as_of_us=1, properties={})
+    store = tmp_path / "with space"
+    write_base(store, schema, written)
+    replica = ReplicaTable(replica_uri(store, schema), schema)
     found = replica.read_base(spark).orderBy("token").toArrow()
 
-    assert result.rows == 8
+    assert found.num_rows == 8
     assert found.column_names == written.column_names
     for name in written.column_names:
         before, after = (canonical(one[name].combine_chunks()) for one in (written, found))
@@ -106,26 +106,25 @@ def test_extreme_values_survive(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_one_commit_that_says_what_it_is(spark: SparkSession, tmp_path: Path) -> None:
-    replica = ReplicaTable(str(tmp_path), simple())
+    replica = ReplicaTable(replica_uri(tmp_path, simple()), simple())
     assert replica.properties(spark) == {}
-    first = replica.write_base(spark.createDataFrame(simple_images(10)), as_of_us=5, properties={"run_id": "r1"})
-    again = replica.write_base(spark.createDataFrame(simple_images(4)), as_of_us=6, properties={"run_id": "r2"})
-    assert (first.version, first.rows, again.version, again.rows) == (0, 10, 1, 4)
-    assert first.files >= 1
-    assert first.bytes > 0
+    first = write_base(tmp_path, simple(), simple_images(10), as_of_us=5, properties={"run_id": "r1"})
+    again = write_base(tmp_path, simple(), simple_images(4), as_of_us=6, properties={"run_id": "r2"})
+    assert (first, again) == (0, 1)
     properties = replica.properties(spark)
     assert (properties["run_id"], properties["as_of_us"]) == ("r2", "6")
     assert properties["table_id"] == "1" * 32
     assert properties["schema_digest"] == simple().digest
     assert replica.read_base(spark).count() == 4
+    history = spark.sql(f"DESCRIBE HISTORY {replica.sql_name}").orderBy("version").collect()
+    assert [row["operationMetrics"]["numOutputRows"] for row in history] == ["10", "4"]
+    assert spark.read.format("delta").option("versionAsOf", 0).load(replica.base_uri).count() == 10
 
 
 def test_features_and_statistics_are_plain(spark: SparkSession, tmp_path: Path) -> None:
     for vectors, features in ((True, ["deletionVectors"]), (False, None)):
-        replica = ReplicaTable(str(tmp_path / str(vectors)), simple())
-        replica.write_base(
-            spark.createDataFrame(simple_images(10)), as_of_us=5, properties={}, deletion_vectors=vectors
-        )
+        write_base(tmp_path / str(vectors), simple(), simple_images(10), deletion_vectors=vectors)
+        replica = ReplicaTable(replica_uri(tmp_path / str(vectors), simple()), simple())
         log = (Path(replica.base_uri) / "_delta_log" / f"{0:020}.json").read_text()
         actions = [json.loads(line) for line in log.splitlines()]
         protocol = next(a["protocol"] for a in actions if "protocol" in a)
@@ -133,73 +132,56 @@ def test_features_and_statistics_are_plain(spark: SparkSession, tmp_path: Path) 
         assert set(protocol.get("writerFeatures", [])) <= {"deletionVectors", "appendOnly", "invariants"}
         for added in (json.loads(a["add"]["stats"]) for a in actions if "add" in a):
             assert set(added["minValues"]) <= {"token"}
+        replica.replace_ranges(spark.createDataFrame(simple_images(1)), [(-1, 4)], properties={})
+        assert replica.read_base(spark).count() == 6
 
 
 def test_rows_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
-    replica = ReplicaTable(str(tmp_path), simple())
-    rows = spark.createDataFrame(simple_images(1000)).coalesce(1)
-    replica.write_base(rows, as_of_us=5, properties={}, max_rows_per_file=300)
-    tokens = [file["min"]["token"] for file in _files(replica)]
+    write_base(tmp_path, simple(), simple_images(1000), rows_per_file=300)
+    replica = ReplicaTable(replica_uri(tmp_path, simple()), simple())
+    tokens = [file["min"]["token"] for file in pa.table(DeltaTable(replica.base_uri).get_add_actions()).to_pylist()]
     assert sorted(tokens) == [0, 300, 600, 900]
     found = pq.read_table(next(Path(replica.base_uri).glob("*.parquet")))["token"].to_pylist()
     assert found == sorted(found)
+    plan = replica.read_base(spark).where("token > 299 AND token < 500")
+    assert plan.count() == 200
+    assert len(plan.inputFiles()) <= 4
 
 
-def _files(replica: ReplicaTable) -> list[dict[str, Any]]:
-    return pa.table(DeltaTable(replica.base_uri).get_add_actions()).to_pylist()
-
-
-def test_a_writer_that_dies_leaves_the_old_version(spark: SparkSession, tmp_path: Path) -> None:
-    replica = ReplicaTable(str(tmp_path), simple())
-    replica.write_base(spark.createDataFrame(simple_images(10, "old")), as_of_us=5, properties={})
-
-    def dies(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield batch
-            raise RuntimeError("the scan broke off")
-
-    rows = spark.createDataFrame(simple_images(100, "new"))
-    with pytest.raises((PySparkException, Py4JJavaError), match="the scan broke off"):
-        replica.write_base(rows.mapInArrow(dies, rows.schema), as_of_us=6, properties={})
-    assert [row.v for row in replica.read_base(spark).collect()] == ["old"] * 10
-    assert replica.properties(spark)["as_of_us"] == "5"
-
-
-def test_another_table_is_overwritten_only_on_request(spark: SparkSession, tmp_path: Path) -> None:
-    replica = ReplicaTable(str(tmp_path), simple())
-    rows = spark.createDataFrame(simple_images(10))
-    replica.write_base(rows, as_of_us=5, properties={})
-    recreated = ReplicaTable(str(tmp_path), simple(table_id="2" * 32))
+def test_another_table_is_not_overwritten_another_schema_is(spark: SparkSession, tmp_path: Path) -> None:
+    write_base(tmp_path, simple(), simple_images(10))
     with pytest.raises(ReplicaMismatchError, match=r"replica of table id 1111.*dropped and created again"):
-        recreated.write_base(rows, as_of_us=6, properties={})
+        write_base(tmp_path, simple(table_id="2" * 32), simple_images(1))
     wider = table(
         ("id", "partition_key", Native("int")), ("v", "regular", Native("text")), ("w", "regular", Native("int"))
     )
     more = images(wider, {"id": pa.array([1], pa.int32())})
+    widened = ReplicaTable(replica_uri(tmp_path, wider), wider)
     with pytest.raises(ReplicaMismatchError, match=r"schema of .* changed"):
-        ReplicaTable(str(tmp_path), wider).write_base(spark.createDataFrame(more), as_of_us=6, properties={})
-    ReplicaTable(str(tmp_path), wider).write_base(
-        spark.createDataFrame(more), as_of_us=6, properties={}, replace_schema=True
-    )
-    assert replica.read_base(spark).columns == ["token", "id", "v", "w", "_row", "_x"]
+        widened.check_same_table(spark)
+    write_base(tmp_path, wider, more)
+    widened.check_same_table(spark)
+    assert widened.read_base(spark).columns == ["token", "id", "v", "w", "_row", "_x"]
+    rows = spark.createDataFrame(simple_images(10))
     with pytest.raises(ReplicaMismatchError, match="no replica of"):
         ReplicaTable(str(tmp_path / "other"), simple()).replace_ranges(rows, [(0, 1)], properties={})
 
 
 def test_another_engine_reads_the_base_with_deletions(spark: SparkSession, tmp_path: Path) -> None:
-    """delta-rs applies the deletion vectors that a repair leaves."""
-    replica = ReplicaTable(str(tmp_path), simple())
-    replica.write_base(spark.createDataFrame(simple_images(1000, "old")), as_of_us=5, properties={})
+    """delta-rs applies the deletion vectors that a repair leaves; the next bootstrap removes these files, too."""
+    write_base(tmp_path, simple(), simple_images(1000, "old"))
+    replica = ReplicaTable(replica_uri(tmp_path, simple()), simple())
     fresh = spark.createDataFrame(simple_images(20, "new")).where("token > 9 AND token < 15")
     replica.replace_ranges(fresh, [(9, 19)], properties={})
     assert list(Path(replica.base_uri).glob("deletion_vector*"))
-    found = (
-        QueryBuilder()
-        .register("base", DeltaTable(replica.base_uri))
-        .execute("SELECT v, count(*) AS n, min(token) AS lo, max(token) AS hi FROM base GROUP BY v ORDER BY v")
-    )
+    grouped = "SELECT v, count(*) AS n, min(token) AS lo, max(token) AS hi FROM base GROUP BY v ORDER BY v"
+    found = QueryBuilder().register("base", DeltaTable(replica.base_uri)).execute(grouped)
     rows = pa.table(found.read_all()).to_pylist()
     assert rows == [{"v": "new", "n": 5, "lo": 10, "hi": 14}, {"v": "old", "n": 990, "lo": 0, "hi": 999}]
+    assert write_base(tmp_path, simple(), simple_images(7, "again")) == 2
+    assert [row.v for row in replica.read_base(spark).collect()] == ["again"] * 7
+    found = QueryBuilder().register("base", DeltaTable(replica.base_uri)).execute(grouped)
+    assert pa.table(found.read_all()).to_pylist() == [{"v": "again", "n": 7, "lo": 0, "hi": 6}]
 
 
 def test_token_condition_takes_the_ends_of_the_ring(spark: SparkSession) -> None:

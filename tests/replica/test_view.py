@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
 from ringsync.replica.checksum import range_checksums
-from ringsync.replica.table import ReplicaTable
 from ringsync.replica.view import live, register_live_view
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
+from tests.replica.bases import replica_uri, write_base
 from tests.replica.view_model import Row, live_rows
 
 pytestmark = pytest.mark.spark
@@ -149,10 +149,9 @@ def test_a_user_view_shows_the_base_as_it_is_now(spark: SparkSession, tmp_path: 
     now = int(time.time())
     row = {"token": 1, "id": 1, "v": 1, "_row": {"writetime": 5, "expires_at": now - 1}}
     rows = [row, row | {"id": 2, "_row": {"writetime": 5, "expires_at": now + 3600}}]
-    replica = ReplicaTable(str(tmp_path), table)
-    register = partial(register_live_view, spark, str(tmp_path), table, "t_live")
+    register = partial(register_live_view, spark, replica_uri(tmp_path, table), table, "t_live")
     data = pa.Table.from_pylist(rows, schema=row_image_schema(table))
-    replica.write_base(spark.createDataFrame(data), as_of_us=1, properties={})
+    write_base(tmp_path, table, data)
     register()
     assert [r.asDict(recursive=True) for r in spark.table("t_live").collect()] == [
         {

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import NoHostAvailable
 
 from servers import ServerError
-from servers.cassandra import CassandraNode, NodeSettings
+from servers.cassandra import CassandraNode, NodeSettings, write_configuration
 from servers.certificates import make_certificates
 from servers.process import session_members
 
@@ -128,3 +129,9 @@ def test_an_early_end_shows_the_log(tmp_path: Path, cache: Path) -> None:
         node.start()
     with pytest.raises(ServerError, match="not running"):
         _ = node.pid
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_who_joins_a_cluster_can_be_told_to_copy_its_data(tmp_path: Path, copies: bool) -> None:
+    write_configuration(tmp_path, NodeSettings(auto_bootstrap=copies))
+    assert yaml.safe_load((tmp_path / "cassandra.yaml").read_text())["auto_bootstrap"] is copies

@@ -1,6 +1,5 @@
 """The data source against a real cluster: every cell as the driver's own decoders read it, times included."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ from pyspark.sql import functions as F
 
 from ringsync.config import Config, load_config
 from ringsync.cql.identifiers import printable
-from ringsync.ring.splits import ReplicaRange, Split
-from ringsync.ring.tokens import TokenRange
+from ringsync.ring.splits import Split
 from ringsync.schema.from_cluster import read_table
-from ringsync.sources.cassandra_table import CassandraTable, Progress, SplitPartition, bounded
+from ringsync.sources.cassandra_table import CassandraTable, bounded
 from ringsync.sources.plan import ScanPlan, within
 from ringsync.sources.planning import make_scan_plan
-from ringsync.storage import open_store
 from servers.cassandra import CassandraNode
 from tests.oracle import Rows, differences, replica_rows, source_rows
 
@@ -167,18 +164,8 @@ def test_partitions_are_contiguous_in_token_order(
         assert row.high <= parts[-1].range.end
 
 
-def test_by_name_in_a_notebook_with_progress(
-    spark: SparkSession, everything: str, config: Config, config_file: Path
-) -> None:
-    frame = load(spark, config_file, table=everything, progress="progress/run-1")
-    assert frame.count() == 154
-    objects = config.open_store().list("progress/run-1/")
-    assert [item.key for item in objects] == [f"progress/run-1/{index}.json" for index in range(3)]
-    counts = [json.loads(config.open_store().get(item.key)) for item in objects]
-    assert sum(task["rows"] for task in counts) == 154
-    assert all(task["done"] and task["ranges"] == task["ranges_done"] and task["bytes"] > 0 for task in counts)
-    assert sum(task["pages"] for task in counts) >= 154 // 37
-    assert sum(task["cells"] for task in counts) > 150 * len(SCALARS)
+def test_by_name_in_a_notebook(spark: SparkSession, everything: str, config_file: Path) -> None:
+    assert load(spark, config_file, table=everything).count() == 154
 
 
 def test_a_frame_keeps_its_moment(spark: SparkSession, everything: str, config_file: Path) -> None:
@@ -257,25 +244,6 @@ def test_pages_become_batches_of_bounded_size() -> None:
     assert [batch.num_rows for batch in bounded([wide] * 5)] == [60, 60, 30]
     assert list(bounded([])) == []
     assert pa.Table.from_batches(bounded([page] * 8)) == pa.Table.from_batches([page] * 8)
-
-
-def test_progress_is_written_seldom_and_at_the_end(tmp_path: Path) -> None:
-    store, now = open_store(str(tmp_path)), [100.0]
-    split = Split((ReplicaRange(TokenRange(0, 5), ()), ReplicaRange(TokenRange(5, 9), ())))
-    progress = Progress(store, "run/7.json", SplitPartition(7, split), clock=lambda: now[0])
-    page = pa.record_batch({"a": pa.array([1, None, 3]), "b": pa.array([None, None, "x"])})
-    for moment in (100.5, 101.9):
-        now[0] = moment
-        progress.page(page, 50, ["a", "b"])
-    assert store.list() == []
-    now[0] = 102.0
-    progress.page(page, 50, ["a", "b"])
-    progress.range_done()
-    expected = {"partition": 7, "ranges": 2, "ranges_done": 0, "rows": 9, "cells": 9, "bytes": 150, "pages": 3}
-    assert json.loads(store.get("run/7.json")) == expected | {"seconds": 2.0, "done": False}
-    now[0] = 103.25
-    progress.report(done=True)
-    assert json.loads(store.get("run/7.json")) == expected | {"ranges_done": 1, "seconds": 3.25, "done": True}
 
 
 def test_a_part_of_the_ring(

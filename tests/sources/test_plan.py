@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ringsync.config import Config
-from ringsync.formats.row_images import row_images
+from ringsync.sources.cassandra_table import read_split
 from ringsync.sources.cluster import read_ring, read_size_estimate
+from ringsync.sources.limits import UNLIMITED
 from ringsync.sources.plan import ScanPlan
 from ringsync.sources.planning import ElementTimesError, make_scan_plan
-from ringsync.sources.scan import read_ranges, scan_query, scan_session
 from ringsync.sources.session import close_all, connect
 from servers.cassandra import CassandraNode, NodeSettings
 
@@ -76,14 +76,9 @@ def test_ring_and_estimates_of_an_older_version(session: Any) -> None:
 
 def images(config: Config, plan: ScanPlan) -> list[dict[str, Any]]:
     """The plan's row images, read without Spark."""
-    settings = config.cluster_settings()
-    scan = scan_session(settings, plan.now)
-    query = scan_query(plan.table, times=plan.times, element_times=plan.element_times)
-    prepared = scan.prepare(query.cql)
     return [
         row
         for split in plan.splits
-        for _, pages in read_ranges(scan, prepared, split.ranges, settings)
-        for page in pages
-        for row in row_images(page, plan.table, query.layout, plan.now, plan.unrepresentable_values).to_pylist()
+        for batch in read_split(config, plan, split, UNLIMITED)
+        for row in batch.to_pylist()
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ringsync.state.bootstrap import BootstrapState
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.ports import free_port
 
@@ -19,16 +20,21 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[CassandraNode]:
-    """A node with roles: ``reader`` may read shop.orders, ``nobody`` may log in and nothing else."""
+    """A node with roles: ``reader`` may do what ringsync needs and no more, ``stateless`` may read shop.orders but not
+    ringsync's own keyspace, ``nobody`` may log in and nothing else."""
     settings = NodeSettings(authenticator="password", heap_mb=256).on_free_ports()
     with CassandraNode(tmp_path_factory.mktemp("guarded"), settings, cache) as node:
         cluster = node.cluster()
         session = cluster.connect()
         session.execute("CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
         session.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, v text)")
-        for role in ("reader", "nobody"):
+        BootstrapState(session, "cdc").create({"class": "NetworkTopologyStrategy", "datacenter1": "1"})
+        for role in ("reader", "nobody", "stateless"):
             session.execute(f"CREATE ROLE {role} WITH PASSWORD = 'sesame-{role}' AND LOGIN = true")
-        session.execute("GRANT SELECT ON shop.orders TO reader")
+        for role in ("reader", "stateless"):
+            session.execute(f"GRANT SELECT ON shop.orders TO {role}")
+        for permission in ("SELECT", "MODIFY"):
+            session.execute(f"GRANT {permission} ON KEYSPACE cdc TO reader")
         cluster.shutdown()
         yield node
 
@@ -50,19 +56,19 @@ def document(guarded: CassandraNode, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def prepare(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders") -> tuple[int, str]:
+def prepare(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders", *options: str) -> tuple[int, str]:
     """Run ``bootstrap_prepare``: its exit code and everything it printed."""
     (folder / "ringsync.yaml").write_text(document if isinstance(document, str) else yaml.safe_dump(document))
     command = [sys.executable, str(PROJECT / "spark_apps" / "bootstrap_prepare.py")]
-    command += ["--conf", str(folder / "ringsync.yaml"), "--table", table, "--run", "test"]
+    command += ["--conf", str(folder / "ringsync.yaml"), "--table", table, "--run", "test", *options]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT / "include")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
-def refused(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders") -> str:
+def refused(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders", *options: str) -> str:
     """The error of a run that must be refused."""
-    code, output = prepare(folder, document, table)
+    code, output = prepare(folder, document, table, *options)
     assert code == 3, output
     assert "Traceback" not in output
     assert "sesame" not in output
@@ -98,6 +104,28 @@ def test_no_rights(document: dict[str, Any], tmp_path: Path) -> None:
     error = refused(tmp_path, document)
     assert "GRANT SELECT ON" in error
     assert "nobody" in error
+
+
+def test_no_rights_in_the_state(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("sesame-stateless")
+    document["cassandra"]["username"] = "stateless"
+    assert 'GRANT SELECT, MODIFY ON KEYSPACE "cdc"' in refused(tmp_path, document)
+    document["state"] = {"keyspace": "elsewhere"}
+    error = refused(tmp_path, document)
+    assert '"elsewhere" cannot be created' in error
+    assert "docs/state.md" in error
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--columns=w", "columns: shop.orders has no column w; it has id, v"),
+        ("--where=v = 'x'", "v"),
+        ("--where=id = 1; DROP TABLE shop.orders", "where"),
+    ],
+)
+def test_a_selection_that_does_not_fit(document: dict[str, Any], tmp_path: Path, option: str, message: str) -> None:
+    assert message in refused(tmp_path, document, "shop.orders", option)
 
 
 def test_wrong_password(document: dict[str, Any], tmp_path: Path) -> None:

@@ -16,6 +16,11 @@ from servers.cassandra import CassandraNode
 
 STEPS = {"bootstrap_prepare": bootstrap_prepare, "bootstrap_scan": bootstrap_scan, "replica_verify": replica_verify}
 
+DEFAULTS = {
+    **dict.fromkeys(("splits", "columns", "token_range", "where")),
+    **dict.fromkeys(("dry_run", "restart", "repair"), False),
+}
+
 Step = Callable[..., tuple[Report, ExitCode]]
 
 
@@ -47,7 +52,7 @@ def step(cassandra: CassandraNode, spark: Any, lake: Path) -> Step:
     def run(name: str, table: str, run_id: str, **options: Any) -> tuple[Report, ExitCode]:
         keyspace, _, table_name = table.partition(".")
         config = load_config(path)
-        given = argparse.Namespace(**{"splits": None, "dry_run": False, "repair": False, **options})
+        given = argparse.Namespace(**{**DEFAULTS, **options})
         application = Application(name, str(path), config, config.open_store(), (keyspace, table_name), run_id, given)
         return STEPS[name].run(application)
 

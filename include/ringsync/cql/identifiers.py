@@ -27,6 +27,24 @@ def parse_table_name(text: str) -> tuple[str, str]:
     raise ValueError(f"{text!r} is not a table name: write keyspace.table, e.g. shop.orders")
 
 
+def parse_column_names(text: str) -> tuple[str, ...]:
+    """Read ``name, name, …`` as a user types it, with double quotes as in CQL.
+
+    :raises ValueError: when it is not identifiers joined by commas
+    """
+    names = []
+    position = 0
+    while match := _NAME.match(text, position):
+        names.append(_unquote(match.group(1)))
+        position = match.end()
+        if position == len(text):
+            return tuple(names)
+        if text[position] != ",":
+            break
+        position += 1
+    raise ValueError(f"{text!r} is not a list of columns: write name, name, …")
+
+
 def _unquote(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
 

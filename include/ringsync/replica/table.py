@@ -1,4 +1,4 @@
-"""The replica of one table as Delta: written in one commit, read back as row images.
+"""The replica of one table as Delta, in Spark: read as row images, ranges of it replaced.
 
 ``<uri>/base`` is a plain Delta table of row images (:mod:`ringsync.schema.row_image`): deletion vectors, no column
 mapping, type widening or clustering, so that any engine reads it (docs/replica.md). Its properties
@@ -14,12 +14,8 @@ from dataclasses import dataclass
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-import ringsync
+from ringsync.replica.base import ReplicaMismatchError, check_table_id, identity, own_properties
 from ringsync.schema.table import TableSchema
-
-
-class ReplicaMismatchError(Exception):
-    """What lies in the replica's folder is not the replica of this table with this schema."""
 
 
 @dataclass(frozen=True)
@@ -58,45 +54,6 @@ class ReplicaTable:
         """The Delta table as Spark SQL names it."""
         return "delta.`" + self.base_uri.replace("`", "``") + "`"
 
-    def write_base(
-        self,
-        rows: DataFrame,
-        *,
-        as_of_us: int,
-        properties: Mapping[str, str],
-        replace_schema: bool = False,
-        deletion_vectors: bool = True,
-        max_rows_per_file: int = 2_000_000,
-    ) -> WriteResult:
-        """Create the base, or replace all of it, in one commit. A writer that dies leaves the old version.
-
-        The rows keep their order; each task writes its own files. Aim at tasks of 128 MB.
-
-        :param rows: row images
-        :param as_of_us: µs; the moment that the rows show
-        :param properties: further properties, stored as ``ringsync.<name>``, e.g. ``run_id``
-        :param replace_schema: allow another table id or schema than the base has now
-        :param deletion_vectors: off for readers that do not know them; repairs then rewrite whole files
-        :param max_rows_per_file: start a new file after as many rows
-        :raises ReplicaMismatchError: when the base belongs to another table id or schema, or is not ours
-        """
-        spark = rows.sparkSession
-        if not replace_schema:
-            self.check_same_table(spark)
-        description = {**self._identity(), "as_of_us": str(as_of_us), **properties}
-        writer = (
-            rows.writeTo(self.sql_name)
-            .using("delta")
-            .tableProperty("delta.enableDeletionVectors", str(deletion_vectors).lower())
-            .tableProperty("delta.dataSkippingStatsColumns", "token")
-            .option("maxRecordsPerFile", max_rows_per_file)
-            .option("userMetadata", json.dumps(description))
-        )
-        for name, value in description.items():
-            writer = writer.tableProperty(f"ringsync.{name}", value)
-        writer.createOrReplace()
-        return self._last_commit(spark, description)
-
     def replace_ranges(
         self, rows: DataFrame, ranges: Sequence[tuple[int, int]], *, properties: Mapping[str, str]
     ) -> WriteResult:
@@ -111,7 +68,7 @@ class ReplicaTable:
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             raise ReplicaMismatchError(f"{self.base_uri}: no replica of {self.table.full_name} yet: bootstrap it first")
         self.check_same_table(spark)
-        description = {**self._identity(), "repair": "true", **properties}
+        description = {**identity(self.table), "repair": "true", **properties}
         (
             rows.write.format("delta")
             .mode("overwrite")
@@ -130,15 +87,7 @@ class ReplicaTable:
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             return {}
         found = spark.sql(f"DESCRIBE DETAIL {self.sql_name}").collect()[0]["properties"]
-        return {k.removeprefix("ringsync."): v for k, v in found.items() if k.startswith("ringsync.")}
-
-    def _identity(self) -> dict[str, str]:
-        return {
-            "table": self.table.full_name,
-            "table_id": self.table.table_id,
-            "schema_digest": self.table.digest,
-            "version": ringsync.__version__,
-        }
+        return own_properties(found)
 
     def check_same_table(self, spark: SparkSession) -> None:
         """Look whether the base, if there is one, is the replica of this table with this schema.
@@ -147,14 +96,9 @@ class ReplicaTable:
         """
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             return
-        found, expected = self.properties(spark), self._identity()
-        if found.get("table_id") != expected["table_id"]:
-            raise ReplicaMismatchError(
-                f"{self.base_uri} is the replica of table id {found.get('table_id', 'unknown')}, but "
-                f"{self.table.full_name} has {expected['table_id']} now: it was dropped and created again. "
-                "Move the folder away first"
-            )
-        if found.get("schema_digest") != expected["schema_digest"]:
+        found = self.properties(spark)
+        check_table_id(self.base_uri, found, self.table)
+        if found.get("schema_digest") != self.table.digest:
             raise ReplicaMismatchError(
                 f"the schema of {self.table.full_name} changed since the replica {self.base_uri} was made: "
                 "trigger bootstrap_table again"

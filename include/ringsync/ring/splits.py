@@ -65,25 +65,29 @@ def plan_splits(
     minimum: int,
     maximum: int,
     datacenter: str | None = None,
+    within: Sequence[TokenRange] = (WHOLE_RING,),
 ) -> tuple[Split, ...]:
-    """Cut the whole ring into tasks; every token is in exactly one.
+    """Cut the ring, or what is left of it, into tasks; every token is in exactly one.
 
-    :param estimate: the table's size; None gives ``minimum`` splits
+    :param estimate: the size of the whole table; None gives ``minimum`` splits
     :param split_size_bytes: wanted size of a split
     :param minimum: at least so many splits
     :param maximum: at most so many, whatever the estimate says; wins over ``minimum``
     :param datacenter: ask hosts of this one first
+    :param within: the tokens to read, disjoint ranges: each is at least one split
     :returns: splits in such an order that neighbours ask different hosts as far as possible
     :raises RingError: when the ring's replicas cannot be computed
     """
-    wanted = math.ceil(estimate.bytes / split_size_bytes) if estimate else minimum
+    width = sum(part.width for part in within)
+    wanted = math.ceil(estimate.bytes * width / RING_WIDTH / split_size_bytes) if estimate else minimum
     count = max(1, min(max(wanted, minimum), maximum))
     owned = replicas(ring)
     ends = [token_range.end for token_range, _ in owned]
     hosts = [_preferred(holders, datacenter) for _, holders in owned]
     load: defaultdict[str, int] = defaultdict(int)
     splits = []
-    for share in WHOLE_RING.split(count):
+    shares = [share for part in within for share in part.split(max(1, round(count * part.width / width)))]
+    for share in shares:
         ranges = tuple(
             ReplicaRange(part, _least_loaded_first(holders, part.width, load))
             for piece in share.unwrap()

@@ -54,6 +54,23 @@ class TokenRange:
         return tuple(TokenRange(*pair) for pair in zip(bounds, [*bounds[1:], self.end], strict=True))
 
 
+def parse_token_range(text: str) -> TokenRange:
+    """Read ``START:END`` as a user types it: tokens above START, up to and including END; START ≥ END wraps.
+
+    :raises ValueError: when it is not two tokens joined by a colon
+    """
+    start, colon, end = text.partition(":")
+    try:
+        if colon:
+            return TokenRange(int(start), int(end))
+    except ValueError:
+        pass  # the message below says it better
+    raise ValueError(
+        f"{text!r} is not a token range: write START:END, two whole numbers from {MIN_TOKEN} to {MAX_TOKEN}, "
+        "e.g. 0:4611686018427387904"
+    )
+
+
 WHOLE_RING = TokenRange(MIN_TOKEN, MIN_TOKEN)
 
 

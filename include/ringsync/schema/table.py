@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ringsync.cql.identifiers import printable
@@ -77,6 +79,19 @@ class TableSchema:
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
+
+    def only(self, columns: Collection[str]) -> TableSchema:
+        """The table with these columns and its key.
+
+        :raises ValueError: for a name that is no column; names columns that come near
+        """
+        known = {column.name for column in self.columns}
+        for name in columns:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(c.name for c in self.columns)}"
+                raise ValueError(f"{self.full_name} has no column {name}; {hint}")
+        return replace(self, columns=tuple(c for c in self.columns if c.is_key or c.name in columns))
 
     @property
     def digest(self) -> str:

@@ -20,19 +20,18 @@ option
 ``table``     ``keyspace.table``
 ``times``     ``true`` (default) or ``false``: whether to read writetimes and expiry
 ``plan``      a :class:`ringsync.sources.plan.ScanPlan` as JSON, instead of ``table`` and ``times``
-``progress``  key prefix in the object store: each task writes ``<prefix>/<partition>.json`` there
 ============  ========================================================================================
 
-A DataFrame is read as of the moment at which it was loaded, however often it is used.
+The configured limits are divided by the number of tasks. A DataFrame is read as of the moment at which it was loaded,
+however often it is used.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -42,19 +41,18 @@ from pyspark.sql.types import StructType
 
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.ring.splits import Split
-from ringsync.schema.row_image import lake_names, row_image_schema
+from ringsync.schema.row_image import row_image_schema
 from ringsync.sources.plan import ScanPlan
 
 # Spark starts Python anew for each step of planning a query: what only reading needs is imported when it reads.
 if TYPE_CHECKING:
     from ringsync.config import Config
-    from ringsync.storage.port import ObjectStore
+    from ringsync.sources.limits import Permits
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 64 * 2**20
-PROGRESS_INTERVAL_S = 2.0
 
-OPTIONS = ("config", "table", "times", "plan", "progress")
+OPTIONS = ("config", "table", "times", "plan")
 
 
 class OptionError(ValueError):
@@ -76,7 +74,7 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         return from_arrow_schema(row_image_schema(self.plan().table))
 
     def reader(self, schema: StructType) -> CassandraTableReader:
-        return CassandraTableReader(self._option("config"), self.plan(), self.options.get("progress"))
+        return CassandraTableReader(self._option("config"), self.plan())
 
     def plan(self) -> ScanPlan:
         """The scan's plan: the option's, else made at the first call and kept, so that all agree on the moment.
@@ -129,12 +127,12 @@ class SplitPartition(InputPartition):  # type: ignore[misc]
 class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
     """Reads a plan's splits, each in a task of its own."""
 
-    def __init__(self, config_path: str, plan: ScanPlan, progress_prefix: str | None) -> None:
+    def __init__(self, config_path: str, plan: ScanPlan) -> None:
         self._config_path = config_path
         self._splits = plan.splits
+        self._tasks = max(1, len(plan.splits))
         # The reader goes to every task, which gets its split by itself.
         self._plan = replace(plan, splits=())
-        self._progress_prefix = progress_prefix
 
     def partitions(self) -> list[SplitPartition]:
         return [SplitPartition(index, split) for index, split in enumerate(self._splits)]
@@ -149,37 +147,33 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
         from ringsync.config import load_config
 
         config = load_config(self._config_path)
-        store = config.open_store() if self._progress_prefix else None
-        progress = Progress(store, f"{self._progress_prefix}/{partition.index}.json", partition)
-        yield from bounded(read_split(config, self._plan, partition.split, progress))
-        progress.report(done=True)
+        yield from bounded(read_split(config, self._plan, partition.split, self._permits(config)))
+
+    def _permits(self, config: Config) -> Permits:
+        """A task's share of the limits, as if all tasks ran at once: it has no driver to ask for more."""
+        from ringsync.sources.limits import Limiter
+
+        return Limiter(config.cluster_limits().share(self._tasks))
 
 
-def read_split(config: Config, plan: ScanPlan, split: Split, progress: Progress) -> Iterator[pa.RecordBatch]:
+def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -> Iterator[pa.RecordBatch]:
     """Read one split's row images, a batch a page, in token order.
 
     :param config: how to reach the cluster
     :param plan: table, moment and consistency; its splits are not looked at
-    :param progress: is told of every page and range
+    :param permits: leave for each page
     :raises ClusterError: when the cluster cannot be reached or a range not be read
     :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
     """
-    from ringsync.formats.row_images import row_images
-    from ringsync.sources.scan import read_ranges, scan_query, scan_session
+    from ringsync.sources.images import read_images
+    from ringsync.sources.scan import ScanError, Unread
 
-    settings = replace(config.cluster_settings(), consistency_level=plan.consistency_level)
-    session = scan_session(settings, plan.now if plan.times else None)
-    query = scan_query(plan.table, times=plan.times, element_times=plan.element_times)
-    prepared = session.prepare(query.cql)
-    names = lake_names(plan.table)
-    values = [names[column.name] for column in plan.table.value_columns]
-    for _, pages in read_ranges(session, prepared, split.ranges, settings):
+    for _, pages in read_images(config, plan, split, permits):
         for page in pages:
-            batch = row_images(page, plan.table, query.layout, plan.now, plan.unrepresentable_values)
-            progress.page(batch, len(page), values)
-            if batch.num_rows:
-                yield batch
-        progress.range_done()
+            if isinstance(page, Unread):
+                raise ScanError(page.reason)
+            if page.rows.num_rows:
+                yield page.rows
 
 
 def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -199,70 +193,3 @@ def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-@dataclass
-class Counts:
-    """What a task has done so far.
-
-    :ivar cells: values that are there: a collection is one, a static value counts in every row
-    :ivar bytes: of result pages
-    """
-
-    partition: int
-    ranges: int
-    ranges_done: int = 0
-    rows: int = 0
-    cells: int = 0
-    bytes: int = 0
-    pages: int = 0
-    seconds: float = 0.0
-    done: bool = False
-
-
-class Progress:
-    """Counts a task's work and writes it to the object store, every two seconds and at the end.
-
-    :param store: None: counts only
-    :param key: the object to write
-    :param clock: seconds, monotonic
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore | None,
-        key: str,
-        partition: SplitPartition,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.counts = Counts(partition.index, len(partition.split.ranges))
-        self._store = store
-        self._key = key
-        self._clock = clock
-        self._started = self._reported = clock()
-
-    def page(self, batch: pa.RecordBatch, size: int, value_columns: Iterable[str]) -> None:
-        """Count a page.
-
-        :param batch: its row images
-        :param size: its bytes
-        :param value_columns: names of the batch's value columns
-        """
-        self.counts.pages += 1
-        self.counts.bytes += size
-        self.counts.rows += batch.num_rows
-        self.counts.cells += sum(batch.num_rows - batch.column(name).null_count for name in value_columns)
-        if self._clock() - self._reported >= PROGRESS_INTERVAL_S:
-            self.report()
-
-    def range_done(self) -> None:
-        """Count a range."""
-        self.counts.ranges_done += 1
-
-    def report(self, done: bool = False) -> None:
-        """Write the counts."""
-        self._reported = self._clock()
-        self.counts.seconds = round(self._reported - self._started, 3)
-        self.counts.done = done
-        if self._store is not None:
-            self._store.put(self._key, json.dumps(asdict(self.counts)).encode())

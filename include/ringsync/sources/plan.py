@@ -7,18 +7,56 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ringsync.ring.coverage import TokenSet, union
 from ringsync.ring.splits import ReplicaRange, Split
-from ringsync.ring.tokens import TokenRange
+from ringsync.ring.tokens import WHOLE_RING, TokenRange
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of a table is read.
+
+    :ivar columns: value columns, by name; None: all of them. Key columns always are
+    :ivar token_range: None: the whole ring
+    :ivar where: condition on key columns, see :mod:`ringsync.sources.where`; None: all rows
+    """
+
+    columns: tuple[str, ...] | None = None
+    token_range: TokenRange | None = None
+    where: str | None = None
+
+    @property
+    def ranges(self) -> TokenSet:
+        """The tokens to read."""
+        return union([self.token_range or WHOLE_RING])
+
+    def to_json(self) -> str:
+        """As a JSON object, equal for equal selections."""
+        token_range = self.token_range and [self.token_range.start, self.token_range.end]
+        columns = self.columns and sorted(self.columns)
+        return json.dumps({"columns": columns, "token_range": token_range, "where": self.where})
+
+    @staticmethod
+    def from_json(text: str) -> Selection:
+        """Read what :meth:`to_json` wrote."""
+        document = json.loads(text)
+        return Selection(
+            columns=document["columns"] and tuple(document["columns"]),
+            token_range=document["token_range"] and TokenRange(*document["token_range"]),
+            where=document["where"],
+        )
 
 
 @dataclass(frozen=True)
 class ScanPlan:
     """How a table is scanned, decided once.
 
+    :ivar table: with the selected columns only
+    :ivar selection: which part of the table
     :ivar now: seconds since the epoch; all rows are read as of this moment of expiry
     :ivar times: whether writetimes and expiry are read
     :ivar element_times: whether also those of the elements of collections and user-defined types
@@ -28,6 +66,7 @@ class ScanPlan:
     """
 
     table: TableSchema
+    selection: Selection
     now: int
     times: bool
     element_times: bool
@@ -47,13 +86,14 @@ class ScanPlan:
             {
                 "format_version": FORMAT_VERSION,
                 "table": describe(self.table),
+                "selection": self.selection.to_json(),
                 "now": self.now,
                 "times": self.times,
                 "element_times": self.element_times,
                 "consistency_level": self.consistency_level,
                 "unrepresentable_values": self.unrepresentable_values,
                 "ring_digest": self.ring_digest,
-                "splits": [_split_to_json(split) for split in self.splits],
+                "splits": [split_to_json(split) for split in self.splits],
             }
         )
 
@@ -67,8 +107,9 @@ class ScanPlan:
         if not isinstance(document, dict) or document.pop("format_version", None) != FORMAT_VERSION:
             raise ValueError(f"this is not a scan plan of format version {FORMAT_VERSION}: {text[:80]}")
         table = from_description(document.pop("table"))
-        splits = tuple(_split_from_json(split) for split in document.pop("splits"))
-        return ScanPlan(table=table, splits=splits, **document)
+        selection = Selection.from_json(document.pop("selection"))
+        splits = tuple(split_from_json(split) for split in document.pop("splits"))
+        return ScanPlan(table=table, selection=selection, splits=splits, **document)
 
 
 def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
@@ -90,7 +131,8 @@ def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
     return replace(plan, splits=tuple(splits))
 
 
-def _split_to_json(split: Split) -> dict[str, Any]:
+def split_to_json(split: Split) -> dict[str, Any]:
+    """A split as a JSON object; :func:`split_from_json` gives an equal one back."""
     return {
         "ranges": [[part.range.start, part.range.end, *part.endpoints] for part in split.ranges],
         "estimated_partitions": split.estimated_partitions,
@@ -98,7 +140,8 @@ def _split_to_json(split: Split) -> dict[str, Any]:
     }
 
 
-def _split_from_json(document: dict[str, Any]) -> Split:
+def split_from_json(document: dict[str, Any]) -> Split:
+    """Read what :func:`split_to_json` made."""
     return Split(
         ranges=tuple(
             ReplicaRange(TokenRange(start, end), tuple(endpoints)) for start, end, *endpoints in document["ranges"]

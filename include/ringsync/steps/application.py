@@ -32,7 +32,12 @@ class ExitCode(IntEnum):
 
 
 class StepError(Exception):
-    """A step cannot go on: the message says what failed and what to do."""
+    """A step cannot go on: the message says what failed and what to do.
+
+    :cvar code: the exit code
+    """
+
+    code = ExitCode.FATAL
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,24 @@ def run_application(
 
 
 def _run(application: Application, step: Callable[[Application], tuple[Report, ExitCode]]) -> ExitCode:
-    from ringsync.replica.table import ReplicaMismatchError
+    from ringsync.replica.base import ReplicaMismatchError
+    from ringsync.replica.delta_log import DeltaLogError
+    from ringsync.ring.ring import RingError
     from ringsync.schema.from_cluster import SchemaError
     from ringsync.sources.session import ClusterError
+    from ringsync.state.bootstrap import StateError
 
     started = time.time()
     try:
         outcome, code = step(application)
-    except (StepError, ConfigError, StorageError, ClusterError, SchemaError, ReplicaMismatchError) as error:
+        if "error" in outcome:
+            _fail(outcome["error"], code)
+    except StepError as error:
+        outcome, code = {"error": str(error)}, _fail(str(error), error.code)
+    except (
+        *(ConfigError, StorageError, ClusterError, SchemaError, StateError, RingError),
+        *(ReplicaMismatchError, DeltaLogError),
+    ) as error:
         outcome, code = {"error": str(error)}, _fail(str(error), ExitCode.FATAL)
     except KeyboardInterrupt:
         outcome, code = {"error": "interrupted"}, _fail("interrupted", ExitCode.INTERRUPTED)

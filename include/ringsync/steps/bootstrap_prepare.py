@@ -1,89 +1,236 @@
 """Prepare a bootstrap: check everything it needs, and decide once how it is done (DESIGN §6, step 1).
 
+A table has one bootstrap at a time. One that did not come to its end is continued by the next run that asks for the
+same, whatever else has changed: splits, topology, the version of this code. Who asks for something else, or whose
+table has another schema by now, begins anew.
+
 The plan is ``plans/bootstrap/<run>.json``, written once: a repeated task reads the first one, so that all steps
-of a run agree. Nothing in the source is written.
+of a run agree.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ringsync.config import Config
-from ringsync.sources.plan import ScanPlan
+from ringsync.replica.base import base_folder, check_replaceable
+from ringsync.replica.delta_log import read_snapshot
+from ringsync.ring.coverage import fraction
+from ringsync.ring.ring import RingSnapshot
+from ringsync.sources.cluster import read_ring, read_size_estimate
+from ringsync.sources.forecast import Forecast, sample
+from ringsync.sources.plan import ScanPlan, Selection
 from ringsync.sources.planning import make_scan_plan
+from ringsync.sources.scan import ScanError, scan_query, scan_session
 from ringsync.sources.session import connect
+from ringsync.state.bootstrap import HEARTBEAT_TTL_S, SCANNING, Bootstrap, BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap_publish import bootstrap_bucket, remove_outputs
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.topics import data_topic
 
-LAKE_BYTES_PER_SOURCE_BYTE = 2.0
-"""Room that replica and stream may take, for each byte that Cassandra estimates; generous."""
+OUTPUTS_VERSION = 1
+"""Of the form of files and ledger entries: bootstraps of another cannot be continued."""
+
+RETRY_DELAYS_S = (0.5, 2.0, 8.0)
+"""Pauses before the forecast is tried again."""
+
+LAKE_BYTES_PER_PAGE_BYTE = 1.5
+"""Room that replica and stream may take, for each byte of result pages; generous: both are compressed."""
 
 
 @dataclass(frozen=True)
 class BootstrapPlan:
-    """What all steps of one bootstrap agree on.
+    """What all steps of one run agree on.
 
     :ivar run: id of the run
-    :ivar scan: table, moment, token range splits
+    :ivar bootstrap: which it works on
+    :ivar scan: table and moment; its splits are cut when it is read
     :ivar topic: of the change stream
-    :ivar bucket: of the stream, for the rows of this bootstrap
+    :ivar splits: into which the user wants the ring to be cut; None: by size
+    :ivar estimated_rows: of the selection
+    :ivar estimated_bytes: of the whole table's result pages
     """
 
     run: str
+    bootstrap: Bootstrap
     scan: ScanPlan
     topic: str
-    bucket: str
+    splits: int | None
+    estimated_rows: int
+    estimated_bytes: int
 
     @property
-    def as_of_us(self) -> int:
-        """µs; cells written later may or may not be in what was read."""
-        return self.scan.now * 1_000_000
+    def bucket(self) -> str:
+        """Of the stream, for the rows of this bootstrap."""
+        return bootstrap_bucket(self.bootstrap.id)
 
     def to_json(self) -> str:
-        """The plan as JSON, with what somebody who follows the run wants to know on top."""
-        document = {
-            "run": self.run,
-            "table": self.scan.table.full_name,
-            "splits": len(self.scan.splits),
-            "ranges": sum(len(split.ranges) for split in self.scan.splits),
-            "estimated_rows": estimated_rows(self.scan),
-            "topic": self.topic,
-            "bucket": self.bucket,
-            "scan": json.loads(self.scan.to_json()),
-        }
-        return json.dumps(document, indent=1)
+        """The plan as a JSON object; :meth:`from_json` gives an equal plan back."""
+        return json.dumps({**asdict(self), "scan": json.loads(self.scan.to_json())}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> BootstrapPlan:
+        """Read what :meth:`to_json` wrote."""
         document = json.loads(text)
-        scan = ScanPlan.from_json(json.dumps(document["scan"]))
-        return BootstrapPlan(document["run"], scan, document["topic"], document["bucket"])
+        scan = ScanPlan.from_json(json.dumps(document.pop("scan")))
+        return BootstrapPlan(bootstrap=Bootstrap(**document.pop("bootstrap")), scan=scan, **document)
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
     """Check and plan.
 
-    :raises StepError: too little space; another plan under the same run id
-    :raises ClusterError: unreachable, no login, no rights
+    :raises StepError: too little space; another run works on this table; another plan under the same run id
+    :raises ClusterError: unreachable, no login, no rights, a selection that does not fit the table
     :raises SchemaError: no such table
+    :raises StateError: ringsync's own keyspace cannot be used
+    :raises ReplicaMismatchError: the replica's folder holds another table
     """
-    config = _with_splits(application.config, application.options.splits)
-    keyspace, table = application.table
+    config, options, store = application.config, application.options, application.store
+    keyspace, name = application.table
     session = connect(config.cluster_settings())
-    scan = make_scan_plan(session, config, keyspace, table, now=int(clock()))
-    bucket = time.strftime("bootstrap-%Y%m%dT%H%M%SZ", time.gmtime(scan.now))
-    plan = BootstrapPlan(application.run, scan, data_topic(config.server_name, scan.table), bucket)
-    check_space(application.store, plan)
-    if not application.options.dry_run:
-        plan = _keep(application.store, plan)
-    return _forecast(plan, application.options.dry_run), ExitCode.OK
+    selection = Selection(options.columns, options.token_range, options.where)
+    now = int(clock())
+    scan = make_scan_plan(session, _with_splits(config, options.splits), keyspace, name, now=now, selection=selection)
+    check_replaceable(store, scan.table, read_snapshot(store, base_folder(scan.table.keyspace, scan.table.name)))
+    forecast = read_a_little(config, scan)
+    check_space(store, scan, forecast)
+    state = BootstrapState(session, config.state.keyspace)
+    specification = specify(application, scan)
+    latest = state.find(keyspace, name)
+    continued = latest if latest and not options.restart and continues(latest, specification) else None
+    report = {
+        "dry_run": options.dry_run,
+        **describe(scan),
+        "forecast": tell(forecast, config),
+        "size_estimates": read_size_estimate(session, keyspace, name),
+        "continues": continued and continued.id,
+    }
+    if options.dry_run:
+        return report, ExitCode.OK
+    state.create(config.state.replication or _replication(read_ring(session, keyspace)))
+    plan = find_plan(store, application.run)
+    if plan is None:
+        bootstrap = continued or begin(application, state, scan, specification, latest)
+        plan = keep_plan(
+            store,
+            BootstrapPlan(
+                run=application.run,
+                bootstrap=bootstrap,
+                scan=replace(scan, splits=()),
+                topic=data_topic(config.server_name, scan.table),
+                splits=options.splits,
+                estimated_rows=forecast.rows,
+                estimated_bytes=round(forecast.bytes / fraction(selection.ranges)),
+            ),
+        )
+    if plan.bootstrap.specification != specification:
+        raise StepError(
+            f"run {application.run} has a plan for {plan.scan.table.full_name} with other parameters or another "
+            "schema: use another run id"
+        )
+    return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic, "bucket": plan.bucket}, ExitCode.OK
+
+
+def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep) -> Forecast:
+    """Forecast the scan by reading a page at some places.
+
+    :param sleep: waits so many seconds before it is tried again
+    :raises ScanError: the cluster did not answer in some attempts
+    """
+    settings = config.cluster_settings()
+    query = scan_query(scan.table, times=scan.times, element_times=scan.element_times, where=scan.selection.where)
+    session = scan_session(settings, scan.now)
+    ranges = [part for split in scan.splits for part in split.ranges]
+    delays = iter(RETRY_DELAYS_S)
+    while True:
+        try:
+            return sample(session, scan.table, query, ranges, settings)
+        except ScanError:
+            delay = next(delays, None)
+            if delay is None:
+                raise
+            sleep(delay)
+
+
+def specify(application: Application, scan: ScanPlan) -> str:
+    """Everything that must be the same for one run to continue what another began, as JSON."""
+    config = application.config
+    return json.dumps(
+        {
+            "outputs_version": OUTPUTS_VERSION,
+            "table_id": scan.table.table_id,
+            "schema_digest": scan.schema_digest,
+            "selection": json.loads(scan.selection.to_json()),
+            "times": [scan.times, scan.element_times],
+            "unrepresentable_values": scan.unrepresentable_values,
+            "store": application.store.url,
+            "stream": [config.server_name, config.stream.mapping],
+        }
+    )
+
+
+def continues(latest: Bootstrap, specification: str) -> bool:
+    """Whether a run that wants this goes on with the table's latest bootstrap."""
+    return latest.state == SCANNING and latest.specification == specification
+
+
+def begin(
+    application: Application, state: BootstrapState, scan: ScanPlan, specification: str, latest: Bootstrap | None
+) -> Bootstrap:
+    """Make a new bootstrap the table's own; what an unfinished one before it has written is removed.
+
+    :raises StepError: another run works on the table
+    """
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(scan.now))
+    bootstrap = Bootstrap(
+        keyspace=scan.table.keyspace,
+        table=scan.table.name,
+        id=f"{moment}-{secrets.token_hex(4)}",
+        state=SCANNING,
+        specification=specification,
+        run=application.run,
+        as_of=scan.now,
+    )
+    if latest is not None:
+        wait_until_free(state, latest, application.run)
+    if not state.begin(bootstrap, latest.id if latest else None):
+        raise StepError(f"another run has just begun a bootstrap of {scan.table.full_name}: follow that one")
+    if latest is not None and latest.state == SCANNING:
+        remove_outputs(application.store, scan.table, data_topic(application.config.server_name, scan.table), latest.id)
+    return bootstrap
+
+
+def wait_until_free(
+    state: BootstrapState, bootstrap: Bootstrap, run: str, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Wait until no other run works on a bootstrap: one that was killed counts as alive for some seconds more.
+
+    :raises StepError: another run is alive
+    """
+    for _ in range(2 * HEARTBEAT_TTL_S):
+        other = state.alive(bootstrap.id)
+        if other in (None, run):
+            return
+        sleep(1.0)
+    raise StepError(
+        f"{bootstrap.keyspace}.{bootstrap.table} is being bootstrapped by run {other}: follow or stop that one"
+    )
+
+
+def find_plan(store: ObjectStore, run: str) -> BootstrapPlan | None:
+    """The plan of a run; None: there is none."""
+    try:
+        return BootstrapPlan.from_json(store.get(_key(run)).decode())
+    except NotFoundError:
+        return None
 
 
 def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
@@ -91,36 +238,61 @@ def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
 
     :raises StepError: ``bootstrap_prepare`` has not written one
     """
+    plan = find_plan(store, run)
+    if plan is None:
+        raise StepError(f"run {run} has no plan: run bootstrap_prepare with the same --run first")
+    return plan
+
+
+def keep_plan(store: ObjectStore, plan: BootstrapPlan) -> BootstrapPlan:
+    """Write the plan, or take the one that another attempt of this run has written meanwhile."""
     try:
-        return BootstrapPlan.from_json(store.get(_key(run)).decode())
-    except NotFoundError:
-        raise StepError(f"run {run} has no plan: run bootstrap_prepare with the same --run first") from None
+        store.put(_key(plan.run), plan.to_json().encode(), if_absent=True)
+        return plan
+    except AlreadyExistsError:
+        return load_plan(store, plan.run)
 
 
-def check_space(store: ObjectStore, plan: BootstrapPlan) -> None:
-    """Refuse to begin what cannot end, where the store is a local directory and the table's size is known.
+def _key(run: str) -> str:
+    return f"plans/bootstrap/{run}.json"
+
+
+def check_space(store: ObjectStore, scan: ScanPlan, forecast: Forecast) -> None:
+    """Refuse to begin what cannot end, where the store is a local directory.
 
     :raises StepError: with the bytes needed and free
     """
-    needed = (_estimated(plan.scan, "estimated_bytes") or 0) * LAKE_BYTES_PER_SOURCE_BYTE
+    needed = forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
     if store.url.startswith("file://"):
         folder = Path(store.url.removeprefix("file://"))
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
         if free < needed:
             raise StepError(
-                f"{store.url}: about {needed / 2**30:.1f} GiB are needed for {plan.scan.table.full_name}, but "
+                f"{store.url}: about {needed / 2**30:.1f} GiB are needed for {scan.table.full_name}, but "
                 f"{free / 2**30:.1f} GiB are free: make room, or set store.url to another place"
             )
 
 
-def estimated_rows(scan: ScanPlan) -> int | None:
-    """Rows by Cassandra's estimate, which counts partitions: known only where a partition is one row."""
-    return None if scan.table.clustering else _estimated(scan, "estimated_partitions")
+def describe(scan: ScanPlan) -> Report:
+    """What will be read, and how."""
+    return {
+        "columns": {column.name: str(column.type) for column in scan.table.columns},
+        "selection": json.loads(scan.selection.to_json()),
+        "schema_digest": scan.schema_digest,
+        "ring_digest": scan.ring_digest,
+        "consistency_level": scan.consistency_level,
+        "element_times": scan.element_times,
+        "splits": len(scan.splits),
+        "ranges": sum(len(split.ranges) for split in scan.splits),
+    }
 
 
-def _estimated(scan: ScanPlan, name: str) -> int | None:
-    values = [getattr(split, name) for split in scan.splits]
-    return None if None in values else sum(values)
+def tell(forecast: Forecast, config: Config) -> Report:
+    """The forecast, and how long the scan takes at the configured limits if they are what bounds it."""
+    limits = config.cluster_limits()
+    seconds = [forecast.seconds_at(limits.rows_per_s)] if limits.rows_per_s else []
+    seconds += [forecast.bytes / limits.bytes_per_s] if limits.bytes_per_s else []
+    return {**forecast.as_report(), "seconds_at_the_limits": round(max(seconds)) if seconds else None}
 
 
 def _with_splits(config: Config, splits: int | None) -> Config:
@@ -131,35 +303,8 @@ def _with_splits(config: Config, splits: int | None) -> Config:
     )
 
 
-def _key(run: str) -> str:
-    return f"plans/bootstrap/{run}.json"
-
-
-def _keep(store: ObjectStore, plan: BootstrapPlan) -> BootstrapPlan:
-    """Write the plan, or take the one that an earlier attempt of this run wrote."""
-    try:
-        store.put(_key(plan.run), plan.to_json().encode(), if_absent=True)
-        return plan
-    except AlreadyExistsError:
-        kept = load_plan(store, plan.run)
-    if kept.scan.table.full_name != plan.scan.table.full_name:
-        raise StepError(f"run {plan.run} has a plan for {kept.scan.table.full_name}: use another run id")
-    return kept
-
-
-def _forecast(plan: BootstrapPlan, dry_run: bool) -> dict[str, Any]:
-    scan = plan.scan
-    return {
-        "dry_run": dry_run,
-        "columns": {column.name: str(column.type) for column in scan.table.columns},
-        "schema_digest": scan.schema_digest,
-        "ring_digest": scan.ring_digest,
-        "consistency_level": scan.consistency_level,
-        "element_times": scan.element_times,
-        "splits": len(scan.splits),
-        "ranges": sum(len(split.ranges) for split in scan.splits),
-        "estimated_partitions": _estimated(scan, "estimated_partitions"),
-        "estimated_bytes": _estimated(scan, "estimated_bytes"),
-        "topic": plan.topic,
-        "bucket": plan.bucket,
-    }
+def _replication(ring: RingSnapshot) -> Mapping[str, str]:
+    """Three replicas in each datacenter, or as many as it has nodes."""
+    nodes = Counter(host.datacenter for host in ring.hosts)
+    factors = {datacenter: str(min(3, count)) for datacenter, count in sorted(nodes.items())}
+    return {"class": "NetworkTopologyStrategy", **factors}

@@ -1,80 +1,177 @@
-"""Read a table by token ranges into the replica, then publish its rows as op ``r`` (DESIGN §6, step 2).
+"""Read a table by token ranges into the replica and the change stream (DESIGN §6, step 2).
 
-The source is read once. The replica becomes visible in one commit; the stream's bucket, made from that very
-version of the replica, in one manifest. A killed run leaves what was there before, and is repeated from its start.
+The source is read once. Tasks write files and have each range committed in the ledger; what is left of the ring, or
+could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was
+larger than anybody thought, a range that failed, and a ring that has changed meanwhile are one case: tokens that are in
+no committed range. At the end the files of all committed ranges become the replica, in one commit, and a bucket of the
+stream; until then nobody sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import os
+import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
-
-import ringsync
-from ringsync.config import Config, load_config
-from ringsync.progress import read_progress
+from ringsync.config import Config
+from ringsync.ring.coverage import TokenSet, intersection, subtract
+from ringsync.ring.splits import SizeEstimate, Split
 from ringsync.schema.from_cluster import read_table
-from ringsync.schema.row_image import row_image_schema
+from ringsync.sources.control import ControlServer
+from ringsync.sources.plan import split_to_json
+from ringsync.sources.planning import cut
 from ringsync.sources.session import connect
+from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap_prepare import BootstrapPlan, load_plan
-from ringsync.streams.files import FileStream, Part, StreamConflictError
-from ringsync.streams.messages import Messages, envelope_schema, key_schema, snapshot_messages
+from ringsync.steps.bootstrap_collect import Collector, reported
+from ringsync.steps.bootstrap_prepare import BootstrapPlan, load_plan, wait_until_free
+from ringsync.steps.bootstrap_publish import publish
+from ringsync.steps.bootstrap_task import BootstrapTask, SplitResult
+from ringsync.streams.files import FileStream, StreamConflictError
+from ringsync.streams.messages import envelope_schema, key_schema
 
-MESSAGES_PER_PART = 250_000
-"""A file of the stream is put together in memory: this bounds it to some hundred megabytes."""
+IDLE_WAVES = 3
+"""After so many waves that brought nothing, what is left counts as unreadable."""
+
+IDLE_PAUSE_S = 5.0
+"""Before what failed is tried again."""
+
+TRUSTED_PART = 0.01
+"""Of the ring: once so much has been read, its size tells that of the rest better than a forecast."""
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Scan, write, publish.
 
-    :raises StepError: the schema changed since the plan or while scanning; the counts do not reconcile
+    :returns: exit code 1 when some ranges could not be read; nothing is published then, and all others are kept
+    :raises StepError: the schema changed since the plan or while scanning; the counts do not reconcile; another run
+        works on this bootstrap
+    :raises StateError: the ledger cannot be used; its subclass LostOwnershipError when another run has taken over
     """
     from ringsync.replica.session import spark_session
-    from ringsync.replica.table import ReplicaTable
-    from ringsync.sources.cassandra_table import CassandraTable
 
-    plan = load_plan(application.store, application.run)
-    table = plan.scan.table
-    check_schema(application.config, plan)
-    spark = spark_session(f"bootstrap_scan {table.full_name} {plan.run}")
-    spark.dataSource.register(CassandraTable)
-    rows = (
-        spark.read.format("cassandra_table")
-        .option("config", application.config_path)
-        .option("plan", plan.scan.to_json())
-        .option("progress", f"progress/{plan.run}")
-        .load()
-    )
-    replica = ReplicaTable(application.store.uri(f"replica/{table.keyspace}/{table.name}"), table)
-    written = replica.write_base(
-        rows,
-        as_of_us=plan.as_of_us,
-        properties={"run_id": plan.run},
-        replace_schema=replica.properties(spark).get("table_id") == table.table_id,
-        deletion_vectors=application.config.replica.deletion_vectors,
-    )
-    check_schema(application.config, plan)
-    images = spark.read.format("delta").option("versionAsOf", written.version).load(replica.base_uri)
-    bucket = f"{plan.bucket}.v{written.version:06d}"
-    parts = publish(images, bucket, plan, application)
-    read = read_progress(application.store, plan.run)
-    report = {
-        "ranges": read.ranges_done,
-        "rows": read.rows,
-        "rows_read": read.rows,
-        "rows_written": written.rows,
-        "messages_published": sum(part.records for part in parts),
-        "cells": read.cells,
-        "bytes_read": read.bytes,
-        "pages": read.pages,
-        "replica": {"uri": replica.base_uri, **asdict(written)},
-        "stream": {"topic": plan.topic, "bucket": bucket, "parts": len(parts)},
-    }
-    reconcile(report)
+    config, store = application.config, application.store
+    plan = load_plan(store, application.run)
+    check_schema(config, plan)
+    session = connect(config.cluster_settings())
+    state = BootstrapState(session, config.state.keyspace)
+    latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
+    if latest is None or latest.id != plan.bootstrap.id:
+        raise StepError(f"another bootstrap of {plan.scan.table.full_name} has begun since: follow that one")
+    wait_until_free(state, plan.bootstrap, application.run)
+    ledger = state.take_over(plan.bootstrap.id, f"{application.run} on {socket.gethostname()}, process {os.getpid()}")
+    collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
+    started = time.monotonic()
+    results: list[SplitResult] = []
+    with reported(collector, ledger, store, application.run):
+        if collector.left and latest.state != COMPLETED:
+            spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
+            results = read_all(application, plan, collector, ledger, spark.sparkContext)
+        seconds = time.monotonic() - started
+        check_schema(config, plan)
+        report = describe(collector, ledger, results, seconds)
+        if collector.left:
+            return report, ExitCode.COMPLETED_WITH_ERRORS
+        report |= publish(store, config, plan, ledger, collector.ranges)
+        state.complete(plan.bootstrap)
     return report, ExitCode.OK
+
+
+def read_all(
+    application: Application,
+    plan: BootstrapPlan,
+    collector: Collector,
+    ledger: RangeLedger,
+    context: Any,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[SplitResult]:
+    """Read what is left, wave after wave, until nothing is left or nothing more can be read.
+
+    :param context: Spark's
+    """
+    config, store = application.config, application.store
+    results: list[SplitResult] = []
+    idle = 0
+    ring_digest = plan.scan.ring_digest
+    with ControlServer(host=_driver_host(context), handlers=collector.handlers) as control:
+        control.watch_limits(store, application.run, config.cluster_limits())
+        task = BootstrapTask(
+            application.config_path, plan, control.address, ledger.attempt, put_schemas(application, plan)
+        )
+        for wave in range(1_000_000):
+            left = collector.left
+            if not left or idle == IDLE_WAVES:
+                return results
+            if idle:
+                sleep(IDLE_PAUSE_S)
+            splits, digest = plan_wave(config, plan, collector, left, context.defaultParallelism)
+            if digest != ring_digest:
+                _topology_changed(config, ring_digest, digest)
+                ring_digest = digest
+            collector.failed.clear()
+            results += _read_wave(context, task, [(f"{wave:03d}-{n:05d}", s) for n, s in enumerate(splits)], collector)
+            check_schema(config, plan)
+            idle = idle + 1 if collector.left == left else 0
+    return results
+
+
+def plan_wave(
+    config: Config, plan: BootstrapPlan, collector: Collector, left: TokenSet, parallelism: int
+) -> tuple[tuple[Split, ...], str]:
+    """Cut what is left into splits, by what is known of the table's size by now; what failed is cut off.
+
+    :param parallelism: tasks that run at the same time
+    :returns: the splits, and the digest of the ring that they were cut for
+    """
+    session = connect(config.cluster_settings())
+    size, part = collector.estimate()
+    whole = round(size / part) if part >= TRUSTED_PART else plan.estimated_bytes
+    estimate = SizeEstimate(0, whole)
+    failed = intersection(left, collector.failed)
+    healthy = subtract(left, failed)
+    minimum = plan.splits or max(config.scan.min_splits, 2 * parallelism)
+    if plan.splits:
+        config = config.model_copy(update={"scan": config.scan.model_copy(update={"max_splits": plan.splits})})
+    found: list[Split] = []
+    digest = ""
+    for ranges, least in ((healthy, minimum), (failed, len(failed))):
+        if ranges:
+            scan = cut(session, config, plan.scan, ranges, estimate, minimum=least)
+            found += scan.splits
+            digest = scan.ring_digest
+    return tuple(found), digest
+
+
+def _read_wave(
+    context: Any, task: BootstrapTask, splits: list[tuple[str, Split]], collector: Collector
+) -> list[SplitResult]:
+    described = [(name, split_to_json(split)) for name, split in splits]
+    try:
+        found: list[SplitResult] = context.parallelize(described, len(described)).mapPartitions(task).collect()
+    except Exception:
+        if collector.fatal:
+            raise collector.fatal from None
+        raise
+    finally:
+        collector.forget_readers()
+    return found
+
+
+def _topology_changed(config: Config, before: str, now: str) -> None:
+    """:raises StepError: nodes have joined or left, and the configuration wants to stop then."""
+    if config.scan.on_topology_change == "fail":
+        raise StepError(
+            f"nodes have joined or left since the bootstrap was planned (ring {before[:12]} is {now[:12]} now) and "
+            "scan.on_topology_change is fail: run again once the ring has settled; what was read is kept"
+        )
+    print(f"ringsync: the ring has changed ({before[:12]} is {now[:12]} now): the rest is planned anew", flush=True)
+
+
+def _driver_host(context: Any) -> str:
+    """The address on which Spark's own executors find the driver."""
+    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
 
 
 def check_schema(config: Config, plan: BootstrapPlan) -> None:
@@ -84,47 +181,27 @@ def check_schema(config: Config, plan: BootstrapPlan) -> None:
     """
     planned = plan.scan.table
     now = read_table(connect(config.cluster_settings()), planned.keyspace, planned.name)
-    if now.digest != planned.digest:
+    columns = {column.name for column in now.columns}
+    wanted = [column.name for column in planned.columns]
+    same = (
+        now.digest == planned.digest
+        if plan.scan.selection.columns is None
+        else (columns >= set(wanted) and now.only(wanted).digest == planned.digest)
+    )
+    if not same:
         raise StepError(
             f"the schema of {planned.full_name} changed since the bootstrap was planned: trigger bootstrap_table again"
         )
 
 
-def reconcile(report: Report) -> None:
-    """Every row read is written and published, once.
-
-    :raises StepError: the counts differ
-    """
-    counts = {name: report[name] for name in ("rows_read", "rows_written", "messages_published")}
-    if len(set(counts.values())) != 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise StepError(f"the counts do not reconcile: {told}; nothing may be trusted, trigger bootstrap_table again")
-
-
-def publish(images: Any, bucket: str, plan: BootstrapPlan, application: Application) -> list[Part]:
-    """Publish row images to the table's topic, in a bucket of their own.
-
-    :param images: DataFrame of the row images of one version of the replica
-    :param bucket: belongs to that version, so that a repeated scan publishes beside, never into it
-    """
-    config, table = application.config, plan.scan.table
-    stream = FileStream(application.store, plan.topic)
-    mapping = config.stream.mapping
-    version = put_schemas(
-        stream, key_schema(table, config.server_name, mapping), envelope_schema(table, config.server_name, mapping)
-    )
-    task = _PublishTask(application.config_path, plan, bucket, version)
-    written = images.mapInArrow(task, "name string, records bigint, bytes bigint, crc32c bigint").collect()
-    parts = sorted((Part(**row.asDict()) for row in written), key=lambda part: part.name)
-    stream.publish(bucket, parts)
-    return parts
-
-
-def put_schemas(stream: FileStream, key: dict[str, Any], value: dict[str, Any]) -> int:
+def put_schemas(application: Application, plan: BootstrapPlan) -> int:
     """Put the schemas beside the stream under the first version that has or takes them.
 
     :returns: the version, from 1
     """
+    server, mapping = application.config.server_name, application.config.stream.mapping
+    stream = FileStream(application.store, plan.topic)
+    key, value = key_schema(plan.scan.table, server, mapping), envelope_schema(plan.scan.table, server, mapping)
     version = 1
     while True:
         try:
@@ -134,54 +211,42 @@ def put_schemas(stream: FileStream, key: dict[str, Any], value: dict[str, Any]) 
             version += 1
 
 
-@dataclass(frozen=True)
-class _PublishTask:
-    """Encodes the row images of one Spark task and writes them as parts of the bucket."""
+def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResult], seconds: float) -> Report:
+    """What was read, by this run and by those before it, as the report shows it.
 
-    config_path: str
-    plan: BootstrapPlan
-    bucket: str
-    schema_version: int
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        config = load_config(self.config_path)
-        stream = FileStream(config.open_store(), self.plan.topic)
-        task = TaskContext.get()
-        prefix = f"part-{task.partitionId() if task else 0:05d}"
-        for number, group in enumerate(_groups(batches, MESSAGES_PER_PART)):
-            part = stream.write_part(
-                self.bucket,
-                f"{prefix}-{number:04d}",
-                (self._messages(batch, config) for batch in group),
-                self.schema_version,
-                config.stream.codec,
-            )
-            yield pa.RecordBatch.from_pylist([asdict(part)])
-
-    def _messages(self, batch: pa.RecordBatch, config: Config) -> Messages:
-        table = self.plan.scan.table
-        return snapshot_messages(
-            batch.cast(row_image_schema(table)),
-            table,
-            config.server_name,
-            config.stream.mapping,
-            hostname=config.cassandra.contact_points[0],
-            processed_at_ms=self.plan.scan.now * 1000,
-            schema_version=self.schema_version,
-            version=ringsync.__version__,
+    :raises StepError: rows of this run are unaccounted for
+    """
+    ranges = collector.ranges
+    read = sum(one.rows_read for one in results)
+    committed = sum(one.rows_committed for one in results)
+    discarded = sum(one.rows_discarded for one in results)
+    recorded = sum(done.rows for done in ranges if done.attempt == ledger.attempt)
+    if (read, committed) != (committed + discarded, recorded):
+        raise StepError(
+            f"the counts do not reconcile: {read} rows read, {committed} committed by tasks, {discarded} discarded, "
+            f"{recorded} recorded in the ledger"
         )
-
-
-def _groups(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
-    """Lists of batches with at least so many rows, but for the last."""
-    group: list[pa.RecordBatch] = []
-    for batch in batches:
-        if batch.num_rows:
-            group.append(batch)
-        if sum(held.num_rows for held in group) >= rows:
-            yield group
-            group = []
-    if group:
-        yield group
+    report = {
+        "bootstrap": ledger.bootstrap_id,
+        "attempt": ledger.attempt,
+        "ranges": len(ranges),
+        "rows": sum(done.rows for done in ranges),
+        "rows_read": read,
+        "rows_committed": committed,
+        "rows_discarded": discarded,
+        "rows_of_runs_before": sum(done.rows for done in ranges) - recorded,
+        "cells": sum(done.cells for done in ranges),
+        "pages": sum(done.pages for done in ranges),
+        "bytes_read": sum(done.bytes for done in ranges),
+        "seconds_scanning": round(seconds, 3),
+        "rows_per_s": round(read / seconds) if seconds else None,
+        "left": [[part.start, part.end] for part in collector.left],
+        "failed_ranges": [[r.start, r.end, reason] for r, reason in sorted(collector.failed.items())],
+    }
+    if collector.left:
+        first = next(iter(collector.failed.values()), "see failed_ranges")
+        report["error"] = (
+            f"{len(collector.left)} token ranges could not be read, {collector.left[0]} is the first: {first}. "
+            "Nothing was published; what was read is kept: mend the cause and run bootstrap_table again"
+        )
+    return report

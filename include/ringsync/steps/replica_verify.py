@@ -13,7 +13,8 @@ from typing import Any
 
 from ringsync.config import Config, load_config
 from ringsync.ring.tokens import WHOLE_RING
-from ringsync.sources.plan import ScanPlan, within
+from ringsync.sources.control import ControlClient, ControlServer
+from ringsync.sources.plan import ScanPlan, Selection, within
 from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.session import connect
 from ringsync.steps.application import Application, ExitCode, Report, StepError
@@ -28,24 +29,29 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises StepError: there is no replica
     :raises ReplicaMismatchError: the replica is of another table id or schema
     """
+    from ringsync.replica.base import base_folder, own_properties, replica_folder
     from ringsync.replica.checksum import range_checksums
     from ringsync.replica.compare import Comparison, compare_ranges, repair
+    from ringsync.replica.delta_log import read_snapshot
     from ringsync.replica.session import spark_session
     from ringsync.replica.table import ReplicaTable
     from ringsync.replica.view import as_selected, live
     from ringsync.sources.cassandra_table import CassandraTable
 
-    config = application.config
+    config, store = application.config, application.store
     keyspace, name = application.table
-    session = connect(config.cluster_settings())
-    plan = make_scan_plan(session, config, keyspace, name, now=int(clock()))
+    folder = base_folder(keyspace, name)
+    properties = own_properties(read_snapshot(store, folder).metadata.get("configuration") or {})
+    if not properties:
+        raise StepError(f"{store.uri(folder)}: there is no replica of {keyspace}.{name}: trigger bootstrap_table first")
+    selection = Selection.from_json(properties["selection"])
+    plan = make_scan_plan(
+        connect(config.cluster_settings()), config, keyspace, name, now=int(clock()), selection=selection
+    )
     table = plan.table
     spark = spark_session(f"replica_verify {table.full_name} {application.run}")
     spark.dataSource.register(CassandraTable)
-    replica = ReplicaTable(application.store.uri(f"replica/{keyspace}/{name}"), table)
-    properties = replica.properties(spark)
-    if not properties:
-        raise StepError(f"{replica.base_uri}: there is no replica of {table.full_name}: trigger bootstrap_table first")
+    replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
     replica.check_same_table(spark)
 
     def source_images(ranges: Ranges) -> Any:
@@ -85,22 +91,25 @@ def source_checksums(spark: Any, application: Application, plan: ScanPlan, bound
     Nothing but the sums leaves a task: sending the rows through the JVM would cost several times the reading.
     """
     from ringsync.replica.checksum import PARTIAL_CHECKSUMS, check_boundaries, partial_checksums, sum_up
-    from ringsync.sources.cassandra_table import Progress, SplitPartition, read_split
+    from ringsync.sources.cassandra_table import read_split
 
     edges = check_boundaries(boundaries)
     config_path = application.config_path
+    with ControlServer(host=spark.conf.get("spark.driver.host", "127.0.0.1")) as control:
+        control.watch_limits(application.store, f"verify-{application.run}", application.config.cluster_limits())
+        address = control.address
 
-    def sum_up_splits(batches: Iterator[Any]) -> Iterator[Any]:
-        config = load_config(config_path)
-        for batch in batches:
-            for index in batch.column("id").to_pylist():
-                split = plan.splits[index]
-                progress = Progress(None, "", SplitPartition(index, split))
-                yield partial_checksums(read_split(config, plan, split, progress), plan.table, edges, plan.now)
+        def sum_up_splits(batches: Iterator[Any]) -> Iterator[Any]:
+            config = load_config(config_path)
+            for batch in batches:
+                for index in batch.column("id").to_pylist():
+                    with ControlClient(address) as permits:
+                        rows = read_split(config, plan, plan.splits[index], permits)
+                        yield partial_checksums(rows, plan.table, edges, plan.now)
 
-    count = len(plan.splits)
-    tasks = spark.range(0, count, 1, count)
-    return sum_up(tasks.mapInArrow(sum_up_splits, PARTIAL_CHECKSUMS).toArrow(), edges)
+        count = len(plan.splits)
+        tasks = spark.range(0, count, 1, count)
+        return sum_up(tasks.mapInArrow(sum_up_splits, PARTIAL_CHECKSUMS).toArrow(), edges)
 
 
 def boundaries(config: Config) -> list[int]:

@@ -5,7 +5,7 @@ https://avro.apache.org/docs/1.12.0/specification/#object-container-files
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal
@@ -33,27 +33,43 @@ class _Block:
     bytes_: BytesIO
 
 
-def container_file(
-    schema: AvroSchema, rows: Iterable[pa.Array], codec: Codec, sync: bytes, rows_per_block: int
-) -> bytes:
-    """One container file with these rows. The same arguments give the same bytes.
+class ContainerWriter:
+    """One container file in the making, in memory. The same calls give the same bytes.
 
     :param schema: the Avro schema of a row
-    :param rows: binary arrays, each element one datum; no nulls
     :param sync: the 16 bytes between blocks; different for each file
     :param rows_per_block: greatest number of rows in a block
-    :raises ValueError: a row is null, or ``sync`` is not 16 bytes long
+    :raises ValueError: ``sync`` is not 16 bytes long
     """
-    if len(sync) != 16:
-        raise ValueError(f"an Avro sync marker has 16 bytes, not {len(sync)}")
-    file = BytesIO()
-    level = _DEFLATE_LEVEL if codec == "deflate" else None
-    writer = Writer(file, schema, codec=codec, sync_marker=sync, compression_level=level)
-    for array in rows:
-        for block in _blocks(array, rows_per_block):
-            writer.write_block(block)
-    writer.flush()
-    return file.getvalue()
+
+    def __init__(self, schema: AvroSchema, codec: Codec, sync: bytes, rows_per_block: int) -> None:
+        if len(sync) != 16:
+            raise ValueError(f"an Avro sync marker has 16 bytes, not {len(sync)}")
+        self._file = BytesIO()
+        self._rows_per_block = rows_per_block
+        level = _DEFLATE_LEVEL if codec == "deflate" else None
+        self._writer = Writer(self._file, schema, codec=codec, sync_marker=sync, compression_level=level)
+        self.rows = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._file.tell()
+
+    def add(self, rows: pa.Array) -> None:
+        """Append rows that are encoded already.
+
+        :param rows: binary array, each element one datum
+        :raises ValueError: a row is null
+        """
+        for block in _blocks(rows, self._rows_per_block):
+            self._writer.write_block(block)
+        self.rows += len(rows)
+
+    def finish(self) -> bytes:
+        """The file."""
+        self._writer.flush()
+        return self._file.getvalue()
 
 
 def read_container(data: bytes) -> Iterator[dict[str, Any]]:

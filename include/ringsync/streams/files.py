@@ -16,16 +16,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
-from ringsync.streams.container import Codec, container_file, read_container
+from ringsync.streams.container import Codec, ContainerWriter, read_container
 from ringsync.streams.messages import AvroRecord, Messages, message_schema
 
 ROWS_PER_BLOCK = 2000
@@ -90,33 +89,18 @@ class FileStream:
                     f"{self.store.uri(name)} holds another schema: a changed schema needs a version of its own"
                 )
 
-    def write_part(
-        self, bucket: str, part: str, messages: Iterable[Messages], schema_version: int, codec: Codec = "deflate"
-    ) -> Part:
-        """Write a file of messages; no reader sees it before :meth:`publish` lists it. It may be written again.
+    def open_part(self, bucket: str, part: str, schema_version: int, codec: Codec = "deflate") -> PartWriter:
+        """Begin a file of messages.
 
         :param part: name that is different for each part of the bucket, e.g. of the task that writes it
-        :param messages: as :meth:`put_schemas` of that version describes them
-        :raises StreamConflictError: the bucket is published already, without this very part
         :raises StreamError: no schemas were put for this version
         :raises ValueError: a name that cannot be a file's
         """
         _check_name("bucket", bucket)
         _check_name("part", part)
-        rows = _Counted(messages)
         sync = hashlib.sha256(f"{self.root}/{bucket}/{part}".encode()).digest()[:16]
         schema = message_schema(self._schema("key", schema_version), self._schema("value", schema_version))
-        data = container_file(schema, rows, codec, sync, ROWS_PER_BLOCK)
-        crc32c = google_crc32c.value(data)
-        written = Part(f"{part}-{crc32c:08x}", rows.count, len(data), crc32c)
-        published = self.parts(bucket)
-        if published is None:
-            self.store.put(self._part_key(bucket, written), data)
-        elif written not in published:
-            raise StreamConflictError(
-                f"bucket {bucket!r} of {self.topic} is published already and does not list part {written.name}"
-            )
-        return written
+        return PartWriter(self, bucket, part, ContainerWriter(schema, codec, sync, ROWS_PER_BLOCK))
 
     def publish(self, bucket: str, parts: Sequence[Part]) -> None:
         """Make a bucket of these parts, in this order, visible. The same again is fine.
@@ -143,6 +127,16 @@ class FileStream:
         for stat in self.store.list(f"{self.root}/{bucket}/"):
             if stat.key not in listed and stat.key.endswith(".avro"):
                 self.store.delete(stat.key)
+
+    def put_part(self, bucket: str, part: Part, data: bytes) -> None:
+        """Write a part's file; called by :meth:`PartWriter.finish`."""
+        published = self.parts(bucket)
+        if published is None:
+            self.store.put(self._part_key(bucket, part), data)
+        elif part not in published:
+            raise StreamConflictError(
+                f"bucket {bucket!r} of {self.topic} is published already and does not list part {part.name}"
+            )
 
     def buckets(self) -> list[str]:
         """Published buckets, in the order in which they are to be read."""
@@ -224,17 +218,35 @@ class FileStream:
         return f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part.name)}.avro"
 
 
-class _Counted:
-    """The rows of a part's container — each key followed by its value is one record — and how many they were."""
+class PartWriter:
+    """One file of messages in the making (:meth:`FileStream.open_part`)."""
 
-    def __init__(self, messages: Iterable[Messages]) -> None:
-        self.messages = messages
-        self.count = 0
+    def __init__(self, stream: FileStream, bucket: str, name: str, container: ContainerWriter) -> None:
+        self._stream = stream
+        self._bucket = bucket
+        self._name = name
+        self._container = container
 
-    def __iter__(self) -> Iterator[pa.Array]:
-        for batch in self.messages:
-            self.count += len(batch.keys)
-            yield pc.binary_join_element_wise(batch.keys, batch.values, b"")
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._container.size
+
+    def add(self, messages: Messages) -> None:
+        """Append messages, as :meth:`FileStream.put_schemas` of the part's schema version describes them."""
+        # Each key followed by its value is one record of both.
+        self._container.add(pc.binary_join_element_wise(messages.keys, messages.values, b""))
+
+    def finish(self) -> Part:
+        """Put the file into the store; no reader sees it before :meth:`FileStream.publish` lists it.
+
+        :raises StreamConflictError: the bucket is published already, without this very part
+        """
+        data = self._container.finish()
+        crc32c = google_crc32c.value(data)
+        written = Part(f"{self._name}-{crc32c:08x}", self._container.rows, len(data), crc32c)
+        self._stream.put_part(self._bucket, written, data)
+        return written
 
 
 def _check_name(what: str, name: str) -> str:

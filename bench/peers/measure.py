@@ -1,0 +1,145 @@
+"""How everything in bench/scan.py is measured: rows, wall clock, CPU of the client's processes and of the server.
+
+Needs nothing but the standard library, because peers import it in environments of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from threading import BrokenBarrierError
+from typing import Any
+
+BARRIER_SECONDS = 600
+TICKS = os.sysconf("SC_CLK_TCK")
+
+_barrier: Any = None
+"""Where the processes of one read wait for each other; each gets it when it starts."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one read of a table, or of a part of it, did.
+
+    :ivar rows: read
+    :ivar written_bytes: of files, 0 where rows are thrown away
+    """
+
+    rows: int
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One timed read of the whole table.
+
+    :ivar rows: read
+    :ivar seconds: wall clock, without the client's start-up
+    :ivar client_seconds: user and system time of all processes of the client
+    :ivar server_seconds: user and system time of the Cassandra node meanwhile
+    :ivar written_bytes: of files
+    """
+
+    rows: int
+    seconds: float
+    client_seconds: float
+    server_seconds: float
+    written_bytes: int
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds
+
+
+def cpu_seconds(root: int) -> float:
+    """User and system time of a process and of all its descendants, dead ones as far as they were waited for."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                # man proc: pid (name) state parent …; fields 14 to 17 are the times, counting from 1
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended since
+            parents[int(entry)] = int(fields[1])
+            ticks[int(entry)] = sum(map(int, fields[11:15]))
+    return sum(used for pid, used in ticks.items() if descends(pid, root, parents)) / TICKS
+
+
+def descends(pid: int, root: int, parents: dict[int, int]) -> bool:
+    while pid != root and pid in parents:
+        pid = parents[pid]
+    return pid == root
+
+
+def timed(read: Callable[[], Work], server: int) -> tuple[Measurement, float]:
+    """Measure one call in this process; returns when it began (monotonic clock, the same in all processes) as well.
+
+    :param server: process id of the Cassandra node
+    """
+    client, node, began = cpu_seconds(os.getpid()), cpu_seconds(server), time.monotonic()
+    work = read()
+    seconds = time.monotonic() - began
+    client, node = cpu_seconds(os.getpid()) - client, cpu_seconds(server) - node
+    return Measurement(work.rows, seconds, client, node, work.written_bytes), began
+
+
+def together(
+    prepare: Callable[..., Callable[[], Work]], shares: Sequence[tuple[Any, ...]], server: int, repeats: int
+) -> list[Measurement]:
+    """Measure reads by several processes that begin at the same moment, each with a share of the table.
+
+    :param prepare: connects, warms up, and returns the read; called in each process
+    :param shares: the arguments of ``prepare``, one tuple a process
+    :param server: process id of the Cassandra node
+    :param repeats: how often the table is read
+    """
+    context = get_context("spawn")
+    barrier = context.Barrier(len(shares))
+    with ProcessPoolExecutor(len(shares), context, initializer=_keep, initargs=(barrier,)) as pool:
+        running = [pool.submit(_reads, prepare, share, server, repeats) for share in shares]
+        errors = [future.exception() for future in running]
+        # The process that failed says why; the others only that they waited in vain.
+        for error in sorted(filter(None, errors), key=lambda error: isinstance(error, BrokenBarrierError)):
+            raise error
+        by_process = [future.result() for future in running]
+    return [_joined(parts) for parts in zip(*by_process, strict=True)]
+
+
+def _keep(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _reads(
+    prepare: Callable[..., Callable[[], Work]], share: tuple[Any, ...], server: int, repeats: int
+) -> list[tuple[Measurement, float]]:
+    try:
+        read = prepare(*share)
+        measured = []
+        for _ in range(repeats):
+            _barrier.wait(BARRIER_SECONDS)
+            measured.append(timed(read, server))
+        return measured
+    except BaseException:
+        _barrier.abort()
+        raise
+
+
+def _joined(parts: Sequence[tuple[Measurement, float]]) -> Measurement:
+    """The processes' parts of one read as one: from the first beginning to the last end."""
+    began = min(began for _, began in parts)
+    return Measurement(
+        rows=sum(part.rows for part, _ in parts),
+        seconds=max(began + part.seconds for part, began in parts) - began,
+        client_seconds=sum(part.client_seconds for part, _ in parts),
+        # Every process saw the same server, each for the time of its own part.
+        server_seconds=max(part.server_seconds for part, _ in parts),
+        written_bytes=sum(part.written_bytes for part, _ in parts),
+    )

@@ -1,0 +1,108 @@
+"""The base table of a replica, without Spark: which table it mirrors, and how it is replaced by a bootstrap's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql.pandas.types import from_arrow_schema
+
+import ringsync
+from ringsync.replica.delta_log import DataFile, DeltaSnapshot, replace_all
+from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.table import TableSchema
+from ringsync.storage.port import ObjectStore
+
+PROPERTY_PREFIX = "ringsync."
+
+
+class ReplicaMismatchError(Exception):
+    """What lies in the replica's folder is not the replica of this table with this schema."""
+
+
+def replica_folder(keyspace: str, table: str) -> str:
+    """Key of the replica's folder in the object store."""
+    return f"replica/{keyspace}/{table}"
+
+
+def base_folder(keyspace: str, table: str) -> str:
+    """Key of the base table's folder in the object store."""
+    return f"{replica_folder(keyspace, table)}/base"
+
+
+def identity(table: TableSchema) -> dict[str, str]:
+    """The properties by which a replica is recognised, without their prefix."""
+    return {
+        "table": table.full_name,
+        "table_id": table.table_id,
+        "schema_digest": table.digest,
+        "version": ringsync.__version__,
+    }
+
+
+def own_properties(configuration: Mapping[str, str]) -> dict[str, str]:
+    """Our own of a Delta table's properties, without their prefix."""
+    return {k.removeprefix(PROPERTY_PREFIX): v for k, v in configuration.items() if k.startswith(PROPERTY_PREFIX)}
+
+
+def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> None:
+    """Look whether what lies at ``uri`` is a replica of this very table, whatever schema it had.
+
+    :param found: its own properties
+    :raises ReplicaMismatchError: it is not
+    """
+    if found.get("table_id") != table.table_id:
+        raise ReplicaMismatchError(
+            f"{uri} is the replica of table id {found.get('table_id', 'unknown')}, but {table.full_name} has "
+            f"{table.table_id} now: it was dropped and created again. Move the folder away first"
+        )
+
+
+def check_replaceable(store: ObjectStore, table: TableSchema, before: DeltaSnapshot) -> None:
+    """Look whether a bootstrap of this table may replace what is in its folder.
+
+    :raises ReplicaMismatchError: the folder holds another table
+    """
+    if before.version >= 0:
+        found = own_properties(before.metadata.get("configuration") or {})
+        check_table_id(store.uri(base_folder(table.keyspace, table.name)), found, table)
+
+
+def replace_base(
+    store: ObjectStore,
+    table: TableSchema,
+    before: DeltaSnapshot,
+    files: Sequence[DataFile],
+    *,
+    as_of_us: int,
+    properties: Mapping[str, str],
+    transaction: str,
+    now_ms: int,
+    deletion_vectors: bool = True,
+) -> int:
+    """Make the base consist of these files, in one commit; readers see the old version until then.
+
+    :param before: what the base was, see :func:`ringsync.replica.delta_log.read_snapshot`
+    :param as_of_us: µs; cells written later may or may not be in the files
+    :param properties: further properties, stored as ``ringsync.<name>``
+    :param transaction: the base takes each only once
+    :param now_ms: ms since the epoch
+    :param deletion_vectors: off for readers that do not know them; repairs then rewrite whole files
+    :returns: the Delta version
+    :raises ConcurrentCommitError: somebody has committed since ``before``
+    """
+    own = {**identity(table), "as_of_us": str(as_of_us), **properties}
+    return replace_all(
+        store,
+        base_folder(table.keyspace, table.name),
+        before,
+        files,
+        schema=from_arrow_schema(row_image_schema(table)).json(),
+        properties={
+            "delta.enableDeletionVectors": str(deletion_vectors).lower(),
+            "delta.dataSkippingStatsColumns": "token",
+            **{PROPERTY_PREFIX + name: value for name, value in own.items()},
+        },
+        transaction=transaction,
+        now_ms=now_ms,
+        deletion_vectors=deletion_vectors,
+    )

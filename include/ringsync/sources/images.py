@@ -1,0 +1,57 @@
+"""Read a split of a plan as row images: pages asked for, decoded, in the order of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ringsync.config import Config
+from ringsync.formats.row_images import row_images
+from ringsync.ring.splits import ReplicaRange, Split
+from ringsync.sources.limits import Permits
+from ringsync.sources.plan import ScanPlan
+from ringsync.sources.scan import PreparedScan, Unread, prepare_scan, read_ranges, scan_query, scan_session
+
+
+@dataclass(frozen=True)
+class ImagePage:
+    """One result page.
+
+    :ivar rows: its row images, in token order; there may be none
+    :ivar size: bytes of the page
+    """
+
+    rows: pa.RecordBatch
+    size: int
+
+
+def read_images(
+    config: Config, plan: ScanPlan, split: Split, permits: Permits
+) -> Iterator[tuple[ReplicaRange, Iterator[ImagePage | Unread]]]:
+    """The pages of each range of a split, ranges in their order (:func:`ringsync.sources.scan.read_ranges`).
+
+    :param config: how to reach the cluster
+    :param plan: table, moment and consistency; its splits are not looked at
+    :param permits: leave for each page
+    :raises ClusterError: when the cluster cannot be reached or refuses us
+    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
+    """
+    settings = replace(config.cluster_settings(), consistency_level=plan.consistency_level)
+    session = scan_session(settings, plan.now if plan.times else None)
+    where = plan.selection.where
+    scan = prepare_scan(
+        session, scan_query(plan.table, times=plan.times, element_times=plan.element_times, where=where)
+    )
+    for part, pages in read_ranges(session, scan, split.ranges, settings, permits):
+        yield part, _decoded(pages, scan, plan)
+
+
+def _decoded(pages: Iterator[bytes | Unread], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePage | Unread]:
+    for page in pages:
+        if isinstance(page, Unread):
+            yield page
+        else:
+            rows = row_images(page, plan.table, scan.query.layout, plan.now, plan.unrepresentable_values)
+            yield ImagePage(rows, len(page))

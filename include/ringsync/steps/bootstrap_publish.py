@@ -1,0 +1,135 @@
+"""Make the files of a bootstrap's committed ranges the replica and a bucket of the stream, and nothing else.
+
+Each of the three writes is idempotent and may be repeated after a kill between any two: the replica takes a
+bootstrap's transaction once, the bucket's manifest is put once, and the bootstrap is then marked completed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ringsync.config import Config
+from ringsync.replica.base import base_folder, check_replaceable, replace_base
+from ringsync.replica.delta_log import DataFile, read_snapshot
+from ringsync.schema.table import TableSchema
+from ringsync.state.bootstrap import CommittedRange, RangeLedger
+from ringsync.steps.application import Report, StepError
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream, Part
+
+if TYPE_CHECKING:
+    from ringsync.steps.bootstrap_prepare import BootstrapPlan
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files that hold the rows of a committed range: in the replica, and the same rows as messages."""
+
+    files: tuple[DataFile, ...]
+    parts: tuple[Part, ...]
+
+    def to_json(self) -> str:
+        """As the ledger keeps it."""
+        return json.dumps({"files": [asdict(f) for f in self.files], "parts": [asdict(p) for p in self.parts]})
+
+    @staticmethod
+    def from_json(text: str) -> Outputs:
+        """Read what :meth:`to_json` wrote."""
+        document = json.loads(text)
+        return Outputs(
+            tuple(DataFile(**file) for file in document["files"]), tuple(Part(**part) for part in document["parts"])
+        )
+
+
+def file_prefix(bootstrap_id: str) -> str:
+    """How the names of all files of a bootstrap begin, in the replica's folder."""
+    return f"part-{bootstrap_id}-"
+
+
+def bootstrap_bucket(bootstrap_id: str) -> str:
+    """The stream's bucket of a bootstrap."""
+    return f"bootstrap-{bootstrap_id}"
+
+
+def publish(
+    store: ObjectStore, config: Config, plan: BootstrapPlan, ledger: RangeLedger, ranges: Sequence[CommittedRange]
+) -> Report:
+    """Publish what the ledger holds, which must be everything that was selected.
+
+    :param ranges: of the ledger, in token order
+    :returns: part of the report
+    :raises StepError: the counts do not reconcile; nothing was published
+    :raises LostOwnershipError: another run has taken over
+    :raises ConcurrentCommitError: another writer has changed the replica meanwhile
+    """
+    outputs = [Outputs.from_json(done.outputs) for done in ranges]
+    files = [file for output in outputs for file in output.files]
+    parts = [part for output in outputs for part in output.parts]
+    counts = {
+        "rows": sum(done.rows for done in ranges),
+        "rows_written": sum(file.rows for file in files),
+        "messages_published": sum(part.records for part in parts),
+    }
+    if len(set(counts.values())) != 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise StepError(f"the counts do not reconcile: {told}; nothing was published: bootstrap anew with restart")
+    table = plan.scan.table
+    before = read_snapshot(store, base_folder(table.keyspace, table.name))
+    check_replaceable(store, table, before)
+    # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
+    ledger.check()
+    version = replace_base(
+        store,
+        table,
+        before,
+        files,
+        as_of_us=plan.bootstrap.as_of * 1_000_000,
+        properties={
+            "run_id": plan.run,
+            "bootstrap": plan.bootstrap.id,
+            "selection": plan.scan.selection.to_json(),
+            "element_times": json.dumps(plan.scan.element_times),
+        },
+        transaction=f"bootstrap-{plan.bootstrap.id}",
+        now_ms=int(time.time() * 1000),
+        deletion_vectors=config.replica.deletion_vectors,
+    )
+    FileStream(store, plan.topic).publish(plan.bucket, parts)
+    _remove_files(store, table, plan.bootstrap.id, {file.name for file in files})
+    return {
+        **counts,
+        "replica": {
+            "uri": store.uri(base_folder(table.keyspace, table.name)),
+            "version": version,
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+        },
+        "stream": {
+            "topic": plan.topic,
+            "bucket": plan.bucket,
+            "parts": len(parts),
+            "bytes": sum(part.bytes for part in parts),
+        },
+    }
+
+
+def remove_outputs(store: ObjectStore, table: TableSchema, topic: str, bootstrap_id: str) -> None:
+    """Remove what a bootstrap that will never be completed has written, unless it is published."""
+    live = {str(file["path"]) for file in read_snapshot(store, base_folder(table.keyspace, table.name)).files}
+    _remove_files(store, table, bootstrap_id, live)
+    bucket = bootstrap_bucket(bootstrap_id)
+    if FileStream(store, topic).parts(bucket) is None:
+        for stat in store.list(f"streams/{topic}/{bucket}/"):
+            store.delete(stat.key)
+
+
+def _remove_files(store: ObjectStore, table: TableSchema, bootstrap_id: str, keep: set[str]) -> None:
+    """Remove a bootstrap's files but these: killed attempts leave some that no range in the ledger lists."""
+    folder = f"{base_folder(table.keyspace, table.name)}/"
+    for stat in store.list(folder + file_prefix(bootstrap_id)):
+        if stat.key.removeprefix(folder) not in keep:
+            store.delete(stat.key)
