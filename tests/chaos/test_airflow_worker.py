@@ -62,9 +62,9 @@ def conf(airflow: Airflow, cassandra: CassandraNode) -> Iterator[Path]:
         )
 
 
-@pytest.fixture(scope="module")
-def table(session: Any, keyspace: str) -> str:
-    name = f"{keyspace}.orders"
+@pytest.fixture
+def table(session: Any, keyspace: str, request: pytest.FixtureRequest) -> str:
+    name = f"{keyspace}.{request.node.name[:40]}"
     session.execute(f"CREATE TABLE {name} (id int, seq int, v int, PRIMARY KEY (id, seq))")
     load_partitions(session, name, range(PARTITIONS), PARTITION_ROWS)
     return name
@@ -78,7 +78,7 @@ def test_the_worker_dies_and_leaves_its_driver_alive(conf: Path, airflow: Airflo
     print("killed:", command_of(worker), "left:", [command_of(pid)[:60] for pid in (task, *spark)])
     os.kill(worker, signal.SIGKILL)
     second = until(lambda: driver_of(run.run, other_than=driver), 240, run)
-    print("the old driver", "is alive" if is_alive(driver) else "has ended", "when the new one begins")
+    assert is_alive(driver), "the driver did not outlive its worker: there is nothing to take over"
     until(lambda: progress_of(conf, run.run).attempt == 2, 120, run)
     put_limits(run.store, Limits())
     finish(conf, run, table, session, attempts=2)

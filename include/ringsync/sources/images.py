@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from ringsync.config import Config
+from ringsync.formats.result_page import join_pages
 from ringsync.formats.row_images import row_images
 from ringsync.ring.splits import ReplicaRange, Split
 from ringsync.sources.limits import Permits
 from ringsync.sources.plan import ScanPlan
 from ringsync.sources.scan import PreparedScan, Unread, prepare_scan, read_ranges, scan_query, scan_session
 
+PAGES_AT_ONCE = 4
+BYTES_AT_ONCE = 2 * 2**20
+"""So much is decoded in one go, whichever comes first: it saves a third of the time, and is not long in coming."""
+
 
 @dataclass(frozen=True)
-class ImagePage:
-    """One result page.
+class ImagePages:
+    """Some result pages that follow each other.
 
-    :ivar rows: its row images, in token order; there may be none
-    :ivar size: bytes of the page
+    :ivar rows: their row images, in token order; there may be none
+    :ivar count: of pages
+    :ivar size: bytes of the pages
     """
 
     rows: pa.RecordBatch
+    count: int
     size: int
 
 
 def read_images(
     config: Config, plan: ScanPlan, split: Split, permits: Permits
-) -> Iterator[tuple[ReplicaRange, Iterator[ImagePage | Unread]]]:
+) -> Iterator[tuple[ReplicaRange, Iterator[ImagePages | Unread]]]:
     """The pages of each range of a split, ranges in their order (:func:`ringsync.sources.scan.read_ranges`).
 
     :param config: how to reach the cluster
@@ -48,10 +55,25 @@ def read_images(
         yield part, _decoded(pages, scan, plan)
 
 
-def _decoded(pages: Iterator[bytes | Unread], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePage | Unread]:
+def _decoded(pages: Iterator[bytes | Unread], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages | Unread]:
+    waiting: list[bytes] = []
+    size = 0
     for page in pages:
         if isinstance(page, Unread):
+            yield from _images(waiting, scan, plan)
+            waiting, size = [], 0
             yield page
-        else:
-            rows = row_images(page, plan.table, scan.query.layout, plan.now, plan.unrepresentable_values)
-            yield ImagePage(rows, len(page))
+            continue
+        waiting.append(page)
+        size += len(page)
+        if len(waiting) == PAGES_AT_ONCE or size >= BYTES_AT_ONCE:
+            yield from _images(waiting, scan, plan)
+            waiting, size = [], 0
+    yield from _images(waiting, scan, plan)
+
+
+def _images(pages: Sequence[bytes], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages]:
+    if pages:
+        body = join_pages(pages)
+        rows = row_images(body, plan.table, scan.query.layout, plan.now, plan.unrepresentable_values)
+        yield ImagePages(rows, len(pages), sum(map(len, pages)))

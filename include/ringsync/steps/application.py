@@ -97,13 +97,16 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     from ringsync.ring.ring import RingError
     from ringsync.schema.from_cluster import SchemaError
     from ringsync.sources.session import ClusterError
-    from ringsync.state.bootstrap import StateError
+    from ringsync.state.bootstrap import LostOwnershipError, StateError
 
     started = time.time()
     try:
         outcome, code = step(application)
         if "error" in outcome:
             _fail(outcome["error"], code)
+    except LostOwnershipError as error:
+        # The report is that of the run that has taken over: it may have the same id.
+        return _fail(str(error), ExitCode.FATAL)
     except StepError as error:
         outcome, code = {"error": str(error)}, _fail(str(error), error.code)
     except (

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ringsync.progress import Progress
@@ -110,7 +111,12 @@ class Collector:
         return {}
 
     def progress(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Note what a task has read since its last commit."""
+        """Note what a task has read since its last commit.
+
+        :raises LostOwnershipError: another run has taken the bootstrap over
+        """
+        if self.fatal:
+            raise self.fatal
         width = (message["token"] - message["start"]) / RING_WIDTH
         counts = {name: message[name] for name in ("rows", "cells", "pages", "bytes")}
         with self._lock:
@@ -196,7 +202,11 @@ class _Reading:
 
 @contextmanager
 def reported(collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str) -> Iterator[None]:
-    """While this lasts, say that the run is alive and how far it is: in the ledger, the object store and the log."""
+    """While this lasts, say that the run is alive and how far it is: in the ledger, the object store and the log.
+
+    Once another run has taken over, nothing more is said: a repeated task has the run id of the one before it, so
+    what is said then is of the other.
+    """
     end = threading.Event()
     thread = threading.Thread(target=_report, args=(collector, ledger, store, run, end), name="progress", daemon=True)
     thread.start()
@@ -205,31 +215,49 @@ def reported(collector: Collector, ledger: RangeLedger, store: ObjectStore, run:
     finally:
         end.set()
         thread.join()
-        _put(collector.now(), store, run)
-        try:
-            ledger.rest()
-        except StateError as error:
-            _log.warning("%s", error)
+        if _owned(collector, ledger):
+            _put(collector.now(), store, run)
+            _tell(ledger.rest)
 
 
 def _report(collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, end: threading.Event) -> None:
     beaten = said = float("-inf")
     while True:
         now = time.monotonic()
+        if now - beaten >= BEAT_INTERVAL_S:
+            beaten = now
+            if not _owned(collector, ledger):
+                return
+            _tell(partial(ledger.beat, run))
         progress = collector.now()
         _put(progress, store, run)
         if now - said >= LINE_INTERVAL_S:
             said = now
             print(f"ringsync: {progress}", flush=True)
-        if now - beaten >= BEAT_INTERVAL_S:
-            beaten = now
-            try:
-                ledger.beat(run)
-            except StateError as error:
-                # A scan need not end because the cluster is slow: who takes over is told by the ledger's conditions.
-                _log.warning("%s", error)
         if end.wait(PROGRESS_INTERVAL_S):
             return
+
+
+def _owned(collector: Collector, ledger: RangeLedger) -> bool:
+    """Whether nobody has taken over yet; the tasks are told otherwise when they next say how far they are."""
+    if isinstance(collector.fatal, LostOwnershipError):
+        return False
+    try:
+        ledger.check()
+    except LostOwnershipError as error:
+        collector.fatal = error
+        return False
+    except StateError as error:
+        _log.warning("%s", error)
+    return True
+
+
+def _tell(message: Callable[[], None]) -> None:
+    """Say something in the ledger. A scan need not end because the cluster is slow: only commits must arrive."""
+    try:
+        message()
+    except StateError as error:
+        _log.warning("%s", error)
 
 
 def _put(progress: Progress, store: ObjectStore, run: str) -> None:

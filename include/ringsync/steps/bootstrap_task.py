@@ -109,10 +109,10 @@ def read_split(
                 size += page.size
                 boundary = first_row_of_last_token(page.rows)
                 if size > budget and boundary:
-                    behind.do(writer.add, page.rows.slice(0, boundary), page.size)
+                    behind.do(writer.add, page.rows.slice(0, boundary), page.count, page.size)
                     behind.do(writer.stop, last_token(page.rows) - 1, page.rows.num_rows - boundary)
                     return unread
-                behind.do(writer.add, page.rows, page.size)
+                behind.do(writer.add, page.rows, page.count, page.size)
             behind.do(writer.reached, part.range.end)
         behind.do(writer.finish)
     return unread
@@ -154,12 +154,12 @@ class RangeWriter:
         if self._start is None:
             self._start = self._reached = token
 
-    def add(self, batch: pa.RecordBatch, size: int) -> None:
-        """Take a page's rows, in token order.
+    def add(self, batch: pa.RecordBatch, pages: int, size: int) -> None:
+        """Take the rows of some pages, in token order.
 
-        :param size: bytes of the page
+        :param size: bytes of the pages
         """
-        self._counts.pages += 1
+        self._counts.pages += pages
         self._counts.bytes += size
         self._rows_read += batch.num_rows
         if batch.num_rows:

@@ -6,7 +6,6 @@ https://avro.apache.org/docs/1.12.0/specification/#object-container-files
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from fastavro import block_reader, parse_schema, schemaless_reader
 from fastavro.write import Writer
+from isal import isal_zlib
 
 from ringsync.cql.avro import without_logical_types
 from ringsync.cql.avro_rows import AvroSchema
@@ -22,15 +22,7 @@ Codec = Literal["null", "deflate"]
 """The codecs that every Avro reader has; fastavro has zstandard only with a further package."""
 
 _DEFLATE_LEVEL = 1
-"""Level 6 takes twice the time for 3 to 6 % fewer bytes of messages."""
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What fastavro's ``Writer.write_block`` asks of a block."""
-
-    num_records: int
-    bytes_: BytesIO
+"""ISA-L's level 2 and 3 take longer and save nothing of messages."""
 
 
 class ContainerWriter:
@@ -46,9 +38,10 @@ class ContainerWriter:
         if len(sync) != 16:
             raise ValueError(f"an Avro sync marker has 16 bytes, not {len(sync)}")
         self._file = BytesIO()
+        Writer(self._file, schema, codec=codec, sync_marker=sync).flush()  # the header: there are no rows yet
+        self._compressed = _raw_deflate if codec == "deflate" else bytes
+        self._sync = sync
         self._rows_per_block = rows_per_block
-        level = _DEFLATE_LEVEL if codec == "deflate" else None
-        self._writer = Writer(self._file, schema, codec=codec, sync_marker=sync, compression_level=level)
         self.rows = 0
 
     @property
@@ -62,13 +55,14 @@ class ContainerWriter:
         :param rows: binary array, each element one datum
         :raises ValueError: a row is null
         """
-        for block in _blocks(rows, self._rows_per_block):
-            self._writer.write_block(block)
+        for count, data in _blocks(rows, self._rows_per_block):
+            block = self._compressed(data)
+            for part in (_zigzag(count), _zigzag(len(block)), block, self._sync):
+                self._file.write(part)
         self.rows += len(rows)
 
     def finish(self) -> bytes:
         """The file."""
-        self._writer.flush()
         return self._file.getvalue()
 
 
@@ -87,8 +81,27 @@ def read_container(data: bytes) -> Iterator[dict[str, Any]]:
             yield schemaless_reader(block.bytes_, schema)
 
 
-def _blocks(rows: pa.Array, rows_per_block: int) -> Iterator[_Block]:
-    """Cut the array's one buffer at row boundaries."""
+def _raw_deflate(data: memoryview) -> bytes:
+    """Deflate without zlib's header and checksum (Avro 1.12, "Required Codecs").
+
+    By ISA-L: a fifth of zlib's time at its fastest level, and some percent fewer bytes.
+    """
+    return isal_zlib.compress(data, level=_DEFLATE_LEVEL, wbits=-15)
+
+
+def _zigzag(number: int) -> bytes:
+    """A number from 0 as Avro writes a long."""
+    rest = number << 1
+    found = bytearray()
+    while rest > 0x7F:
+        found.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    found.append(rest)
+    return bytes(found)
+
+
+def _blocks(rows: pa.Array, rows_per_block: int) -> Iterator[tuple[int, memoryview]]:
+    """Cut the array's one buffer at row boundaries: number of rows, their bytes."""
     if rows.null_count:
         raise ValueError(f"{rows.null_count} of {len(rows)} rows are null: a container file holds only encoded rows")
     width = np.int64 if pa.types.is_large_binary(rows.type) else np.int32
@@ -97,4 +110,4 @@ def _blocks(rows: pa.Array, rows_per_block: int) -> Iterator[_Block]:
     data = memoryview(data_buffer or b"")
     for first in range(0, len(rows), rows_per_block):
         last = min(first + rows_per_block, len(rows))
-        yield _Block(last - first, BytesIO(data[offsets[first] : offsets[last]]))
+        yield last - first, data[offsets[first] : offsets[last]]
