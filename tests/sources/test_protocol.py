@@ -36,7 +36,7 @@ def test_pages_and_their_moment(cassandra: CassandraNode, session: Any, table: s
         scan = scan_session(settings, written + later)
         prepared = scan.prepare(f"SELECT v, ttl(v) FROM {table} WHERE id = ?")
         page = scan.execute(prepared, (1,), execution_profile=SCAN_PROFILE).current_rows[0]
-        assert isinstance(page, bytes)
+        assert isinstance(page, memoryview)
         rows = int.from_bytes(page[:4], "big")
         assert rows == (1 if later < 1000 else 0)
         if rows:

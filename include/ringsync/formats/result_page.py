@@ -17,8 +17,11 @@ from numba import njit
 from ringsync.cql.cells import Cells
 from ringsync.cql.kernels import KERNEL, PADDING, address, load32_signed, store32
 
+Page = bytes | memoryview
+"""The body of a result page."""
 
-def page_cells(body: bytes, column_count: int) -> tuple[int, list[Cells]]:
+
+def page_cells(body: Page, column_count: int) -> tuple[int, list[Cells]]:
     """The cells of a result page.
 
     :param body: what follows the metadata in a RESULT/Rows message
@@ -51,7 +54,7 @@ def page_cells(body: bytes, column_count: int) -> tuple[int, list[Cells]]:
     ]
 
 
-def join_pages(bodies: Sequence[bytes]) -> bytes:
+def join_pages(bodies: Sequence[Page]) -> Page:
     """Several pages of one result as one page: a few large ones are decoded faster than many small ones."""
     if len(bodies) == 1:
         return bodies[0]

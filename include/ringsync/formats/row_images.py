@@ -18,7 +18,7 @@ import pyarrow as pa
 from ringsync.cql.cells import Cells, raw_values, valid_mask
 from ringsync.cql.decode import Decoded, decode, misfit_reason
 from ringsync.cql.types import Native
-from ringsync.formats.result_page import page_cells
+from ringsync.formats.result_page import Page, page_cells
 from ringsync.formats.row_times import (
     NO_CELL,
     ElementTimes,
@@ -61,7 +61,7 @@ class UnrepresentableValueError(ValueError):
 
 
 def row_images(
-    body: bytes, table: TableSchema, layout: Sequence[ResultColumn], now: int, misfits: Literal["error", "raw"]
+    body: Page, table: TableSchema, layout: Sequence[ResultColumn], now: int, misfits: Literal["error", "raw"]
 ) -> pa.RecordBatch:
     """Build the row images of one result page.
 

@@ -20,7 +20,7 @@ from cassandra.cluster import Session
 
 from ringsync.cql.decode import decode
 from ringsync.cql.types import Native
-from ringsync.formats.result_page import page_cells
+from ringsync.formats.result_page import Page, page_cells
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
@@ -173,7 +173,7 @@ def _contiguous_end(parts: Sequence[ReplicaRange], index: int) -> int:
     return parts[index].range.end
 
 
-Read = Callable[[int, bytes | None], tuple[bytes, bytes | None]]
+Read = Callable[[int, bytes | None], tuple[Page, bytes | None]]
 
 
 def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: ClusterSettings, permits: Permits) -> Read:
@@ -183,12 +183,12 @@ def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: Clust
     statement.is_idempotent = True
     statement.endpoints = part.endpoints
 
-    def read(rows: int, paging_state: bytes | None) -> tuple[bytes, bytes | None]:
+    def read(rows: int, paging_state: bytes | None) -> tuple[Page, bytes | None]:
         statement.fetch_size = permits.ask(rows)
         try:
             with explained_errors(settings.username):
                 result = session.execute(statement, execution_profile=SCAN_PROFILE, paging_state=paging_state)
-            page: bytes = result.current_rows[0]
+            page: Page = result.current_rows[0]
         except Exception as error:
             permits.failed(overloaded=isinstance(error, PASSING_ERRORS))
             if isinstance(error, PASSING_ERRORS):

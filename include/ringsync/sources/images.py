@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from ringsync.config import Config
-from ringsync.formats.result_page import join_pages
+from ringsync.formats.result_page import Page, join_pages
 from ringsync.formats.row_images import row_images
 from ringsync.ring.splits import ReplicaRange, Split
 from ringsync.sources.limits import Permits
@@ -55,8 +55,8 @@ def read_images(
         yield part, _decoded(pages, scan, plan)
 
 
-def _decoded(pages: Iterator[bytes | Unread], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages | Unread]:
-    waiting: list[bytes] = []
+def _decoded(pages: Iterator[Page | Unread], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages | Unread]:
+    waiting: list[Page] = []
     size = 0
     for page in pages:
         if isinstance(page, Unread):
@@ -72,7 +72,7 @@ def _decoded(pages: Iterator[bytes | Unread], scan: PreparedScan, plan: ScanPlan
     yield from _images(waiting, scan, plan)
 
 
-def _images(pages: Sequence[bytes], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages]:
+def _images(pages: Sequence[Page], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages]:
     if pages:
         body = join_pages(pages)
         rows = row_images(body, plan.table, scan.query.layout, plan.now, plan.unrepresentable_values)

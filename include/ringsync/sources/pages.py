@@ -13,6 +13,7 @@ from cassandra.connection import ConnectionException
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import BoundStatement
 
+from ringsync.formats.result_page import Page
 from ringsync.sources.limits import Permits
 from ringsync.sources.session import SCAN_PROFILE, ClusterSettings, explained_errors
 
@@ -83,7 +84,7 @@ class Asked:
             result = self._response.result()
         return result.current_rows[0], result.paging_state
 
-    def _came(self, rows: list[bytes]) -> None:
+    def _came(self, rows: list[Page]) -> None:
         page = rows[0]
         self._end(lambda: self._permits.answered(row_count(page), len(page)))
 
@@ -115,7 +116,7 @@ class _Size:
     def rows(self) -> int:
         return max(1, int(min(self._bearable, self._fitting)))
 
-    def came(self, page: bytes) -> None:
+    def came(self, page: Page) -> None:
         rows = row_count(page)
         self.ceiling = min(self._limit, self.ceiling * CREEP)
         self._bearable = min(self.ceiling, self._bearable * GROWTH + 1)
@@ -153,7 +154,7 @@ class Pages:
         self._sizes = {thorough: _Size(settings.page_size) for thorough in (False, True)}
         self._stuck = 0
 
-    def read(self, request: Request, asked: Asked | None = None) -> Iterator[bytes]:
+    def read(self, request: Request, asked: Asked | None = None) -> Iterator[Page]:
         """The pages of a SELECT, each asked for before its predecessor is handed out if that needs no waiting.
 
         :param asked: its first page, if it is on its way
@@ -263,6 +264,6 @@ def overloads(error: BaseException) -> bool:
     return any(isinstance(cause, _OVERLOADS) for cause in causes(error))
 
 
-def row_count(page: bytes) -> int:
+def row_count(page: Page) -> int:
     """Rows of a result page."""
     return int.from_bytes(page[:4], "big")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringsync.cql.identifiers import quote
-from ringsync.formats.result_page import page_cells
+from ringsync.formats.result_page import Page, page_cells
 from ringsync.formats.row_images import ResultColumn
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.pages import Request
@@ -57,7 +57,7 @@ def partitions_cql(table: TableSchema, where: Sequence[Condition]) -> str:
     )
 
 
-def partitions_of(page: bytes, table: TableSchema) -> Iterator[Partition]:
+def partitions_of(page: Page, table: TableSchema) -> Iterator[Partition]:
     """The partitions on a page of :func:`partitions_cql`."""
     rows, columns = page_cells(page, 1 + len(table.partition_key))
     for row in range(rows):
@@ -65,7 +65,7 @@ def partitions_of(page: bytes, table: TableSchema) -> Iterator[Partition]:
         yield _partition(token, tuple(values))
 
 
-def last_partition(page: bytes, layout: Sequence[ResultColumn], table: TableSchema) -> Partition:
+def last_partition(page: Page, layout: Sequence[ResultColumn], table: TableSchema) -> Partition:
     """The partition of a page's last row, and how far it was read.
 
     :param page: of the scan, with at least one row

@@ -25,7 +25,7 @@ class RawPage(ResultMessage):  # type: ignore[misc]
 
     def recv_results_rows(
         self,
-        f: BinaryIO,
+        f: io.BytesIO,
         protocol_version: int,
         user_type_map: Any,
         result_metadata: Any,
@@ -36,7 +36,8 @@ class RawPage(ResultMessage):  # type: ignore[misc]
         columns = self.column_metadata or result_metadata
         self.column_names = [column[2] for column in columns]
         self.column_types = [column[3] for column in columns]
-        self.parsed_rows = [f.read()]
+        # What the driver reads from is a BytesIO over the message: its value is that message, not a copy.
+        self.parsed_rows = [memoryview(f.getvalue())[f.tell() :]]
 
 
 class _WithNow:

@@ -24,7 +24,7 @@ from cassandra.cluster import Session
 from cassandra.query import SimpleStatement
 
 from ringsync.cql.identifiers import quote
-from ringsync.formats.result_page import page_cells
+from ringsync.formats.result_page import Page, page_cells
 from ringsync.formats.row_images import ResultColumn
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
@@ -210,12 +210,12 @@ def read_ranges(
     permits: Permits,
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[tuple[ReplicaRange, Iterator[bytes | Unread]]]:
+) -> Iterator[tuple[ReplicaRange, Iterator[Page | Unread]]]:
     """The pages of each range, ranges in their order; the next range is asked for while one is being read.
 
     See :func:`read_range`.
     """
-    started: deque[tuple[ReplicaRange, Iterator[bytes | Unread]]] = deque()
+    started: deque[tuple[ReplicaRange, Iterator[Page | Unread]]] = deque()
     for part in ranges:
         started.append((part, read_range(session, scan, part, settings, permits, sleep=sleep)))
         if len(started) == 2:
@@ -231,7 +231,7 @@ def read_range(
     permits: Permits,
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[bytes | Unread]:
+) -> Iterator[Page | Unread]:
     """The result pages of one token range, as bytes (see :class:`ringsync.sources.protocol.RawPage`).
 
     Rows come in the order of tokens, and of clustering inside a partition. The rows of all pages, but for those in a
@@ -268,7 +268,7 @@ class _Reader:
         """The SELECT of a range."""
         return Request(self._query.cql, (token_bytes(wanted.start), token_bytes(wanted.end)))
 
-    def all_of(self, wanted: TokenRange, asked: Asked | None) -> Iterator[bytes | Unread]:
+    def all_of(self, wanted: TokenRange, asked: Asked | None) -> Iterator[Page | Unread]:
         """The whole range.
 
         :param asked: its first page, if it is on its way
@@ -278,7 +278,7 @@ class _Reader:
             left += yield from self._one_go(left.pop(), asked)
             asked = None
 
-    def named_partitions(self, wanted: TokenRange) -> Iterator[bytes | Unread]:
+    def named_partitions(self, wanted: TokenRange) -> Iterator[Page | Unread]:
         """The partitions of a range that the conditions name, each by itself, since they do not come by tokens."""
         try:
             found = sorted(self._next_partitions(None, wanted, sys.maxsize))
@@ -288,7 +288,7 @@ class _Reader:
         for partition in found:
             yield from self._alone(partition)
 
-    def _one_go(self, wanted: TokenRange, asked: Asked | None) -> Generator[bytes | Unread, None, list[TokenRange]]:
+    def _one_go(self, wanted: TokenRange, asked: Asked | None) -> Generator[Page | Unread, None, list[TokenRange]]:
         """Read a range in one go, and past what is in the way; returns what is then left, the last part first."""
         last = None
         try:
@@ -309,7 +309,7 @@ class _Reader:
             yield from self._alone(reached)
         return (yield from self._past(reached, wanted))
 
-    def _past(self, reached: Partition | None, wanted: TokenRange) -> Generator[bytes | Unread, None, list[TokenRange]]:
+    def _past(self, reached: Partition | None, wanted: TokenRange) -> Generator[Page | Unread, None, list[TokenRange]]:
         """Read the next partitions by themselves: one, or more if that did not help the last time."""
         count = min(2 ** max(0, self._fruitless - 1), MAX_PARTITIONS)
         try:
@@ -322,7 +322,7 @@ class _Reader:
 
     def _halves(
         self, reached: Partition | None, wanted: TokenRange, stuck: Stuck
-    ) -> Generator[bytes | Unread, None, list[TokenRange]]:
+    ) -> Generator[Page | Unread, None, list[TokenRange]]:
         """Nobody knows the next partition: halve what is left."""
         left = [wanted]
         if reached:
@@ -336,7 +336,7 @@ class _Reader:
         self._halvings += 1
         return list(reversed(left[0].split(2)))
 
-    def _same_token(self, reached: Partition) -> Iterator[bytes | Unread]:
+    def _same_token(self, reached: Partition) -> Iterator[Page | Unread]:
         """Partitions that share a token with one that was read, and come behind it."""
         token = TokenRange(reached.token - 1, reached.token)
         try:
@@ -368,7 +368,7 @@ class _Reader:
                 found.append(partition)
         return found
 
-    def _alone(self, partition: Partition) -> Iterator[bytes | Unread]:
+    def _alone(self, partition: Partition) -> Iterator[Page | Unread]:
         """A partition's rows behind the last one that was read, by themselves."""
         query = self._query
         try:

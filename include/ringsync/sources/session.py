@@ -15,13 +15,14 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import (
     EXEC_PROFILE_DEFAULT,
     Cluster,
-    DefaultConnection,
     ExecutionProfile,
     NoHostAvailable,
     Session,
 )
 from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, TokenAwarePolicy
 from cassandra.query import named_tuple_factory
+
+from ringsync.sources.connection import PageConnection
 
 NATIVE_PROTOCOL = 5
 """The first version that can read as of a given moment (``now_in_seconds``); Cassandra speaks it from 4.0 on."""
@@ -94,12 +95,6 @@ class ClusterSettings:
     page_size: int = 5000
     request_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0
-
-
-class PageConnection(DefaultConnection):  # type: ignore[misc]
-    """The driver's connection with room for whole pages: by 4096 bytes a page of 400 KB takes a hundred reads."""
-
-    in_buffer_size = 2**18
 
 
 class ReplicaAwarePolicy(TokenAwarePolicy):  # type: ignore[misc]

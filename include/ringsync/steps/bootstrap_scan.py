@@ -244,9 +244,9 @@ def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResul
         "failed_ranges": [[r.start, r.end, reason] for r, reason in sorted(collector.failed.items())],
     }
     if collector.left:
-        first = next(iter(collector.failed.values()), "see failed_ranges")
+        first = collector.failed[min(collector.failed)] if collector.failed else f"{collector.left[0]} is the first"
         report["error"] = (
-            f"{len(collector.left)} token ranges could not be read, {collector.left[0]} is the first: {first}. "
+            f"{len(collector.left)} token ranges could not be read: {first}. "
             "Nothing was published; what was read is kept: mend the cause and run bootstrap_table again"
         )
     return report
