@@ -23,7 +23,7 @@ from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
 from ringsync.sources.limits import UNLIMITED
 from ringsync.sources.pages import RETRY_DELAYS_S
-from ringsync.sources.scan import prepare_scan, read_range, scan_query, scan_session
+from ringsync.sources.scan import Unread, prepare_scan, read_range, scan_query, scan_session
 from ringsync.sources.session import ClusterSettings, close_all
 from servers.cassandra import REQUEST_SECONDS, CassandraNode
 from tests.sources.clusters import settings_of
