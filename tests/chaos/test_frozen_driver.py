@@ -16,7 +16,7 @@ from ringsync.sources.limits import Limits
 from ringsync.steps.application import ExitCode
 from servers.cassandra import CassandraNode
 from tests.chaos.applications import finished, session_of, started
-from tests.chaos.bootstraps import check, load_partitions, prepare, progress_of, scan_report, write_conf
+from tests.chaos.bootstraps import check, check_rows, load_partitions, prepare, progress_of, scan_report, write_conf
 
 pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark]
 
@@ -55,6 +55,7 @@ def test_a_driver_that_wakes_up_too_late(cassandra: CassandraNode, table: str, s
             os.kill(pid, signal.SIGCONT)
         assert frozen.wait(120) == ExitCode.FATAL, log.read_text()[-3000:]
     assert "was taken over by attempt 2" in log.read_text()
-    check(conf, table, session, report, PARTITIONS * PARTITION_ROWS)
+    # A file that was on its way may lie beside the replica now; nobody reads it.
+    check_rows(conf, table, session, report, PARTITIONS * PARTITION_ROWS)
     assert progress_of(conf, "frozen") == progress
     assert scan_report(conf, "frozen") == report
