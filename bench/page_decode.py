@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 from cassandra.protocol import ProtocolHandler, ResultMessage, _ProtocolHandler, write_int, write_short, write_string
 
 from ringsync.cql.decode import decode
-from ringsync.cql.types import Native
+from ringsync.cql.types import FIXED_LENGTH, Native
 from ringsync.formats.result_page import join_pages, page_cells
 from ringsync.sources.images import PAGES_AT_ONCE
 
@@ -68,9 +68,10 @@ def message_start() -> bytes:
 
 def ours(pages: list[bytes]) -> int:
     types = [Native(name) for name, _, _ in COLUMNS.values()]
+    lengths = [FIXED_LENGTH.get(name, 0) for name, _, _ in COLUMNS.values()]
     rows = 0
     for first in range(0, len(pages), PAGES_AT_ONCE):
-        found, cells = page_cells(join_pages(pages[first : first + PAGES_AT_ONCE]), len(types))
+        found, cells = page_cells(join_pages(pages[first : first + PAGES_AT_ONCE]), len(types), lengths)
         arrays = [decode(kind, column).values for kind, column in zip(types, cells, strict=True)]
         rows += min(found, *map(len, arrays))
     return rows

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from ringsync.cql.cells import Cells, raw_values, valid_mask
 from ringsync.cql.decode import Decoded, decode, misfit_reason
-from ringsync.cql.types import Native
-from ringsync.formats.result_page import Page, page_cells
+from ringsync.cql.types import FIXED_LENGTH, Native
+from ringsync.formats.result_page import PaddedPage, Page, page_cells
 from ringsync.formats.row_times import (
     NO_CELL,
     ElementTimes,
@@ -60,8 +60,29 @@ class UnrepresentableValueError(ValueError):
     """A cell holds a value that its Arrow type cannot hold; the message names the cell and what to do."""
 
 
+@lru_cache(maxsize=16)
+def _usual_lengths(table: TableSchema, layout: tuple[ResultColumn, ...]) -> tuple[int, ...]:
+    """For each entry of a select list the bytes that its values nearly always have; 0: they differ."""
+    return tuple(_usual_length(table, entry) for entry in layout)
+
+
+def _usual_length(table: TableSchema, entry: ResultColumn) -> int:
+    if entry.column is None:
+        return 8
+    column = table.column(entry.column)
+    if entry.role == "value":
+        return FIXED_LENGTH.get(str(column.type), 0)
+    if column.is_multicell:
+        return 0
+    return 8 if entry.role == "writetime" else 4
+
+
 def row_images(
-    body: Page, table: TableSchema, layout: Sequence[ResultColumn], now: int, misfits: Literal["error", "raw"]
+    body: Page | PaddedPage,
+    table: TableSchema,
+    layout: Sequence[ResultColumn],
+    now: int,
+    misfits: Literal["error", "raw"],
 ) -> pa.RecordBatch:
     """Build the row images of one result page.
 
@@ -76,7 +97,7 @@ def row_images(
     :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
     :raises ValueError: when the page is malformed or the layout lacks a column
     """
-    rows, columns = page_cells(body, len(layout))
+    rows, columns = page_cells(body, len(layout), _usual_lengths(table, tuple(layout)))
     cells: PageCells = {(entry.role, entry.column): found for entry, found in zip(layout, columns, strict=True)}
     _check_layout(table, cells)
     decoded = {column.name: decode(column.type, cells["value", column.name]) for column in table.columns}
