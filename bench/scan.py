@@ -144,18 +144,18 @@ def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, pl
             name = f"{contender} {processes}×{in_flight}"
             yield name, together(prepare, [(*first, *share) for share in given], node.pid, repeats)
 
-    ones = [(1, IN_FLIGHT), (2, IN_FLIGHT)]
+    processes = [(2, IN_FLIGHT), (4, IN_FLIGHT)]
     if contender == "limit":
-        yield from python_client(raw_pages, [*ones, (2, 2 * IN_FLIGHT)])
+        yield from python_client(raw_pages, [(2, IN_FLIGHT), (2, 2 * IN_FLIGHT)])
     elif contender == "driver":
-        yield from python_client(driver_rows, ones)
+        yield from python_client(driver_rows, processes)
     elif contender == "dsbulk":
         yield contender, dsbulk.unload(node, PAGE_ROWS, scratch, times=plan.times, repeats=repeats)
     elif contender == "spark":
         found = spark_connector.read(node, PAGE_ROWS, scratch, times=plan.times, repeats=repeats)
         yield from ((f"{contender} {sink}", measured) for sink, measured in found.items())
     else:
-        yield from python_client(reader, ones, contender, tell=False)
+        yield from python_client(reader, processes, contender, tell=False)
 
 
 def show(results: Results, rows: int, times: bool) -> None:

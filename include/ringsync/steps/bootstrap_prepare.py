@@ -110,7 +110,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         "dry_run": options.dry_run,
         **describe(scan),
         "forecast": tell(forecast, config),
-        "size_estimates": read_size_estimate(session, keyspace, name),
+        "size_estimates": (estimate := read_size_estimate(session, keyspace, name)) and asdict(estimate),
         "continues": continued and continued.id,
     }
     if options.dry_run:
