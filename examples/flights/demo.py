@@ -14,9 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.console import Console
@@ -26,7 +24,7 @@ from rich.table import Table
 from examples.flights.load import TABLES, load
 from ringsync.cli import Run, read_report, start
 from ringsync.config import load_config
-from ringsync.progress import Progress, ProgressReader, follow
+from ringsync.progress import Progress, follow, read_progress
 from ringsync.warm import warm
 from servers import ServerError
 from servers.airflow import Airflow
@@ -163,19 +161,27 @@ def bootstrap_all(console: Console) -> list[Run]:
     quiet = Console(quiet=True)
     # The largest first, so that it does not begin last.
     runs = [start(config, "bootstrap_table", f"{KEYSPACE}.{table}", {}, quiet) for table in REPLICATED]
-    readers = [ProgressReader(run.store, run.run) for run in runs]
-    follow(lambda: total([reader.read() for reader in readers]), lambda: stage(runs), console, "Bootstrap", POLL_S)
+    follow(
+        lambda: total([read_progress(run.store, run.run) for run in runs]),
+        lambda: stage(runs),
+        console,
+        "Bootstrap",
+        POLL_S,
+    )
     return runs
 
 
 def total(parts: Sequence[Progress]) -> Progress:
-    """The sum over several runs; rows are estimated only where all are."""
-    sums: dict[str, Any] = {
-        field.name: sum(getattr(part, field.name) for part in parts)
-        for field in fields(Progress)
-        if field.name != "estimated_rows"
-    }
-    return Progress(**sums)
+    """Several runs as one; they count by their rows, as far as these are known."""
+    weights = [part.estimated_rows or 1 for part in parts]
+    return Progress(
+        attempt=max(part.attempt for part in parts),
+        ranges_done=sum(part.ranges_done for part in parts),
+        ranges_failed=sum(part.ranges_failed for part in parts),
+        fraction=sum(part.fraction * weight for part, weight in zip(parts, weights, strict=True)) / sum(weights),
+        rows=sum(part.rows for part in parts),
+        rows_per_s=sum(part.rows_per_s or 0 for part in parts) or None,
+    )
 
 
 def stage(runs: Sequence[Run]) -> str | None:

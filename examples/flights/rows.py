@@ -73,7 +73,8 @@ def sampled(frame: pd.DataFrame, sample: float) -> pd.DataFrame:
     :param sample: the fraction, above 0 and at most 1.
     """
     edges = np.floor(np.arange(len(frame) + 1) * sample)
-    return frame[np.diff(edges) > 0]
+    kept: pd.DataFrame = frame[np.diff(edges) > 0]
+    return kept
 
 
 def or_unset(values: pd.Series[Any], convert: Any = None) -> list[Any]:
