@@ -20,9 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 
 from cassandra.protocol import ProtocolHandler, ResultMessage, _ProtocolHandler, write_int, write_short, write_string
 
-from ringsync.cql.decode import decode
-from ringsync.cql.types import FIXED_LENGTH, Native
-from ringsync.formats.result_page import join_pages, page_cells
+from ringsync.cql.types import Native
+from ringsync.formats.page_columns import decode_pages
 from ringsync.sources.images import PAGES_AT_ONCE
 
 ROWS, PAGE_ROWS = 1_000_000, 5_000
@@ -68,12 +67,10 @@ def message_start() -> bytes:
 
 def ours(pages: list[bytes]) -> int:
     types = [Native(name) for name, _, _ in COLUMNS.values()]
-    lengths = [FIXED_LENGTH.get(name, 0) for name, _, _ in COLUMNS.values()]
     rows = 0
     for first in range(0, len(pages), PAGES_AT_ONCE):
-        found, cells = page_cells(join_pages(pages[first : first + PAGES_AT_ONCE]), len(types), lengths)
-        arrays = [decode(kind, column).values for kind, column in zip(types, cells, strict=True)]
-        rows += min(found, *map(len, arrays))
+        found = decode_pages(pages[first : first + PAGES_AT_ONCE], types)
+        rows += min(found.rows, *(len(column.values) for column in found.decoded))
     return rows
 
 
@@ -103,9 +100,9 @@ def check(body: bytes) -> None:
     message = _ProtocolHandler.decode_message(
         PROTOCOL_VERSION, {}, 0, 0, ResultMessage.opcode, message_start() + body, None, None
     )
-    _, cells = page_cells(body, len(COLUMNS))
+    decoded = decode_pages([body], [Native(kind) for kind, _, _ in COLUMNS.values()]).decoded
     for place, (kind, _, _) in enumerate(COLUMNS.values()):
-        values = decode(Native(kind), cells[place]).values
+        values = decoded[place].values
         theirs = [row[place] for row in message.parsed_rows]
         if kind == "timestamp":
             values = values.cast("timestamp[us]")

@@ -52,7 +52,7 @@ def warm() -> None:
     table = sample_table()
     query = scan_query(table, times=True, element_times=True)
     page = struct.pack(">i", 1) + b"".join(_cell(table, column) for column in query.layout)
-    batch = row_images(page, table, query.layout, NOW, "raw")
+    batch = row_images([page], table, query.layout, NOW, "raw")
     edges = np.array([-(2**63), 0, 2**63 - 1])
     partial_checksums([batch], table, edges, NOW)
     snapshot_messages(batch, table, "warm", "exact", hostname="", processed_at_ms=0, schema_version=1, version="")

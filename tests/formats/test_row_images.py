@@ -85,7 +85,7 @@ def time_value(role: str, times: Times) -> int | None:
 
 def images(rows: list[dict[str, Cell | None]], misfits: Any = "error", lacking: str | None = None) -> pa.RecordBatch:
     select = layout(lacking)
-    found = row_images(body(rows, select), TABLE, select, NOW, misfits)
+    found = row_images([body(rows, select)], TABLE, select, NOW, misfits)
     found.validate(full=True)
     assert found.schema.equals(row_image_schema(TABLE))
     return found
@@ -227,7 +227,7 @@ def test_times_that_the_server_cannot_tell_are_unknown_not_equal() -> None:
 def test_a_scan_without_times() -> None:
     select = layout(times=False)
     rows = [row(amount=Cell(b"\0\0\0\x07", A), items=Cell(serialise(ListType(INT), [1]), [A]))]
-    batch = row_images(body(rows, select), TABLE, select, NOW, "error")
+    batch = row_images([body(rows, select)], TABLE, select, NOW, "error")
     assert batch["_row"].null_count == batch["_x"].null_count == 1
     assert [one.to_pylist() for one in cell_times(batch, TABLE, "amount")] == [[None], [None]]
     assert [one.to_pylist() for one in cell_times(batch, TABLE, "items")] == [[[]], [[]]]
@@ -272,7 +272,7 @@ def test_a_layout_that_lacks_something_is_refused() -> None:
     for lacking, message in (("token", "token"), ("value", "value of amount"), ("writetime", "writetime of amount")):
         select = [e for e in layout() if e.role != lacking or e.column not in (None, "amount")]
         with pytest.raises(ValueError, match=f"the scan of shop.orders does not select: {message}"):
-            row_images(body([], select), TABLE, select, NOW, "error")
+            row_images([body([], select)], TABLE, select, NOW, "error")
 
 
 def test_lists_of_times_that_do_not_fit_together_are_refused() -> None:
@@ -282,7 +282,7 @@ def test_lists_of_times_that_do_not_fit_together_are_refused() -> None:
     assert good.count(ttl) == 1
     bad = good.replace(ttl, struct.pack(">iiiii", 16, 2, 4, 60, -1))
     with pytest.raises(ValueError, match="different numbers of elements"):
-        row_images(bad, TABLE, select, NOW, "error")
+        row_images([bad], TABLE, select, NOW, "error")
 
 
 def test_a_row_of_many_cells_with_many_times() -> None:

@@ -67,7 +67,7 @@ def test_times_of_rows_that_come_by_themselves(session: Any, settings: ClusterSe
         part = ReplicaRange(WHOLE, ())
         pages = list(read_range(session_, scan, part, settings, UNLIMITED, sleep=lambda seconds: None))
         found = [
-            row_images(page, table, scan.query.layout, 0, "error") for page in pages if not isinstance(page, Unread)
+            row_images([page], table, scan.query.layout, 0, "error") for page in pages if not isinstance(page, Unread)
         ]
         images.append([row for batch in found for row in batch.to_pylist()])
     assert images[0] == images[1]

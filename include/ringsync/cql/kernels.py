@@ -30,7 +30,7 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 
 def address(array: npt.NDArray[Any]) -> int:
     """Address of an array's first byte. The caller keeps the array alive while a kernel uses it."""
-    return int(array.ctypes.data)
+    return int(array.__array_interface__["data"][0])
 
 
 def padded(data: bytes | memoryview) -> npt.NDArray[np.uint8]:

@@ -7,7 +7,12 @@ the ``*_ROOM`` constants say how much.
 
 from __future__ import annotations
 
-from numba import njit
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from ringsync.cql.kernels import (
     KERNEL,
@@ -32,36 +37,52 @@ DIGITS_PER_BYTE = 3
 _DASH, _POINT, _COLON, _ZERO, _PLUS, _E = b"-.:0+E"
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _hex8(p: int) -> int:
-    """The eight hexadecimal digits of the four bytes at ``p``, as a word to be stored natively."""
-    word = load32_native(p) & 0xFFFFFFFF
-    word = (word | (word << 16)) & 0x0000FFFF0000FFFF
-    word = (word | (word << 8)) & 0x00FF00FF00FF00FF
-    digits = ((word >> 4) & 0x000F000F000F000F) | ((word & 0x000F000F000F000F) << 8)
-    letters = ((digits + 0x0606060606060606) >> 4) & 0x0101010101010101
-    return digits + 0x3030303030303030 + letters * 39
+@intrinsic  # type: ignore[untyped-decorator]
+def uuid_characters(_context: Any, _destination: Any, _source: Any) -> Any:
+    """Write the 36 characters of the uuid whose 16 bytes are at ``_source``.
+
+    As vectors: digits of all half bytes at once, then put between the dashes.
+    """
+
+    def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        def vector(values: Sequence[int], bits: int = 8) -> Any:
+            return ir.Constant(ir.VectorType(ir.IntType(bits), len(values)), list(values))
+
+        def shuffled(first: Any, second: Any, order: Sequence[int]) -> Any:
+            return builder.shuffle_vector(first, second, vector(order, 32))
+
+        def stored(value: Any, at: int) -> None:
+            place = builder.add(arguments[0], ir.Constant(ir.IntType(64), at))
+            builder.store(value, builder.inttoptr(place, value.type.as_pointer()), align=1)
+
+        source = builder.inttoptr(arguments[1], ir.VectorType(ir.IntType(8), 16).as_pointer())
+        data = builder.load(source, align=1)
+        high, low = builder.lshr(data, vector([4] * 16)), builder.and_(data, vector([15] * 16))
+        digits = []
+        for first in (0, 8):
+            nibbles = shuffled(high, low, [place + side for place in range(first, first + 8) for side in (0, 16)])
+            letters = builder.icmp_unsigned(">", nibbles, vector([9] * 16))
+            base = builder.select(letters, vector([ord("a") - 10] * 16), vector([ord("0")] * 16))
+            digits.append(builder.add(nibbles, base))
+        dashed = shuffled(digits[0], vector([_DASH] * 16), [*range(8), 16, *range(8, 12), 16, 12, 13])
+        stored(dashed, 0)
+        rest = shuffled(digits[0], digits[1], [14, 15, *range(16, 30)])
+        dashes = vector([_DASH] * 16)
+        stored(shuffled(rest, dashes, [0, 1, 16, 2, 3, 4, 5, 16, *range(6, 14)]), 16)
+        stored(shuffled(digits[1], digits[1], [12, 13, 14, 15]), 32)
+        return target.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def uuid_text(base: int, offsets: int, lengths: int, count: int, starts: int, output: int) -> int:
-    """Uuids as 36 characters; values of another length become empty. ``output`` has 8 spare bytes."""
+    """Uuids as 36 characters; values of another length become empty."""
     out = output
     for row in range(count):
         store32(starts + 4 * row, out - output)
         if load32_native(lengths + 4 * row) == 16:
-            p = base + load32_native(offsets + 4 * row)
-            second, third = _hex8(p + 4), _hex8(p + 8)
-            store64(out, _hex8(p))
-            store8(out + 8, _DASH)
-            store32(out + 9, second)
-            store8(out + 13, _DASH)
-            store32(out + 14, second >> 32)
-            store8(out + 18, _DASH)
-            store32(out + 19, third)
-            store8(out + 23, _DASH)
-            store32(out + 24, third >> 32)
-            store64(out + 28, _hex8(p + 12))
+            uuid_characters(out, base + load32_native(offsets + 4 * row))
             out += UUID_ROOM
     store32(starts + 4 * count, out - output)
     return out - output

@@ -6,7 +6,7 @@ The select list of a scan is the token, the columns, and ``writetime(c)`` and ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.cql.cells import Cells, raw_values, valid_mask
-from ringsync.cql.decode import Decoded, decode, misfit_reason
-from ringsync.cql.types import FIXED_LENGTH, Native
-from ringsync.formats.result_page import PaddedPage, Page, page_cells
+from ringsync.cql.decode import Decoded, misfit_reason
+from ringsync.cql.types import CqlType, ListType, Native
+from ringsync.formats.page_columns import decode_pages
+from ringsync.formats.result_page import Page
 from ringsync.formats.row_times import (
     NO_CELL,
     ElementTimes,
@@ -37,6 +38,7 @@ from ringsync.schema.table import Column, TableSchema
 Mask = npt.NDArray[np.bool_]
 Role = Literal["token", "value", "writetime", "ttl"]
 PageCells = Mapping[tuple[Role, str | None], Cells]
+PageValues = Mapping[tuple[Role, str | None], Decoded]
 
 _SHOWN_BYTES = 64
 
@@ -61,32 +63,31 @@ class UnrepresentableValueError(ValueError):
 
 
 @lru_cache(maxsize=16)
-def _usual_lengths(table: TableSchema, layout: tuple[ResultColumn, ...]) -> tuple[int, ...]:
-    """For each entry of a select list the bytes that its values nearly always have; 0: they differ."""
-    return tuple(_usual_length(table, entry) for entry in layout)
+def _types_of(table: TableSchema, layout: tuple[ResultColumn, ...]) -> tuple[CqlType, ...]:
+    """The types of the entries of a select list."""
+    return tuple(_type_of(table, entry) for entry in layout)
 
 
-def _usual_length(table: TableSchema, entry: ResultColumn) -> int:
+def _type_of(table: TableSchema, entry: ResultColumn) -> CqlType:
     if entry.column is None:
-        return 8
+        return Native("bigint")
     column = table.column(entry.column)
     if entry.role == "value":
-        return FIXED_LENGTH.get(str(column.type), 0)
-    if column.is_multicell:
-        return 0
-    return 8 if entry.role == "writetime" else 4
+        return column.type
+    kind = Native("bigint" if entry.role == "writetime" else "int")
+    return ListType(kind) if column.is_multicell else kind
 
 
 def row_images(
-    body: Page | PaddedPage,
+    pages: Sequence[Page],
     table: TableSchema,
     layout: Sequence[ResultColumn],
     now: int,
     misfits: Literal["error", "raw"],
 ) -> pa.RecordBatch:
-    """Build the row images of one result page.
+    """Build the row images of some result pages.
 
-    :param body: rows of the page, see :func:`~ringsync.formats.result_page.page_cells`
+    :param pages: bodies of result pages that follow each other
     :param table: the scanned table
     :param layout: the select list in order: token and the value of every column; ``writetime`` and ``ttl`` as far
         as the server gives them. A multi-cell column without both has unknown times; so has every column where
@@ -95,37 +96,40 @@ def row_images(
     :param misfits: what to do with a value that its Arrow type cannot hold: fail, or keep its bytes in ``_x``
     :return: rows of exactly ``row_image_schema(table)``
     :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
-    :raises ValueError: when the page is malformed or the layout lacks a column
+    :raises ValueError: when a page is malformed or the layout lacks a column
     """
-    rows, columns = page_cells(body, len(layout), _usual_lengths(table, tuple(layout)))
-    cells: PageCells = {(entry.role, entry.column): found for entry, found in zip(layout, columns, strict=True)}
-    _check_layout(table, cells)
-    decoded = {column.name: decode(column.type, cells["value", column.name]) for column in table.columns}
+    entries = [(entry.role, entry.column) for entry in layout]
+    _check_layout(table, entries)
+    found = decode_pages(pages, _types_of(table, tuple(layout)))
+    rows = found.rows
+    all_values: PageValues = dict(zip(entries, found.decoded, strict=True))
+    cells: PageCells = dict(zip(entries, found.cells, strict=True)) if found.cells else {}
+    decoded = {column.name: all_values["value", column.name] for column in table.columns}
     if misfits == "error":
         _refuse_misfits(table, cells, decoded)
-    row, times = _times(table, cells, decoded, rows, now)
+    row, times = _times(table, all_values, rows, now)
     schema, names = _schema_of(table), _names_of(table)
     x_type = schema.field("_x").type
     differences = []
     for column in table.columns:
-        raw = _raw(cells["value", column.name], decoded[column.name])
+        raw = _raw(cells.get(("value", column.name)), decoded[column.name])
         parts = [raw] if column.is_key else [*times.get(column.name, (None, None)), raw]
         differences.append(_struct(x_type.field(names[column.name]).type, parts))
-    token = decode(Native("bigint"), cells["token", None]).values
+    token = all_values["token", None].values
     values = [decoded[column.name].values for column in table.columns]
     x = _struct(x_type, differences)
     arrays = [token, *values, _or_nulls(row, ROW_TIMES, rows), _or_nulls(x, x_type, rows)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _check_layout(table: TableSchema, cells: PageCells) -> None:
+def _check_layout(table: TableSchema, entries: Collection[tuple[Role, str | None]]) -> None:
     needed: list[tuple[Role, str | None]] = [("token", None)]
     needed += [("value", column.name) for column in table.columns]
-    if any(role == "writetime" for role, _ in cells):
+    if any(role == "writetime" for role, _ in entries):
         scalars = [column for column in table.value_columns if not column.is_multicell]
         needed += [("writetime", column.name) for column in scalars]
         needed += [("ttl", column.name) for column in scalars if not column.is_counter]
-    missing = [f"{role} of {name}" if name else role for role, name in needed if (role, name) not in cells]
+    missing = [f"{role} of {name}" if name else role for role, name in needed if (role, name) not in entries]
     if missing:
         raise ValueError(f"the scan of {table.full_name} does not select: {', '.join(missing)}")
 
@@ -162,40 +166,40 @@ def _key_text(decoded: Decoded, cells: Cells, row: int) -> str:
     return f"0x{raw.hex()}" if text is None or pa.types.is_binary(value.type) else str(text)
 
 
-def _raw(cells: Cells, decoded: Decoded) -> pa.Array | None:
-    return None if decoded.misfits is None else raw_values(cells.without(~decoded.misfits))
+def _raw(cells: Cells | None, decoded: Decoded) -> pa.Array | None:
+    return None if cells is None or decoded.misfits is None else raw_values(cells.without(~decoded.misfits))
 
 
 def _times(
-    table: TableSchema, cells: PageCells, decoded: Mapping[str, Decoded], rows: int, now: int
+    table: TableSchema, values: PageValues, rows: int, now: int
 ) -> tuple[pa.Array | None, dict[str, tuple[pa.Array | None, pa.Array | None]]]:
     """``_row``, and ``d`` and ``e`` by column; None stands for an array of nulls."""
     scalars = [
-        column for column in table.value_columns if ("writetime", column.name) in cells and not column.is_multicell
+        column for column in table.value_columns if ("writetime", column.name) in values and not column.is_multicell
     ]
     multicell = [column for column in table.value_columns if column.is_multicell]
-    if not any(role == "writetime" for role, _ in cells):
+    if not any(role == "writetime" for role, _ in values):
         return None, {}
-    elements = {column.name: _element_times(column, cells, rows, now) for column in multicell}
+    elements = {column.name: _element_times(column, values, rows, now) for column in multicell}
     writetimes, expiries = scalar_times(
-        [(cells["writetime", column.name], cells.get(("ttl", column.name))) for column in scalars], rows, now
+        [(values["writetime", column.name], values.get(("ttl", column.name))) for column in scalars], rows, now
     )
     row = common_times(writetimes, expiries, list(elements.values()), rows)
     found = {}
     for place, column in enumerate(scalars if row.mixed else ()):
         found[column.name] = _scalar_differences(writetimes[place], expiries[place], row)
     for column in multicell:
-        lengths, misfits = cells["value", column.name].lengths, decoded[column.name].misfits
-        found[column.name] = _element_differences(elements[column.name], row, lengths >= 0, misfits)
+        value = values["value", column.name]
+        found[column.name] = _element_differences(elements[column.name], row, value)
     nothing = pa.nulls(rows, pa.int64())
     common = [_given(row.writetimes, row.expiries != NO_CELL), _given(row.expiries, row.expiries >= 0)]
     arrays = [*[_or_nulls(array, pa.int64(), rows) for array in common], nothing, nothing]
     return pa.StructArray.from_arrays(arrays, fields=list(ROW_TIMES)), found
 
 
-def _element_times(column: Column, cells: PageCells, rows: int, now: int) -> ElementTimes:
+def _element_times(column: Column, values: PageValues, rows: int, now: int) -> ElementTimes:
     """Times of a multi-cell column; of no elements at all where the scan has none."""
-    writetimes, ttls = cells.get(("writetime", column.name)), cells.get(("ttl", column.name))
+    writetimes, ttls = values.get(("writetime", column.name)), values.get(("ttl", column.name))
     if writetimes is None or ttls is None:
         nothing = np.empty(0, np.int64)
         return ElementTimes(np.zeros(rows + 1, np.int32), nothing, nothing)
@@ -212,14 +216,14 @@ def _scalar_differences(
     )
 
 
-def _element_differences(
-    times: ElementTimes, row: RowTimes, present: Mask, misfits: Mask | None
-) -> tuple[pa.Array | None, pa.Array | None]:
+def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> tuple[pa.Array | None, pa.Array | None]:
     """``d`` and ``e`` of a multi-cell column.
 
     A value that is there without times gets ``[]``. A misfit gets its elements' times even where they are the
     row's, since without the typed value nobody could tell how many elements there are.
     """
+    misfits = value.misfits
+    present = valid_mask(value.values) if misfits is None else valid_mask(value.values) | misfits
     unknown = present & (np.diff(times.starts) == 0)
     if not row.mixed and misfits is None and not unknown.any():
         return None, None

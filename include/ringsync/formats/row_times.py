@@ -13,10 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from ringsync.cql.cells import Cells, valid_mask
-from ringsync.cql.decode import decode
-from ringsync.cql.kernels import KERNEL, address, load32_native, load32_signed, load64, load64_native, store64
-from ringsync.cql.types import ListType, Native
+from ringsync.cql.cells import valid_mask
+from ringsync.cql.decode import Decoded
+from ringsync.cql.kernels import KERNEL, address, is_valid, load32_native, load64_native, store64
 from ringsync.schema.row_image import NO_EXPIRY
 
 NO_CELL = -2
@@ -58,13 +57,13 @@ class RowTimes:
     mixed: bool
 
 
-def element_times(writetimes: Cells, ttls: Cells, now: int) -> ElementTimes:
-    """Read ``writetime(c)`` and ``ttl(c)`` of a multi-cell column: list<bigint> and list<int> with null elements.
+def element_times(writetimes: Decoded, ttls: Decoded, now: int) -> ElementTimes:
+    """``writetime(c)`` and ``ttl(c)`` of a multi-cell column: list<bigint> and list<int> with null elements.
 
     :param now: s since the epoch, the moment at which the server computed the TTLs
     :raises ValueError: when these are not lists, or not of the same length
     """
-    times, left = decode(ListType(Native("bigint")), writetimes), decode(ListType(Native("int")), ttls)
+    times, left = writetimes, ttls
     if times.misfits is not None or left.misfits is not None:
         raise ValueError("writetime or ttl of a multi-cell column is not the list of numbers that it should be")
     starts = np.frombuffer(times.values.buffers()[1], np.int32)
@@ -79,15 +78,33 @@ def element_times(writetimes: Cells, ttls: Cells, now: int) -> ElementTimes:
     return ElementTimes(starts, integers(times.values.values), expiries)
 
 
-def scalar_times(columns: Sequence[tuple[Cells, Cells | None]], rows: int, now: int) -> tuple[Integers, Integers]:
-    """Read ``writetime(c)`` and ``ttl(c)`` of columns of one cell: int64[columns, rows] writetimes and expiries."""
+def scalar_times(columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, now: int) -> tuple[Integers, Integers]:
+    """``writetime(c)`` and ``ttl(c)`` of columns of one cell: int64[columns, rows] writetimes and expiries.
+
+    :param columns: decoded bigint and int; None where a column has no TTLs
+    :param now: s since the epoch, the moment at which the server computed the TTLs
+    :raises ValueError: when there is a value that is not such a number
+    """
     writetimes, expiries = np.empty((2, len(columns), rows), np.int64)
     first_writetime, first_expiry = address(writetimes), address(expiries)
     for place, (times, ttls) in enumerate(columns):
-        _, ttl_offsets, ttl_lengths, _ = ttls.arguments if ttls else (0, 0, 0, 0)
+        if times.misfits is not None or (ttls and ttls.misfits is not None):
+            raise ValueError("writetime or ttl of a column is not the number that it should be")
         shift = 8 * place * rows
-        _gather_times(*times.arguments, ttl_offsets, ttl_lengths, now, first_writetime + shift, first_expiry + shift)
+        # As common as it can be: nothing in these pages expires.
+        some = ttls is not None and ttls.values.null_count < rows
+        ttl_valid, ttl_values = _buffers(ttls.values) if ttls is not None and some else (0, 0)
+        time_valid, time_values = _buffers(times.values)
+        _gather_times(
+            time_values, time_valid, ttl_values, ttl_valid, rows, now, first_writetime + shift, first_expiry + shift
+        )
     return writetimes, expiries
+
+
+def _buffers(array: pa.Array) -> tuple[int, int]:
+    """Addresses of validity (0: no nulls) and values of an array of numbers that has no offset."""
+    valid, values = array.buffers()
+    return valid.address if valid else 0, values.address
 
 
 def common_times(writetimes: Integers, expiries: Integers, elements: Sequence[ElementTimes], rows: int) -> RowTimes:
@@ -144,24 +161,15 @@ def bitmap(mask: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _gather_times(
-    base: int,
-    offsets: int,
-    lengths: int,
-    count: int,
-    ttl_offsets: int,
-    ttl_lengths: int,
-    now: int,
-    writetimes: int,
-    expiries: int,
+    times: int, times_valid: int, ttls: int, ttls_valid: int, count: int, now: int, writetimes: int, expiries: int
 ) -> None:
-    """One column's times. Both columns lie in the same buffer; ``ttl_lengths`` 0: there are no TTLs."""
+    """One column's times. ``ttls`` 0: there are none."""
     for row in range(count):
-        writetime, expiry = 0, NO_CELL
-        if load32_native(lengths + 4 * row) == 8:
-            writetime = load64(base + load32_native(offsets + 4 * row))
-            expiry = NO_EXPIRY
-            if ttl_lengths != 0 and load32_native(ttl_lengths + 4 * row) == 4:
-                expiry = now + load32_signed(base + load32_native(ttl_offsets + 4 * row))
+        writetime, expiry = load64_native(times + 8 * row), NO_EXPIRY
+        if not is_valid(times_valid, row):
+            expiry = NO_CELL
+        elif ttls != 0 and is_valid(ttls_valid, row):
+            expiry = now + load32_native(ttls + 4 * row)
         store64(writetimes + 8 * row, writetime)
         store64(expiries + 8 * row, expiry)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from ringsync.config import Config
-from ringsync.formats.result_page import Page, join_pages
+from ringsync.formats.result_page import Page
 from ringsync.formats.row_images import row_images
 from ringsync.ring.splits import ReplicaRange, Split
 from ringsync.sources.limits import Permits
@@ -74,6 +74,5 @@ def _decoded(pages: Iterator[Page | Unread], scan: PreparedScan, plan: ScanPlan)
 
 def _images(pages: Sequence[Page], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages]:
     if pages:
-        body = join_pages(pages)
-        rows = row_images(body, plan.table, scan.query.layout, plan.now, plan.unrepresentable_values)
+        rows = row_images(pages, plan.table, scan.query.layout, plan.now, plan.unrepresentable_values)
         yield ImagePages(rows, len(pages), sum(map(len, pages)))

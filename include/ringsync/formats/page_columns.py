@@ -1,0 +1,302 @@
+"""Result pages decoded to Arrow: the columns of some pages of one result, one behind the other.
+
+Nearly all values of nearly all tables are numbers, times, uuids and texts that are what their type says. Those are
+stored as Arrow has them in the pass that finds where each cell ends, from the bytes as they were received: a copy of
+the pages, or a second pass, costs as much as all of this. Pages that hold anything else are put together and decoded
+cell by cell (:mod:`ringsync.cql.decode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from numba import njit
+
+from ringsync.cql.cells import Cells
+from ringsync.cql.decode import Decoded, decode
+from ringsync.cql.gather import has_high_bit, mark_invalid_text, sum_lengths
+from ringsync.cql.kernels import (
+    KERNEL,
+    PADDING,
+    address,
+    copy_bytes,
+    copy_exactly,
+    load8,
+    load32_native,
+    load32_signed,
+    load64,
+    load64_native,
+    store8,
+    store32,
+    store64,
+)
+from ringsync.cql.text_forms import UUID_ROOM, uuid_characters
+from ringsync.cql.types import NATIVE_ARROW, CqlType, Native
+from ringsync.formats.result_page import Page, check_end, join_pages, page_cells, page_rows, pooled
+
+_CELL, _TEXT, _FOUR, _EIGHT, _DATE, _MILLISECONDS, _UUID = range(7)
+_WAY = {
+    **dict.fromkeys(("text", "ascii", "blob"), _TEXT),
+    **dict.fromkeys(("int", "float"), _FOUR),
+    **dict.fromkeys(("bigint", "counter", "double", "time"), _EIGHT),
+    "date": _DATE,
+    "timestamp": _MILLISECONDS,
+    **dict.fromkeys(("uuid", "timeuuid"), _UUID),
+}
+"""How the values of a native type are stored in the pass; those of other types are decoded after it."""
+_VALUE_WIDTH = {_FOUR: 4, _EIGHT: 8, _DATE: 4, _MILLISECONDS: 8}
+
+_FIRST, _SECOND, _VALID, _NULLS, _SIZE = range(8, 48, 8)
+_ENTRY = 48
+"""The kernel's table has six int64 per column: the way; the addresses of values or offsets, of lengths or starts, of
+the validity bitmap; the number of nulls so far; the bytes of uuid texts so far."""
+_FLIP = 2**31
+"""The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
+_MAX_MILLISECONDS = (2**63 - 1) // 1000
+_UNUSUAL = 1 << 62
+"""What the kernel returns when a value is not what its type says."""
+
+
+@dataclass(frozen=True)
+class PageColumns:
+    """The columns of some result pages.
+
+    :ivar rows: number of rows
+    :ivar decoded: the columns in the order of the result
+    :ivar cells: the same as bytes; None where every value is one that its Arrow type holds
+    """
+
+    rows: int
+    decoded: Sequence[Decoded]
+    cells: Sequence[Cells] | None
+
+
+def decode_pages(pages: Sequence[Page], types: Sequence[CqlType]) -> PageColumns:
+    """Decode some pages of one result.
+
+    :param pages: bodies of result pages with the same columns
+    :param types: of the columns
+    :raises ValueError: when a page is not exactly its rows and columns, naming the byte position
+    """
+    ways = [_WAY.get(kind.name, _CELL) if isinstance(kind, Native) else _CELL for kind in types]
+    decoded = _decode_usual(pages, types, ways)
+    if decoded is not None:
+        return decoded
+    rows, cells = page_cells(join_pages(pages), len(types))
+    return PageColumns(rows, [decode(kind, column) for kind, column in zip(types, cells, strict=True)], cells)
+
+
+def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequence[int]) -> PageColumns | None:
+    """Decode pages whose every value is what its type says; None: they have another one."""
+    # What is decoded after the pass needs all cells in one buffer, with spare bytes at its end.
+    joined = join_pages(pages).buffer if _CELL in ways else None
+    bodies = [np.frombuffer(page, np.uint8) for page in pages] if joined is None else [joined[:-PADDING]]
+    counts = [page_rows(body, len(types)) for body in bodies]
+    rows = sum(counts)
+    room = _room(ways, rows)
+    first = 0
+    for body, count in zip(bodies, counts, strict=True):
+        stop = _decode_page(address(body), len(body), first, count, len(types), address(room.table))
+        if stop == _UNUSUAL:
+            return None
+        check_end(stop, len(body), count, len(types))
+        first += count
+    decoded = []
+    for place, (kind, way) in enumerate(zip(types, ways, strict=True)):
+        if way == _CELL and joined is not None:
+            column = decode(kind, Cells(joined, room.offsets[place], room.lengths[place]))
+            if column.misfits is not None:
+                return None
+            decoded.append(column)
+            continue
+        buffers = _texts(bodies, counts, room, place) if way == _TEXT else room.buffers(place, way)
+        if way == _TEXT and str(kind) != "blob" and not _is_text(buffers, rows, str(kind)):
+            return None
+        nulls = int(room.table[place, _NULLS // 8])
+        bitmap = pa.py_buffer(room.valid[place]) if nulls else None
+        arrow_type = NATIVE_ARROW[str(kind)]
+        decoded.append(Decoded(pa.Array.from_buffers(arrow_type, rows, [bitmap, *buffers], null_count=nulls), None))
+    return PageColumns(rows, decoded, None)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Memory that the kernel fills.
+
+    :ivar table: int64[columns, 6], see ``_ENTRY``
+    :ivar valid: uint8[columns, bytes], validity bitmaps
+    :ivar offsets: int32[rows] by column, where cells are not stored in the pass
+    :ivar lengths: the same
+    :ivar values: Arrow buffers by column, where they are
+    :ivar starts: Arrow's offsets by column of uuids
+    """
+
+    table: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.uint8]
+    offsets: dict[int, npt.NDArray[np.int32]]
+    lengths: dict[int, npt.NDArray[np.int32]]
+    values: dict[int, pa.Buffer]
+    starts: dict[int, pa.Buffer]
+
+    def buffers(self, place: int, way: int) -> list[pa.Buffer]:
+        """Arrow's buffers of a column that was stored in the pass, but for the validity."""
+        if way != _UUID:
+            return [self.values[place]]
+        size = int(self.table[place, _SIZE // 8])
+        np.frombuffer(self.starts[place], np.int32)[-1:] = size
+        return [self.starts[place], self.values[place].slice(0, size)]
+
+
+def _room(ways: Sequence[int], rows: int) -> _Room:
+    room = _Room(
+        np.zeros((len(ways), _ENTRY // 8), np.int64),
+        np.full((len(ways), (rows + 7) // 8), 255, np.uint8),
+        {},
+        {},
+        {},
+        {},
+    )
+    for place, way in enumerate(ways):
+        second = 0
+        if way in (_CELL, _TEXT):
+            room.offsets[place], room.lengths[place] = pooled(2 * rows, np.int32).reshape(2, rows)
+            first, second = address(room.offsets[place]), address(room.lengths[place])
+        else:
+            width = _VALUE_WIDTH.get(way, UUID_ROOM)
+            room.values[place] = pa.allocate_buffer(rows * width + (PADDING if way == _UUID else 0))
+            first = room.values[place].address
+        if way == _UUID:
+            room.starts[place] = pa.allocate_buffer(4 * rows + 4)
+            second = room.starts[place].address
+        room.table[place, :4] = way, first, second, address(room.valid[place])
+    return room
+
+
+def _texts(bodies: Sequence[npt.NDArray[np.uint8]], counts: Sequence[int], room: _Room, place: int) -> list[pa.Buffer]:
+    """Arrow's offsets and bytes of a column of texts or blobs."""
+    offsets, lengths = room.table[place, _FIRST // 8], room.table[place, _SECOND // 8]
+    rows = sum(counts)
+    starts = pa.allocate_buffer(4 * rows + 4)
+    size = sum_lengths(lengths, rows, starts.address)
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(f"{rows} values have {size} bytes together: give fewer rows at once (2 GiB at most)")
+    data = pa.allocate_buffer(size + PADDING)
+    first = 0
+    for body, count in zip(bodies, counts, strict=True):
+        shift = 4 * first
+        _gather_page(
+            address(body),
+            len(body),
+            offsets + shift,
+            lengths + shift,
+            count,
+            starts.address + shift,
+            data.address,
+        )
+        first += count
+    return [starts, data.slice(0, size)]
+
+
+def _is_text(buffers: Sequence[pa.Buffer], rows: int, kind: str) -> bool:
+    """Whether all values are UTF-8, or ASCII."""
+    starts, data = buffers
+    if not has_high_bit(data.address, data.size):
+        return True
+    limits, misfits = np.frombuffer(starts, np.int32), np.zeros(rows, np.bool_)
+    cells = Cells(np.frombuffer(data, np.uint8), limits[:-1], np.diff(limits))
+    return not mark_invalid_text(*cells.arguments, int(kind == "ascii"), address(misfits))
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _decode_page(base: int, size: int, first_row: int, rows: int, columns: int, table: int) -> int:
+    """Store a page's cells from row ``first_row`` on.
+
+    Returns the position behind the last cell, or minus the position of a truncated cell, or ``_UNUSUAL``.
+    """
+    p, end = base + 4, base + size
+    for row in range(first_row, first_row + rows):
+        for column in range(table, table + _ENTRY * columns, _ENTRY):
+            if end - p < 4:
+                return base - p
+            length = load32_signed(p)
+            p += 4
+            if length > end - p:
+                return base - p + 4
+            way, first = load64_native(column), load64_native(column + _FIRST)
+            # Going on by a constant, not by ``length``: the processor need not wait for it to find the next cell.
+            if way == _EIGHT and length == 8:
+                store64(first + 8 * row, load64(p))
+                p += 8
+            elif way == _FOUR and length == 4:
+                store32(first + 4 * row, load32_signed(p))
+                p += 4
+            elif way <= _TEXT:
+                store32(first + 4 * row, p - base)
+                store32(load64_native(column + _SECOND) + 4 * row, max(length, -1))
+                if length < 0:
+                    _mark_null(column, row)
+                else:
+                    p += length
+            elif length < 0:
+                _store_null(column, row)
+            elif _store_converted(column, row, p, length):
+                p += length
+            else:
+                return _UNUSUAL
+    return p - base
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _store_converted(column: int, row: int, p: int, length: int) -> bool:
+    """Store a value that Arrow has otherwise than Cassandra; False: it is not what its type says."""
+    way, first = load64_native(column), load64_native(column + _FIRST)
+    if way == _UUID and length == 16:
+        position = load64_native(column + _SIZE)
+        store32(load64_native(column + _SECOND) + 4 * row, position)
+        store64(column + _SIZE, position + UUID_ROOM)
+        uuid_characters(first + position, p)
+        return True
+    if way == _MILLISECONDS and length == 8:
+        value = load64(p)
+        store64(first + 8 * row, value * 1000)
+        return -_MAX_MILLISECONDS <= value <= _MAX_MILLISECONDS
+    if way == _DATE and length == 4:
+        store32(first + 4 * row, load32_signed(p) ^ _FLIP)
+        return True
+    return False
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _store_null(column: int, row: int) -> None:
+    """A null in a column of values: 0 or an empty text stands where it would."""
+    way, first = load64_native(column), load64_native(column + _FIRST)
+    if way == _UUID:
+        store32(load64_native(column + _SECOND) + 4 * row, load64_native(column + _SIZE))
+    elif way in (_FOUR, _DATE):
+        store32(first + 4 * row, 0)
+    else:
+        store64(first + 8 * row, 0)
+    _mark_null(column, row)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _mark_null(column: int, row: int) -> None:
+    byte = load64_native(column + _VALID) + (row >> 3)
+    store8(byte, load8(byte) & ~(1 << (row & 7)))
+    store64(column + _NULLS, load64_native(column + _NULLS) + 1)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _gather_page(base: int, size: int, offsets: int, lengths: int, count: int, starts: int, output: int) -> None:
+    """Copy the values of a page to where ``starts`` says. ``output`` has spare bytes at its end, the page has none."""
+    for row in range(count):
+        offset, length = load32_native(offsets + 4 * row), load32_native(lengths + 4 * row)
+        destination = output + load32_native(starts + 4 * row)
+        if offset + length + 15 < size:
+            copy_bytes(destination, base + offset, length)
+        else:
+            copy_exactly(destination, base + offset, max(length, 0))
