@@ -62,7 +62,6 @@ class Collector:
         self._rows_before = sum(done.rows for done in self._done)
         self._reading: dict[str, _Reading] = {}
         self._samples: deque[tuple[float, int, float]] = deque()
-        self._started = clock()
         self.failed: dict[TokenRange, str] = {}
         self.fatal: LostOwnershipError | TooManyErrorsError | None = None
         """Why all tasks must stop; a task only knows that it could not go on."""

@@ -9,6 +9,7 @@ stream; until then nobody sees them.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import time
@@ -100,7 +101,7 @@ def read_all(
         task = BootstrapTask(
             application.config_path, plan, control.address, ledger.attempt, put_schemas(application, plan)
         )
-        for wave in range(1_000_000):
+        for wave in itertools.count():
             left = collector.left
             if not left or idle == IDLE_WAVES:
                 return results

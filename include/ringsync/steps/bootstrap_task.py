@@ -47,15 +47,11 @@ PROGRESS_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class SplitResult:
-    """Each row that the task has read is in one of the last two.
-
-    :ivar unread: [start, end, reason] of parts that could not be read
-    """
+    """Each row that the task has read is in one of the last two."""
 
     rows_read: int
     rows_committed: int
     rows_discarded: int
-    unread: tuple[tuple[int, int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -79,23 +75,21 @@ class BootstrapTask:
         for name, split in splits:
             with ControlClient(self.control) as control:
                 writer = RangeWriter(RowFiles(self, config, store, name), control, name, config.scan.commit_interval_s)
-                unread = read_split(self, config, split_from_json(split), writer, control)
-                yield writer.result(unread)
+                read_split(self, config, split_from_json(split), writer, control)
+                yield writer.result()
 
 
-def read_split(
-    task: BootstrapTask, config: Config, split: Split, writer: RangeWriter, control: ControlClient
-) -> list[Unread]:
+def read_split(task: BootstrapTask, config: Config, split: Split, writer: RangeWriter, control: ControlClient) -> None:
     """Read a split's ranges one after another into the writer, or some of them where the split is too large.
 
-    :returns: what could not be read
+    What cannot be read the driver is told.
+
     :raises ScanError: for what trying again cannot mend, e.g. the table was dropped
     :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
     :raises ControlError: the driver did not take a range: another run owns the bootstrap
     :raises DriverGoneError: the driver's process has ended
     """
     budget = SPLITS_IN_ONE * config.scan.split_size_mb * 2**20
-    unread: list[Unread] = []
     size = 0
     with Behind(BATCHES_AHEAD) as behind:
         for part, pages in read_images(config, task.plan.scan, split, control):
@@ -103,7 +97,6 @@ def read_split(
             for page in pages:
                 if isinstance(page, Unread):
                     control.call("unread", start=page.range.start, end=page.range.end, reason=page.reason)
-                    unread.append(page)
                     behind.do(writer.skip, page.range.start, page.range.end)
                     continue
                 size += page.size
@@ -111,11 +104,10 @@ def read_split(
                 if size > budget and boundary:
                     behind.do(writer.add, page.rows.slice(0, boundary), page.count, page.size)
                     behind.do(writer.stop, last_token(page.rows) - 1, page.rows.num_rows - boundary)
-                    return unread
+                    return
                 behind.do(writer.add, page.rows, page.count, page.size)
             behind.do(writer.reached, part.range.end)
         behind.do(writer.finish)
-    return unread
 
 
 class RangeWriter:
@@ -202,14 +194,9 @@ class RangeWriter:
         if self._start is not None:
             self._commit(self._reached)
 
-    def result(self, unread: Iterable[Unread]) -> SplitResult:
+    def result(self) -> SplitResult:
         """What became of the rows, once everything is done."""
-        return SplitResult(
-            self._rows_read,
-            self._rows_committed,
-            self._rows_read - self._rows_committed,
-            tuple((one.range.start, one.range.end, one.reason) for one in unread),
-        )
+        return SplitResult(self._rows_read, self._rows_committed, self._rows_read - self._rows_committed)
 
     def _is_due(self) -> bool:
         return self._files.are_full or self._clock() - self._committed_at >= self._commit_interval_s
