@@ -7,7 +7,8 @@ import pytest
 
 from ringsync.cql.types import ListType, MapType, Native, UserType
 from ringsync.schema.description import describe, from_description
-from ringsync.schema.from_cluster import SchemaError, UnknownTableError, read_table
+from ringsync.schema.from_cluster import UnknownTableError, read_table, read_tables
+from ringsync.schema.table import DroppedColumn, SchemaError
 
 pytestmark = pytest.mark.server
 
