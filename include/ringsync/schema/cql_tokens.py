@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ringsync.schema.table import SchemaError
 
@@ -35,8 +34,7 @@ class SchemaTextError(SchemaError):
     """A text is not the CQL that was expected; the message says where: ``file:line:column: …``."""
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One word, string, number or sign.
 
     :ivar kind: ``name``, ``quoted``, ``string``, ``uuid``, ``number``, ``sign``; ``end`` after the last one
