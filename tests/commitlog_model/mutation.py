@@ -11,7 +11,7 @@ from typing import Any
 from tests.commitlog_model.digest import digest
 from tests.commitlog_model.murmur3 import signed, token
 from tests.commitlog_model.types import Table, Type
-from tests.commitlog_model.values import counter_value, decode, read_uvint
+from tests.commitlog_model.values import counter_value, decode, partition_key_components, read_uvint
 
 Change = dict[str, Any]
 _TIMESTAMP_EPOCH = 1442880000000000
@@ -161,13 +161,8 @@ def _partition_update(data: Input, tables: Mapping[str, Table]) -> list[Change]:
 
 def _partition_key(table: Table, key: bytes) -> dict[str, Any]:
     columns = table.partition_types
-    if len(columns) == 1:
-        return {columns[0][0]: decode(columns[0][1], key)}
-    data, found = Input(key), {}
-    for name, cql_type in columns:
-        found[name] = decode(cql_type, data.take(int.from_bytes(data.take(2), "big")))
-        data.take(1)
-    return found
+    components = partition_key_components(key, len(columns))
+    return {name: decode(cql_type, raw) for (name, cql_type), raw in zip(columns, components, strict=True)}
 
 
 def _columns(update: Update) -> list[tuple[str, Type]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.commitlog_model.order import compare, compare_clustering
 from tests.commitlog_model.types import Table, Type
-from tests.commitlog_model.values import counter_shards, decode
+from tests.commitlog_model.values import counter_shards, decode, partition_key_components
 
 Change = dict[str, Any]
 Cell = dict[str, Any]
@@ -29,7 +29,6 @@ _EXPIRED_LIVENESS_TTL = (1 << 31) - 1
 class Partition:
     """All that the changes say of one partition."""
 
-    key: dict[str, Any]
     deletions: list[Deletion] = field(default_factory=list)
     ranges: list[Change] = field(default_factory=list)
     static: list[Change] = field(default_factory=list)
@@ -45,21 +44,26 @@ class Shown:
     """A column's value in a SELECT: for multi-cell columns a list of times, one per element (for a UDT: per field).
 
     :param value: JSON
+    :param raw: the value as the native protocol has it
     :param writetime: µs
     :param expires_at: s, or None
     """
 
     value: Any
+    raw: bytes | None
     writetime: Any
     expires_at: Any
+
+
+Row = dict[str, Shown]
+"""By column; key columns have no times."""
 
 
 def replay(changes: Iterable[Change]) -> State:
     """Collect changes in the jsonl form with ``--raw``, by partition."""
     state: State = {}
     for change in changes:
-        at = (change["table_id"], change["raw_partition_key"])
-        partition = state.setdefault(at, Partition(change["partition_key"]))
+        partition = state.setdefault((change["table_id"], change["raw_partition_key"]), Partition())
         match change["kind"]:
             case "partition_deletion":
                 partition.deletions.append(_deletion(change))
@@ -74,37 +78,45 @@ def replay(changes: Iterable[Change]) -> State:
     return state
 
 
-def rows(state: State, table: Table, now: int) -> list[tuple[dict[str, Any], dict[str, Shown]]]:
-    """The rows that ``SELECT`` shows of a table: key columns (JSON values), and the other columns that are not null.
+def rows(state: State, table: Table, now: int) -> list[Row]:
+    """The rows that ``SELECT`` shows of a table: every column that is not null.
 
     :param now: s; what has expired by then is not shown
     :returns: partitions in any order, the rows of each in the order of its clustering; a partition of which only
-        static columns are left is one row whose clustering columns are None
+        static columns are left is one row without clustering columns
     """
     return [
         row
-        for (table_id, _), partition in state.items()
+        for (table_id, key), partition in state.items()
         if table_id == table.id
-        for row in _partition_rows(partition, table, now)
+        for row in _partition_rows(partition, bytes.fromhex(key), table, now)
     ]
 
 
-def _partition_rows(partition: Partition, table: Table, now: int) -> list[tuple[dict[str, Any], dict[str, Shown]]]:
+def _partition_rows(partition: Partition, raw_key: bytes, table: Table, now: int) -> list[Row]:
     deleted = max(partition.deletions, default=NO_DELETION)
+    components = partition_key_components(raw_key, len(table.partition_key))
+    key = _keys(table.partition_types, components)
     static = _columns(partition.static, table, deleted, now)
-    order = [
-        (cql_type, desc) for (_, cql_type), (_, _, desc) in zip(table.clustering_types, table.clustering, strict=True)
-    ]
+    order = [(table.types[name], descending) for name, _, descending in table.clustering]
     found = []
     for clustering, changes in _by_clustering(partition.rows, order):
         covering = [_deletion(one) for one in partition.ranges if _covers(one["range"], clustering, order)]
         deletion = max([deleted, *covering, *map(_deletion, changes)])
         columns = _columns(changes, table, deletion, now)
         if columns or _is_alive(changes, deletion, now):
-            found.append((partition.key | changes[0].get("clustering", {}), static | columns))
+            found.append(key | _keys(table.clustering_types, clustering) | static | columns)
     if static and not found:
-        found = [(partition.key | {name: None for name, _, _ in table.clustering}, static)]
+        found = [key | static]
     return found
+
+
+def _keys(columns: Sequence[tuple[str, Type]], raws: Sequence[bytes | None]) -> Row:
+    return {
+        name: Shown(decode(cql_type, raw), raw, None, None)
+        for (name, cql_type), raw in zip(columns, raws, strict=True)
+        if raw is not None
+    }
 
 
 def _deletion(change: Change) -> Deletion:
@@ -182,7 +194,8 @@ def _column(cql_type: Type, cells: list[Cell], now: int) -> Shown | None:
         winner = max(cells, key=_cell_rank, default=None)
         if winner is None or not _is_live(winner, now):
             return None
-        return Shown(decode(cql_type, bytes.fromhex(winner["raw"])), winner["timestamp"], winner.get("expires_at"))
+        raw = bytes.fromhex(winner["raw"])
+        return Shown(decode(cql_type, raw), raw, winner["timestamp"], winner.get("expires_at"))
     live = [cell for cell in _elements(cql_type, cells) if _is_live(cell, now)]
     return _multi_cell(cql_type, live) if live else None
 
@@ -231,7 +244,7 @@ def _multi_cell(cql_type: Type, cells: list[Cell]) -> Shown:
         raw = len(cells).to_bytes(4, "big") + b"".join(_sized(one) for cell in cells for one in raws(cell))
         times = cells
     writetime = [cell["timestamp"] for cell in times]
-    return Shown(decode(cql_type, raw), writetime, [cell.get("expires_at") for cell in times])
+    return Shown(decode(cql_type, raw), raw, writetime, [cell.get("expires_at") for cell in times])
 
 
 def _sized(raw: str | None) -> bytes:
@@ -255,4 +268,5 @@ def _counter(cells: list[Cell]) -> Shown | None:
             elif before is None or (rank, clock, count) > before:
                 shards[shard_id] = (rank, clock, count)
     total = sum(count for _, _, count in shards.values())
-    return Shown((total + (1 << 63)) % (1 << 64) - (1 << 63), max(cell["timestamp"] for cell in cells), None)
+    value = (total + (1 << 63)) % (1 << 64) - (1 << 63)
+    return Shown(value, value.to_bytes(8, "big", signed=True), max(cell["timestamp"] for cell in cells), None)

@@ -96,6 +96,21 @@ def tuple_fields(cql_type: Type, raw: bytes) -> list[bytes | None]:
     return found + [None] * (len(cql_type.inner) - len(found))
 
 
+def partition_key_components(key: bytes, count: int) -> list[bytes]:
+    """The columns of a serialised partition key.
+
+    :param count: of the columns; a single one is the key itself
+    """
+    if count == 1:
+        return [key]
+    found, position = [], 0
+    for _ in range(count):
+        (size,) = struct.unpack_from(">H", key, position)
+        found.append(_slice(key, position + 2, size))
+        position += size + 3
+    return found
+
+
 def vector_elements(cql_type: Type, raw: bytes) -> list[bytes]:
     """The elements of a vector."""
     length = cql_type.inner[0].fixed_length
@@ -202,31 +217,23 @@ def _time(raw: bytes) -> str:
 
 
 def _timestamp(raw: bytes) -> str:
-    """As C: TimestampSerializer's SimpleDateFormat: Julian before 15 October 1582, years BC without their sign."""
+    """As Java's ``yyyy-MM-dd HH:mm:ss.SSSX``: years BC are counted from 1 and lack their sign."""
     days, milliseconds = divmod(struct.unpack(">q", raw)[0], 86_400_000)
-    year, month, day = _civil(days) if days >= -141_427 else _julian(days)
+    year, month, day = _civil(days)
+    year_of_era = year if year > 0 else 1 - year
     seconds, milliseconds = divmod(milliseconds, 1000)
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{milliseconds:03}"
-    return f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02} {clock}Z"
+    return f"{'+' * (year_of_era > 9999)}{year_of_era:04}-{month:02}-{day:02} {clock}Z"
 
 
 def _civil(days: int) -> tuple[int, int, int]:
     """Year, month and day of a day since 1970 in the Gregorian calendar (years from 1 March, eras of 400)."""
     era, day = divmod(days + 719_468, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
-    return _month(400 * era + year, day - (365 * year + year // 4 - year // 100))
-
-
-def _julian(days: int) -> tuple[int, int, int]:
-    """The same in the Julian calendar (years from 1 March, eras of 4)."""
-    era, day = divmod(days + 719_470, 1461)
-    year = (day - day // 1460) // 365
-    return _month(4 * era + year, day - 365 * year)
-
-
-def _month(year: int, day: int) -> tuple[int, int, int]:
+    day -= 365 * year + year // 4 - year // 100
     month = (5 * day + 2) // 153
-    return year + (month >= 10), month + 3 if month < 10 else month - 9, day - (153 * month + 2) // 5 + 1
+    day -= (153 * month + 2) // 5
+    return 400 * era + year + (month >= 10), month + 3 if month < 10 else month - 9, day + 1
 
 
 def _duration(raw: bytes) -> str:
