@@ -51,7 +51,9 @@ def differences(table: Table, model: Iterable[Row], server: Iterable[Row]) -> li
 
     Partitions may come in any order; the rows of one must be in the same order.
     """
-    ours, theirs = _by_partition(table, model), _by_partition(table, server)
+    server = list(server)
+    has_bytes = any(shown.raw is not UNTOLD for row in server for shown in row.values())
+    ours, theirs = _by_partition(table, model, has_bytes), _by_partition(table, server, has_bytes)
     found = [f"{table.name}: the server has no partition {key}" for key in ours.keys() - theirs.keys()]
     found += [f"{table.name}: the model has no partition {key}" for key in theirs.keys() - ours.keys()]
     for key in ours.keys() & theirs.keys():
@@ -88,10 +90,12 @@ def comparable(cql_type: Type, value: Any) -> Any:
     return value
 
 
-def _by_partition(table: Table, rows: Iterable[Row]) -> dict[str, list[Row]]:
+def _by_partition(table: Table, rows: Iterable[Row], has_bytes: bool) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        found[repr([comparable(cql_type, row[name].value) for name, cql_type in table.partition_types])].append(row)
+        key = [(cql_type, row[name]) for name, cql_type in table.partition_types]
+        identity = [shown.raw if has_bytes else comparable(cql_type, shown.value) for cql_type, shown in key]
+        found[repr(identity)].append(row)
     return found
 
 
