@@ -62,6 +62,27 @@ LOGBACK = """<configuration>
 
 
 @dataclass(frozen=True)
+class CommitLogEncryption:
+    """
+    With which key a node encrypts its commit log (AES/CBC/PKCS5Padding).
+
+    :param keystore: a keystore with the secret key; JKS cannot hold one, and Cassandra reads nothing but keystores.
+    :param store_type: `JCEKS` or `PKCS12`.
+    :param store_password: of the keystore.
+    :param key_alias: name of the key; JCEKS knows lower case only.
+    :param key_password: of the key; PKCS12 wants that of the store.
+    :param chunk_kib: largest plain block; a section holds several.
+    """
+
+    keystore: Path
+    store_type: Literal["JCEKS", "PKCS12"]
+    store_password: str = field(repr=False)
+    key_alias: str
+    key_password: str = field(repr=False)
+    chunk_kib: int = 64
+
+
+@dataclass(frozen=True)
 class NodeSettings:
     """
     How a node is set up.
@@ -83,6 +104,9 @@ class NodeSettings:
         switch it off in benchmarks.
     :param cdc: whether tables may switch on `cdc`.
     :param segment_mib: size of a commit log segment; half of it is the largest mutation.
+    :param commitlog_sync_ms: how often the commit log is synced, and the `_cdc.idx` files are written.
+    :param commitlog_compressor: compressor of the commit log, for example `LZ4Compressor`; None: plain.
+    :param commitlog_encryption: if given, the commit log is encrypted.
     :param cdc_total_mib: how much `cdc_raw` may hold before Cassandra refuses writes to tables with `cdc`.
     :param authenticator: `allow`: nobody logs in; `password`: roles and permissions, at first only `SUPERUSER`.
     :param client_tls: if given, clients must use TLS.
@@ -105,6 +129,9 @@ class NodeSettings:
     short_lived: bool = True
     cdc: bool = True
     segment_mib: int = 1
+    commitlog_sync_ms: int = 1000
+    commitlog_compressor: str | None = None
+    commitlog_encryption: CommitLogEncryption | None = None
     cdc_total_mib: int = 1024
     authenticator: Literal["allow", "password"] = "allow"
     client_tls: Certificates | None = None
@@ -339,11 +366,12 @@ def write_configuration(folder: Path, settings: NodeSettings) -> None:
     :param settings: how it is set up.
     """
     configuration = common_configuration(folder, settings) | version_configuration(settings)
+    configuration |= commitlog_configuration(settings)
     if settings.client_tls is not None:
         configuration["client_encryption_options"] = tls_configuration(
             settings.client_tls, settings.client_certificates
         )
-    (folder / "cassandra.yaml").touch(mode=0o600)  # it may hold the password of the keystore
+    (folder / "cassandra.yaml").touch(mode=0o600)  # it may hold passwords of keystores
     (folder / "cassandra.yaml").write_text(yaml.safe_dump(configuration, sort_keys=False))
     if settings.datacenter is not None:
         (folder / "cassandra-rackdc.properties").write_text(f"dc={settings.datacenter}\nrack={settings.rack}\n")
@@ -400,13 +428,13 @@ def version_configuration(settings: NodeSettings) -> dict[str, Any]:
     if settings.version == "4.0":
         return {
             **{f"{kind}_request_timeout_in_ms": REQUEST_SECONDS * 1000 for kind in REQUEST_KINDS},
-            "commitlog_sync_period_in_ms": 1000,
+            "commitlog_sync_period_in_ms": settings.commitlog_sync_ms,
             "commitlog_segment_size_in_mb": settings.segment_mib,
             "cdc_total_space_in_mb": settings.cdc_total_mib,
         }
     keys: dict[str, Any] = {
         **{f"{kind}_request_timeout": f"{REQUEST_SECONDS}s" for kind in REQUEST_KINDS},
-        "commitlog_sync_period": "1000ms",
+        "commitlog_sync_period": f"{settings.commitlog_sync_ms}ms",
         "commitlog_segment_size": f"{settings.segment_mib}MiB",
         "cdc_total_space": f"{settings.cdc_total_mib}MiB",
     }
@@ -416,6 +444,33 @@ def version_configuration(settings: NodeSettings) -> dict[str, Any]:
             "native_transport_timeout": f"{REQUEST_SECONDS}s",
         }
     return keys
+
+
+def commitlog_configuration(settings: NodeSettings) -> dict[str, Any]:
+    """
+    Return the part of cassandra.yaml that compresses or encrypts the commit log.
+
+    :param settings: how the node is set up.
+    """
+    configuration: dict[str, Any] = {}
+    if settings.commitlog_compressor is not None:
+        configuration["commitlog_compression"] = [{"class_name": settings.commitlog_compressor}]
+    encryption = settings.commitlog_encryption
+    if encryption is not None:
+        keystore = {
+            "keystore": str(encryption.keystore.resolve()),
+            "keystore_password": encryption.store_password,
+            "store_type": encryption.store_type,
+            "key_password": encryption.key_password,
+        }
+        configuration["transparent_data_encryption_options"] = {
+            "enabled": True,
+            "chunk_length_kb": encryption.chunk_kib,
+            "cipher": "AES/CBC/PKCS5Padding",
+            "key_alias": encryption.key_alias,
+            "key_provider": [{"class_name": "org.apache.cassandra.security.JKSKeyProvider", "parameters": [keystore]}],
+        }
+    return configuration
 
 
 def tls_configuration(certificates: Certificates, client_certificates: bool) -> dict[str, Any]:

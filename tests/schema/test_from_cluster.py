@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from ringsync.cql.types import ListType, MapType, Native, UserType
+from ringsync.cql.types import ListType, MapType, Native, SetType, TupleType, UserType
 from ringsync.schema.description import describe, from_description
-from ringsync.schema.from_cluster import SchemaError, UnknownTableError, read_table
+from ringsync.schema.from_cluster import UnknownTableError, read_table, read_tables
+from ringsync.schema.table import DroppedColumn, SchemaError
 
 pytestmark = pytest.mark.server
 
@@ -78,6 +79,56 @@ def test_the_json_form_is_exact(session: Any, tables: str) -> None:
         again = from_description(json.loads(json.dumps(describe(table))))
         assert again == table
         assert again.digest == table.digest
+
+
+def test_dropped_columns(session: Any, tables: str) -> None:
+    session.execute(
+        f"CREATE TABLE {tables}.changed (k int, c int, s set<int> static, u frozen<inner>, again int, stays int, "
+        "PRIMARY KEY (k, c))"
+    )
+    before = read_table(session, tables, "changed")
+    assert before.dropped == ()
+    for change in (
+        "DROP s USING TIMESTAMP 1700000000123000",
+        "DROP u USING TIMESTAMP 1700000000456000",
+        "DROP again USING TIMESTAMP 1700000000789000",
+        "ADD again int",
+    ):
+        session.execute(f"ALTER TABLE {tables}.changed {change}")
+    table = read_table(session, tables, "changed")
+    spelt_out = TupleType((Native("int"), ListType(Native("text"), frozen=True)))
+    assert table.dropped == (
+        DroppedColumn("again", "regular", Native("int"), 1_700_000_000_789_000),
+        DroppedColumn("s", "static", SetType(Native("int")), 1_700_000_000_123_000),
+        DroppedColumn("u", "regular", spelt_out, 1_700_000_000_456_000),
+    )
+    assert [column.name for column in table.columns] == ["k", "c", "again", "stays"]
+    assert from_description(json.loads(json.dumps(describe(table)))) == table
+    assert table.digest == before.only(["again", "stays"]).digest
+
+
+def test_a_description_from_before_dropped_columns(session: Any, tables: str) -> None:
+    table = read_table(session, tables, "everything")
+    description = {key: value for key, value in describe(table).items() if key != "dropped"}
+    assert from_description(description) == table
+
+
+def test_all_tables_of_a_cluster(session: Any, tables: str) -> None:
+    session.execute(f"CREATE TABLE {tables}.thrift (id int PRIMARY KEY, v int) WITH COMPACT STORAGE")
+    schema = read_tables(session)
+    assert schema.unreadable == ()
+    found = {(table.keyspace, table.name): table for table in schema.tables}
+    assert found[tables, "everything"] == read_table(session, tables, "everything")
+    assert [(c.name, c.kind, str(c.type)) for c in found[tables, "thrift"].columns] == [
+        ("id", "partition_key", "int"),
+        ("column1", "clustering", "text"),
+        ("v", "static", "int"),
+        ("value", "regular", "blob"),
+    ]
+    assert {keyspace for keyspace, _ in found} >= {tables, "system", "system_schema", "system_auth"}
+    [thrift_version] = found["system", "local"].dropped
+    assert thrift_version.dropped_at == (2**63 - 1) // 1000 * 1000
+    assert len(schema.by_id()) == len(schema.tables)
 
 
 def test_a_changed_type_changes_the_digest(session: Any, tables: str) -> None:

@@ -76,6 +76,10 @@ class CqlTypeError(ValueError):
     """A type string that cannot be understood: the message quotes it and says where it stops making sense."""
 
 
+class UnknownTypeError(CqlTypeError):
+    """A name that is neither a native type nor one of the user-defined types."""
+
+
 @dataclass(frozen=True)
 class Native:
     """A built-in scalar type, by its CQL name (``varchar`` is ``text``)."""
@@ -166,6 +170,9 @@ class CustomType:
         return f"'{self.class_name}'"
 
 
+EMPTY = CustomType("org.apache.cassandra.db.marshal.EmptyType")
+"""What Cassandra prints as ``empty``, although no statement may say so; the value of some COMPACT STORAGE tables."""
+
 CqlType = Native | ListType | SetType | MapType | TupleType | UserType | VectorType | CustomType
 
 
@@ -208,15 +215,19 @@ def tuple_field_name(index: int) -> str:
     return f"field_{index + 1}"
 
 
-def parse_type(text: str, user_types: Mapping[str, UserType], frozen: bool = False) -> CqlType:
+def parse_type(
+    text: str, user_types: Mapping[str, UserType], frozen: bool = False, unknown: CqlType | None = None
+) -> CqlType:
     """Parse a type as ``system_schema`` prints it, e.g. ``map<text, frozen<list<int>>>``.
 
     :param text: the type string
     :param user_types: the keyspace's user-defined types by unquoted name (any frozenness)
     :param frozen: whether the whole type stands inside a ``frozen<…>``
-    :raises CqlTypeError: for a syntax error or an unknown type name
+    :param unknown: stands for every type name that is not known; None: such a name is an error
+    :raises UnknownTypeError: for an unknown type name
+    :raises CqlTypeError: for a syntax error
     """
-    parser = _Parser(text, user_types)
+    parser = _Parser(text, user_types, unknown)
     parsed = parser.type(frozen)
     if parser.rest:
         raise CqlTypeError(f"CQL type {text!r}: {parser.rest[0]!r} is left over")
@@ -226,9 +237,10 @@ def parse_type(text: str, user_types: Mapping[str, UserType], frozen: bool = Fal
 class _Parser:
     """Recursive descent over the tokens of one type string."""
 
-    def __init__(self, text: str, user_types: Mapping[str, UserType]) -> None:
+    def __init__(self, text: str, user_types: Mapping[str, UserType], unknown: CqlType | None) -> None:
         self.text = text
         self.user_types = user_types
+        self.unknown = unknown
         self.rest = list(_tokens(text))
 
     def take(self, expected: str | None = None) -> str:
@@ -250,10 +262,14 @@ class _Parser:
             return Native("text" if name == "varchar" else name)
         return self.user_type(name, frozen)
 
-    def user_type(self, name: str, frozen: bool) -> UserType:
-        if name not in self.user_types:
-            raise CqlTypeError(f"CQL type {self.text!r}: unknown type {name!r}")
-        return replace(self.user_types[name], frozen=frozen)
+    def user_type(self, name: str, frozen: bool) -> CqlType:
+        if name in self.user_types:
+            return replace(self.user_types[name], frozen=frozen)
+        if name == "empty":
+            return EMPTY
+        if self.unknown is not None:
+            return self.unknown
+        raise UnknownTypeError(f"CQL type {self.text!r}: unknown type {name!r}")
 
     def parametrised(self, name: str, frozen: bool) -> CqlType:
         if name == "vector":

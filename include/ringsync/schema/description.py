@@ -10,15 +10,24 @@ from ringsync.cql.types import (
     CqlTypeError,
     ListType,
     MapType,
+    Native,
     SetType,
     TupleType,
     UserType,
     VectorType,
     parse_type,
 )
-from ringsync.schema.table import Column, TableSchema
+from ringsync.schema.table import Column, DroppedColumn, TableSchema
 
 _KIND_ORDER = ("partition_key", "clustering", "static", "regular")
+
+
+class UserTypeError(CqlTypeError):
+    """The user-defined type ``name`` has a field whose type cannot be understood."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def describe(table: TableSchema) -> dict[str, Any]:
@@ -39,11 +48,17 @@ def describe(table: TableSchema) -> dict[str, Any]:
     user_types: dict[str, list[list[str]]] = {}
     for column in table.columns:
         _collect_user_types(column.type, user_types)
+    for dropped in table.dropped:
+        _collect_user_types(dropped.type, user_types)
     return {
         "keyspace": table.keyspace,
         "table": table.name,
         "table_id": table.table_id,
         "columns": columns,
+        "dropped": [
+            {"name": old.name, "kind": old.kind, "type": str(old.type), "dropped_at": old.dropped_at}
+            for old in table.dropped
+        ],
         "user_types": user_types,
     }
 
@@ -52,10 +67,15 @@ def from_description(description: Mapping[str, Any]) -> TableSchema:
     """The table that a description stands for. Columns may come in any order.
 
     :param description: keys ``keyspace``, ``table``, ``table_id``; ``columns``: list of ``name``, ``kind``,
-        ``position``, ``type``, ``descending``; ``user_types``: list of [field, type] by type name
+        ``position``, ``type``, ``descending``; ``user_types``: list of [field, type] by type name; perhaps
+        ``dropped``: list of ``name``, ``kind``, ``type``, ``dropped_at`` (µs)
     :raises CqlTypeError: for a type that cannot be understood
     """
-    user_types = resolve_user_types(description["keyspace"], description["user_types"])
+    return build_table(description, resolve_user_types(description["keyspace"], description["user_types"]))
+
+
+def build_table(description: Mapping[str, Any], user_types: Mapping[str, UserType]) -> TableSchema:
+    """As :func:`from_description`, with user-defined types that are resolved already (``user_types`` is not read)."""
     columns = sorted(
         description["columns"],
         key=lambda c: (
@@ -65,7 +85,24 @@ def from_description(description: Mapping[str, Any]) -> TableSchema:
         ),
     )
     parsed = [Column(c["name"], c["kind"], parse_type(c["type"], user_types), c["descending"]) for c in columns]
-    return TableSchema(description["keyspace"], description["table"], description["table_id"], tuple(parsed))
+    dropped = [
+        DroppedColumn(old["name"], old["kind"], parse_dropped_type(old["type"], user_types), old["dropped_at"])
+        for old in sorted(description.get("dropped", ()), key=lambda old: old["name"].encode())
+    ]
+    return TableSchema(
+        description["keyspace"], description["table"], description["table_id"], tuple(parsed), tuple(dropped)
+    )
+
+
+def parse_dropped_type(text: str, user_types: Mapping[str, UserType]) -> CqlType:
+    """The type of a dropped column.
+
+    Cassandra spells user-defined types out as tuples here, except inside a vector. The type may have been dropped
+    since, and a snapshot does not write its CREATE TYPE; blob stands for it then, whose bytes have the same layout.
+
+    :raises CqlTypeError: for a syntax error
+    """
+    return parse_type(text, user_types, unknown=Native("blob"))
 
 
 def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str]]]) -> dict[str, UserType]:
@@ -73,18 +110,19 @@ def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str
 
     :param keyspace: where the types live
     :param fields: pairs of field name and type string, by type name
-    :raises CqlTypeError: for a field type that cannot be understood; the message names type and field
+    :raises UserTypeError: for a field type that cannot be understood; the message names type and field
     """
     pending = {name: [(field, text) for field, text in pairs] for name, pairs in fields.items()}
     resolved: dict[str, UserType] = {}
     while pending:
-        problem: CqlTypeError | None = None
+        problem: UserTypeError | None = None
         done = []
         for name, pairs in pending.items():
             try:
                 types = tuple(parse_type(text, resolved) for _, text in pairs)
             except CqlTypeError as error:
-                problem = CqlTypeError(f"user-defined type {keyspace}.{name}: {error}")
+                problem = UserTypeError(f"user-defined type {keyspace}.{name}: {error}", name)
+                problem.__cause__ = error
                 continue
             resolved[name] = UserType(keyspace, name, tuple(field for field, _ in pairs), types)
             done.append(name)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ringsync.cql.identifiers import printable
-from ringsync.schema.description import from_description
-from ringsync.schema.table import TableSchema
+from ringsync.cql.types import CqlTypeError, UserType
+from ringsync.schema.description import build_table, resolve_user_types
+from ringsync.schema.table import Schema, SchemaError, TableSchema, UnreadableTable
 
 SYSTEM_KEYSPACES = frozenset(
     (
@@ -23,8 +26,12 @@ SYSTEM_KEYSPACES = frozenset(
 )
 
 
-class SchemaError(ValueError):
-    """The table cannot be read by ringsync; the message says why and what to do."""
+_COLUMNS = (
+    "SELECT keyspace_name, table_name, column_name, column_name_bytes, kind, position, type, clustering_order "
+    "FROM system_schema.columns"
+)
+_USER_TYPES = "SELECT type_name, field_names, field_types, keyspace_name FROM system_schema.types"
+_OF_TABLE = " WHERE keyspace_name = %s AND table_name = %s"
 
 
 class UnknownTableError(SchemaError):
@@ -44,9 +51,7 @@ def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
     name = f"{printable(keyspace)}.{printable(table)}"
     if keyspace in SYSTEM_KEYSPACES:
         raise SchemaError(f"{name}: keyspace {keyspace} belongs to Cassandra itself and has no replica; name your own")
-    header = session.execute(
-        "SELECT id, flags FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s", (keyspace, table)
-    ).one()
+    header = session.execute(f"SELECT id, flags FROM system_schema.tables{_OF_TABLE}", (keyspace, table)).one()
     if header is None:
         raise _explain_missing(session, keyspace, table)
     if "compound" not in (header.flags or ()):
@@ -54,35 +59,106 @@ def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
             f"{name} is declared WITH COMPACT STORAGE, whose rows are laid out otherwise: run "
             f"ALTER TABLE {name} DROP COMPACT STORAGE first"
         )
-    columns = session.execute(
-        "SELECT column_name, kind, position, type, clustering_order FROM system_schema.columns "
-        "WHERE keyspace_name = %s AND table_name = %s",
-        (keyspace, table),
+    columns = session.execute(f"{_COLUMNS}{_OF_TABLE}", (keyspace, table))
+    own_columns = session.execute(f"{_COLUMNS}{_OF_TABLE}", ("system_schema", "dropped_columns"))
+    dropped = session.execute(f"{_select_dropped(own_columns)}{_OF_TABLE}", (keyspace, table))
+    user_types = session.execute(f"{_USER_TYPES} WHERE keyspace_name = %s", (keyspace,))
+    return _build(keyspace, table, header.id.hex, columns, dropped, _resolve(keyspace, user_types))
+
+
+def read_tables(session: Any) -> Schema:
+    """Read all tables and materialised views, also those of Cassandra itself: a commit log has mutations of each.
+
+    COMPACT STORAGE is read as what it is underneath: a table with the columns of ``system_schema``, some of which no
+    SELECT shows.
+
+    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
+    """
+    columns, user_types, dropped = defaultdict(list), defaultdict(list), defaultdict(list)
+    for row in session.execute(_COLUMNS):
+        columns[row.keyspace_name, row.table_name].append(row)
+    for row in session.execute(_USER_TYPES):
+        user_types[row.keyspace_name].append(row)
+    for row in session.execute(_select_dropped(columns["system_schema", "dropped_columns"])):
+        dropped[row.keyspace_name, row.table_name].append(row)
+    headers = [
+        *session.execute("SELECT keyspace_name, table_name AS name, id FROM system_schema.tables"),
+        *session.execute("SELECT keyspace_name, view_name AS name, id FROM system_schema.views"),
+    ]
+    tables, unreadable = [], []
+    resolved: dict[str, Mapping[str, UserType]] = {}
+    for keyspace, name, table_id in headers:
+        key = (keyspace, name)
+        try:
+            if keyspace not in resolved:
+                resolved[keyspace] = _resolve(keyspace, user_types[keyspace])
+            _require_text_names(columns[key])
+            tables.append(_build(keyspace, name, table_id.hex, columns[key], dropped[key], resolved[keyspace]))
+        except (CqlTypeError, SchemaError) as error:
+            unreadable.append(UnreadableTable(keyspace, name, table_id.hex, str(error)))
+    return Schema(tuple(tables), tuple(unreadable))
+
+
+def _select_dropped(own_columns: Iterable[Any]) -> str:
+    """The query for dropped columns.
+
+    ``dropped_time`` is read as the milliseconds that it is: the driver cannot represent the one of system.local,
+    which is the largest there is. ScyllaDB has no ``kind``.
+
+    :param own_columns: the columns of ``system_schema.dropped_columns`` itself
+    """
+    kind = ", kind" if any(row.column_name == "kind" for row in own_columns) else ""
+    return (
+        "SELECT keyspace_name, table_name, column_name, type, blobAsBigint(timestampAsBlob(dropped_time)) "
+        f"AS dropped_ms{kind} FROM system_schema.dropped_columns"
     )
-    user_types = session.execute(
-        "SELECT type_name, field_names, field_types FROM system_schema.types WHERE keyspace_name = %s", (keyspace,)
-    )
-    return from_description(
-        {
-            "keyspace": keyspace,
-            "table": table,
-            "table_id": header.id.hex,
-            "columns": [
-                {
-                    "name": row.column_name,
-                    "kind": row.kind,
-                    "position": row.position,
-                    "type": row.type,
-                    "descending": row.clustering_order == "desc",
-                }
-                for row in columns
-            ],
-            "user_types": {
-                row.type_name: list(zip(row.field_names or (), row.field_types or (), strict=True))
-                for row in user_types
-            },
-        }
-    )
+
+
+def _require_text_names(columns: Iterable[Any]) -> None:
+    for row in columns:
+        if row.column_name_bytes != row.column_name.encode():
+            raise SchemaError(f"the name of column {row.column_name} is no text (COMPACT STORAGE of Thrift times)")
+
+
+def _resolve(keyspace: str, user_types: Iterable[Any]) -> dict[str, UserType]:
+    fields = {row.type_name: list(zip(row.field_names or (), row.field_types or (), strict=True)) for row in user_types}
+    return resolve_user_types(keyspace, fields)
+
+
+def _build(
+    keyspace: str,
+    name: str,
+    table_id: str,
+    columns: Iterable[Any],
+    dropped: Iterable[Any],
+    user_types: Mapping[str, UserType],
+) -> TableSchema:
+    """The table of these rows of ``system_schema``."""
+    description = {
+        "keyspace": keyspace,
+        "table": name,
+        "table_id": table_id,
+        "columns": [
+            {
+                "name": row.column_name,
+                "kind": row.kind,
+                "position": row.position,
+                "type": row.type,
+                "descending": row.clustering_order == "desc",
+            }
+            for row in columns
+        ],
+        "dropped": [
+            {
+                "name": row.column_name,
+                "kind": getattr(row, "kind", "regular"),
+                "type": row.type,
+                "dropped_at": row.dropped_ms * 1000,
+            }
+            for row in dropped
+        ],
+    }
+    return build_table(description, user_types)
 
 
 def _explain_missing(session: Any, keyspace: str, table: str) -> SchemaError:

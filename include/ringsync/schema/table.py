@@ -15,6 +15,10 @@ from ringsync.cql.types import CqlType, is_multicell
 ColumnKind = Literal["partition_key", "clustering", "static", "regular"]
 
 
+class SchemaError(ValueError):
+    """A table or a text cannot be read by ringsync; the message says why and what to do."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column. ``descending`` is meaningful for clustering columns only."""
@@ -39,17 +43,42 @@ class Column:
 
 
 @dataclass(frozen=True)
+class DroppedColumn:
+    """A column that the table had: commit logs and SSTables from before still name it.
+
+    A column that was added again under its old name is among the table's columns, too.
+
+    :ivar type: as it was, but with user-defined types spelled out as tuples
+    :ivar dropped_at: µs; what was written to the column at this time or before is gone. ``system_schema`` keeps whole
+        milliseconds only
+    """
+
+    name: str
+    kind: Literal["static", "regular"]
+    type: CqlType
+    dropped_at: int
+
+    @property
+    def is_multicell(self) -> bool:
+        """Whether each element is a cell with its own writetime and TTL."""
+        return is_multicell(self.type)
+
+
+@dataclass(frozen=True)
 class TableSchema:
     """A table as of one moment.
 
-    :ivar table_id: Cassandra's table id, 32 hexadecimal digits; a re-created table has another
+    :ivar table_id: Cassandra's table id, 32 hexadecimal digits; a re-created table has another. Empty: the text that
+        the table comes from does not tell it, see :meth:`Schema.by_id`
     :ivar columns: partition key in its order, clustering in its order, then static and regular columns by name
+    :ivar dropped: columns that it had, by name
     """
 
     keyspace: str
     name: str
     table_id: str
     columns: tuple[Column, ...]
+    dropped: tuple[DroppedColumn, ...] = ()
 
     @property
     def full_name(self) -> str:
@@ -95,12 +124,57 @@ class TableSchema:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of everything that decides how bytes are read; equal digests mean the same schema."""
+        """SHA-256 (hex) of everything that decides how rows are read; equal digests mean the same schema.
+
+        Dropped columns are no part of it: a SELECT does not return them, and the digests that plans and replicas keep
+        were made without them. Dropping a column that is there changes the digest by itself.
+        """
         description = [
             [self.keyspace, self.name, self.table_id],
             *[[c.name, c.kind, _describe(c.type), c.descending] for c in self.columns],
         ]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class UnreadableTable:
+    """A table whose layout is not known.
+
+    :ivar table_id: as in :class:`TableSchema`
+    :ivar reason: why, and what to do, as a sentence without its subject and its full stop
+    """
+
+    keyspace: str
+    name: str
+    table_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The tables and materialised views of a cluster, or of a text that describes them.
+
+    Two tables may have one name: a table and the one that was dropped before it.
+    """
+
+    tables: tuple[TableSchema, ...]
+    unreadable: tuple[UnreadableTable, ...] = ()
+
+    def by_id(self) -> dict[str, TableSchema]:
+        """The tables by id: how a commit log names them.
+
+        :raises SchemaError: when there are tables whose id is not known
+        """
+        found = {table.table_id: table for table in self.tables if table.table_id}
+        identified = {table.full_name for table in found.values()}
+        missing = sorted({table.full_name for table in self.tables if not table.table_id} - identified)
+        if missing:
+            shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+            raise SchemaError(
+                f"the id of {shown} is missing, and a commit log names tables by their id: take the text that "
+                "DESCRIBE SCHEMA WITH INTERNALS prints, or the schema.cql of a snapshot"
+            )
+        return found
 
 
 def _describe(cql_type: CqlType) -> str:

@@ -95,7 +95,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     from ringsync.replica.base import ReplicaMismatchError
     from ringsync.replica.delta_log import DeltaLogError
     from ringsync.ring.ring import RingError
-    from ringsync.schema.from_cluster import SchemaError
+    from ringsync.schema.table import SchemaError
     from ringsync.sources.session import ClusterError
     from ringsync.state.bootstrap import LostOwnershipError, StateError
 

@@ -1,0 +1,362 @@
+"""The statements of a CQL text that describe tables, as they are written: types are text still.
+
+What the text of Cassandra 4.0, 4.1 and 5.0 holds: schema/TableMetadata.appendCqlTo, schema/ColumnMetadata,
+schema/ViewMetadata and db/SchemaCQLHelper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ringsync.cql.identifiers import printable
+from ringsync.schema.cql_tokens import Token, Tokens
+
+DEEPEST_TYPE = 50
+"""Types inside types; a limit only so that a damaged text cannot exhaust the stack."""
+
+_NO_TABLES = {
+    "CREATE": ("keyspace", "schema", "function", "aggregate", "index", "custom", "trigger", "role", "user"),
+    "ALTER": ("keyspace", "schema", "role", "user", "materialized"),
+}
+"""What is created or altered by statements that say nothing about tables."""
+
+
+@dataclass(frozen=True)
+class ColumnText:
+    """A column of a table or a field of a type; ``start`` is its name."""
+
+    start: Token
+    name: str
+    type_text: str
+    static: bool = False
+
+
+@dataclass
+class TableText:
+    """A table or a materialised view; ``start`` is its name.
+
+    :ivar columns: by name; empty for a view
+    :ivar partition_key: column names, in order; as ``clustering``
+    :ivar descending: whether the order is DESC, by clustering column
+    :ivar table_id: 32 hexadecimal digits; empty: not told
+    :ivar dropped: the column and the time of its drop (µs), by name
+    :ivar base: keyspace and name of the table of a view
+    :ivar selected: columns that a view selects; None: all
+    """
+
+    start: Token
+    keyspace: str
+    name: str
+    columns: dict[str, ColumnText] = field(default_factory=dict)
+    partition_key: list[str] = field(default_factory=list)
+    clustering: list[str] = field(default_factory=list)
+    descending: dict[str, bool] = field(default_factory=dict)
+    table_id: str = ""
+    compact: bool = False
+    dropped: dict[str, tuple[ColumnText, int]] = field(default_factory=dict)
+    base: tuple[str, str] | None = None
+    selected: list[str] | None = None
+
+    @property
+    def full_name(self) -> str:
+        return f"{printable(self.keyspace)}.{printable(self.name)}"
+
+
+class Statements:
+    """What the statements of a text say; the later one counts.
+
+    :ivar user_types: name token and fields, by keyspace and type name
+    :ivar tables: by id, or by keyspace and name where no id is told
+    :ivar newest: the table or view that was created last, by keyspace and name
+    :raises SchemaTextError: for anything but the statements that DESCRIBE and snapshots write
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self.keyspace: str | None = None
+        self.user_types: dict[str, dict[str, tuple[Token, list[ColumnText]]]] = {}
+        self.tables: dict[tuple[str, ...], TableText] = {}
+        self.newest: dict[tuple[str, str], TableText] = {}
+        while tokens.next.kind != "end":
+            self.statement()
+
+    def statement(self) -> None:
+        """Read one statement and its semicolon; the last one may lack it."""
+        tokens = self.tokens
+        if tokens.accept("create"):
+            tokens.accept("or", "replace")
+            self.create()
+        elif tokens.accept("alter"):
+            if tokens.accept("table"):
+                self.alter_table()
+            else:
+                self.pass_over("ALTER", "TABLE (DESCRIBE and snapshots write every change of a type into its CREATE)")
+        elif tokens.accept("use"):
+            self.keyspace = tokens.name("a keyspace")
+        elif tokens.next.value in ("grant", "revoke") and tokens.next.kind == "name":
+            tokens.skip_until(";")
+        elif tokens.next.text != ";":
+            tokens.fail("a statement that DESCRIBE or a snapshot writes: CREATE …, ALTER TABLE … or USE")
+        if tokens.next.kind != "end":
+            tokens.expect(";")
+
+    def create(self) -> None:
+        tokens = self.tokens
+        if tokens.accept("table") or tokens.accept("columnfamily"):
+            self.create_table()
+        elif tokens.accept("type"):
+            self.create_type()
+        elif tokens.accept("materialized", "view"):
+            self.create_view()
+        else:
+            self.pass_over("CREATE", "TABLE, TYPE, MATERIALIZED VIEW, KEYSPACE, INDEX, FUNCTION, …")
+
+    def pass_over(self, verb: str, expected: str) -> None:
+        token = self.tokens.next
+        if token.kind != "name" or token.value not in _NO_TABLES[verb]:
+            self.tokens.fail(f"after {verb}: {expected}")
+        self.tokens.skip_until(";")
+
+    def qualified_name(self, what: str) -> tuple[str, str]:
+        """``keyspace.name``, or a name after USE."""
+        start = self.tokens.next
+        name = self.tokens.name(what)
+        if self.tokens.accept("."):
+            return name, self.tokens.name(what)
+        if self.keyspace is None:
+            self.tokens.error(
+                f"{what} without its keyspace: write the keyspace before {start.text} and a dot, "
+                "or USE and the keyspace before the statement",
+                start,
+            )
+        return self.keyspace, name
+
+    def create_type(self) -> None:
+        self.tokens.accept("if", "not", "exists")
+        start = self.tokens.next
+        keyspace, name = self.qualified_name("a type's name")
+        self.tokens.expect("(")
+        fields = [self.field(keyspace)]
+        while self.tokens.accept(","):
+            fields.append(self.field(keyspace))
+        self.tokens.expect(")")
+        self.user_types.setdefault(keyspace, {})[name] = (start, fields)
+
+    def create_table(self) -> None:
+        tokens = self.tokens
+        tokens.accept("if", "not", "exists")
+        table = TableText(tokens.next, *self.qualified_name("a table's name"))
+        tokens.expect("(")
+        while True:
+            if tokens.accept("primary", "key"):
+                self.primary_key(table)
+            else:
+                self.column(table)
+            if tokens.accept(")"):
+                break
+            # Some patch versions of Cassandra forget the comma between dropped columns.
+            if not tokens.accept(",") and not tokens.next.is_name:
+                tokens.fail("a comma or )")
+        if tokens.accept("with"):
+            self.options(table)
+        self.keep(table)
+
+    def create_view(self) -> None:
+        tokens = self.tokens
+        tokens.accept("if", "not", "exists")
+        view = TableText(tokens.next, *self.qualified_name("a view's name"))
+        tokens.expect("as", "select")
+        if not tokens.accept("*"):
+            view.selected = self.names("a column's name")
+        tokens.expect("from")
+        view.base = self.qualified_name("a table's name")
+        tokens.skip_until("primary", ";")
+        tokens.expect("primary", "key")
+        self.primary_key(view)
+        if tokens.accept("with"):
+            self.options(view)
+        self.keep(view)
+
+    def keep(self, table: TableText) -> None:
+        if not table.partition_key:
+            self.tokens.error(f"{table.full_name} has no PRIMARY KEY", table.start)
+        for name in () if table.base else (*table.partition_key, *table.clustering):
+            if name not in table.columns:
+                self.tokens.error(f"{table.full_name} has no column {name}, which its PRIMARY KEY names", table.start)
+        self.tables[(table.table_id,) if table.table_id else (table.keyspace, table.name)] = table
+        self.newest[table.keyspace, table.name] = table
+
+    def names(self, what: str) -> list[str]:
+        found = [self.tokens.name(what)]
+        while self.tokens.accept(","):
+            found.append(self.tokens.name(what))
+        return found
+
+    def primary_key(self, table: TableText) -> None:
+        """What follows PRIMARY KEY: ``((a, b), c, d)``."""
+        tokens = self.tokens
+        if table.partition_key:
+            tokens.error(f"{table.full_name} has a second PRIMARY KEY", tokens.next)
+        tokens.expect("(")
+        if tokens.accept("("):
+            table.partition_key = self.names("a column's name")
+            tokens.expect(")")
+        else:
+            table.partition_key = [tokens.name("a column's name")]
+        if tokens.accept(","):
+            table.clustering = self.names("a column's name")
+        tokens.expect(")")
+
+    def field(self, keyspace: str) -> ColumnText:
+        start = self.tokens.next
+        return ColumnText(start, self.tokens.name("a name"), self.type_text(keyspace))
+
+    def column(self, table: TableText) -> None:
+        """``name type [STATIC] [MASKED WITH …] [PRIMARY KEY]``."""
+        tokens = self.tokens
+        found = self.field(table.keyspace)
+        static = tokens.accept("static")
+        if tokens.accept("masked", "with") and not tokens.accept("default"):
+            self.function_call()
+        if tokens.accept("primary", "key"):
+            if table.partition_key:
+                tokens.error(f"{table.full_name} has a second PRIMARY KEY", found.start)
+            table.partition_key = [found.name]
+        if found.name in table.columns:
+            tokens.error(f"{table.full_name} has two columns {found.name}", found.start)
+        table.columns[found.name] = ColumnText(found.start, found.name, found.type_text, static)
+
+    def function_call(self) -> None:
+        self.tokens.name("a function's name")
+        if self.tokens.accept("."):
+            self.tokens.name("a function's name")
+        self.tokens.expect("(")
+        self.tokens.skip_until(")")
+        self.tokens.expect(")")
+
+    def type_text(self, keyspace: str) -> str:
+        """A type as ``parse_type`` reads it: without the keyspace of a user-defined type."""
+        tokens = self.tokens
+        parts = []
+        depth = 0
+        while True:
+            parts.append(self.type_word(keyspace, inside=depth > 0))
+            if tokens.accept("<"):
+                parts.append("<")
+                depth += 1
+                if depth > DEEPEST_TYPE:
+                    tokens.error(f"types are nested more than {DEEPEST_TYPE} deep", tokens.next)
+                continue
+            while depth and tokens.accept(">"):
+                parts.append(">")
+                depth -= 1
+            if not depth:
+                return "".join(parts)
+            tokens.expect(",")
+            parts.append(", ")
+
+    def type_word(self, keyspace: str, inside: bool) -> str:
+        """A type's name, a class in quotes or, inside a type, a vector's dimension."""
+        tokens = self.tokens
+        token = tokens.next
+        dimension = inside and token.kind == "number" and len(token.text) < 10
+        if not (token.is_name or token.kind == "string" or dimension):
+            tokens.fail("a type")
+        tokens.take()
+        if token.is_name and tokens.accept("."):
+            if token.value != keyspace:
+                tokens.error(f"a type of keyspace {token.text} cannot be used in keyspace {printable(keyspace)}", token)
+            token = tokens.next
+            tokens.name("a type's name")
+        return f"'{token.value}'" if token.kind == "string" else token.text
+
+    def options(self, table: TableText) -> None:
+        """What follows WITH."""
+        tokens = self.tokens
+        while True:
+            if tokens.accept("compact", "storage"):
+                table.compact = True
+            elif tokens.accept("clustering", "order", "by"):
+                self.clustering_order(table)
+            elif tokens.accept("id", "="):
+                table.table_id = self.table_id()
+            else:
+                tokens.name("an option")
+                tokens.expect("=")
+                tokens.skip_until("and", ";")
+            if not tokens.accept("and"):
+                return
+
+    def clustering_order(self, table: TableText) -> None:
+        tokens = self.tokens
+        tokens.expect("(")
+        while True:
+            start = tokens.next
+            name = tokens.name("a clustering column")
+            if name not in table.clustering and not table.compact:
+                tokens.error(f"{name} is no clustering column of {table.full_name}", start)
+            table.descending[name] = tokens.accept("desc")
+            if not table.descending[name]:
+                tokens.accept("asc")
+            if not tokens.accept(","):
+                break
+        tokens.expect(")")
+
+    def table_id(self) -> str:
+        token = self.tokens.next
+        digits = token.value.replace("-", "").lower()
+        if token.kind not in ("uuid", "string") or len(digits) != 32 or set(digits) - set("0123456789abcdef"):
+            self.tokens.fail("a table's id such as 5a1c395e-b41f-11e5-9f22-ba0be0483c18")
+        self.tokens.take()
+        return digits
+
+    def alter_table(self) -> None:
+        tokens = self.tokens
+        tokens.accept("if", "exists")
+        start = tokens.next
+        keyspace, name = self.qualified_name("a table's name")
+        table = self.newest.get((keyspace, name))
+        if table is None:
+            tokens.error(f"there is no CREATE TABLE of {printable(keyspace)}.{printable(name)} before this", start)
+        if tokens.accept("drop"):
+            self.drop_columns(table)
+        elif tokens.accept("add"):
+            self.add_columns(table)
+        elif tokens.accept("with"):
+            self.options(table)
+        else:
+            tokens.fail("ADD, DROP or WITH (DESCRIBE and snapshots write every other change into CREATE TABLE)")
+
+    def drop_columns(self, table: TableText) -> None:
+        tokens = self.tokens
+        tokens.accept("if", "exists")
+        start = tokens.next
+        if tokens.accept("("):
+            names = self.names("a column's name")
+            tokens.expect(")")
+        else:
+            names = self.names("a column's name")
+        if not tokens.accept("using", "timestamp"):
+            tokens.fail("USING TIMESTAMP and the µs of the drop, as DESCRIBE … WITH INTERNALS and snapshots write it")
+        dropped_at = self.timestamp()
+        for name in names:
+            if name not in table.columns or name in (*table.partition_key, *table.clustering):
+                tokens.error(f"{table.full_name} has no static or regular column {name}", start)
+            table.dropped[name] = (table.columns.pop(name), dropped_at)
+
+    def timestamp(self) -> int:
+        sign = -1 if self.tokens.accept("-") else 1
+        token = self.tokens.next
+        if token.kind != "number" or len(token.text) > 19 or int(token.text) >= 1 << 63:
+            self.tokens.fail("a timestamp in µs")
+        return sign * int(self.tokens.take().text)
+
+    def add_columns(self, table: TableText) -> None:
+        tokens = self.tokens
+        tokens.accept("if", "not", "exists")
+        parenthesised = tokens.accept("(")
+        self.column(table)
+        while tokens.accept(","):
+            self.column(table)
+        if parenthesised:
+            tokens.expect(")")
