@@ -11,6 +11,7 @@ PACKAGE = ROOT / "include" / "ringsync"
 LAYERS = [
     {"cql"},
     {"schema", "ring"},
+    {"changes"},
     {"formats"},
     {"storage"},
     {"config"},
@@ -22,7 +23,7 @@ LAYERS = [
 ]
 """From the bottom; a module may import its own room and rooms below its own."""
 
-CORE = {"cql", "schema", "ring", "formats"}
+CORE = {"cql", "schema", "ring", "changes", "formats"}
 CORE_LIBRARIES = {"numpy", "numba", "llvmlite", "pyarrow"}
 CORE_EXCEPTION = {"schema/from_cluster.py": {"cassandra"}}
 

@@ -27,13 +27,13 @@ def canonical_bytes(change: dict[str, Any]) -> bytes:
         out += [bytes([bounds["start"]["inclusive"]]), _values(bounds["end"]["raw_clustering"])]
         out.append(bytes([bounds["end"]["inclusive"]]))
     out += [_liveness(change.get("liveness")), _deletion(change.get("deletion"))]
+    cells = change.get("cells", [])
+    out.append(struct.pack("<i", len(cells)))
+    out += [_cell(cell) for cell in cells]
     complex_deletions = change.get("complex_deletions", [])
     out.append(struct.pack("<i", len(complex_deletions)))
     for one in complex_deletions:
         out.append(struct.pack("<qqq", _column(one["column"]), one["timestamp"], one["local_deletion_time"]))
-    cells = change.get("cells", [])
-    out.append(struct.pack("<i", len(cells)))
-    out += [_cell(cell) for cell in cells]
     return b"".join(out)
 
 

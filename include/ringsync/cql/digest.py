@@ -89,29 +89,56 @@ def _tail(p: int, length: int, sign_extend: int) -> int:
     return word
 
 
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def murmur_mix(h1: int, h2: int, low: int, high: int) -> tuple[int, int]:
+    """MurmurHash3 x64_128 after one more block of two words, each with its low byte first."""
+    h1 ^= _rotate_left(low * _FIRST, 31) * _SECOND
+    h1 = (_rotate_left(h1, 27) + h2) * 5 + 0x52DCE729
+    h2 ^= _rotate_left(high * _SECOND, 33) * _FIRST
+    h2 = (_rotate_left(h2, 31) + h1) * 5 + 0x38495AB5
+    return h1, h2
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def murmur_finish(h1: int, h2: int, low: int, high: int, length: int) -> tuple[int, int]:
+    """The hash, from the last 0 to 15 bytes as two words (zeros behind them) and the length of all."""
+    h2 ^= _rotate_left(high * _SECOND, 33) * _FIRST
+    h1 ^= _rotate_left(low * _FIRST, 31) * _SECOND
+    h1 ^= length
+    h2 ^= length
+    h1 += h2
+    h2 += h1
+    h1 = _finish(h1)
+    h2 = _finish(h2)
+    h1 += h2
+    return h1, h2 + h1
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def murmur_of(p: int, length: int, sign_extend: int) -> tuple[int, int]:
+    """MurmurHash3 x64_128, seed 0, of the bytes at an address; ``sign_extend``: with Cassandra's mistake."""
+    h1 = h2 = 0
+    for _ in range(length >> 4):
+        h1, h2 = murmur_mix(h1, h2, load64_native(p), load64_native(p + 8))
+        p += 16
+    rest = length & 15
+    return murmur_finish(h1, h2, _tail(p, min(rest, 8), sign_extend), _tail(p + 8, rest - 8, sign_extend), length)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def token_of(p: int, length: int) -> int:
+    """The token of the partition key at an address, see :func:`tokens`."""
+    if length == 0:
+        return LOWEST_TOKEN
+    token, _ = murmur_of(p, length, 1)
+    return HIGHEST_TOKEN if token == LOWEST_TOKEN else token
+
+
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _hash_rows(offsets: int, data: int, rows: int, sign_extend: int, first: int, second: int) -> None:
     """MurmurHash3 x64_128, seed 0, of each byte string; ``first`` and ``second`` are addresses of int64[rows]."""
     for row in range(rows):
-        p = data + load64_native(offsets + 8 * row)
-        length = load64_native(offsets + 8 * row + 8) - load64_native(offsets + 8 * row)
-        h1 = h2 = 0
-        for _ in range(length >> 4):
-            h1 ^= _rotate_left(load64_native(p) * _FIRST, 31) * _SECOND
-            h1 = (_rotate_left(h1, 27) + h2) * 5 + 0x52DCE729
-            h2 ^= _rotate_left(load64_native(p + 8) * _SECOND, 33) * _FIRST
-            h2 = (_rotate_left(h2, 31) + h1) * 5 + 0x38495AB5
-            p += 16
-        rest = length & 15
-        h2 ^= _rotate_left(_tail(p + 8, rest - 8, sign_extend) * _SECOND, 33) * _FIRST
-        h1 ^= _rotate_left(_tail(p, min(rest, 8), sign_extend) * _FIRST, 31) * _SECOND
-        h1 ^= length
-        h2 ^= length
-        h1 += h2
-        h2 += h1
-        h1 = _finish(h1)
-        h2 = _finish(h2)
-        h1 += h2
-        h2 += h1
+        start, end = load64_native(offsets + 8 * row), load64_native(offsets + 8 * row + 8)
+        h1, h2 = murmur_of(data + start, end - start, sign_extend)
         store64(first + 8 * row, h1)
         store64(second + 8 * row, h2)

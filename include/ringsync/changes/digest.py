@@ -1,0 +1,52 @@
+"""The digest of a change row's content: 128 bits, the same on every replica that has the mutation.
+
+MurmurHash3 x64_128 with seed 0 of these bytes, all numbers little-endian::
+
+    table id (16 bytes), u8 kind
+    i32 length and bytes of the partition key
+    clustering, as in the column of this name; i32 0 for static rows and partition deletions
+    range only: range_end, as in the column of this name
+    liveness: u8 0 | u8 1, i64 timestamp | u8 2, i64 timestamp, i32 ttl, i64 expires_at
+    deletion: u8 0 | u8 1, i64 timestamp, i64 local_deletion_time
+    i32 count of cells, each: i64 column, i32 length (-1: none) and bytes of the path, u8 kind, i64 timestamp,
+        [expiring: i32 ttl, i64 expires_at] [tombstone: i64 local_deletion_time]
+        [else: i32 length and bytes of the value]
+    i32 count of complex deletions, each: i64 column, i64 timestamp, i64 local_deletion_time
+
+where a column is the first half of the same hash of its name, since a name's place among the columns may change.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from numba import njit
+
+from ringsync.cql.digest import murmur3_128, murmur_finish, murmur_mix
+from ringsync.cql.kernels import load64, load64_native, store64
+
+DIGEST_BYTES = 16
+
+
+def column_hash(name: str) -> int:
+    """What stands for a column in a digest: a signed 64-bit number."""
+    return int(murmur3_128(pa.array([name.encode()], pa.binary()))[0][0])
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def store_digest(output: int, p: int, length: int) -> None:
+    """Store the digest of the ``length`` bytes at ``p``, which 16 writable bytes follow.
+
+    Both halves have their highest byte first, so that the digest's hexadecimal digits are those of the two numbers.
+    """
+    store64(p + length, 0)
+    store64(p + length + 8, 0)
+    h1 = h2 = 0
+    end = p + length
+    while end - p >= 16:
+        h1, h2 = murmur_mix(h1, h2, load64_native(p), load64_native(p + 8))
+        p += 16
+    h1, h2 = murmur_finish(h1, h2, load64_native(p), load64_native(p + 8), length)
+    store64(output, h1)
+    store64(output + 8, h2)
+    store64(output, load64(output))
+    store64(output + 8, load64(output + 8))

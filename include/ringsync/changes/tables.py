@@ -1,0 +1,152 @@
+"""The tables that change rows may belong to, as the kernels look them up: by table id, and columns by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ringsync.changes.digest import column_hash
+from ringsync.cql.kernels import address, padded
+from ringsync.cql.types import CqlType, CustomType, Native, VectorType, is_multicell
+from ringsync.schema.table import TableSchema
+
+CELL_FIXED_LENGTH = {
+    "empty": 0,
+    "boolean": 1,
+    **dict.fromkeys(("int", "float"), 4),
+    **dict.fromkeys(("bigint", "double", "timestamp"), 8),
+    **dict.fromkeys(("uuid", "timeuuid"), 16),
+}
+_CUSTOM_FIXED_LENGTH = {"LexicalUUIDType": 16, "LegacyTimeUUIDType": 16}
+"""Bytes of values that commit logs and SSTables write without a length (C: AbstractType.valueLengthIfFixed)."""
+
+TABLE_WORDS, COLUMN_WORDS = 8, 6
+VARIABLE = -1
+
+
+@dataclass(frozen=True)
+class LoggedColumn:
+    """A static or regular column, as commit logs name it.
+
+    :ivar number: what ``column`` of a cell says: its place among :func:`columns_of`
+    :ivar dropped: it is no longer in the table, but older records name it
+    """
+
+    number: int
+    name: str
+    type: CqlType
+    is_static: bool
+    dropped: bool
+
+    @property
+    def is_multicell(self) -> bool:
+        return is_multicell(self.type)
+
+
+def columns_of(table: TableSchema) -> tuple[LoggedColumn, ...]:
+    """The columns that cells of a table may belong to: static and regular ones, then dropped ones, by number."""
+    present = [(column.name, column.type, column.kind == "static", False) for column in table.value_columns]
+    names = {name for name, *_ in present}
+    gone = [(column.name, column.type, column.kind == "static", True) for column in table.dropped]
+    found = present + [entry for entry in gone if entry[0] not in names]
+    return tuple(LoggedColumn(number, *entry) for number, entry in enumerate(found))
+
+
+@dataclass(frozen=True)
+class LoggedTables:
+    """Tables in the form that kernels read.
+
+    :ivar tables: in the order of the kernels' table numbers
+    :ivar directory: int64[tables, 8]: id (two words), number of clustering columns, address of their lengths
+        (int32 each), address and number of static columns, of regular columns
+    :ivar lookup: int64, a power of two: table numbers by hash of the id, -1 where there is none
+    :ivar kept: what ``directory`` points to
+    """
+
+    tables: tuple[TableSchema, ...]
+    directory: npt.NDArray[np.int64]
+    lookup: npt.NDArray[np.int64]
+    kept: tuple[npt.NDArray[np.generic], ...]
+
+    @property
+    def most_columns(self) -> int:
+        """Of any table, static and regular ones."""
+        return int((self.directory[:, 5] + self.directory[:, 7]).max(initial=0))
+
+
+def logged_tables(tables: Sequence[TableSchema]) -> LoggedTables:
+    """Describe tables to the kernels.
+
+    :raises ValueError: when two have the same id
+    """
+    seen: dict[str, TableSchema] = {}
+    for table in tables:
+        if table.table_id in seen:
+            raise ValueError(
+                f"{table.full_name} and {seen[table.table_id].full_name} have the same table id {table.table_id}"
+            )
+        seen[table.table_id] = table
+    directory = np.zeros((len(tables), TABLE_WORDS), np.int64)
+    kept: list[npt.NDArray[np.generic]] = []
+    for entry, table in zip(directory, tables, strict=True):
+        lengths = np.array([fixed_length(column.type) for column in table.clustering] or [0], np.int32)
+        static, regular = (_described(table, is_static, kept) for is_static in (True, False))
+        kept += [lengths, static, regular]
+        entry[:2] = np.frombuffer(bytes.fromhex(table.table_id), np.int64)
+        entry[2:] = (
+            len(table.clustering),
+            address(lengths),
+            address(static),
+            len(static),
+            address(regular),
+            len(regular),
+        )
+    return LoggedTables(tuple(tables), directory, _lookup(directory), tuple(kept))
+
+
+def _lookup(directory: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """At most half full, so that a search for an unknown id ends soon."""
+    size = 2 << len(directory).bit_length()
+    lookup = np.full(size, -1, np.int64)
+    for number, entry in enumerate(directory):
+        slot = int(entry[0] ^ entry[1]) & (size - 1)
+        while lookup[slot] >= 0:
+            slot = (slot + 1) & (size - 1)
+        lookup[slot] = number
+    return lookup
+
+
+def fixed_length(cql_type: CqlType) -> int:
+    """Bytes of every value of this type in a commit log; -1: each has its length before it."""
+    match cql_type:
+        case Native(name):
+            return CELL_FIXED_LENGTH.get(name, VARIABLE)
+        case VectorType(element, dimension):
+            inner = fixed_length(element)
+            return inner * dimension if inner >= 0 else VARIABLE
+        case CustomType(class_name):
+            return _CUSTOM_FIXED_LENGTH.get(class_name.rpartition(".")[2], VARIABLE)
+    return VARIABLE
+
+
+def _described(table: TableSchema, is_static: bool, kept: list[npt.NDArray[np.generic]]) -> npt.NDArray[np.int64]:
+    """int64[columns, 6] in the order of column lists: address and bytes of the name, number, length of values (-1:
+    each says), whether it has many cells, hash. Simple columns come first, each kind by name (spec §2.5)."""
+    columns = [column for column in columns_of(table) if column.is_static == is_static]
+    columns.sort(key=lambda column: (column.is_multicell, column.name.encode()))
+    described = np.zeros((len(columns), COLUMN_WORDS), np.int64)
+    for entry, column in zip(described, columns, strict=True):
+        name = padded(column.name.encode())
+        kept.append(name)
+        entry[:] = (
+            address(name),
+            len(column.name.encode()),
+            column.number,
+            VARIABLE if column.is_multicell else fixed_length(column.type),
+            column.is_multicell,
+            column_hash(column.name),
+        )
+    return described

@@ -1,0 +1,88 @@
+"""Blocks as Cassandra's compressors write them, in commit logs and SSTables (specs/cassandra-formats.md §1.3)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import pyarrow as pa
+
+
+class BlockError(ValueError):
+    """A block that does not decompress to what it should."""
+
+
+def decompressor(name: str) -> Callable[[memoryview, int], bytes]:
+    """A function (block, bytes of the result) → result.
+
+    :param name: of Cassandra's class, simple or with its package
+    :raises ValueError: for a compressor that is not known
+    """
+    simple = name.rpartition(".")[2]
+    if simple not in _DECOMPRESSORS:
+        raise ValueError(f"compressed by {name}, which is not known; known are {', '.join(_DECOMPRESSORS)}")
+    return _checked(_DECOMPRESSORS[simple])
+
+
+def _checked(decompress: Callable[[memoryview, int], bytes]) -> Callable[[memoryview, int], bytes]:
+    def checked(block: memoryview, length: int) -> bytes:
+        if length == 0:  # the closing section of a segment; Deflate writes no byte for it
+            return b""
+        try:
+            found = decompress(block, length)
+        except (OSError, ValueError, zlib.error) as error:
+            raise BlockError(f"{len(block)} bytes do not decompress to {length}: {error}") from error
+        if len(found) != length:
+            raise BlockError(f"{len(block)} bytes decompress to {len(found)} bytes instead of {length}")
+        return found
+
+    return checked
+
+
+def _arrow(codec: str) -> Callable[[memoryview, int], bytes]:
+    def decompress(block: memoryview, length: int) -> bytes:
+        return bytes(pa.Codec(codec).decompress(block, decompressed_size=length, asbytes=True))
+
+    return decompress
+
+
+def _lz4(block: memoryview, length: int) -> bytes:
+    """The length once more, little-endian, then a raw LZ4 block."""
+    said = int.from_bytes(block[:4], "little")
+    if said != length:
+        raise BlockError(f"a block that says it has {said} bytes in a section of {length}")
+    return bytes(pa.Codec("lz4_raw").decompress(block[4:], decompressed_size=length, asbytes=True))
+
+
+def _snappy(block: memoryview, length: int) -> bytes:
+    """Arrow trusts the length that it is given, so the block's own comes first."""
+    said = shift = 0
+    for byte in block[:5]:
+        said |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if said != length:
+        raise BlockError(f"a block that says it has {said} bytes in a section of {length}")
+    return bytes(pa.Codec("snappy").decompress(block, decompressed_size=length, asbytes=True))
+
+
+def _deflate(block: memoryview, length: int) -> bytes:
+    inflater = zlib.decompressobj()
+    found = inflater.decompress(block, length + 1)
+    if not inflater.eof and len(found) <= length:
+        raise BlockError("the stream does not end")
+    return found
+
+
+def _plain(block: memoryview, _length: int) -> bytes:
+    return bytes(block)
+
+
+_DECOMPRESSORS: dict[str, Callable[[memoryview, int], bytes]] = {
+    "LZ4Compressor": _lz4,
+    "SnappyCompressor": _snappy,
+    "DeflateCompressor": _deflate,
+    "ZstdCompressor": _arrow("zstd"),
+    "NoopCompressor": _plain,
+}

@@ -1,0 +1,43 @@
+"""The ``_cdc.idx`` beside a segment in ``cdc_raw``: how much of it is synced (specs/cassandra-formats.md §1.1;
+C: CommitLogSegment.writeCDCIndexFile)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_COMPLETED = "COMPLETED"
+
+
+@dataclass(frozen=True)
+class SegmentIndex:
+    """What an index says.
+
+    :ivar offset: logical position behind the last synced section
+    :ivar completed: nothing more will be written: read the whole segment, whatever the offset says
+    """
+
+    offset: int
+    completed: bool
+
+    @property
+    def until(self) -> int | None:
+        """Up to where the segment may be read; None: to its end."""
+        return None if self.completed else self.offset
+
+
+def parse_index(content: bytes) -> SegmentIndex | None:
+    """Read an index.
+
+    :returns: None for a file that Cassandra is just rewriting in place: empty, or cut off. That is no news.
+    :raises ValueError: for anything else that Cassandra never writes
+    """
+    text = content.decode("ascii", "replace")
+    if not text:
+        return None
+    offset, newline, word = text.partition("\n")
+    if not re.fullmatch(r"\d{1,19}", offset) or not _COMPLETED.startswith(word):
+        raise ValueError(f"{text[:40]!r} is not what Cassandra writes: an offset, and {_COMPLETED} in a second line")
+    if newline and word != _COMPLETED:
+        return None
+    return SegmentIndex(int(offset), bool(newline))

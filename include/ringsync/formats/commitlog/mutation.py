@@ -1,0 +1,225 @@
+"""Kernels that decode mutations to change rows (specs/cassandra-formats.md §2; C: db/Mutation.MutationSerializer,
+db/partitions/PartitionUpdate, db/rows/UnfilteredSerializer).
+
+Every function gets the address of the state (:mod:`ringsync.formats.commitlog.state`), and reads from the address
+``p`` what must lie before ``end``. It returns the address behind what it has read, or one of the codes below, which
+are no addresses. What is inside a record is never trusted: a length is compared with what is left before it is used.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ringsync.changes.schema import ROW, STATIC
+from ringsync.cql.digest import token_of
+from ringsync.cql.kernels import (
+    KERNEL,
+    copy_bytes,
+    load8,
+    load64_native,
+    load_unsigned_vint,
+    store8,
+    store32,
+    store64,
+)
+from ringsync.formats.commitlog import state as at
+from ringsync.formats.commitlog.outcomes import DECODED, FULL, LAST_CODE, MALFORMED, UNKNOWN_COLUMN, UNKNOWN_TABLE
+from ringsync.formats.commitlog.rows import decode_marker, decode_partition_deletion, decode_row
+
+_TIMESTAMP_EPOCH, _LOCAL_EPOCH = 1442880000000000, 1442880000
+_LONGEST_KEY = 65535
+_IS_EMPTY, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x04, 0x08, 0x10
+_END, _IS_MARKER = 0x01, 0x02
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def decode_records(
+    s: int, offsets: int, sizes: int, positions: int, outcomes: int, ids: int, first: int, last: int
+) -> int:
+    """Decode records from ``first`` on; the number of the first that is not done.
+
+    :param outcomes: uint8 by record
+    :param ids: 16 bytes by record: the table that is not known
+    """
+    store64(s + at.NAMES_TABLE, -1)
+    base = load64_native(s + at.BASE)
+    for record in range(first, last):
+        for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
+            store64(s + cursor + 64, load64_native(s + cursor))
+        p = base + load64_native(offsets + 8 * record)
+        store64(s + at.POSITION, load64_native(positions + 8 * record))
+        outcome = _decode_mutation(s, p, p + load64_native(sizes + 8 * record))
+        if outcome != DECODED:
+            for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
+                store64(s + cursor, load64_native(s + cursor + 64))
+            if outcome == FULL:
+                return record
+            if outcome == UNKNOWN_TABLE:
+                unknown = load64_native(s + at.UNKNOWN_ID)
+                store64(ids + 16 * record, load64_native(unknown))
+                store64(ids + 16 * record + 8, load64_native(unknown + 8))
+        store8(outcomes + record, outcome)
+    return last
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _decode_mutation(s: int, p: int, end: int) -> int:
+    """All updates of a mutation; its outcome."""
+    count, p = load_unsigned_vint(p)
+    if count < 1 or count > end - p:
+        return MALFORMED
+    for _ in range(count):
+        p = _decode_update(s, p, end)
+        if p <= LAST_CODE:
+            return p
+    return DECODED if p == end else MALFORMED
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _decode_update(s: int, p: int, end: int) -> int:
+    """The update of one partition of one table."""
+    if end - p < 18:
+        return MALFORMED
+    table_id, table = p, _find_table(s, p)
+    length, p = load_unsigned_vint(p + 16)
+    if length < 0 or length > _LONGEST_KEY or length >= end - p:
+        return MALFORMED
+    key = p
+    flags = load8(p + length)
+    p += length + 1
+    if flags & _IS_EMPTY:
+        return p
+    if table < 0:
+        unknown = load64_native(s + at.UNKNOWN_ID)
+        store64(unknown, load64_native(table_id))
+        store64(unknown + 8, load64_native(table_id + 8))
+        return UNKNOWN_TABLE
+    _begin_partition(s, table, table_id, key, length)
+    value, p = load_unsigned_vint(p)
+    store64(s + at.MIN_TIMESTAMP, value + _TIMESTAMP_EPOCH)
+    value, p = load_unsigned_vint(p)
+    store64(s + at.MIN_LOCAL, value + _LOCAL_EPOCH)
+    value, p = load_unsigned_vint(p)
+    store64(s + at.MIN_TTL, value)
+    entry = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * table
+    if load64_native(s + at.NAMES_TABLE) != table:
+        store64(s + at.NAMES_TABLE, table)
+        store64(s + at.STATIC_BYTES, 0)
+        store64(s + at.REGULAR_BYTES, 0)
+    if flags & _HAS_STATIC_ROW:
+        p = _read_columns(s + at.STATIC_MAP, p, end, entry + at.TABLE_STATIC)
+        if p <= LAST_CODE:
+            return p
+    p = _read_columns(s + at.REGULAR_MAP, p, end, entry + at.TABLE_REGULAR)
+    if p > LAST_CODE and flags & _HAS_PARTITION_DELETION:
+        p = decode_partition_deletion(s, p, end)
+    if p > LAST_CODE and flags & _HAS_STATIC_ROW:
+        p = decode_row(s, p + 1, end, load8(p), STATIC)
+    if p <= LAST_CODE:
+        return p
+    if flags & _HAS_ROW_ESTIMATE:
+        _, p = load_unsigned_vint(p)
+    return _decode_unfiltereds(s, p, end)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _find_table(s: int, p: int) -> int:
+    """The number of the table whose id is at ``p``; -1: it is not known."""
+    first, second = load64_native(p), load64_native(p + 8)
+    lookup, mask = load64_native(s + at.LOOKUP), load64_native(s + at.LOOKUP_MASK)
+    directory = load64_native(s + at.DIRECTORY)
+    slot = (first ^ second) & mask
+    while True:
+        table = load64_native(lookup + 8 * slot)
+        if table < 0:
+            return -1
+        entry = directory + at.TABLE_BYTES * table
+        if load64_native(entry) == first and load64_native(entry + 8) == second:
+            return table
+        slot = (slot + 1) & mask
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _begin_partition(s: int, table: int, table_id: int, key: int, length: int) -> None:
+    """Remember the partition, and write what its rows' digests begin with."""
+    store64(s + at.TABLE, table)
+    store64(s + at.KEY, key)
+    store64(s + at.KEY_LENGTH, length)
+    store64(s + at.TOKEN, token_of(key, length))
+    scratch = load64_native(s + at.SCRATCH)
+    copy_bytes(scratch, table_id, 16)
+    store32(scratch + 17, length)
+    copy_bytes(scratch + 21, key, length)
+    store64(s + at.HEAD_END, scratch + 21 + length)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _read_columns(m: int, p: int, end: int, table: int) -> int:
+    """Find the columns that an update names among the table's; both are in the same order.
+
+    :param m: address of four words: the map to fill (descriptions' addresses), its count, and where the names lie
+        that it was made of, since most updates of a table name the same columns
+    :param table: address of two words: the table's descriptions and their number
+    """
+    size = load64_native(m + 24)
+    if size > 0 and size <= end - p and _is_equal(load64_native(m + 16), p, size):
+        return p + size
+    begin = p
+    count, p = load_unsigned_vint(p)
+    if count < 0 or count > end - p:
+        return MALFORMED
+    known, known_end = load64_native(table), load64_native(table) + at.COLUMN_BYTES * load64_native(table + 8)
+    found = load64_native(m)
+    store64(m + 24, 0)
+    for _ in range(count):
+        length, p = load_unsigned_vint(p)
+        if length < 0 or length > end - p:
+            return MALFORMED
+        while known < known_end:
+            if load64_native(known + at.COLUMN_NAME_LENGTH) == length and _is_equal(
+                load64_native(known + at.COLUMN_NAME), p, length
+            ):
+                break
+            known += at.COLUMN_BYTES
+        if known >= known_end:
+            return UNKNOWN_COLUMN
+        store64(found, known)
+        found += 8
+        known += at.COLUMN_BYTES
+        p += length
+    store64(m + 8, count)
+    store64(m + 16, begin)
+    store64(m + 24, p - begin)
+    return p
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _is_equal(first: int, second: int, length: int) -> bool:
+    while length >= 8:
+        if load64_native(first) != load64_native(second):
+            return False
+        first += 8
+        second += 8
+        length -= 8
+    while length > 0:
+        if load8(first) != load8(second):
+            return False
+        first += 1
+        second += 1
+        length -= 1
+    return True
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _decode_unfiltereds(s: int, p: int, end: int) -> int:
+    """Rows and range tombstone markers up to the end of the partition."""
+    store64(s + at.OPEN, 0)
+    while p < end:
+        flags = load8(p)
+        p += 1
+        if flags & _END:
+            return p if load64_native(s + at.OPEN) == 0 else MALFORMED
+        p = decode_marker(s, p, end) if flags & _IS_MARKER else decode_row(s, p, end, flags, ROW)
+        if p <= LAST_CODE:
+            return p
+    return MALFORMED

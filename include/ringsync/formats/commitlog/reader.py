@@ -1,0 +1,234 @@
+"""Commit log segments to change rows: what a record holds as Arrow, and what cannot be decoded with its raw bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, TOMBSTONE
+from ringsync.changes.tables import LoggedTables
+from ringsync.cql.kernels import address
+from ringsync.formats.commitlog import state as at
+from ringsync.formats.commitlog.mutation import decode_records
+from ringsync.formats.commitlog.outcomes import DECODED, REASONS, UNKNOWN_TABLE
+from ringsync.formats.commitlog.records import Records, find_records
+from ringsync.formats.commitlog.segment import Damage, Descriptor, read_segment
+from ringsync.formats.commitlog.state import Capacity, Output
+
+UNDECODED = pa.schema(
+    [
+        ("position", pa.int64()),
+        ("length", pa.int64()),
+        ("reason", pa.string()),
+        ("table_id", pa.binary(16)),
+        ("raw", pa.binary()),
+    ]
+)
+"""Records whose checksum is right, but that the schema does not explain: the logical position behind each, bytes of
+the mutation, why; the table that is not known, if that is why; the mutation, to be decoded with another schema."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What some records hold.
+
+    :ivar rows: of ``CHANGE_ROWS``
+    :ivar undecoded: of ``UNDECODED``
+    :ivar records: how many there were, ``undecoded`` included
+    """
+
+    rows: pa.RecordBatch
+    undecoded: pa.RecordBatch
+    records: int
+
+
+@dataclass(frozen=True)
+class SegmentChanges:
+    """What a segment holds.
+
+    :ivar descriptor: of the segment
+    :ivar end: logical position behind the last section that was read
+    :ivar records: number of records, damaged ones included
+    :ivar damages: what cannot be read: records with a wrong checksum, sections, sync markers
+    :ivar batches: the change rows and undecoded records of the others, in the order of the log
+    """
+
+    descriptor: Descriptor
+    end: int
+    records: int
+    damages: list[Damage]
+    batches: Iterator[Changes]
+
+
+def read_log(
+    data: bytes | memoryview,
+    name: str,
+    tables: LoggedTables,
+    *,
+    after: int = 0,
+    until: int | None = None,
+    key_of: Callable[[str], bytes] | None = None,
+    capacity: Capacity | None = None,
+) -> SegmentChanges:
+    """Read a segment.
+
+    :param data: the whole file
+    :param name: of the file, for messages and change rows
+    :param tables: whose records are decoded
+    :param after: logical position: only records behind it
+    :param until: logical position up to which the segment was synced, see
+        :func:`~ringsync.formats.commitlog.segment.read_segment`
+    :param key_of: the key of an alias, for encrypted segments
+    :param capacity: of a batch
+    :raises SegmentError: when nothing of the segment can be read
+    """
+    segment = read_segment(data, name, until, key_of)
+    records, damages = find_records(segment.buffer, segment.sections)
+    damages = [damage for damage in segment.damages + damages if damage.position > after]
+    records = records.behind(after)
+    broken = ~records.sound
+    for position, size in zip(records.positions[broken], records.sizes[broken], strict=True):
+        damages.append(Damage(int(position), int(size), "the checksum of a record is wrong"))
+    damages.sort(key=lambda damage: damage.position)
+    batches = read_changes(segment.buffer, records.only(records.sound), tables, name, capacity)
+    return SegmentChanges(segment.descriptor, segment.end, len(records), damages, batches)
+
+
+def read_changes(
+    buffer: npt.NDArray[np.uint8], records: Records, tables: LoggedTables, file: str, capacity: Capacity | None = None
+) -> Iterator[Changes]:
+    """Decode records, some thousands of change rows at a time.
+
+    :param buffer: where the records lie, with spare bytes behind
+    :param records: those whose checksum is right
+    :param tables: a record of another table is handed out undecoded
+    :param file: the segment's name, for the change rows
+    :param capacity: of a batch; grows for a record that needs more
+    """
+    capacity = capacity or Capacity()
+    outcomes = np.zeros(len(records), np.uint8)
+    ids = np.zeros((len(records), 16), np.uint8)
+    ends = np.cumsum(records.sizes)
+    first = 0
+    while first < len(records):
+        output = Output.new(buffer, tables, capacity)
+        # All values together cannot be larger than the records that they come from.
+        read = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, read + capacity.bytes, side="right"))
+        stop = decode_records(
+            address(output.state),
+            address(records.offsets),
+            address(records.sizes),
+            address(records.positions),
+            address(outcomes),
+            address(ids),
+            first,
+            max(last, first),
+        )
+        if stop == first:
+            capacity = capacity.doubled()
+            continue
+        failed = first + np.flatnonzero(outcomes[first:stop] != DECODED)
+        undecoded = _undecoded(buffer, records, outcomes, ids, failed)
+        yield Changes(_rows(output, tables, file), undecoded, stop - first)
+        first = stop
+
+
+def _rows(output: Output, tables: LoggedTables, file: str) -> pa.RecordBatch:
+    """The arrays that the kernels have filled, as Arrow. Nothing is copied."""
+    rows, cells, deletions = (output.count(cursor) for cursor in (at.ROWS, at.CELLS, at.COMPLEX))
+    arrays = output.arrays
+    liveness, deletion, kinds = arrays["row_liveness"][:rows], arrays["row_deletion"][:rows], arrays["row_kind"][:rows]
+    ids = np.frombuffer(b"".join(bytes.fromhex(table.table_id) for table in tables.tables), "S16")
+    cell_kinds = arrays["cell_kind"][:cells]
+
+    def numbers(name: str, count: int, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        kind = pa.from_numpy_dtype(arrays[name].dtype)
+        return _array(kind, count, valid, [pa.py_buffer(arrays[name])])
+
+    def binary(ends: str, data: str, count: int, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        return _array(pa.binary(), count, valid, [pa.py_buffer(arrays[ends]), pa.py_buffer(arrays[data])])
+
+    cell = [
+        numbers("cell_column", cells),
+        binary("path_ends", "paths", cells, arrays["cell_has_path"][:cells] > 0),
+        binary("value_ends", "values", cells, cell_kinds != TOMBSTONE),
+        numbers("cell_timestamp", cells),
+        numbers("cell_ttl", cells, cell_kinds == EXPIRING),
+        numbers("cell_local", cells, cell_kinds >= EXPIRING),
+        numbers("cell_kind", cells),
+    ]
+    complex_deletion = [numbers(f"complex_{name}", deletions) for name in ("column", "timestamp", "local")]
+    expiring = liveness == 2
+    row_liveness = [
+        numbers("row_liveness_timestamp", rows),
+        numbers("row_liveness_ttl", rows, expiring),
+        numbers("row_liveness_expires", rows, expiring),
+    ]
+    row_deletion = [numbers("row_deletion_timestamp", rows), numbers("row_deletion_local", rows)]
+    columns = [
+        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(ids[arrays["row_table"][:rows]])], 0),
+        pa.repeat(pa.scalar(0, pa.int32()), rows),
+        numbers("row_token", rows),
+        binary("key_ends", "keys", rows),
+        numbers("row_kind", rows),
+        binary("clustering_ends", "clusterings", rows, (kinds == 0) | (kinds == 3)),
+        binary("range_ends", "ranges", rows, kinds == 3),
+        numbers("row_write_time", rows),
+        _array(LIVENESS, rows, liveness > 0, [], row_liveness),
+        _array(DELETION, rows, deletion > 0, [], row_deletion),
+        _list(CELL, rows, arrays["row_cells"], cells, cell),
+        _list(COMPLEX_DELETION, rows, arrays["row_complex"], deletions, complex_deletion),
+        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays["row_digest"])], 0),
+        pa.repeat(file, rows),
+        numbers("row_position", rows),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=CHANGE_ROWS)
+
+
+def _array(
+    kind: pa.DataType,
+    count: int,
+    valid: npt.NDArray[np.bool_] | None,
+    buffers: list[pa.Buffer],
+    children: list[pa.Array] | None = None,
+) -> pa.Array:
+    nulls = 0 if valid is None else count - int(np.count_nonzero(valid))
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if valid is not None and nulls else None
+    return pa.Array.from_buffers(kind, count, [bitmap, *buffers], nulls, children=children)
+
+
+def _list(kind: pa.DataType, rows: int, starts: npt.NDArray[Any], count: int, fields: list[pa.Array]) -> pa.Array:
+    structs = pa.Array.from_buffers(kind, count, [None], 0, children=fields)
+    return pa.Array.from_buffers(pa.list_(kind), rows, [None, pa.py_buffer(starts)], 0, children=[structs])
+
+
+def _undecoded(
+    buffer: npt.NDArray[np.uint8],
+    records: Records,
+    outcomes: npt.NDArray[np.uint8],
+    ids: npt.NDArray[np.uint8],
+    failed: npt.NDArray[np.intp],
+) -> pa.RecordBatch:
+    """The records that could not be decoded; few, so a Python object for each does no harm."""
+    raw = [
+        buffer[start : start + size].tobytes()
+        for start, size in zip(records.offsets[failed], records.sizes[failed], strict=True)
+    ]
+    unknown = outcomes[failed] == UNKNOWN_TABLE
+    arrays = [
+        pa.array(records.positions[failed]),
+        pa.array(records.sizes[failed]),
+        pa.array([REASONS[int(outcome)] for outcome in outcomes[failed]], pa.string()),
+        pa.array(
+            [one.tobytes() if is_unknown else None for one, is_unknown in zip(ids[failed], unknown, strict=True)],
+            pa.binary(16),
+        ),
+        pa.array(raw, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=UNDECODED)

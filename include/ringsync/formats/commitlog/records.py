@@ -1,0 +1,151 @@
+"""The records of a commit log section: where each mutation lies, and whether its checksums are right.
+
+A record is ``int32 size, int32 crc(size), mutation, int32 crc(size, mutation)`` (specs/cassandra-formats.md §1.5;
+C: CommitLogReader.readSection).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from ringsync.cql.kernels import KERNEL, address, load8, load32, load64_native, store8, store64
+from ringsync.formats.commitlog.crc import CRC_TABLES, crc32_continue
+from ringsync.formats.commitlog.segment import Damage, Section
+
+OVERHEAD = 12
+"""Bytes of a record beside its mutation."""
+SMALLEST = 10
+"""Bytes of the shortest mutation that Cassandra writes."""
+
+_WHOLE, _BROKEN_SIZE, _TOO_SHORT, _BEYOND, _NOT_ZERO = range(5)
+_REASONS = {
+    _BROKEN_SIZE: "the checksum of a record's size is wrong, so nobody can tell where the next record begins",
+    _TOO_SHORT: f"a record of less than {SMALLEST} bytes: the section is damaged from here on",
+    _BEYOND: "a record runs past the end of its section",
+    _NOT_ZERO: "bytes that are neither a record nor zeros",
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records in the order of the log.
+
+    :ivar offsets: int64, where in the segment's buffer each mutation begins
+    :ivar sizes: int64, bytes of each mutation
+    :ivar positions: int64, the logical position behind each record, which Cassandra calls the record's position
+    :ivar sound: bool, whether the mutation's checksum is right
+    """
+
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    sound: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def behind(self, position: int) -> Records:
+        """Those that end behind a logical position."""
+        first = int(np.searchsorted(self.positions, position, side="right"))
+        return Records(self.offsets[first:], self.sizes[first:], self.positions[first:], self.sound[first:])
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Records:
+        """Those that a mask chooses."""
+        if chosen.all():
+            return self
+        return Records(self.offsets[chosen], self.sizes[chosen], self.positions[chosen], self.sound[chosen])
+
+
+def find_records(buffer: npt.NDArray[np.uint8], sections: list[Section]) -> tuple[Records, list[Damage]]:
+    """The records of a segment's sections, and what in them is no record.
+
+    :param buffer: the sections' bytes with spare bytes behind them
+    :param sections: in the order of the log
+    """
+    room = sum(section.end - section.start for section in sections) // (OVERHEAD + SMALLEST) + 1
+    table = np.empty((3, room), np.int64)
+    sound = np.empty(room, np.bool_)
+    stop = np.empty(2, np.int64)
+    damages = []
+    count = 0
+    for section in sections:
+        count = _find_records(
+            address(buffer),
+            section.start,
+            section.end,
+            section.position - section.start,
+            address(CRC_TABLES),
+            address(table),
+            address(sound),
+            room,
+            count,
+            address(stop),
+        )
+        reason, at = int(stop[0]), int(stop[1])
+        if reason != _WHOLE:
+            damages.append(Damage(section.position + at - section.start, section.end - at, _REASONS[reason]))
+    return Records(table[0, :count], table[1, :count], table[2, :count], sound[:count]), damages
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _find_records(
+    base: int,
+    start: int,
+    end: int,
+    shift: int,
+    tables: int,
+    records: int,
+    sound: int,
+    room: int,
+    count: int,
+    stop: int,
+) -> int:
+    """Append a section's records to int64[3, room] offsets, sizes, positions; the number that there are now.
+
+    ``stop`` gets why and where the section ended.
+    """
+    p, limit = base + start, base + end
+    reason = _WHOLE
+    while limit - p >= 4:
+        size = load32(p)
+        if size == 0:
+            reason = _WHOLE if _is_zero(p, limit) else _NOT_ZERO
+            break
+        if limit - p < 8 or crc32_continue(tables, p, 4, 0) != load32(p + 4):
+            reason = _BROKEN_SIZE
+            break
+        if size < SMALLEST:
+            reason = _TOO_SHORT
+            break
+        if size > limit - p - OVERHEAD:
+            reason = _BEYOND
+            break
+        crc = crc32_continue(tables, p + 8, size, load32(p + 4))
+        store64(records + 8 * count, p + 8 - base)
+        store64(records + 8 * (room + count), size)
+        p += OVERHEAD + size
+        store64(records + 8 * (2 * room + count), p - base + shift)
+        store8(sound + count, crc == load32(p - 4))
+        count += 1
+    if reason == _WHOLE and limit - p < 4 and not _is_zero(p, limit):
+        reason = _NOT_ZERO
+    store64(stop, reason)
+    store64(stop + 8, p - base)
+    return count
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _is_zero(p: int, end: int) -> bool:
+    while end - p >= 8:
+        if load64_native(p) != 0:
+            return False
+        p += 8
+    while p < end:
+        if load8(p) != 0:
+            return False
+        p += 1
+    return True

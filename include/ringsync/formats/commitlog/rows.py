@@ -1,0 +1,481 @@
+"""Kernels that decode rows, cells and range tombstone markers of a mutation, and write change rows.
+
+See :mod:`ringsync.formats.commitlog.mutation` for what the arguments are. The row's digest is made from bytes that are
+put together in the scratch while the row is read (:mod:`ringsync.changes.digest` says in which order); ``q`` is an
+address there.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ringsync.changes.digest import DIGEST_BYTES, store_digest
+from ringsync.changes.schema import EXPIRING, LIVE, PARTITION_DELETION, RANGE_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.cql.kernels import (
+    KERNEL,
+    PADDING,
+    copy_bytes,
+    load8,
+    load16,
+    load32_native,
+    load64_native,
+    load_unsigned_vint,
+    store8,
+    store32,
+    store64,
+)
+from ringsync.formats.commitlog import state as at
+from ringsync.formats.commitlog.outcomes import FULL, LAST_CODE, MALFORMED
+
+_NO_TIMESTAMP = -(2**63)
+_SECONDS = 0xFFFFFFFF
+
+_HAS_TIMESTAMP, _HAS_TTL, _HAS_DELETION, _HAS_ALL_COLUMNS = 0x04, 0x08, 0x10, 0x20
+_HAS_COMPLEX_DELETION, _IS_EXTENDED = 0x40, 0x80
+_IS_DELETED, _IS_EXPIRING, _HAS_EMPTY_VALUE, _USE_ROW_TIMESTAMP, _USE_ROW_TTL = 0x01, 0x02, 0x04, 0x08, 0x10
+_EXCLUSIVE_END, _INCLUSIVE_START, _EXCLUSIVE_END_INCLUSIVE_START = 0, 1, 2
+_INCLUSIVE_END_EXCLUSIVE_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
+_FEW_COLUMNS = 64
+"""Up to so many less one a column subset is a bit mask."""
+_HEAD_ROOM = 128
+"""More than the digest has between clustering and cells."""
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _fits(s: int, q: int, size: int) -> bool:
+    """Whether so many bytes and the spare ones fit into the scratch behind ``q``."""
+    return size <= load64_native(s + at.SCRATCH) + load64_native(s + at.ROOM_SCRATCH) - _HEAD_ROOM - q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _read_deletion(s: int, p: int) -> tuple[int, int, int]:
+    """Timestamp (µs), local deletion time (s), address behind them."""
+    timestamp, p = load_unsigned_vint(p)
+    local, p = load_unsigned_vint(p)
+    timestamp += load64_native(s + at.MIN_TIMESTAMP)
+    return timestamp, (local + load64_native(s + at.MIN_LOCAL)) & _SECONDS, p
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _saw(s: int, timestamp: int) -> None:
+    if timestamp > load64_native(s + at.WRITE_TIME):
+        store64(s + at.WRITE_TIME, timestamp)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def decode_partition_deletion(s: int, p: int, end: int) -> int:
+    """The deletion of the whole partition."""
+    timestamp, local, p = _read_deletion(s, p)
+    if p > end:
+        return MALFORMED
+    q = load64_native(s + at.HEAD_END)
+    _begin_row(s)
+    store32(q, 0)
+    q = _put_liveness(s, q + 4, 0, 0, 0, 0)
+    q = _put_deletion(s, q, 1, timestamp, local)
+    store64(q, 0)
+    return _end_row(s, p, q + 8, PARTITION_DELETION, 0, 0)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
+    """A row, or the static row, behind its flags."""
+    if flags & _IS_EXTENDED:
+        p += 1
+    table = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * load64_native(s + at.TABLE)
+    size = load64_native(table + at.TABLE_CLUSTERING) if kind == ROW else 0
+    _begin_row(s)
+    p, q = _copy_clustering(s, p, end, size, load64_native(s + at.HEAD_END))
+    if p <= LAST_CODE:
+        return p
+    clustering_end = q
+    timestamp = ttl = expires = has = 0
+    if flags & _HAS_TIMESTAMP:
+        timestamp, p = load_unsigned_vint(p)
+        timestamp += load64_native(s + at.MIN_TIMESTAMP)
+        has = 1
+        if flags & _HAS_TTL:
+            ttl, expires, p = _read_expiry(s, p)
+            has = 2
+    q = _put_liveness(s, q, has, timestamp, ttl, expires)
+    timestamp = local = 0
+    if flags & _HAS_DELETION:
+        timestamp, local, p = _read_deletion(s, p)
+    q = _put_deletion(s, q, (flags & _HAS_DELETION) >> 4, timestamp, local)
+    p, q = _decode_cells(s, p, end, q, flags, s + (at.STATIC_MAP if kind == STATIC else at.REGULAR_MAP))
+    if p <= LAST_CODE:
+        return p
+    return _end_row(s, p, q, kind, clustering_end, 0) if p <= end else MALFORMED
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _read_expiry(s: int, p: int) -> tuple[int, int, int]:
+    """TTL (s), local expiration time (s), address behind them, as rows have them."""
+    ttl, p = load_unsigned_vint(p)
+    local, p = load_unsigned_vint(p)
+    ttl += load64_native(s + at.MIN_TTL)
+    return ttl, (local + load64_native(s + at.MIN_LOCAL)) & _SECONDS, p
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _begin_row(s: int) -> None:
+    store64(s + at.WRITE_TIME, _NO_TIMESTAMP)
+    store64(s + at.FIRST_CELL, load64_native(s + at.CELLS))
+    store64(s + at.FIRST_COMPLEX, load64_native(s + at.COMPLEX))
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _copy_clustering(s: int, p: int, end: int, size: int, q: int) -> tuple[int, int]:
+    """Copy ``size`` clustering values to ``q``, as change rows have them; addresses behind both (spec §2.4)."""
+    table = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * load64_native(s + at.TABLE)
+    lengths = load64_native(table + at.TABLE_CLUSTERING_LENGTHS)
+    store32(q, size)
+    q += 4
+    header = 0
+    for place in range(size):
+        if place & 31 == 0:
+            header, p = load_unsigned_vint(p)
+        state = (header >> (2 * (place & 31))) & 3
+        if state:
+            length = -1 if state & 2 else 0
+        else:
+            length = load32_native(lengths + 4 * place)
+            if length < 0:
+                length, p = load_unsigned_vint(p)
+                if length < 0:
+                    return MALFORMED, q
+        if length > end - p or p > end:
+            return MALFORMED, q
+        if not _fits(s, q, length + PADDING):
+            return FULL, q
+        store32(q, length)
+        copy_bytes(q + 4, p, length)
+        p += max(length, 0)
+        q += 4 + max(length, 0)
+    return p, q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_liveness(s: int, q: int, has: int, timestamp: int, ttl: int, expires: int) -> int:
+    """The row's liveness; ``has``: 0 none, 1 without TTL, 2 with it."""
+    row = load64_native(s + at.ROWS)
+    store8(load64_native(s + at.ROW_LIVENESS) + row, has)
+    store64(load64_native(s + at.ROW_LIVENESS_TIMESTAMP) + 8 * row, timestamp)
+    store32(load64_native(s + at.ROW_LIVENESS_TTL) + 4 * row, ttl)
+    store64(load64_native(s + at.ROW_LIVENESS_EXPIRES) + 8 * row, expires)
+    store64(s + at.ROW_TIMESTAMP, timestamp)
+    store64(s + at.ROW_TTL, ttl)
+    store64(s + at.ROW_EXPIRES, expires)
+    store8(q, has)
+    if has == 0:
+        return q + 1
+    _saw(s, timestamp)
+    store64(q + 1, timestamp)
+    store32(q + 9, ttl)
+    store64(q + 13, expires)
+    return q + (21 if has == 2 else 9)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_deletion(s: int, q: int, has: int, timestamp: int, local: int) -> int:
+    """The row's deletion, if it has one."""
+    row = load64_native(s + at.ROWS)
+    store8(load64_native(s + at.ROW_DELETION) + row, has)
+    store64(load64_native(s + at.ROW_DELETION_TIMESTAMP) + 8 * row, timestamp)
+    store64(load64_native(s + at.ROW_DELETION_LOCAL) + 8 * row, local)
+    store8(q, has)
+    if has == 0:
+        return q + 1
+    _saw(s, timestamp)
+    store64(q + 1, timestamp)
+    store64(q + 9, local)
+    return q + 17
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple[int, int]:
+    """The row's columns; ``m``: see :func:`ringsync.formats.commitlog.mutation.read_columns`."""
+    columns, count = load64_native(m), load64_native(m + 8)
+    count_at = q
+    q += 4
+    missing = 0
+    few = True
+    if not flags & _HAS_ALL_COLUMNS:
+        missing, p = load_unsigned_vint(p)
+        if missing != 0 and count >= _FEW_COLUMNS:
+            few = False
+            p = _read_subset(s, p, end, count, missing)
+            if p <= LAST_CODE:
+                return p, q
+    subset = load64_native(s + at.SUBSET)
+    for place in range(count):
+        if few:
+            if missing != 0 and (missing >> place) & 1:
+                continue
+        elif load8(subset + place) == 0:
+            continue
+        column = load64_native(columns + 8 * place)
+        if load64_native(column + at.COLUMN_IS_COMPLEX) == 0:
+            p, q = _decode_cell(s, p, end, q, column, False)
+        else:
+            p, q = _decode_complex(s, p, end, q, column, flags)
+        if p <= LAST_CODE:
+            return p, q
+    store32(count_at, load64_native(s + at.CELLS) - load64_native(s + at.FIRST_CELL))
+    deletions = load64_native(s + at.COMPLEX) - load64_native(s + at.FIRST_COMPLEX)
+    if not _fits(s, q, 24 * deletions + PADDING):
+        return FULL, q
+    return p, _put_complex_deletions(s, q)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _read_subset(s: int, p: int, end: int, count: int, missing: int) -> int:
+    """Which of 64 columns or more are there, as a byte each (spec §2.3; C: Columns.deserializeLargeSubset)."""
+    if missing < 0 or missing > count:
+        return MALFORMED
+    listed = count - missing
+    present = 1
+    if listed >= count // 2:
+        listed, present = missing, 0
+    subset = load64_native(s + at.SUBSET)
+    for place in range(count):
+        store8(subset + place, 1 - present)
+    for _ in range(listed):
+        if p >= end:
+            return MALFORMED
+        place, p = load_unsigned_vint(p)
+        if place < 0 or place >= count:
+            return MALFORMED
+        store8(subset + place, present)
+    return p
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _decode_complex(s: int, p: int, end: int, q: int, column: int, flags: int) -> tuple[int, int]:
+    """A column of many cells: its deletion, if rows have such here, and its cells."""
+    if flags & _HAS_COMPLEX_DELETION:
+        timestamp, local, p = _read_deletion(s, p)
+        if timestamp != _NO_TIMESTAMP:
+            place = load64_native(s + at.COMPLEX)
+            if place >= load64_native(s + at.ROOM_COMPLEX):
+                return FULL, q
+            store32(load64_native(s + at.COMPLEX_COLUMN) + 4 * place, load64_native(column + at.COLUMN_NUMBER))
+            store64(load64_native(s + at.COMPLEX_HASH) + 8 * place, load64_native(column + at.COLUMN_HASH))
+            store64(load64_native(s + at.COMPLEX_TIMESTAMP) + 8 * place, timestamp)
+            store64(load64_native(s + at.COMPLEX_LOCAL) + 8 * place, local)
+            store64(s + at.COMPLEX, place + 1)
+            _saw(s, timestamp)
+    count, p = load_unsigned_vint(p)
+    if count < 0 or count > end - p:
+        return MALFORMED, q
+    for _ in range(count):
+        p, q = _decode_cell(s, p, end, q, column, True)
+        if p <= LAST_CODE:
+            break
+    return p, q
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _put_complex_deletions(s: int, q: int) -> int:
+    first, last = load64_native(s + at.FIRST_COMPLEX), load64_native(s + at.COMPLEX)
+    store32(q, last - first)
+    q += 4
+    for place in range(first, last):
+        store64(q, load64_native(load64_native(s + at.COMPLEX_HASH) + 8 * place))
+        store64(q + 8, load64_native(load64_native(s + at.COMPLEX_TIMESTAMP) + 8 * place))
+        store64(q + 16, load64_native(load64_native(s + at.COMPLEX_LOCAL) + 8 * place))
+        q += 24
+    return q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) -> tuple[int, int]:
+    """A cell (spec §2.6)."""
+    if p >= end:
+        return MALFORMED, q
+    flags = load8(p)
+    p += 1
+    timestamp = load64_native(s + at.ROW_TIMESTAMP)
+    if not flags & _USE_ROW_TIMESTAMP:
+        timestamp, p = load_unsigned_vint(p)
+        timestamp += load64_native(s + at.MIN_TIMESTAMP)
+    ttl = local = 0
+    kind = LIVE
+    if flags & (_IS_DELETED | _IS_EXPIRING):
+        kind = TOMBSTONE if flags & _IS_DELETED else EXPIRING
+        ttl, local, p = _read_cell_expiry(s, p, flags)
+    cell = load64_native(s + at.CELLS)
+    if cell >= load64_native(s + at.ROOM_CELLS):
+        return FULL, q
+    store64(q, load64_native(column + at.COLUMN_HASH))
+    q += 8
+    path_length = -1
+    if has_path:
+        path_length, p = load_unsigned_vint(p)
+        if path_length < 0 or path_length > end - p:
+            return MALFORMED, q
+        if not _fits(s, q, path_length + PADDING):
+            return FULL, q
+        _append(s, at.PATHS, at.PATH_BYTES, p, path_length)
+        copy_bytes(q + 4, p, path_length)
+        p += path_length
+    store32(load64_native(s + at.PATH_ENDS) + 4 * cell + 4, load64_native(s + at.PATH_BYTES))
+    store32(q, path_length)
+    q += 4 + max(path_length, 0)
+    length = 0
+    if not flags & _HAS_EMPTY_VALUE:
+        length = load64_native(column + at.COLUMN_FIXED)
+        if length < 0:
+            length, p = load_unsigned_vint(p)
+        if length < 0 or length > end - p:
+            return MALFORMED, q
+    if not _fits(s, q, length + PADDING):
+        return FULL, q
+    q = _put_cell(s, q, cell, kind, timestamp, ttl, local, p, length)
+    store32(load64_native(s + at.CELL_COLUMN) + 4 * cell, load64_native(column + at.COLUMN_NUMBER))
+    store8(load64_native(s + at.CELL_HAS_PATH) + cell, has_path)
+    store64(s + at.CELLS, cell + 1)
+    return p + length, q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _read_cell_expiry(s: int, p: int, flags: int) -> tuple[int, int, int]:
+    """TTL (s), local deletion or expiration time (s), address behind them."""
+    if flags & _USE_ROW_TTL:
+        return load64_native(s + at.ROW_TTL), load64_native(s + at.ROW_EXPIRES), p
+    local, p = load_unsigned_vint(p)
+    ttl = 0
+    if flags & _IS_EXPIRING:
+        ttl, p = load_unsigned_vint(p)
+        ttl += load64_native(s + at.MIN_TTL)
+    return ttl, (local + load64_native(s + at.MIN_LOCAL)) & _SECONDS, p
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_cell(
+    s: int, q: int, cell: int, kind: int, timestamp: int, ttl: int, local: int, value: int, length: int
+) -> int:
+    """What a cell holds, but for column and path."""
+    _saw(s, timestamp)
+    store64(load64_native(s + at.CELL_TIMESTAMP) + 8 * cell, timestamp)
+    store32(load64_native(s + at.CELL_TTL) + 4 * cell, ttl)
+    store64(load64_native(s + at.CELL_LOCAL) + 8 * cell, local)
+    store8(load64_native(s + at.CELL_KIND) + cell, kind)
+    store8(q, kind)
+    store64(q + 1, timestamp)
+    q += 9
+    if kind == EXPIRING:
+        store32(q, ttl)
+        store64(q + 4, local)
+        q += 12
+    if kind == TOMBSTONE:
+        store64(q, local)
+        q += 8
+    else:
+        store32(q, length)
+        copy_bytes(q + 4, value, length)
+        q += 4 + length
+        _append(s, at.VALUES, at.VALUE_BYTES, value, length)
+    store32(load64_native(s + at.VALUE_ENDS) + 4 * cell + 4, load64_native(s + at.VALUE_BYTES))
+    return q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _append(s: int, output: int, cursor: int, p: int, length: int) -> None:
+    """Copy bytes behind those of a column; there is room, as the scratch has had some for them."""
+    size = load64_native(s + cursor)
+    copy_bytes(load64_native(s + output) + size, p, length)
+    store64(s + cursor, size + length)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def decode_marker(s: int, p: int, end: int) -> int:
+    """A range tombstone's bound, or a boundary, which ends one range and begins the next, behind the flags."""
+    if end - p < 3:
+        return MALFORMED
+    kind, size = load8(p), load16(p + 1)
+    bound = p + 3
+    table = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * load64_native(s + at.TABLE)
+    if size > load64_native(table + at.TABLE_CLUSTERING) or kind > _EXCLUSIVE_START or kind in (3, 4):
+        return MALFORMED
+    p, _ = _copy_clustering(s, bound, end, size, load64_native(s + at.HEAD_END))
+    if p <= LAST_CODE:
+        return p
+    ends = kind not in (_INCLUSIVE_START, _EXCLUSIVE_START)
+    begins = kind not in (_EXCLUSIVE_END, _INCLUSIVE_END)
+    if ends == (load64_native(s + at.OPEN) == 0):
+        return MALFORMED
+    timestamp, local, p = _read_deletion(s, p)
+    if ends:
+        inclusive = kind in (_INCLUSIVE_END, _INCLUSIVE_END_EXCLUSIVE_START)
+        outcome = _put_range(s, end, bound, size, inclusive, timestamp, local)
+        if outcome <= LAST_CODE:
+            return outcome
+        store64(s + at.OPEN, 0)
+    if begins:
+        if ends:
+            timestamp, local, p = _read_deletion(s, p)
+        store64(s + at.OPEN, bound)
+        store64(s + at.OPEN_SIZE, size)
+        store64(s + at.OPEN_INCLUSIVE, kind in (_INCLUSIVE_START, _EXCLUSIVE_END_INCLUSIVE_START))
+    return p if p <= end else MALFORMED
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _put_range(s: int, end: int, bound: int, size: int, inclusive: bool, timestamp: int, local: int) -> int:
+    """The change row of a range deletion that begins at the open bound and ends at this one."""
+    _begin_row(s)
+    start = load64_native(s + at.OPEN)
+    p, q = _copy_clustering(s, start, end, load64_native(s + at.OPEN_SIZE), load64_native(s + at.HEAD_END))
+    if p <= LAST_CODE:
+        return p
+    store8(q, load64_native(s + at.OPEN_INCLUSIVE))
+    clustering_end = q + 1
+    p, q = _copy_clustering(s, bound, end, size, clustering_end)
+    if p <= LAST_CODE:
+        return p
+    store8(q, inclusive)
+    range_end = q + 1
+    q = _put_liveness(s, range_end, 0, 0, 0, 0)
+    q = _put_deletion(s, q, 1, timestamp, local)
+    store64(q, 0)
+    return _end_row(s, p, q + 8, RANGE_DELETION, clustering_end, range_end)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _end_row(s: int, p: int, q: int, kind: int, clustering_end: int, range_end: int) -> int:
+    """Write what all rows have; returns ``p``, or FULL.
+
+    :param clustering_end: behind the clustering in the scratch, 0: it is null
+    :param range_end: behind the range's end, 0: it is null
+    """
+    row, head = load64_native(s + at.ROWS), load64_native(s + at.HEAD_END)
+    clustering = clustering_end - head if clustering_end else 0
+    bound = range_end - clustering_end if range_end else 0
+    key_length = load64_native(s + at.KEY_LENGTH)
+    # One row is always free: its fields are written before it is known whether it fits.
+    if (
+        row + 1 >= load64_native(s + at.ROOM_ROWS)
+        or key_length > load64_native(s + at.ROOM_KEY_BYTES) - load64_native(s + at.KEY_BYTES)
+        or clustering > load64_native(s + at.ROOM_CLUSTERING_BYTES) - load64_native(s + at.CLUSTERING_BYTES)
+        or bound > load64_native(s + at.ROOM_RANGE_BYTES) - load64_native(s + at.RANGE_BYTES)
+    ):
+        return FULL
+    _append(s, at.KEYS, at.KEY_BYTES, load64_native(s + at.KEY), key_length)
+    _append(s, at.CLUSTERINGS, at.CLUSTERING_BYTES, head, clustering)
+    _append(s, at.RANGES, at.RANGE_BYTES, clustering_end, bound)
+    store32(load64_native(s + at.KEY_ENDS) + 4 * row + 4, load64_native(s + at.KEY_BYTES))
+    store32(load64_native(s + at.CLUSTERING_ENDS) + 4 * row + 4, load64_native(s + at.CLUSTERING_BYTES))
+    store32(load64_native(s + at.RANGE_ENDS) + 4 * row + 4, load64_native(s + at.RANGE_BYTES))
+    store32(load64_native(s + at.ROW_CELLS) + 4 * row + 4, load64_native(s + at.CELLS))
+    store32(load64_native(s + at.ROW_COMPLEX) + 4 * row + 4, load64_native(s + at.COMPLEX))
+    store32(load64_native(s + at.ROW_TABLE) + 4 * row, load64_native(s + at.TABLE))
+    store8(load64_native(s + at.ROW_KIND) + row, kind)
+    store64(load64_native(s + at.ROW_TOKEN) + 8 * row, load64_native(s + at.TOKEN))
+    store64(load64_native(s + at.ROW_POSITION) + 8 * row, load64_native(s + at.POSITION))
+    store64(load64_native(s + at.ROW_WRITE_TIME) + 8 * row, load64_native(s + at.WRITE_TIME))
+    scratch = load64_native(s + at.SCRATCH)
+    store8(scratch + 16, kind)
+    store_digest(load64_native(s + at.ROW_DIGEST) + DIGEST_BYTES * row, scratch, q - scratch)
+    store64(s + at.ROWS, row + 1)
+    return p

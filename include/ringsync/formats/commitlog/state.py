@@ -1,0 +1,243 @@
+"""Memory that the mutation kernels share: where they read, what they remember, where they write.
+
+One address is their argument: of int64[WORDS], whose words lie at the byte offsets below. The first block is what
+:func:`Output.new` fills in, then come cursors, which go back when a record cannot be decoded or does not fit, then what
+is remembered within an update and a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringsync.changes.digest import DIGEST_BYTES
+from ringsync.changes.tables import COLUMN_WORDS, TABLE_WORDS, LoggedTables
+from ringsync.cql.kernels import PADDING, address
+from ringsync.formats.result_page import pooled
+
+COLUMNS: tuple[tuple[str, str, type[np.generic], int], ...] = (
+    ("row_table", "rows", np.int32, 1),
+    ("row_kind", "rows", np.int8, 1),
+    ("row_token", "rows", np.int64, 1),
+    ("row_position", "rows", np.int64, 1),
+    ("row_write_time", "rows", np.int64, 1),
+    ("row_liveness", "rows", np.int8, 1),
+    ("row_liveness_timestamp", "rows", np.int64, 1),
+    ("row_liveness_ttl", "rows", np.int32, 1),
+    ("row_liveness_expires", "rows", np.int64, 1),
+    ("row_deletion", "rows", np.int8, 1),
+    ("row_deletion_timestamp", "rows", np.int64, 1),
+    ("row_deletion_local", "rows", np.int64, 1),
+    ("row_digest", "rows", np.uint8, DIGEST_BYTES),
+    ("key_ends", "rows", np.int32, 1),
+    ("clustering_ends", "rows", np.int32, 1),
+    ("range_ends", "rows", np.int32, 1),
+    ("row_cells", "rows", np.int32, 1),
+    ("row_complex", "rows", np.int32, 1),
+    ("cell_column", "cells", np.int32, 1),
+    ("cell_has_path", "cells", np.uint8, 1),
+    ("cell_timestamp", "cells", np.int64, 1),
+    ("cell_ttl", "cells", np.int32, 1),
+    ("cell_local", "cells", np.int64, 1),
+    ("cell_kind", "cells", np.int8, 1),
+    ("path_ends", "cells", np.int32, 1),
+    ("value_ends", "cells", np.int32, 1),
+    ("complex_column", "complex", np.int32, 1),
+    ("complex_hash", "complex", np.int64, 1),
+    ("complex_timestamp", "complex", np.int64, 1),
+    ("complex_local", "complex", np.int64, 1),
+    ("keys", "key_bytes", np.uint8, 1),
+    ("clusterings", "clustering_bytes", np.uint8, 1),
+    ("ranges", "range_bytes", np.uint8, 1),
+    ("paths", "path_bytes", np.uint8, 1),
+    ("values", "value_bytes", np.uint8, 1),
+    ("scratch", "scratch_bytes", np.uint8, 1),
+)
+"""Arrays that the kernels write: name, the capacity that says how long it is, type of an entry, entries each.
+Those named ``…_ends``, ``row_cells`` and ``row_complex`` have one entry more, since they are Arrow's offsets."""
+
+CAPACITIES = (
+    "rows",
+    "cells",
+    "complex",
+    "key_bytes",
+    "clustering_bytes",
+    "range_bytes",
+    "path_bytes",
+    "value_bytes",
+    "scratch_bytes",
+)
+"""How much there is room for; the kernels' cursors have the same names, but for the scratch."""
+
+(
+    ROW_TABLE,
+    ROW_KIND,
+    ROW_TOKEN,
+    ROW_POSITION,
+    ROW_WRITE_TIME,
+    ROW_LIVENESS,
+    ROW_LIVENESS_TIMESTAMP,
+    ROW_LIVENESS_TTL,
+    ROW_LIVENESS_EXPIRES,
+    ROW_DELETION,
+    ROW_DELETION_TIMESTAMP,
+    ROW_DELETION_LOCAL,
+    ROW_DIGEST,
+    KEY_ENDS,
+    CLUSTERING_ENDS,
+    RANGE_ENDS,
+    ROW_CELLS,
+    ROW_COMPLEX,
+    CELL_COLUMN,
+    CELL_HAS_PATH,
+    CELL_TIMESTAMP,
+    CELL_TTL,
+    CELL_LOCAL,
+    CELL_KIND,
+    PATH_ENDS,
+    VALUE_ENDS,
+    COMPLEX_COLUMN,
+    COMPLEX_HASH,
+    COMPLEX_TIMESTAMP,
+    COMPLEX_LOCAL,
+    KEYS,
+    CLUSTERINGS,
+    RANGES,
+    PATHS,
+    VALUES,
+    SCRATCH,
+) = range(0, 8 * len(COLUMNS), 8)
+_FIRST_ROOM = 8 * len(COLUMNS)
+(
+    ROOM_ROWS,
+    ROOM_CELLS,
+    ROOM_COMPLEX,
+    ROOM_KEY_BYTES,
+    ROOM_CLUSTERING_BYTES,
+    ROOM_RANGE_BYTES,
+    ROOM_PATH_BYTES,
+    ROOM_VALUE_BYTES,
+    ROOM_SCRATCH,
+) = range(_FIRST_ROOM, _FIRST_ROOM + 8 * len(CAPACITIES), 8)
+_FIRST_CURSOR = _FIRST_ROOM + 8 * len(CAPACITIES)
+CURSORS = (_FIRST_CURSOR, _FIRST_CURSOR + 64)
+(
+    ROWS,
+    CELLS,
+    COMPLEX,
+    KEY_BYTES,
+    CLUSTERING_BYTES,
+    RANGE_BYTES,
+    PATH_BYTES,
+    VALUE_BYTES,
+) = range(*CURSORS, 8)
+SAVED = CURSORS[1]
+"""A copy of the cursors as of the record's begin."""
+_FIRST_INPUT = SAVED + 64
+(
+    BASE,
+    DIRECTORY,
+    LOOKUP,
+    LOOKUP_MASK,
+    UNKNOWN_ID,
+    SUBSET,
+    STATIC_MAP,
+    STATIC_COUNT,
+    STATIC_NAMES,
+    STATIC_BYTES,
+    REGULAR_MAP,
+    REGULAR_COUNT,
+    REGULAR_NAMES,
+    REGULAR_BYTES,
+    NAMES_TABLE,
+    POSITION,
+    TABLE,
+    KEY,
+    KEY_LENGTH,
+    TOKEN,
+    HEAD_END,
+    MIN_TIMESTAMP,
+    MIN_LOCAL,
+    MIN_TTL,
+    ROW_TIMESTAMP,
+    ROW_TTL,
+    ROW_EXPIRES,
+    WRITE_TIME,
+    OPEN,
+    OPEN_SIZE,
+    OPEN_INCLUSIVE,
+    FIRST_CELL,
+    FIRST_COMPLEX,
+) = range(_FIRST_INPUT, _FIRST_INPUT + 33 * 8, 8)
+WORDS = (_FIRST_INPUT + 33 * 8) // 8
+
+TABLE_BYTES, COLUMN_BYTES = 8 * TABLE_WORDS, 8 * COLUMN_WORDS
+TABLE_CLUSTERING, TABLE_CLUSTERING_LENGTHS, TABLE_STATIC, TABLE_REGULAR = 16, 24, 32, 48
+COLUMN_NAME, COLUMN_NAME_LENGTH, COLUMN_NUMBER, COLUMN_FIXED, COLUMN_IS_COMPLEX, COLUMN_HASH = range(0, 48, 8)
+"""Where in the descriptions of tables and columns what lies (:mod:`ringsync.changes.tables`)."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much change rows a batch has room for: rows, cells, complex deletions, and bytes of each kind.
+
+    Records are given to the kernels for at most so many bytes at once, so their values and paths always fit.
+    """
+
+    rows: int = 2**14
+    cells: int = 2**17
+    complex: int = 2**14
+    bytes: int = 2**22
+
+    def doubled(self) -> Capacity:
+        """Twice the room, for a record that does not fit."""
+        return Capacity(2 * self.rows, 2 * self.cells, 2 * self.complex, 2 * self.bytes)
+
+    def of(self, name: str) -> int:
+        """By the names of ``CAPACITIES``."""
+        return {"rows": self.rows, "cells": self.cells, "complex": self.complex}.get(name, self.bytes)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The kernels' state and the arrays that they fill.
+
+    :ivar state: int64[WORDS]
+    :ivar arrays: by the names of ``COLUMNS``
+    """
+
+    state: npt.NDArray[np.int64]
+    arrays: dict[str, npt.NDArray[Any]] = field(repr=False)
+    kept: tuple[npt.NDArray[Any], ...] = field(repr=False)
+
+    @classmethod
+    def new(cls, buffer: npt.NDArray[np.uint8], tables: LoggedTables, capacity: Capacity) -> Output:
+        """Room for a batch.
+
+        :param buffer: where the records lie; with spare bytes
+        """
+        state = np.zeros(WORDS, np.int64)
+        arrays = {}
+        for place, (name, room, kind, each) in enumerate(COLUMNS):
+            arrays[name] = pooled(capacity.of(room) * each + PADDING, kind)
+            state[place] = address(arrays[name])
+            if name.endswith("_ends") or name in ("row_cells", "row_complex"):
+                arrays[name][0] = 0
+        state[_FIRST_ROOM // 8 : _FIRST_CURSOR // 8] = [capacity.of(name) for name in CAPACITIES]
+        most = tables.most_columns
+        kept = (np.zeros((2, most + 1), np.int64), np.zeros(most + 1, np.uint8), np.zeros(2, np.int64))
+        maps, subset, unknown = kept
+        state[BASE // 8] = address(buffer)
+        state[DIRECTORY // 8] = address(tables.directory)
+        state[LOOKUP // 8], state[LOOKUP_MASK // 8] = address(tables.lookup), len(tables.lookup) - 1
+        state[STATIC_MAP // 8], state[REGULAR_MAP // 8] = address(maps[0]), address(maps[1])
+        state[SUBSET // 8], state[UNKNOWN_ID // 8] = address(subset), address(unknown)
+        state[NAMES_TABLE // 8] = -1
+        return cls(state, arrays, kept)
+
+    def count(self, cursor: int) -> int:
+        """How far a cursor is."""
+        return int(self.state[cursor // 8])
