@@ -14,14 +14,13 @@ from ringsync.cql.types import CqlType, CustomType, Native, VectorType, is_multi
 from ringsync.schema.table import TableSchema
 
 CELL_FIXED_LENGTH = {
-    "empty": 0,
     "boolean": 1,
     **dict.fromkeys(("int", "float"), 4),
     **dict.fromkeys(("bigint", "double", "timestamp"), 8),
     **dict.fromkeys(("uuid", "timeuuid"), 16),
 }
-_CUSTOM_FIXED_LENGTH = {"LexicalUUIDType": 16, "LegacyTimeUUIDType": 16}
 """Bytes of values that commit logs and SSTables write without a length (C: AbstractType.valueLengthIfFixed)."""
+_CUSTOM_FIXED_LENGTH = {"EmptyType": 0, "LexicalUUIDType": 16, "LegacyTimeUUIDType": 16}
 
 TABLE_WORDS, COLUMN_WORDS = 8, 6
 VARIABLE = -1
