@@ -187,6 +187,15 @@ def test_expired_cells_and_rows_are_gone(log: Log, session: Any, check: Callable
     session.execute(f"INSERT INTO {table} (id) VALUES (3)")
     session.execute(f"UPDATE {table} USING TTL 1 SET v = 3 WHERE id = 3")
     session.execute(f"INSERT INTO {table} (id, v) VALUES (4, 4) USING TTL 630720000")
+    # Of two livenesses of one timestamp the one that expires wins; a deletion of that timestamp wins as well.
+    session.execute(f"INSERT INTO {table} (id) VALUES (5) USING TIMESTAMP 1000 AND TTL 1")
+    session.execute(f"INSERT INTO {table} (id) VALUES (5) USING TIMESTAMP 1000")
+    session.execute(f"INSERT INTO {table} (id) VALUES (8) USING TIMESTAMP 1000")
+    session.execute(f"INSERT INTO {table} (id) VALUES (8) USING TIMESTAMP 1000 AND TTL 1")
+    session.execute(f"INSERT INTO {table} (id) VALUES (6) USING TIMESTAMP 1000")
+    session.execute(f"DELETE FROM {table} USING TIMESTAMP 1000 WHERE id = 6")
+    session.execute(f"INSERT INTO {table} (id) VALUES (7) USING TIMESTAMP 1001")
+    session.execute(f"DELETE FROM {table} USING TIMESTAMP 1000 WHERE id = 7")
     time.sleep(2.1)
     check("ttls")
 
