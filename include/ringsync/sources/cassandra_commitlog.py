@@ -115,4 +115,12 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
         # Spark makes up a partition where there is no segment.
         if isinstance(partition, PartPartition):
             read: Any = read_problems if self._options.rows == "problems" else read_part
-            yield from read(self._options, partition.part)
+            for rows in read(self._options, partition.part):
+                yield rows.cast(_without_fixed_lengths(rows.schema))
+
+
+def _without_fixed_lengths(schema: pa.Schema) -> pa.Schema:
+    """Spark has binary of any length only."""
+    return pa.schema(
+        [field.with_type(pa.binary()) if pa.types.is_fixed_size_binary(field.type) else field for field in schema]
+    )
