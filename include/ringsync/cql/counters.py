@@ -1,0 +1,42 @@
+"""Counters as commit logs and SSTables hold them: contexts of shards, of which the value is the sum.
+
+A context is an int16 number of header elements, that many int16, then shards of 32 bytes: id, int64 clock, int64
+count (specs/cassandra-formats.md §2.6; C: db/context/CounterContext).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from numba import njit
+
+from ringsync.cql.cells import cells_of, validity
+from ringsync.cql.kernels import KERNEL, load16, load32_native, load64, store64
+
+SHARD_BYTES = 32
+
+
+def counter_totals(contexts: pa.Array) -> pa.Array:
+    """The value of each context, int64, wrapped as Java does (C: CounterContext.total); null where it is null.
+
+    :param contexts: of type ``pa.binary()``
+    """
+    cells = cells_of(contexts)
+    totals = pa.allocate_buffer(8 * len(cells))
+    _sum_shards(*cells.arguments, totals.address)
+    bitmap, nulls = validity(cells)
+    return pa.Array.from_buffers(pa.int64(), len(cells), [bitmap, totals], null_count=nulls)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _sum_shards(base: int, offsets: int, lengths: int, count: int, output: int) -> None:
+    for row in range(count):
+        p = base + load32_native(offsets + 4 * row)
+        end = p + max(load32_native(lengths + 4 * row), 0)
+        total = 0
+        if end - p >= 2:
+            elements = load16(p)
+            p += 2 + 2 * (elements if elements < 0x8000 else 0x10000 - elements)
+            while end - p >= SHARD_BYTES:
+                total += load64(p + 24)
+                p += SHARD_BYTES
+        store64(output + 8 * row, total)
