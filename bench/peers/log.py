@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servers import ServerError, last_lines
-from servers.cassandra import MODULE_FLAGS, CassandraNode, NodeSettings
+from servers.cassandra import CassandraNode, NodeSettings
 from servers.jars import fetch
 from servers.java import find_java_home
 
@@ -35,16 +35,18 @@ class DataSet:
     :ivar name: ``uniform``: inserts of six cells, 158 bytes each; ``mix``: see WriteLog.java
     :ivar statements: that the client wrote; each is a record of the log
     :ivar segments: in the order of the log
+    :ivar version: of Cassandra
     """
 
     name: str
     statements: int
     segments: tuple[Path, ...]
+    version: str = SETTINGS.version
 
     @property
-    def bytes(self) -> int:
-        """Size of the segments, with what is empty behind the last record of the last one."""
-        return sum(segment.stat().st_size for segment in self.segments)
+    def log_bytes(self) -> int:
+        """Of records; the last segments have room for more."""
+        return sum(_used(segment.read_bytes()) for segment in self.segments)
 
 
 def creation() -> list[str]:
@@ -78,6 +80,18 @@ def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
     return DataSet(name, statements, segments_in(target))
 
 
+def _used(segment: bytes) -> int:
+    """Where the zeros begin that fill a segment up."""
+    return len(segment.rstrip(b"\0"))
+
+
+def schema_file(folder: Path) -> Path:
+    """Write the tables as ``schema.cql`` into a folder."""
+    path = folder / "schema.cql"
+    path.write_text("".join(f"{statement};\n" for statement in creation()))
+    return path
+
+
 def segments_in(folder: Path) -> tuple[Path, ...]:
     """Segments in the order of their ids."""
     return tuple(sorted(folder.glob("CommitLog-*.log"), key=lambda path: int(path.stem.rpartition("-")[2])))
@@ -99,26 +113,13 @@ def write(node: CassandraNode, what: str, statements: int) -> None:
 
     :raises ServerError: the client fails; with its last lines
     """
-    arguments = [node.contact_point, str(node.port), what, str(statements)]
-    quiet = f"-Dlogback.configurationFile={node.folder / 'logback-off.xml'}"
-    run_java(node.cache, "WriteLog.java", arguments, WRITE_SECONDS, "-Xmx512m", quiet)
-
-
-def java_command(cache: Path, source: str, arguments: list[str], *options: str) -> list[str]:
-    """The command that compiles and runs a Java source file beside this one with Cassandra's own classes."""
-    jars = fetch(f"cassandra-{SETTINGS.version}", cache).resolve()
-    program = str(Path(__file__).with_name(source))
-    java = str(find_java_home() / "bin" / "java")
-    return [java, *MODULE_FLAGS, "-XX:+UseSerialGC", *options, "-cp", f"{jars}/*", program, *arguments]
-
-
-def run_java(cache: Path, source: str, arguments: list[str], seconds: float, *options: str) -> str:
-    """Run ``java_command`` and wait for it; what it prints.
-
-    :raises ServerError: it fails; with its last lines
-    """
-    command = java_command(cache, source, arguments, *options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    jars = fetch(f"cassandra-{SETTINGS.version}", node.cache).resolve()
+    command = [
+        *(str(find_java_home() / "bin" / "java"), "-Xmx512m", "-XX:+UseSerialGC"),
+        f"-Dlogback.configurationFile={node.folder / 'logback-off.xml'}",
+        *("-cp", f"{jars}/*", str(Path(__file__).with_name("WriteLog.java"))),
+        *(node.contact_point, str(node.port), what, str(statements)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WRITE_SECONDS, check=False)
     if done.returncode != 0:
-        raise ServerError(f"{source} failed:\n{last_lines(done.stdout + done.stderr, 40)}")
-    return done.stdout
+        raise ServerError(f"The log could not be written:\n{last_lines(done.stdout + done.stderr)}")
