@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringsync.cql.kernels import padded
+from ringsync.cql.kernels import PADDING, padded
 from ringsync.formats.commitlog.compression import BlockError, decompressor
 from ringsync.formats.commitlog.encryption import decryptor
 
@@ -86,7 +86,7 @@ class Damage:
 class Segment:
     """A segment's records, uncompressed, in one buffer.
 
-    :ivar buffer: followed by spare bytes
+    :ivar buffer: followed by spare bytes; of a plain segment it may be the file's own
     :ivar sections: in the order of the log
     :ivar damages: what could not be read
     :ivar end: logical position behind the last section
@@ -152,7 +152,7 @@ def read_segment(
         for start, end in walk:
             walk.sections.append(Section(start, end, walk.position))
             walk.position += end - start
-        return Segment(descriptor, padded(view), walk.sections, walk.damages, walk.position)
+        return Segment(descriptor, _with_spare_bytes(view, walk.sections), walk.sections, walk.damages, walk.position)
     parts: list[bytes] = []
     size = 0
     for start, end in walk:
@@ -170,6 +170,13 @@ def read_segment(
         size += length
         walk.position += length
     return Segment(descriptor, padded(b"".join(parts)), walk.sections, walk.damages, walk.position)
+
+
+def _with_spare_bytes(view: memoryview, sections: list[Section]) -> npt.NDArray[np.uint8]:
+    """The file itself if enough follows its last section, as in every segment that is not full to the last byte."""
+    if sections and len(view) - sections[-1].end < PADDING:
+        return padded(view)
+    return np.frombuffer(view, np.uint8)
 
 
 def _expander(
