@@ -3,21 +3,34 @@
 import contextlib
 import os
 import tempfile
+import zlib
 from pathlib import Path
 
 __version__ = "0.1.0"
 
 
 def _kernel_cache() -> str:
-    """A writable folder for compiled kernels, per user: numba fails at import where it finds none."""
+    """A writable folder for compiled kernels, per user and state of the source.
+
+    numba looks at the file of a kernel only, not at those of the kernels that are compiled into it: after a change of
+    one of these it would go on with the old code, without a word.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "ringsync" / "kernels"
+    folder = Path(base) / "ringsync" / "kernels" / _source_state()
     if folder.is_absolute():
         with contextlib.suppress(OSError):  # a service's user often has no writable home
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return str(folder)
-    return str(Path(tempfile.gettempdir()) / f"ringsync-{os.getuid()}" / "kernels")
+    return str(Path(tempfile.gettempdir()) / f"ringsync-{os.getuid()}" / "kernels" / _source_state())
+
+
+def _source_state() -> str:
+    """Changes with every change of the package's files; the version where there are none, as in a zip."""
+    root = Path(__file__).parent
+    files = sorted(root.rglob("*.py")) if root.is_dir() else []
+    stamps = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return f"{__version__}-{zlib.crc32(repr(stamps).encode()):08x}"
 
 
 # Must happen before numba is imported anywhere (specs/kernels.md §4).

@@ -11,7 +11,9 @@ import struct
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.tables import logged_tables
 from ringsync.cql.encode import encode
+from ringsync.cql.kernels import padded
 from ringsync.cql.types import (
     NATIVE_ARROW,
     CqlType,
@@ -24,6 +26,9 @@ from ringsync.cql.types import (
     arrow_type,
     parse_type,
 )
+from ringsync.formats.commitlog.reader import read_changes
+from ringsync.formats.commitlog.records import Records, find_records
+from ringsync.formats.commitlog.segment import Section
 from ringsync.formats.row_images import ResultColumn, row_images
 from ringsync.replica.checksum import partial_checksums
 from ringsync.schema.table import Column, TableSchema
@@ -55,7 +60,20 @@ def warm() -> None:
     batch = row_images([page], table, query.layout, NOW, "raw")
     edges = np.array([-(2**63), 0, 2**63 - 1])
     partial_checksums([batch], table, edges, NOW)
+    _read_record(table)
     snapshot_messages(batch, table, "warm", "exact", hostname="", processed_at_ms=0, schema_version=1, version="")
+
+
+def _read_record(table: TableSchema) -> None:
+    """Send a commit log record, though an empty one, through the commit log's kernels."""
+    mutation = b"\x01" + bytes.fromhex(table.table_id) + b"\x01\x00\x01" + bytes(10)
+    record = struct.pack(">iI", len(mutation), 0) + mutation + bytes(4)
+    buffer = padded(record)
+    find_records(buffer, [Section(0, len(record), 0)])
+    offset, size, position = (np.array([number]) for number in (8, len(mutation), len(record)))
+    records = Records(offset, size, position, np.array([True]))
+    for _ in read_changes(buffer, records, logged_tables([table]), "warm"):
+        pass
 
 
 def sample_table() -> TableSchema:

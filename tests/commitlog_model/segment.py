@@ -104,8 +104,6 @@ def read_segment(
         if not intact:
             segment.problem(segment.position, section_end - len(data), "truncated")
             return segment
-    if end is not None and segment.position < end and not segment.problems:
-        segment.problem(segment.position, end - segment.position, "truncated")
     return segment
 
 
@@ -132,7 +130,7 @@ def _sections(segment: Segment, data: bytes, end: int | None) -> Iterator[tuple[
     while len(data) - at >= 8 and (end is None or segment.position < end):
         next_marker, claimed = struct.unpack_from(">iI", data, at)
         if next_marker == claimed == 0:
-            return
+            break
         checked = struct.pack(">III", segment.id & 0xFFFFFFFF, segment.id >> 32, at)
         if zlib.crc32(checked) != claimed:
             segment.problem(segment.position, len(data) - at, "damaged sync marker")
@@ -143,6 +141,8 @@ def _sections(segment: Segment, data: bytes, end: int | None) -> Iterator[tuple[
         segment.position += 8
         yield at + 8, next_marker
         at = next_marker
+    if end is not None and segment.position < end:
+        segment.problem(segment.position, end - segment.position, "truncated")
 
 
 def _records(

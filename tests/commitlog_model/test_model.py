@@ -168,6 +168,17 @@ def test_statics_keys_and_counters(log: Log, session: Any, check: Callable[..., 
     check("keys_")
 
 
+def test_tokens(log: Log, session: Any, check: Callable[..., None]) -> None:
+    table = create(session, f"{log.keyspace}.tokens", "a blob, b blob, v int, PRIMARY KEY ((a, b))")
+    for length in range(40):
+        a = "0x" + bytes((37 * length + 91 * i) % 256 for i in range(length)).hex()
+        session.execute(f"INSERT INTO {table} (a, b, v) VALUES ({a}, {a}, 1)")
+    expected = {row.a.hex(): row.t for row in session.execute(f"SELECT a, token(a, b) AS t FROM {table}")}
+    changes, _ = log.changes()
+    assert {c["partition_key"]["a"][2:]: c["token"] for c in changes if c["table"] == "tokens"} == expected
+    check("tokens")
+
+
 def test_expired_cells_and_rows_are_gone(log: Log, session: Any, check: Callable[..., None]) -> None:
     table = create(session, f"{log.keyspace}.ttls", "id int PRIMARY KEY, v int, m map<int, int>")
     session.execute(f"INSERT INTO {table} (id, v) VALUES (1, 1) USING TTL 1")
@@ -176,6 +187,15 @@ def test_expired_cells_and_rows_are_gone(log: Log, session: Any, check: Callable
     session.execute(f"INSERT INTO {table} (id) VALUES (3)")
     session.execute(f"UPDATE {table} USING TTL 1 SET v = 3 WHERE id = 3")
     session.execute(f"INSERT INTO {table} (id, v) VALUES (4, 4) USING TTL 630720000")
+    # Of two livenesses of one timestamp the one that expires wins; a deletion of that timestamp wins as well.
+    session.execute(f"INSERT INTO {table} (id) VALUES (5) USING TIMESTAMP 1000 AND TTL 1")
+    session.execute(f"INSERT INTO {table} (id) VALUES (5) USING TIMESTAMP 1000")
+    session.execute(f"INSERT INTO {table} (id) VALUES (8) USING TIMESTAMP 1000")
+    session.execute(f"INSERT INTO {table} (id) VALUES (8) USING TIMESTAMP 1000 AND TTL 1")
+    session.execute(f"INSERT INTO {table} (id) VALUES (6) USING TIMESTAMP 1000")
+    session.execute(f"DELETE FROM {table} USING TIMESTAMP 1000 WHERE id = 6")
+    session.execute(f"INSERT INTO {table} (id) VALUES (7) USING TIMESTAMP 1001")
+    session.execute(f"DELETE FROM {table} USING TIMESTAMP 1000 WHERE id = 7")
     time.sleep(2.1)
     check("ttls")
 

@@ -151,6 +151,8 @@ def random_statements(seed: int, count: int, version: str) -> Iterator[str]:
     """
     random = Random(seed)
     *writers, counters = (_Writer(random, table) for table in tables(version))
+    # The answer to a condition that fails is the row: the driver cannot decode every timestamp of the others.
+    readers = [writer for writer in writers if writer.table.name in ("collections", "single")]
     made = 0
     while made < count:
         writer = random.choice(writers)
@@ -160,7 +162,7 @@ def random_statements(seed: int, count: int, version: str) -> Iterator[str]:
         elif kind < 0.25:
             found = [_batch(random, writers)]
         elif kind < 0.30:
-            found = random.choice(writers[:2]).read_first()
+            found = random.choice(readers).read_first()
         else:
             found = [writer.change()]
         yield from found[: count - made]
@@ -227,7 +229,7 @@ class _Writer:
         if condition == 0:
             return [f"{self.insert(partition, using=False)} IF NOT EXISTS"]
         if condition == 1:
-            return [f"UPDATE {name} SET {column} = {self.literal(column)} WHERE {where} IF v_int != 7"]
+            return [f"UPDATE {name} SET {column} = {self.literal(column)} WHERE {where} IF w != 7"]
         return [f"DELETE FROM {name} WHERE {where} IF EXISTS"]
 
     def insert(self, partition: int, using: bool = True) -> str:

@@ -15,7 +15,7 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import NoHostAvailable
 
 from servers import ServerError
-from servers.cassandra import CassandraNode, NodeSettings, write_configuration
+from servers.cassandra import CassandraNode, CommitLogEncryption, NodeSettings, write_configuration
 from servers.certificates import make_certificates
 from servers.process import session_members
 
@@ -135,3 +135,24 @@ def test_an_early_end_shows_the_log(tmp_path: Path, cache: Path) -> None:
 def test_who_joins_a_cluster_can_be_told_to_copy_its_data(tmp_path: Path, copies: bool) -> None:
     write_configuration(tmp_path, NodeSettings(auto_bootstrap=copies))
     assert yaml.safe_load((tmp_path / "cassandra.yaml").read_text())["auto_bootstrap"] is copies
+
+
+def test_the_commit_log_can_be_compressed_and_encrypted(tmp_path: Path) -> None:
+    """`tests/commitlogs/make.py` proves it with servers; here only the keys."""
+
+    def configured(settings: NodeSettings) -> dict[str, Any]:
+        write_configuration(tmp_path, settings)
+        found: dict[str, Any] = yaml.safe_load((tmp_path / "cassandra.yaml").read_text())
+        return found
+
+    plain = configured(NodeSettings(version="4.0", commitlog_sync_ms=250))
+    assert plain["commitlog_sync_period_in_ms"] == 250
+    assert not plain.keys() & {"commitlog_compression", "transparent_data_encryption_options"}
+    compressed = configured(NodeSettings(commitlog_compressor="ZstdCompressor"))
+    assert compressed["commitlog_compression"] == [{"class_name": "ZstdCompressor"}]
+    encryption = CommitLogEncryption(tmp_path / "k.jceks", "JCEKS", "of the store", "key:1", "of the key", 4)
+    options = configured(NodeSettings(commitlog_encryption=encryption))["transparent_data_encryption_options"]
+    assert (options["enabled"], options["key_alias"], options["chunk_length_kb"]) == (True, "key:1", 4)
+    (parameters,) = options["key_provider"][0]["parameters"]
+    assert (parameters["keystore_password"], parameters["key_password"]) == ("of the store", "of the key")
+    assert "of the" not in repr(NodeSettings(commitlog_encryption=encryption))

@@ -6,6 +6,9 @@ import zlib
 from collections.abc import Callable
 
 import pyarrow as pa
+from numba import njit
+
+from ringsync.cql.kernels import KERNEL, address, load8, padded
 
 
 class BlockError(ValueError):
@@ -51,7 +54,42 @@ def _lz4(block: memoryview, length: int) -> bytes:
     said = int.from_bytes(block[:4], "little")
     if said != length:
         raise BlockError(f"a block that says it has {said} bytes in a section of {length}")
+    data = padded(block[4:])
+    found = _lz4_length(address(data), len(block) - 4)
+    if found != length:
+        raise BlockError(f"a block of {found} bytes in a section of {length}" if found >= 0 else "not an LZ4 block")
     return bytes(pa.Codec("lz4_raw").decompress(block[4:], decompressed_size=length, asbytes=True))
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _lz4_length(p: int, size: int) -> int:
+    """Bytes of a raw LZ4 block made plain; -1: it is none.
+
+    Arrow gives as many as it is asked for, however few there are.
+    """
+    end, total = p + size, 0
+    while p < end:
+        token = load8(p)
+        p += 1
+        literals, p = _lz4_run(p, end, token >> 4)
+        total += literals
+        p += literals
+        if p >= end:
+            return total if p == end else -1
+        matched, p = _lz4_run(p + 2, end, token & 15)
+        total += matched + 4
+    return -1
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _lz4_run(p: int, end: int, length: int) -> tuple[int, int]:
+    if length == 15:
+        more = 255
+        while more == 255 and p < end:
+            more = load8(p)
+            length += more
+            p += 1
+    return length, p
 
 
 def _snappy(block: memoryview, length: int) -> bytes:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ringsync.formats.commitlog.segment import Wanted
+
 _COMPLETED = "COMPLETED"
 
 
@@ -20,10 +22,17 @@ class SegmentIndex:
     offset: int
     completed: bool
 
-    @property
-    def until(self) -> int | None:
-        """Up to where the segment may be read; None: to its end."""
-        return None if self.completed else self.offset
+    def wanted(self, size: int) -> Wanted:
+        """What of the segment may be read, and how far it must reach.
+
+        After a crash Cassandra writes the file's size instead of a position (C: CommitLogReplayer
+        .handleCDCReplayCompletion), which says nothing.
+
+        :param size: of the segment's file, bytes
+        """
+        if not self.completed:
+            return Wanted(until=self.offset)
+        return Wanted(synced=None if self.offset == size else self.offset)
 
 
 def parse_index(content: bytes) -> SegmentIndex | None:

@@ -17,7 +17,7 @@ from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.mutation import decode_records
 from ringsync.formats.commitlog.outcomes import DECODED, REASONS, UNKNOWN_TABLE
 from ringsync.formats.commitlog.records import Records, find_records
-from ringsync.formats.commitlog.segment import Damage, Descriptor, read_segment
+from ringsync.formats.commitlog.segment import WHOLE, Damage, Descriptor, Wanted, read_segment
 from ringsync.formats.commitlog.state import Capacity, Output
 
 UNDECODED = pa.schema(
@@ -69,9 +69,8 @@ def read_log(
     data: bytes | memoryview,
     name: str,
     tables: LoggedTables,
+    wanted: Wanted = WHOLE,
     *,
-    after: int = 0,
-    until: int | None = None,
     key_of: Callable[[str], bytes] | None = None,
     capacity: Capacity | None = None,
 ) -> SegmentChanges:
@@ -80,17 +79,15 @@ def read_log(
     :param data: the whole file
     :param name: of the file, for messages and change rows
     :param tables: whose records are decoded
-    :param after: logical position: only records behind it
-    :param until: logical position up to which the segment was synced, see
-        :func:`~ringsync.formats.commitlog.segment.read_segment`
+    :param wanted: which part of it: records behind ``wanted.after`` in the sections
     :param key_of: the key of an alias, for encrypted segments
     :param capacity: of a batch
     :raises SegmentError: when nothing of the segment can be read
     """
-    segment = read_segment(data, name, until, key_of)
+    segment = read_segment(data, name, wanted, key_of)
     records, damages = find_records(segment.buffer, segment.sections)
-    damages = [damage for damage in segment.damages + damages if damage.position > after]
-    records = records.behind(after)
+    damages = [damage for damage in segment.damages + damages if damage.position > wanted.after]
+    records = records.behind(wanted.after)
     broken = ~records.sound
     for position, size in zip(records.positions[broken], records.sizes[broken], strict=True):
         damages.append(Damage(int(position), int(size), "the checksum of a record is wrong"))

@@ -9,8 +9,8 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ NAME = re.compile(r"CommitLog-(\d+)-(\d+)\.log")
 
 _HEADER = struct.Struct(">iqH")
 _MARKER = struct.Struct(">iI")
+_LENGTH_BYTES = 4
+_LONGEST_SECTION = 2**31 - 1
+_CUT_OFF = "a section ends behind the end of the file: the file was cut off"
 
 
 class SegmentError(ValueError):
@@ -132,51 +135,81 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
     return Descriptor(version, segment_id, found if isinstance(found, dict) else {}, size)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which part of a segment to read.
+
+    :ivar after: logical position: sections that end before it are passed over
+    :ivar until: logical position up to which the segment was synced (``_cdc.idx``): what comes behind it is not read,
+        since it may not survive the node. None: to the end
+    :ivar synced: logical position that a segment reaches at least, if it is whole; None: not known
+    :ivar part: bytes of the file, from and to: only sections whose sync marker lies there, so that several readers
+        can share a segment. None: all
+    """
+
+    after: int = 0
+    until: int | None = None
+    synced: int | None = None
+    part: tuple[int, int] | None = None
+
+    def has(self, marker: int) -> bool:
+        """Whether the sync marker at this byte of the file is wanted."""
+        return self.part is None or self.part[0] <= marker < self.part[1]
+
+
+WHOLE = Wanted()
+
+
 def read_segment(
-    data: bytes | memoryview, name: str, until: int | None = None, key_of: Callable[[str], bytes] | None = None
+    data: bytes | memoryview, name: str, wanted: Wanted = WHOLE, key_of: Callable[[str], bytes] | None = None
 ) -> Segment:
     """Find a segment's sections and make them plain.
 
     :param data: the whole file
     :param name: of the file, for messages
-    :param until: logical position up to which the segment was synced (``_cdc.idx``): what comes behind it is not
-        read, since it may not survive the node. None: to the end
+    :param wanted: which part of it
     :param key_of: the key of an alias, for encrypted segments
     :raises SegmentError: when nothing of the segment can be read
     """
     view = memoryview(data)
     descriptor = read_descriptor(view, name)
     expand = _expander(descriptor, name, key_of)
-    walk = _Walk(view, descriptor, until)
-    if expand is None:
-        for start, end in walk:
-            walk.sections.append(Section(start, end, walk.position))
-            walk.position += end - start
-        return Segment(descriptor, _with_spare_bytes(view, walk.sections), walk.sections, walk.damages, walk.position)
+    sections: list[Section] = []
+    damages: list[Damage] = []
     parts: list[bytes] = []
-    size = 0
-    for start, end in walk:
-        length = int.from_bytes(view[start : start + 4], "big", signed=True)
-        try:
-            if end - start < 4 or length < 0:
-                raise BlockError(f"a section that says it has {length} bytes")
-            raw = expand(view[start + 4 : end], length)
-        except BlockError as error:
-            walk.damages.append(Damage(walk.position, end - start, f"a section cannot be decompressed: {error}"))
-            walk.position += max(length, 0)
+    size = end = 0
+    for stored in _stored_sections(view, descriptor, wanted, expand is not None):
+        end = stored.position
+        if isinstance(stored, Damage):
+            damages.append(stored)
             continue
-        walk.sections.append(Section(size, size + length, walk.position))
+        end += stored.length
+        if expand is None:
+            sections.append(Section(stored.start, stored.end, stored.position))
+            continue
+        try:
+            raw = expand(view[stored.start + _LENGTH_BYTES : stored.end], stored.length)
+        except BlockError as error:
+            damages.append(Damage(stored.position, stored.end - stored.start, f"a section cannot be read: {error}"))
+            continue
+        sections.append(Section(size, size + stored.length, stored.position))
         parts.append(raw)
-        size += length
-        walk.position += length
-    return Segment(descriptor, padded(b"".join(parts)), walk.sections, walk.damages, walk.position)
+        size += stored.length
+    if expand is None:
+        buffer, sections = _in_place(view, sections)
+    else:
+        buffer = padded(b"".join(parts))
+    return Segment(descriptor, buffer, sections, damages, end or descriptor.size)
 
 
-def _with_spare_bytes(view: memoryview, sections: list[Section]) -> npt.NDArray[np.uint8]:
-    """The file itself if enough follows its last section, as in every segment that is not full to the last byte."""
-    if sections and len(view) - sections[-1].end < PADDING:
-        return padded(view)
-    return np.frombuffer(view, np.uint8)
+def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], list[Section]]:
+    """Plain sections where they are, if enough bytes follow the last one, as in every segment that is not quite full;
+    otherwise a copy."""
+    if not sections or len(view) - sections[-1].end >= PADDING:
+        return np.frombuffer(view, np.uint8), sections
+    first = sections[0].start
+    moved = [replace(one, start=one.start - first, end=one.end - first) for one in sections]
+    return padded(view[first : sections[-1].end]), moved
 
 
 def _expander(
@@ -193,59 +226,74 @@ def _expander(
         raise SegmentError(f"{name}: {error}") from error
 
 
-class _Walk:
-    """Go from sync marker to sync marker; yields where each section's bytes lie in the file."""
+@dataclass(frozen=True)
+class _Stored:
+    """A section as it lies in the file.
 
-    def __init__(self, view: memoryview, descriptor: Descriptor, until: int | None) -> None:
-        self._view = view
-        self._descriptor = descriptor
-        self._until = until
-        self.sections: list[Section] = []
-        self.damages: list[Damage] = []
-        self.position = descriptor.size
+    :ivar start: its first byte behind the sync marker
+    :ivar end: the byte behind its last
+    :ivar position: logical, of its first record
+    :ivar length: bytes, made plain
+    """
 
-    def __iter__(self) -> Any:
-        size = len(self._view)
-        marker = self._descriptor.size
-        while size - marker >= _MARKER.size and (self._until is None or self.position < self._until):
-            end, checksum = _MARKER.unpack_from(self._view, marker)
-            if end == 0 and checksum == 0:
-                self._check_rest(marker)
+    start: int
+    end: int
+    position: int
+    length: int
+
+
+def _stored_sections(
+    view: memoryview, descriptor: Descriptor, wanted: Wanted, is_packed: bool
+) -> Iterator[_Stored | Damage]:
+    """Go from sync marker to sync marker.
+
+    :param is_packed: sections are compressed or encrypted, and begin with their length
+    """
+    size = len(view)
+    marker = position = descriptor.size
+    synced = wanted.synced if wanted.until is None else wanted.until
+    while size - marker >= _MARKER.size and (wanted.until is None or position < wanted.until):
+        end, checksum = _MARKER.unpack_from(view, marker)
+        start = marker + _MARKER.size
+        reason = _marker_damage(view, descriptor, marker, end, checksum)
+        if reason or checksum == end == 0:
+            if wanted.has(marker):
+                yield from _last_damage(view, marker, position, synced, reason)
+                if end > size and reason == _CUT_OFF and not is_packed:
+                    # Each record has checksums of its own.
+                    yield _Stored(start, size, position + _MARKER.size, size - start)
+            return
+        position += _MARKER.size
+        length = end - start
+        if is_packed:
+            length = int.from_bytes(view[start : start + _LENGTH_BYTES], "big", signed=True)
+            if end - start < _LENGTH_BYTES or not 0 <= length <= _LONGEST_SECTION:
+                yield Damage(position, size - start, f"a section says that it has {length} bytes: the rest is lost")
                 return
-            if checksum != self._checksum(marker):
-                self._stop(marker, "the checksum of a sync marker is wrong")
-                return
-            self.position += _MARKER.size
-            start = marker + _MARKER.size
-            if not start <= end <= size:
-                self._stop(start, f"the file has {size} bytes, but a section ends at byte {end}: it was cut off")
-                if self._descriptor.codec == "plain" and end > size:
-                    yield start, size  # each record has checksums of its own
-                return
-            yield start, end
-            marker = end
+        if wanted.has(marker) and position + length > wanted.after:
+            yield _Stored(start, end, position, length)
+        position += length
+        marker = end
+    if synced is not None and position < synced and wanted.has(marker):
+        yield from _last_damage(view, marker, position, synced, "")
 
-    def _checksum(self, marker: int) -> int:
-        segment_id = self._descriptor.segment_id
-        return zlib.crc32(struct.pack(">III", segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, marker))
 
-    def _stop(self, at: int, reason: str) -> None:
-        if self._until is None or self.position < self._until:
-            self.damages.append(Damage(self.position, len(self._view) - at, reason))
+def _marker_damage(view: memoryview, descriptor: Descriptor, marker: int, end: int, checksum: int) -> str:
+    """What is wrong with a sync marker; empty: nothing, or it is zeros, where nothing has been written."""
+    low, high = descriptor.segment_id & 0xFFFFFFFF, descriptor.segment_id >> 32 & 0xFFFFFFFF
+    if checksum == end == 0:
+        return ""
+    if checksum != zlib.crc32(struct.pack(">III", low, high, marker)):
+        return "the checksum of a sync marker is wrong, so nobody can tell where the next section begins"
+    return "" if marker + _MARKER.size <= end <= len(view) else _CUT_OFF
 
-    def _check_rest(self, marker: int) -> None:
-        """Behind the last marker a segment is zeros, which were there before anything was written."""
-        rest = np.frombuffer(self._view[marker:], np.uint8)
-        if self._until is not None:
-            self.damages.append(
-                Damage(
-                    self.position,
-                    len(rest),
-                    f"the segment ends at position {self.position}, but was synced up to {self._until}",
-                )
-            )
-        elif rest.any():
-            first = marker + int(np.flatnonzero(rest)[0])
-            self.damages.append(
-                Damage(self.position, len(rest), f"bytes that are no section follow at byte {first} of the file")
-            )
+
+def _last_damage(view: memoryview, marker: int, position: int, synced: int | None, reason: str) -> Iterator[Damage]:
+    """Where the chain of sync markers ends too early, or bytes follow that nobody can explain."""
+    length = len(view) - marker
+    if reason:
+        yield Damage(position, length, reason)
+    elif synced is not None and position < synced:
+        yield Damage(position, length, f"the segment ends here, but was synced up to position {synced}")
+    elif np.frombuffer(view[marker:], np.uint8).any():
+        yield Damage(position, length, "bytes that are neither a section nor zeros")

@@ -1,0 +1,126 @@
+"""The Spark data source ``cassandra_commitlog``: what is written in commit log segments, as change rows.
+
+::
+
+    from ringsync.sources.cassandra_commitlog import CassandraCommitLog
+
+    spark.dataSource.register(CassandraCommitLog)
+    changes = (
+        spark.read.format("cassandra_commitlog")
+        .option("schema", "/etc/ringsync/schema.cql")
+        .load("/var/lib/cassandra/cdc_raw")
+    )
+
+============  ========================================================================================
+option
+============  ========================================================================================
+``path``      what ``load`` is given: a segment, or a folder of segments, local or ``gs://…``; several
+              with commas between them
+``schema``    path of a schema.cql with table ids: what ``DESCRIBE SCHEMA WITH INTERNALS`` prints
+``config``    instead of ``schema``: path of the configuration file, which says how to ask the cluster
+``tables``    ``keyspace.table, …``: only these; default: all of the schema
+``from``      ``SEGMENT:POSITION``: only what was logged behind this position of this segment …
+``to``        … and up to this one
+``index``     ``obey`` (default): of a segment with a ``_cdc.idx`` that is not completed only what is synced
+              is read; ``ignore``: everything
+``damage``    ``fail`` (default) when a part of a segment cannot be read, or a record of the schema's tables
+              not be decoded; ``skip``: leave it out
+``rows``      ``changes`` (default): change rows (:data:`ringsync.changes.schema.CHANGE_ROWS`); ``problems``:
+              what cannot be read or decoded instead, with its raw bytes
+============  ========================================================================================
+
+The config and schema files must be the same on every executor. Local segments are split over tasks by their sections.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from ringsync.changes.schema import CHANGE_ROWS
+from ringsync.sources.segments import (
+    PROBLEMS,
+    LogOptions,
+    SegmentPart,
+    find_parts,
+    log_options,
+    read_part,
+    read_problems,
+)
+
+OPTIONS = ("path", "schema", "config", "tables", "from", "to", "index", "damage", "rows")
+CHOICES = {"index": ("obey", "ignore"), "damage": ("fail", "skip"), "rows": ("changes", "problems")}
+
+
+class OptionError(ValueError):
+    """An option of the data source is missing or wrong; the message names it."""
+
+
+class CassandraCommitLog(DataSource):  # type: ignore[misc]
+    """Commit log segments as a Spark DataFrame of change rows; see the module for its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "cassandra_commitlog"
+
+    def schema(self) -> StructType:
+        self._check_options()
+        return from_arrow_schema(PROBLEMS if self.options.get("rows") == "problems" else CHANGE_ROWS)
+
+    def reader(self, schema: StructType) -> CommitLogReader:
+        self._check_options()
+        return CommitLogReader(log_options({name.lower(): str(value) for name, value in self.options.items()}))
+
+    def _check_options(self) -> None:
+        options = {name.lower(): str(value) for name, value in self.options.items()}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                near = difflib.get_close_matches(name, OPTIONS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(OPTIONS)}"
+                raise OptionError(f"cassandra_commitlog has no option {name}; {hint}")
+            if value not in CHOICES.get(name, (value,)):
+                raise OptionError(
+                    f"option {name} of cassandra_commitlog is {' or '.join(CHOICES[name])}, not {value!r}"
+                )
+        if "path" not in options:
+            raise OptionError("cassandra_commitlog needs the segments: .load('/path/of/cdc_raw')")
+        if ("schema" in options) == ("config" in options):
+            raise OptionError("cassandra_commitlog needs either the option schema or the option config")
+
+
+@dataclass
+class PartPartition(InputPartition):  # type: ignore[misc]
+    """One task: a segment or a part of it."""
+
+    part: SegmentPart
+
+
+class CommitLogReader(DataSourceReader):  # type: ignore[misc]
+    """Reads each part of each segment in a task of its own."""
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[PartPartition]:
+        return [PartPartition(part) for part in find_parts(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark makes up a partition where there is no segment.
+        if isinstance(partition, PartPartition):
+            read: Any = read_problems if self._options.rows == "problems" else read_part
+            for rows in read(self._options, partition.part):
+                yield rows.cast(_without_fixed_lengths(rows.schema))
+
+
+def _without_fixed_lengths(schema: pa.Schema) -> pa.Schema:
+    """Spark has binary of any length only."""
+    return pa.schema(
+        [field.with_type(pa.binary()) if pa.types.is_fixed_size_binary(field.type) else field for field in schema]
+    )

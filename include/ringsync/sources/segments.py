@@ -1,0 +1,314 @@
+"""Commit log segments where they lie: found, cut into parts, read."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.tables import LoggedTables, logged_tables
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.formats.commitlog.index import parse_index
+from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_TABLE
+from ringsync.formats.commitlog.reader import UNDECODED, SegmentChanges, read_log
+from ringsync.formats.commitlog.segment import NAME, WHOLE, Wanted
+from ringsync.schema.table import Schema, SchemaError
+from ringsync.storage.port import ObjectStore
+
+PART_BYTES = 8 * 2**20
+"""A task reads about so much of a segment."""
+
+PROBLEMS = pa.schema([pa.field("file", pa.string()), *UNDECODED])
+"""What could not be read: ``length`` bytes at (of a record: before) the logical ``position``, and why; of a record
+that the schema does not explain also the table id, if that is unknown, and the mutation."""
+
+
+class DamagedLogError(ValueError):
+    """A part of a segment cannot be read, or a record not be decoded; names file, position, length and reason."""
+
+
+@dataclass(frozen=True)
+class LogPosition:
+    """A position in a node's log: Cassandra's CommitLogPosition.
+
+    :ivar segment: id of the segment
+    :ivar position: logical
+    """
+
+    segment: int
+    position: int
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What to read, as a user says it; see :mod:`ringsync.sources.cassandra_commitlog`."""
+
+    paths: tuple[str, ...]
+    schema: str | None = None
+    config: str | None = None
+    tables: tuple[tuple[str, str], ...] = ()
+    after: LogPosition | None = None
+    to: LogPosition | None = None
+    obey_index: bool = True
+    skip_damage: bool = False
+    rows: str = "changes"
+
+
+@dataclass(frozen=True)
+class SegmentPart:
+    """A segment, or some of its sections.
+
+    :ivar file: path of the segment
+    :ivar wanted: which part of it
+    :ivar to: logical position: no record behind it
+    """
+
+    file: str
+    wanted: Wanted = WHOLE
+    to: int | None = None
+
+
+def log_options(options: Mapping[str, str]) -> LogOptions:
+    """Understand options.
+
+    :raises ValueError: for a position or table name that is none
+    """
+    names = [name.strip() for name in options.get("tables", "").split(",") if name.strip()]
+    return LogOptions(
+        paths=tuple(path.strip() for path in options["path"].split(",") if path.strip()),
+        schema=options.get("schema"),
+        config=options.get("config"),
+        tables=tuple(parse_table_name(name) for name in names),
+        after=_position(options.get("from"), "from"),
+        to=_position(options.get("to"), "to"),
+        obey_index=options.get("index", "obey") == "obey",
+        skip_damage=options.get("damage") == "skip",
+        rows=options.get("rows", "changes"),
+    )
+
+
+def _position(text: str | None, option: str) -> LogPosition | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None:
+        raise ValueError(
+            f"option {option} is SEGMENT:POSITION, two whole numbers, e.g. 1700000000000:4711, not {text!r}"
+        )
+    return LogPosition(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A segment file.
+
+    :ivar file: path, or ``gs://…``
+    :ivar size: bytes
+    :ivar index: content of its ``_cdc.idx``; None: it has none
+    """
+
+    file: str
+    size: int
+    index: bytes | None
+
+    @property
+    def segment(self) -> int:
+        """Id of the segment."""
+        match = NAME.fullmatch(_name_of(self.file))
+        if match is None:
+            raise ValueError(f"{self.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
+        return int(match[2])
+
+
+def find_parts(options: LogOptions) -> list[SegmentPart]:
+    """The segments at the paths, in the order of their ids, large ones in parts.
+
+    In a folder, segments that have no ``_cdc.idx`` hold no change of a table with cdc, and are passed over unless
+    indexes are ignored.
+
+    :raises FileNotFoundError: where a path leads nowhere, or a folder has no segment
+    :raises ValueError: for a file that is not named like a segment, or an index that is none
+    """
+    found: dict[str, _Found] = {}
+    for path in options.paths:
+        for one in _in_store(path, options) if path.startswith("gs://") else _in_files(Path(path), options.obey_index):
+            found[one.file] = one
+    parts = []
+    for one in sorted(found.values(), key=lambda one: one.segment):
+        before = options.after and one.segment < options.after.segment
+        behind = options.to and one.segment > options.to.segment
+        if not before and not behind:
+            parts += _parts_of(one, options)
+    return parts
+
+
+def _in_files(path: Path, obey_index: bool) -> Iterator[_Found]:
+    if path.is_dir():
+        files = [file for file in path.iterdir() if NAME.fullmatch(file.name)]
+        if not files:
+            raise FileNotFoundError(f"there is no commit log segment (CommitLog-7-….log) in the folder {path}")
+    elif path.exists():
+        files = [path]
+    else:
+        raise FileNotFoundError(f"there is no commit log segment {path}")
+    for file in files:
+        index = file.with_name(_index_name(file.name))
+        content = index.read_bytes() if index.exists() else None
+        if content is not None or not obey_index or not path.is_dir():
+            yield _Found(str(file), file.stat().st_size, content)
+
+
+def _in_store(path: str, options: LogOptions) -> Iterator[_Found]:
+    store, prefix = _store_of(path, options)
+    sizes = {stat.key: stat.size for stat in store.list(prefix) if stat.key.startswith(prefix)}
+    keys = [key for key in sizes if NAME.fullmatch(_name_of(key)) and key in (prefix, f"{prefix}/{_name_of(key)}")]
+    if not keys:
+        raise FileNotFoundError(f"there is no commit log segment (CommitLog-7-….log) at {path}")
+    for key in keys:
+        index = key[: -len(_name_of(key))] + _index_name(_name_of(key))
+        content = store.get(index) if index in sizes or (key == prefix and store.stat(index)) else None
+        if content is not None or not options.obey_index or key == prefix:
+            yield _Found(f"{store.url}/{key}", sizes[key], content)
+
+
+def _store_of(path: str, options: LogOptions) -> tuple[ObjectStore, str]:
+    """The bucket, and the key or folder in it. A configuration says how Google Cloud is reached."""
+    from ringsync.config import load_config
+    from ringsync.storage import open_store
+
+    bucket, _, prefix = path.removeprefix("gs://").partition("/")
+    settings = load_config(options.config).store if options.config else None
+    store = open_store(
+        f"gs://{bucket}",
+        gcs_endpoint=settings.gcs_endpoint if settings else None,
+        gcs_project=settings.gcs_project if settings else None,
+        gcs_credentials_file=settings.gcs_credentials_file if settings else None,
+    )
+    return store, prefix.rstrip("/")
+
+
+def _name_of(file: str) -> str:
+    return file.rpartition("/")[2]
+
+
+def _index_name(segment: str) -> str:
+    """Name of the file in which Cassandra says how much of a segment is synced."""
+    return segment.removesuffix(".log") + "_cdc.idx"
+
+
+def _parts_of(found: _Found, options: LogOptions) -> list[SegmentPart]:
+    wanted = WHOLE
+    if options.obey_index and found.index is not None:
+        try:
+            index = parse_index(found.index)
+        except ValueError as error:
+            raise ValueError(f"{_index_name(found.file)}: {error}") from None
+        if index is None:
+            return []
+        wanted = index.wanted(found.size)
+    if options.after and options.after.segment == found.segment:
+        wanted = replace(wanted, after=options.after.position)
+    to = options.to.position if options.to and options.to.segment == found.segment else None
+    # An object is fetched whole, so it is not worth while to share it.
+    count = 1 if found.file.startswith("gs://") else max(1, -(-found.size // PART_BYTES))
+    bounds = [place * found.size // count for place in range(count)] + [found.size + 1]
+    ranges = itertools.pairwise(bounds)
+    return [SegmentPart(found.file, replace(wanted, part=part if count > 1 else None), to) for part in ranges]
+
+
+def read_part(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch]:
+    """The change rows of a part of a segment.
+
+    :raises DamagedLogError: when something cannot be read or decoded, unless it is to be skipped. Records of tables
+        that are not in the schema are passed over: nobody asked for them
+    :raises SegmentError: when nothing of the segment can be read
+    """
+    tables, chosen = _tables(options)
+    found = _read(options, part, tables)
+    if found.damages and not options.skip_damage:
+        first = found.damages[0]
+        raise DamagedLogError(
+            f"{part.file}, position {first.position}, {first.length} bytes: {first.reason} "
+            f"({len(found.damages)} damages in this part); say damage=skip to read the rest without them"
+        )
+    for changes in found.batches:
+        unexplained = pc.filter(changes.undecoded, pc.not_equal(changes.undecoded["reason"], REASONS[UNKNOWN_TABLE]))
+        if unexplained.num_rows and not options.skip_damage:
+            one = unexplained.slice(0, 1).to_pylist()[0]
+            raise DamagedLogError(
+                f"{part.file}, position {one['position']}, {one['length']} bytes: a record {one['reason']}; say "
+                "rows=problems to see such records, damage=skip to read the rest without them"
+            )
+        rows = changes.rows
+        if chosen is not None:
+            rows = rows.filter(pc.is_in(rows["table_id"], chosen))
+        yield _up_to(rows, part.to)
+
+
+def read_problems(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch]:
+    """What of a part of a segment cannot be read or decoded: of ``PROBLEMS``.
+
+    :raises SegmentError: when nothing of the segment can be read
+    """
+    tables, _ = _tables(options)
+    found = _read(options, part, tables)
+    damages = [
+        {"file": part.file, "position": one.position, "length": one.length, "reason": one.reason}
+        for one in found.damages
+    ]
+    yield _up_to(pa.RecordBatch.from_pylist(damages, PROBLEMS), part.to)
+    for changes in found.batches:
+        undecoded = changes.undecoded
+        arrays = [pa.repeat(part.file, undecoded.num_rows), *undecoded.columns]
+        yield _up_to(pa.RecordBatch.from_arrays(arrays, schema=PROBLEMS), part.to)
+
+
+def _up_to(rows: pa.RecordBatch, to: int | None) -> pa.RecordBatch:
+    return rows if to is None else rows.filter(pc.less_equal(rows["position"], to))
+
+
+def _read(options: LogOptions, part: SegmentPart, tables: LoggedTables) -> SegmentChanges:
+    if part.file.startswith("gs://"):
+        store, key = _store_of(part.file, options)
+        data: bytes | mmap.mmap = store.get(key)
+    else:
+        with open(part.file, "rb") as file:
+            # Pages that the part does not need are never read. An empty file cannot be mapped.
+            empty = file.seek(0, 2) == 0
+            data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return read_log(memoryview(data), _name_of(part.file), tables, part.wanted)
+
+
+@lru_cache(maxsize=4)
+def _tables(options: LogOptions) -> tuple[LoggedTables, pa.Array | None]:
+    """All tables of the schema, and the ids of those that are asked for (None: all)."""
+    schema = load_schema(options)
+    tables = logged_tables(schema.tables)
+    if not options.tables:
+        return tables, None
+    ids = [bytes.fromhex(table.table_id) for table in schema.tables if (table.keyspace, table.name) in options.tables]
+    known = {(table.keyspace, table.name) for table in schema.tables}
+    for keyspace, name in options.tables:
+        if (keyspace, name) not in known:
+            raise SchemaError(f"the schema has no table {keyspace}.{name}")
+    return tables, pa.array(ids, pa.binary(16))
+
+
+def load_schema(options: LogOptions) -> Schema:
+    """The schema that the options name: a file's, or the cluster's."""
+    if options.schema is not None:
+        from ringsync.schema.from_cql import parse_schema
+
+        return parse_schema(Path(options.schema).read_text(), options.schema)
+    from ringsync.config import load_config
+    from ringsync.schema.from_cluster import read_tables
+    from ringsync.sources.session import connect
+
+    return read_tables(connect(load_config(str(options.config)).cluster_settings()))
