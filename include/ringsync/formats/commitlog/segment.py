@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringsync.cql.kernels import padded
+from ringsync.cql.kernels import PADDING, padded
 from ringsync.formats.commitlog.compression import BlockError, decompressor
 from ringsync.formats.commitlog.encryption import decryptor
 
@@ -89,7 +89,7 @@ class Damage:
 class Segment:
     """A segment's records, uncompressed, in one buffer.
 
-    :ivar buffer: followed by spare bytes
+    :ivar buffer: followed by spare bytes; of a plain segment it may be the file's own
     :ivar sections: in the order of the log
     :ivar damages: what could not be read
     :ivar end: logical position behind the last section
@@ -195,13 +195,21 @@ def read_segment(
         sections.append(Section(size, size + stored.length, stored.position))
         parts.append(raw)
         size += stored.length
-    if expand is None and sections:
-        first = sections[0].start
-        buffer = padded(view[first : sections[-1].end])
-        sections = [replace(one, start=one.start - first, end=one.end - first) for one in sections]
+    if expand is None:
+        buffer, sections = _in_place(view, sections)
     else:
         buffer = padded(b"".join(parts))
     return Segment(descriptor, buffer, sections, damages, end or descriptor.size)
+
+
+def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], list[Section]]:
+    """Plain sections where they are, if enough bytes follow the last one, as in every segment that is not quite full;
+    otherwise a copy."""
+    if not sections or len(view) - sections[-1].end >= PADDING:
+        return np.frombuffer(view, np.uint8), sections
+    first = sections[0].start
+    moved = [replace(one, start=one.start - first, end=one.end - first) for one in sections]
+    return padded(view[first : sections[-1].end]), moved
 
 
 def _expander(

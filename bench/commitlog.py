@@ -1,0 +1,208 @@
+"""Read commit logs of a real Cassandra 5.0 node: ours against Cassandra's own reader, plain Python and Debezium.
+
+``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. Everything
+but Debezium runs on one core, one program after another; the files are in the system's cache. Rates are by CPU time,
+which is what a core does whoever else uses the machine; on an idle machine they are those of the wall clock, too.
+
+uniform  inserts of six cells, 158 bytes each
+mix      of 100: 80 inserts (4 with TTL), 10 updates, 5 writes to collections, 5 deletions; several tables
+backlog  of 200,000 rows: Debezium, from its start to the last event in Kafka; ours, from the start of the process to
+         the last change row in a staging file that the disk has
+
+arrow    ours: change rows with digests as Arrow batches, thrown away
+parquet  ours: the same as staging files (zstd), which the disk has at the end of the pass
+java     Cassandra's CommitLogReader; a handler visits each row and cell and keeps nothing
+python   the plain-Python model of the tests, on a part of the first segment
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
+
+from peers import cassandra_reader
+from peers.log import DataSet, data_set, schema_file
+from peers.one_core import Passes, on_one_core
+
+from servers import ServerError
+
+ROOT = Path(__file__).parent.parent
+OURS = ("arrow", "parquet")
+CONTENDERS = (*OURS, "java", "python")
+PASSES = {"arrow": 6, "parquet": 4, "java": 10}
+PYTHON_BYTES = 4 << 20
+HEADS = (
+    "M mutations/CPU s",
+    "first pass",
+    "M rows/CPU s",
+    "MB/CPU s",
+    "M mutations/s",
+    "first batch, s",
+    "peak MB",
+    "MB written",
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where things are.
+
+    :ivar core: the only one that a measured program may use
+    :ivar kernels: folder of compiled kernels, empty at first
+    :ivar scratch: folder that is deleted at the end
+    """
+
+    core: int
+    kernels: Path
+    scratch: Path
+
+    @property
+    def cache(self) -> Path:
+        return ROOT / ".cache"
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the commit logs, for the next run, too")
+    parser.add_argument("--uniform", type=int, default=400_000, metavar="N", help="statements (default: 400,000)")
+    parser.add_argument("--mix", type=int, default=1_500_000, metavar="N", help="statements (default: 1,500,000)")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="(default: the last one)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-commitlog.") as name:
+        scratch = Path(name)
+        bench = Bench(arguments.core, scratch / "kernels", scratch)
+        folder = arguments.keep or scratch / "logs"
+        try:
+            found: dict[str, float] = {}
+            for what, statements in (("uniform", arguments.uniform), ("mix", arguments.mix)):
+                data = data_set(folder, what, statements, bench.cache)
+                say(f"{what}: {statements:,} statements in {len(data.segments)} segments")
+                if not found:
+                    found["compile.seconds"] = compile_kernels(bench, data)
+                results = measure(bench, data, arguments.only)
+                found |= show(data, results)
+        except ServerError as error:
+            print(error, file=sys.stderr)
+            return 1
+    pairs = " ".join(f"{key}={value:.6g}" for key, value in found.items())
+    print(f"BENCHMARK_RESULT | scenario=commitlog {pairs}", flush=True)
+    return 0
+
+
+def say(text: str) -> None:
+    """Progress goes to stderr, results to stdout."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def compile_kernels(bench: Bench, data: DataSet) -> float:
+    """Fill the cache of kernels, which everybody does once, at set-up; the seconds that it takes."""
+    seconds = ours(bench, data, 1).end_seconds
+    say(f"kernels are compiled after {seconds:.0f} s")
+    return seconds
+
+
+def measure(bench: Bench, data: DataSet, contenders: tuple[str, ...]) -> dict[str, Passes]:
+    """Run the contenders one after another."""
+    results = {}
+    for contender in contenders:
+        if contender == "java":
+            one = cassandra_reader.read(data.segments, PASSES["java"], bench.core, bench.cache, bench.scratch)
+        elif contender == "python":
+            one = plain_python(bench, data)
+        else:
+            one = ours(bench, data, PASSES[contender], contender == "parquet")
+        results[contender] = one
+        warm = one.warm
+        say(f"{data.name}, {contender}: {warm.mutations / warm.cpu_seconds:,.0f} mutations a CPU second")
+    check(results)
+    return results
+
+
+def ours(bench: Bench, data: DataSet, passes: int, parquet: bool = False) -> Passes:
+    """Our reader, in a new process."""
+    with tempfile.TemporaryDirectory(dir=bench.scratch, prefix="staging.") as staging:
+        order = {
+            "schema": str(schema_file(bench.scratch)),
+            "segments": [str(segment) for segment in data.segments],
+            "passes": passes,
+            "target": staging if parquet else None,
+        }
+        program = str(Path(__file__).with_name("commitlog_ours.py"))
+        variables = {"NUMBA_CACHE_DIR": str(bench.kernels), "OMP_NUM_THREADS": "1"}
+        return on_one_core([sys.executable, program, json.dumps(order)], bench.core, "Our reader", variables)
+
+
+def plain_python(bench: Bench, data: DataSet) -> Passes:
+    """The tests' model on the beginning of a segment."""
+    order = {"schema": str(schema_file(bench.scratch)), "segment": str(data.segments[0]), "bytes": PYTHON_BYTES}
+    program = str(Path(__file__).parent / "peers" / "plain_python.py")
+    return on_one_core([sys.executable, program, json.dumps(order)], bench.core, "The plain-Python reader")
+
+
+def check(results: dict[str, Passes]) -> None:
+    """Nobody may be fast by reading less; Cassandra counts rows of its system tables, too.
+
+    :raises ServerError: somebody has read less
+    """
+    java, arrow = results.get("java"), results.get("arrow")
+    if java and arrow and java.warm.mutations < 0.999 * arrow.warm.mutations:
+        raise ServerError(f"Cassandra's reader saw {java.warm.mutations} mutations, ours {arrow.warm.mutations}.")
+    if java and arrow and java.warm.cells < arrow.warm.cells:
+        raise ServerError(f"Cassandra's reader saw {java.warm.cells} cells, ours {arrow.warm.cells}.")
+
+
+def show(data: DataSet, results: dict[str, Passes]) -> dict[str, float]:
+    """Print the table of a data set; the figures for the last line."""
+    size = data.log_bytes
+    record = size / data.statements
+    print(
+        f"\n**{data.name}**: {data.statements:,} mutations, {size / 1e6:.0f} MB in {len(data.segments)} segments of "
+        f"Cassandra {data.version}, {record:.0f} bytes each; one core\n"
+    )
+    print(f"| | {' | '.join(HEADS)} |\n|---|{len(HEADS) * '---|'}")
+    found: dict[str, float] = {}
+    for name, one in results.items():
+        warm, first = one.warm, one.passes[0]
+        ready = f"{one.ready_seconds:.2f}" if one.ready_seconds is not None else "–"
+        rate = warm.mutations / warm.cpu_seconds
+        print(
+            f"| {name} | {rate / 1e6:.3f} | {first.mutations / first.cpu_seconds / 1e6:.3f} "
+            f"| {warm.rows / warm.cpu_seconds / 1e6:.3f} | {rate * record / 1e6:.0f} "
+            f"| {warm.mutations / warm.seconds / 1e6:.3f} | {ready} | {one.peak_mb:.0f} | {warm.written / 1e6:.0f} |"
+        )
+        key = f"{data.name}.{name}"
+        found |= {f"{key}.mutationsPerCpuSec": round(rate), f"{key}.rowsPerCpuSec": round(warm.rows / warm.cpu_seconds)}
+        found |= {f"{key}.MBPerCpuSec": rate * record / 1e6, f"{key}.peakMB": one.peak_mb}
+        found[f"{key}.first.mutationsPerCpuSec"] = round(first.mutations / first.cpu_seconds)
+        if one.ready_seconds is not None:
+            found[f"{key}.readySec"] = one.ready_seconds
+    return found | ratios(data.name, results)
+
+
+def ratios(name: str, results: dict[str, Passes]) -> dict[str, float]:
+    """How many times as fast ours are, once warm, as each other contender, warm and on its first pass."""
+    found = {}
+    for ours_name in (one for one in results if one in OURS):
+        warm = results[ours_name].warm
+        rate = warm.mutations / warm.cpu_seconds
+        for peer in (one for one in results if one not in OURS):
+            theirs, first = results[peer].warm, results[peer].passes[0]
+            found[f"{name}.{ours_name}/{peer}"] = rate / (theirs.mutations / theirs.cpu_seconds)
+            if len(results[peer].passes) > 1:
+                found[f"{name}.{ours_name}/{peer}.first"] = rate / (first.mutations / first.cpu_seconds)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
