@@ -19,7 +19,7 @@ from ringsync.cql.identifiers import parse_table_name
 from ringsync.inspect.commitlog import Inspection
 from ringsync.inspect.files import InspectError, LogPosition, find_indexes, find_segments, parse_position, replaced
 from ringsync.inspect.idx import index_line, index_text, read_indexes
-from ringsync.inspect.outputs import JsonLines, Nothing, Output, arrow_file, parquet_file
+from ringsync.inspect.outputs import CqlLines, JsonLines, Nothing, Output, arrow_file, parquet_file
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.summary import summary_text
 from ringsync.inspect.tables import Tables, choose_tables
@@ -96,6 +96,11 @@ def _add_commitlog(kinds: Subparsers) -> None:
         help="show only what lies behind this logical position",
     )
     log.add_argument("--raw", action="store_true", help="jsonl: the bytes of keys, paths and values, too")
+    log.add_argument(
+        "--remaining-ttl",
+        action="store_true",
+        help="cql: TTLs are what is left of them now, so that expiry stays the same",
+    )
     log.add_argument("--ignore-idx", action="store_true", help="read segments to their end, also what was never synced")
     log.add_argument("--output", type=Path, metavar="FILE", help="write here (default: standard output)")
     log.set_defaults(command=_inspect_commitlog)
@@ -164,6 +169,8 @@ def _output(arguments: argparse.Namespace, file: BinaryIO, tables: Tables, probl
     match arguments.format:
         case "jsonl":
             return JsonLines(file, tables, problems, arguments.raw)
+        case "cql":
+            return CqlLines(file, tables, problems, arguments.remaining_ttl)
         case "arrow":
             return arrow_file(file, tables)
         case "parquet":

@@ -116,8 +116,8 @@ class Inspection:
             say(f"{path.name}: there is no {index_path(path).name}, so the whole file is read, to what was synced last")
         elif not index.completed and not self.ignore_index:
             say(
-                f"{path.name}: not completed; what lies behind position {index.offset}, up to which it is synced, is not "
-                "read (--ignore-idx reads it)"
+                f"{path.name}: not completed; what lies behind position {index.offset}, up to which it is synced, is "
+                "not read (--ignore-idx reads it)"
             )
 
     def _report(self, path: Path, damages: Iterable[Damage], last: int, torn_end: bool) -> None:

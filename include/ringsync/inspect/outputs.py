@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ringsync.changes.as_cql import CqlStatements
 from ringsync.changes.as_json import json_lines
 from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.changes.tables import columns_of
@@ -49,6 +51,25 @@ class JsonLines:
 
     def close(self) -> None:
         self._file.flush()
+
+
+class CqlLines:
+    """The statements that make the changes (docs/inspect.md)."""
+
+    def __init__(self, file: BinaryIO, tables: Tables, problems: Problems, remaining_ttl: bool) -> None:
+        self._file = file
+        self._problems = problems
+        self._statements = CqlStatements(tables.by_id, time.time if remaining_ttl else None)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._file.write("".join([f"{line}\n" for line in self._statements.lines(rows)]).encode())
+
+    def close(self) -> None:
+        self._file.flush()
+        if count := self._statements.unsaid:
+            self._problems.imperfect(
+                f"{count:,} parts of changes cannot be said in CQL; comments in the output say which"
+            )
 
 
 class ArrowFile:

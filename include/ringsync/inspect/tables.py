@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from ringsync.changes.tables import LoggedTables, logged_tables
 from ringsync.cql.identifiers import printable
 from ringsync.inspect.files import InspectError
-from ringsync.schema.from_cluster import SYSTEM_KEYSPACES
+from ringsync.schema.from_cluster import SYSTEM_KEYSPACES, near_names
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import Schema, TableSchema
 
@@ -78,12 +77,8 @@ def _explain_missing(schema: Schema, name: tuple[str, str]) -> str:
     for one in schema.unreadable:
         if (one.keyspace, one.name) == name:
             return f"table {full_name} {one.reason}"
-    known = {f"{table.keyspace}.{table.name}".lower(): table.full_name for table in schema.tables}
-    near = difflib.get_close_matches(".".join(name).lower(), known, n=3, cutoff=0.6)
-    near += [key for key in known if key.rpartition(".")[2] == name[1].lower() and key not in near]
-    if near:
-        return (
-            f"there is no table {full_name} in the schema; did you mean {' or '.join(known[key] for key in near[:3])}?"
-        )
-    shown = ", ".join(sorted(known.values())[:10])
-    return f"there is no table {full_name} in the schema; it has {shown or 'no tables at all'}"
+    if near := near_names(*name, [(table.keyspace, table.name) for table in schema.tables]):
+        return f"there is no table {full_name} in the schema; did you mean {' or '.join(near)}?"
+    shown = sorted({table.full_name for table in schema.tables})
+    listed = ", ".join(shown[:10]) + (", …" if len(shown) > 10 else "")
+    return f"there is no table {full_name} in the schema; it has {listed or 'no tables at all'}"

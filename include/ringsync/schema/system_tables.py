@@ -35,7 +35,7 @@ _NAMES = {
 
 
 def system_table_id(keyspace: str, table: str) -> str:
-    """The id of one of Cassandra's own tables, as hex digits: Java's ``UUID.nameUUIDFromBytes`` of keyspace and name."""
+    """The id of one of Cassandra's own tables, as hex digits (Java's ``UUID.nameUUIDFromBytes`` of both names)."""
     digest = hashlib.md5((keyspace + table).encode(), usedforsecurity=False).digest()
     return uuid.UUID(bytes=digest, version=3).hex
 
