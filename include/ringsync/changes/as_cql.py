@@ -1,8 +1,8 @@
 """Change rows as CQL: the statements that make the same change, each with its own timestamp.
 
 CQL cannot say everything that a log holds. Entries of lists are found by their values
-(:mod:`ringsync.changes.cql_lists`). A counter's cell has its total, but a statement adds: the totals so far are remembered and the differences printed.
-docs/inspect.md says what a replay therefore reproduces.
+(:mod:`ringsync.changes.cql_lists`). A counter's cell has its total, but a statement adds: the totals so far are
+remembered and the differences printed. docs/inspect.md says what a replay therefore reproduces.
 """
 
 from __future__ import annotations
