@@ -18,7 +18,7 @@ LAYERS = [
     {"sources", "streams", "replica", "state"},
     {"progress"},
     {"steps", "spark_daemon", "warm"},
-    {"orchestration", "airflow_client"},
+    {"orchestration", "airflow_client", "inspect"},
     {"cli"},
 ]
 """From the bottom; a module may import its own room and rooms below its own."""

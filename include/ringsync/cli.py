@@ -1,4 +1,4 @@
-"""``cdcservice``: starts ringsync's DAGs from a command line and follows them."""
+"""``cdcservice``: starts ringsync's DAGs from a command line and follows them, and looks into commit logs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ringsync import __version__
 from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError, RunState, TaskState
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.cql.identifiers import parse_column_names, parse_table_name, printable
+from ringsync.inspect.command import add_inspect
 from ringsync.orchestration import config_path, safe_run_id
 from ringsync.progress import duration, follow, read_progress
 from ringsync.ring.tokens import parse_token_range
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     console = Console(soft_wrap=True)
     try:
-        code: ExitCode = arguments.command(arguments, load_config(arguments.conf), console)
+        code: ExitCode = arguments.command(arguments, console)
         return code
     except (ConfigError, AirflowError, StorageError, LimitsError) as error:
         print(f"ringsync: error: {error}", file=sys.stderr)
@@ -97,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
 
 
-def _run_dag(arguments: argparse.Namespace, config: Config, console: Console) -> ExitCode:
-    run = start(config, arguments.dag, arguments.table, arguments.parameters(arguments), console)
+def _run_dag(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    run = start(load_config(arguments.conf), arguments.dag, arguments.table, arguments.parameters(arguments), console)
     page = run.client.run_page(run.dag, run.run)
     if not arguments.wait:
         _say(console, f"look at it: {page}\n--wait follows it to the end")
@@ -110,7 +111,8 @@ def _run_dag(arguments: argparse.Namespace, config: Config, console: Console) ->
         return ExitCode.INTERRUPTED
 
 
-def _limits(arguments: argparse.Namespace, config: Config, console: Console) -> ExitCode:
+def _limits(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    config = load_config(arguments.conf)
     store = config.open_store()
     given = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     if arguments.reset:
@@ -193,6 +195,7 @@ def _parser() -> _Parser:
         limits.add_argument(limit.option, dest=name, type=kind, metavar="N", help=f"{limit.help}; none: no limit")
     limits.add_argument("--reset", action="store_true", help="go back to the limits of the configuration")
     limits.set_defaults(command=_limits)
+    add_inspect(commands)
     return parser
 
 

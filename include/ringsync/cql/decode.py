@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.cql.cells import Cells, gathered, raw_values, validity
@@ -23,11 +22,9 @@ from ringsync.cql.gather import (
     gather_timestamps,
     has_high_bit,
     mark_invalid_text,
-    split_collections,
-    split_fields,
-    split_vectors,
 )
 from ringsync.cql.kernels import PADDING, address
+from ringsync.cql.split import Composite, Mask, split, total_bytes
 from ringsync.cql.text_forms import (
     DIGITS_PER_BYTE,
     INET_ROOM,
@@ -41,20 +38,12 @@ from ringsync.cql.types import (
     DURATION_ARROW,
     FIXED_LENGTH,
     NATIVE_ARROW,
-    VECTOR_FIXED_LENGTH,
     CqlType,
     CustomType,
-    ListType,
     MapType,
     Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
     arrow_type,
 )
-
-Mask = npt.NDArray[np.bool_]
 
 _arrow_type = lru_cache(maxsize=1024)(arrow_type)
 
@@ -114,14 +103,10 @@ def _decode(cql_type: CqlType, cells: Cells) -> Decoded:
     match cql_type:
         case Native(name):
             return _NATIVE.get(name, _fixed)(name, cells)
-        case ListType() | SetType() | MapType():
-            return _collections(cql_type, cells)
-        case VectorType():
-            return _vectors(cql_type, cells)
-        case TupleType(fields) | UserType(field_types=fields):
-            return _structs(cql_type, fields, cells)
         case CustomType():
             return Decoded(raw_values(cells), None)
+        case _:
+            return _composites(cql_type, cells)
 
 
 def _array(kind: pa.DataType, cells: Cells, *buffers: pa.Buffer, children: Sequence[pa.Array] = ()) -> pa.Array:
@@ -192,7 +177,7 @@ def _inets(_name: str, cells: Cells) -> Decoded:
 
 def _numbers(name: str, cells: Cells) -> Decoded:
     starts, misfits = _starts(cells), _no_misfits(cells)
-    room = _total_bytes(cells) * DIGITS_PER_BYTE + len(cells) * NUMBER_ROOM + PADDING
+    room = total_bytes(cells) * DIGITS_PER_BYTE + len(cells) * NUMBER_ROOM + PADDING
     output = pa.allocate_buffer(room, resizable=True)
     scratch = pa.allocate_buffer(int(cells.lengths.max(initial=0)) * (DIGITS_PER_BYTE + 2) + 2 * PADDING)
     size = number_text(
@@ -226,66 +211,26 @@ _NATIVE = {
 """How natives decode that are not simply bytes of a fixed length."""
 
 
-def _collections(cql_type: ListType | SetType | MapType, cells: Cells) -> Decoded:
-    inner = (cql_type.key, cql_type.value) if isinstance(cql_type, MapType) else (cql_type.element,)
-    elements, starts, misfits = _elements_room(_total_bytes(cells) // 4), _starts(cells), _no_misfits(cells)
-    entries = split_collections(*cells.arguments, len(inner), starts.address, *map(address, (*elements, misfits)))
+def _composites(cql_type: Composite, cells: Cells) -> Decoded:
+    parts = split(cql_type, cells)
     children = []
-    for place, element in enumerate(inner):
-        part = slice(place, entries * len(inner), len(inner))
-        offsets, lengths = (np.ascontiguousarray(one[part]) for one in elements)
-        child = _decode(element, Cells(cells.buffer, offsets, lengths))
-        _spread(child.misfits, starts, misfits)
-        if isinstance(cql_type, MapType) and place == 0:
-            _spread(_any(lengths < 0), starts, misfits)
+    for kind, part in zip(parts.types, parts.cells, strict=True):
+        child = _decode(kind, part)
+        parts.spread(child.misfits)
         children.append(child.values)
-    kind = _arrow_type(cql_type)
-    if misfits.any():  # Arrow ends the process when it is given a map with a null key.
-        return Decoded(pa.nulls(len(cells), kind), misfits)
+    misfits, arrow = _any(parts.misfits), _arrow_type(cql_type)
+    if parts.starts is None:
+        return Decoded(_array(arrow, cells, children=children), misfits)
     if isinstance(cql_type, MapType):
-        pairs = pa.StructArray.from_arrays(children, fields=list(_entry_type(kind)))
-        return Decoded(_array(kind, cells, starts, children=[pairs]), None)
-    return Decoded(_array(kind, cells, starts, children=children), None)
+        if misfits is not None:  # Arrow ends the process when it is given a map with a null key.
+            return Decoded(pa.nulls(len(cells), arrow), misfits)
+        children = [pa.StructArray.from_arrays(children, fields=list(_entry_type(arrow)))]
+    return Decoded(_array(arrow, cells, parts.starts, children=children), misfits)
 
 
 def _entry_type(kind: pa.DataType) -> pa.StructType:
     """The struct of key and value inside a map type, or inside the list that stands for a map."""
     return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
-
-
-def vector_element_length(cql_type: CqlType) -> int:
-    """Bytes of each element of this type in a vector; 0: elements carry their length (C: valueLengthIfFixed)."""
-    if isinstance(cql_type, VectorType):
-        return cql_type.dimension * vector_element_length(cql_type.element)
-    return VECTOR_FIXED_LENGTH.get(cql_type.name, 0) if isinstance(cql_type, Native) else 0
-
-
-def _vectors(cql_type: VectorType, cells: Cells) -> Decoded:
-    room = min(_total_bytes(cells), cql_type.dimension * len(cells))
-    elements, starts, misfits = _elements_room(room), _starts(cells), _no_misfits(cells)
-    count = split_vectors(
-        *cells.arguments,
-        cql_type.dimension,
-        vector_element_length(cql_type.element),
-        starts.address,
-        *map(address, (*elements, misfits)),
-    )
-    child = _decode(cql_type.element, Cells(cells.buffer, elements[0][:count], elements[1][:count]))
-    _spread(child.misfits, starts, misfits)
-    return Decoded(_array(_arrow_type(cql_type), cells, starts, children=[child.values]), _any(misfits))
-
-
-def _structs(cql_type: CqlType, fields: tuple[CqlType, ...], cells: Cells) -> Decoded:
-    offsets, lengths = (np.empty((len(fields), len(cells)), np.int32) for _ in range(2))
-    misfits = _no_misfits(cells)
-    split_fields(*cells.arguments, len(fields), *map(address, (offsets, lengths, misfits)))
-    children = []
-    for place, field in enumerate(fields):
-        child = _decode(field, Cells(cells.buffer, offsets[place], lengths[place]))
-        if child.misfits is not None:
-            misfits |= child.misfits
-        children.append(child.values)
-    return Decoded(_array(_arrow_type(cql_type), cells, children=children), _any(misfits))
 
 
 def _no_misfits(cells: Cells) -> Mask:
@@ -299,18 +244,3 @@ def _any(misfits: Mask) -> Mask | None:
 def _starts(cells: Cells) -> pa.Buffer:
     """Room for Arrow's offsets."""
     return pa.allocate_buffer(4 * len(cells) + 4)
-
-
-def _total_bytes(cells: Cells) -> int:
-    return int(np.maximum(cells.lengths, 0).sum(dtype=np.int64))
-
-
-def _elements_room(room: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Offsets and lengths of at most this many elements."""
-    return np.empty(room, np.int32), np.empty(room, np.int32)
-
-
-def _spread(elements: Mask | None, starts: pa.Buffer, misfits: Mask) -> None:
-    """Mark the rows whose elements hold a misfit."""
-    if elements is not None:
-        misfits[np.searchsorted(np.frombuffer(starts, np.int32), np.flatnonzero(elements), side="right") - 1] = True

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ringsync.cql import encode_kernels as kernels
 from ringsync.cql import text_parse
-from ringsync.cql.decode import vector_element_length
 from ringsync.cql.kernels import address
+from ringsync.cql.split import vector_element_length
 from ringsync.cql.types import (
     DURATION_ARROW,
     FIXED_LENGTH,

@@ -6,6 +6,14 @@ import re
 from collections.abc import Collection, Iterable
 
 _PLAIN = re.compile(r"[a-z][a-z0-9_]*")
+_RESERVED_WORDS = """
+add allow alter and apply asc authorize batch begin by columnfamily create default delete desc describe drop entries
+execute from full grant if in index infinity insert into is keyspace limit materialized mbean mbeans modify nan
+norecursive not null of on or order primary rename replace revoke schema select set table to token truncate unlogged
+unset update use using view where with
+"""
+_RESERVED = frozenset(_RESERVED_WORDS.split())
+"""Words that name nothing unless they are in quotes (C: cql3/reserved_keywords.txt)."""
 _NAME = re.compile(r'\s*("(?:[^"]|"")+"|[A-Za-z]\w*)\s*')
 
 
@@ -51,7 +59,7 @@ def _unquote(name: str) -> str:
 
 def printable(identifier: str) -> str:
     """The identifier as CQL's own tools print it: quoted only where CQL needs it."""
-    return identifier if _PLAIN.fullmatch(identifier) else quote(identifier)
+    return identifier if _PLAIN.fullmatch(identifier) and identifier not in _RESERVED else quote(identifier)
 
 
 def portable_names(names: Iterable[str], reserved: Collection[str] = ()) -> tuple[str, ...]:

@@ -173,7 +173,7 @@ def _explain_missing(session: Any, keyspace: str, table: str) -> SchemaError:
         return SchemaError(f"{name} is a materialised view; replicate its base table {base}")
     rows = session.execute("SELECT keyspace_name, table_name FROM system_schema.tables")
     own = [(row.keyspace_name, row.table_name) for row in rows if row.keyspace_name not in SYSTEM_KEYSPACES]
-    near = _near_names(keyspace, table, own)
+    near = near_names(keyspace, table, own)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif own:
@@ -186,7 +186,8 @@ def _explain_missing(session: Any, keyspace: str, table: str) -> SchemaError:
     return UnknownTableError(f"there is no table {name}{missing}; {hint}")
 
 
-def _near_names(keyspace: str, table: str, existing: list[tuple[str, str]]) -> list[str]:
+def near_names(keyspace: str, table: str, existing: list[tuple[str, str]]) -> list[str]:
+    """Up to three of the existing tables' names, as CQL prints them, that somebody may have meant."""
     by_lower = {f"{k}.{t}".lower(): f"{printable(k)}.{printable(t)}" for k, t in existing}
     found = difflib.get_close_matches(f"{keyspace}.{table}".lower(), by_lower, n=3, cutoff=0.75)
     same_table = [f"{k}.{t}".lower() for k, t in existing if t.lower() == table.lower()]

@@ -1,0 +1,61 @@
+"""Range deletions as conditions of DELETE statements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ringsync.changes.texts import Bound
+from ringsync.cql.identifiers import printable
+from ringsync.schema.table import Column
+
+_FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+
+
+def range_conditions(clustering: Sequence[Column], start: Bound, end: Bound) -> list[list[str]]:
+    """Conditions of DELETEs that together delete exactly what lies between two bounds.
+
+    A bound has values of some of the first clustering columns. Where both have more than one beyond what they share,
+    ``(2, 5) ≤ (a, b) < (4, 7)``, the range is what ``a = 2 AND b >= 5``, ``a > 2 AND a < 4`` and ``a = 4 AND b < 7``
+    say: so it is also right where the columns' orders differ, in which tuples do not compare.
+
+    :param clustering: the table's clustering columns; in a descending one a range begins with greater values
+    :param start: where it begins, in the order of the table
+    :param end: where it ends
+    :returns: for each DELETE the conditions beside the partition key's; none at all for the whole partition
+    """
+    shared = 0
+    while shared < min(len(start.values), len(end.values)) and start.values[shared] == end.values[shared]:
+        shared += 1
+    if shared == len(start.values) == len(end.values):
+        return [_equal(clustering, start.values)]
+    return [
+        *_side(clustering, start, shared, ">"),
+        [*_equal(clustering, start.values[:shared]), *_middle(clustering, start, end, shared)],
+        *_side(clustering, end, shared, "<"),
+    ]
+
+
+def _side(clustering: Sequence[Column], bound: Bound, shared: int, sign: str) -> Iterator[list[str]]:
+    """What is equal to the bound in ever fewer of the columns that it does not share."""
+    for length in range(len(bound.values), shared + 1, -1):
+        is_last = length == len(bound.values)
+        yield [
+            *_equal(clustering, bound.values[: length - 1]),
+            _compared(clustering[length - 1], sign, bound.values[length - 1], is_last and bound.inclusive),
+        ]
+
+
+def _middle(clustering: Sequence[Column], start: Bound, end: Bound, shared: int) -> Iterator[str]:
+    for bound, sign in ((start, ">"), (end, "<")):
+        if len(bound.values) > shared:
+            inclusive = bound.inclusive and len(bound.values) == shared + 1
+            yield _compared(clustering[shared], sign, bound.values[shared], inclusive)
+
+
+def _equal(clustering: Sequence[Column], values: Sequence[str | None]) -> list[str]:
+    return [f"{printable(column.name)} = {value}" for column, value in zip(clustering, values, strict=False)]
+
+
+def _compared(column: Column, sign: str, value: str | None, inclusive: bool) -> str:
+    sign += "=" * inclusive
+    return f"{printable(column.name)} {_FLIPPED[sign] if column.descending else sign} {value}"

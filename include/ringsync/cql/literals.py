@@ -1,0 +1,105 @@
+"""Values as CQL literals that give exactly the same bytes again.
+
+What no literal says, an empty int for example, is a call: ``blobAsInt(0x)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.cql.cells import Cells
+from ringsync.cql.identifiers import printable
+from ringsync.cql.native_texts import Texts, native_texts
+from ringsync.cql.types import CqlType, Native, SetType, TupleType, UserType
+from ringsync.cql.value_texts import TextForm
+
+_DATE_EPOCH = 2**31
+_LAST_TIMESTAMP_MS = 253402300799999
+"""In the year 9999."""
+_NAN = {"float": (np.uint32, 0x7FC00000), "double": (np.uint64, 0x7FF8000000000000)}
+"""The bits that Java gives NaN; others are NaN, too."""
+
+
+def text_literal(text: str) -> str:
+    """A text in single quotes."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def literal_from_bytes(name: str, raw: bytes) -> str:
+    """A native type's value by a function that takes its bytes."""
+    return f"blobAs{name.capitalize()}(0x{raw.hex()})"
+
+
+def _native(name: str, values: pa.Array, cells: Cells) -> Texts:
+    match name:
+        case "ascii" | "text":
+            return [text_literal(text or "") for text in values.to_pylist()]
+        case "date":
+            return [_date(text, day) for text, day in zip(native_texts(name, values), _days(values), strict=True)]
+        case "timestamp":
+            return [
+                f"'{text}'" if 0 <= us // 1000 <= _LAST_TIMESTAMP_MS else str(us // 1000)
+                for text, us in zip(native_texts(name, values), _integers(values), strict=True)
+            ]
+        case "duration":
+            return [text or "0s" for text in native_texts(name, values)]
+        case "time":
+            return [f"'{text}'" for text in native_texts(name, values)]
+    found = native_texts(name, values)
+    if name == "inet":
+        found = [f"'{text}'" for text in found]
+    for row in _unusual(name, cells, values):
+        found[row] = literal_from_bytes(name, cells.value(row) or b"")
+    return found
+
+
+def _unusual(name: str, cells: Cells, values: pa.Array) -> list[int]:
+    """Rows whose text does not give the same bytes: IPv4 addresses in 16 bytes, NaN with other bits."""
+    if name == "inet":
+        return [row for row, text in enumerate(values.to_pylist()) if text and text.startswith("::ffff:")]
+    if name in _NAN:
+        kind, usual = _NAN[name]
+        bits = np.frombuffer(values.buffers()[1], kind, len(values))
+        rows = np.flatnonzero(np.isnan(bits.view(f"f{bits.itemsize}")) & (bits != usual) & (cells.lengths > 0))
+        return [int(row) for row in rows]
+    return []
+
+
+def _integers(values: pa.Array) -> list[int]:
+    return [int(value) for value in np.frombuffer(values.buffers()[1], np.int64, len(values))]
+
+
+def _days(values: pa.Array) -> list[int]:
+    return [int(day) for day in np.frombuffer(values.buffers()[1], np.int32, len(values))]
+
+
+def _date(text: str | None, day: int) -> str:
+    """Years of four digits as text, others as the number that the type really is."""
+    return f"'{text}'" if text is not None and len(text) == 10 else str(day + _DATE_EPOCH)
+
+
+def _misfit(cql_type: CqlType, raw: bytes) -> str | None:
+    """Those that Cassandra takes as bytes; no function makes a collection, tuple or UDT of them."""
+    return literal_from_bytes(cql_type.name, raw) if isinstance(cql_type, Native) else None
+
+
+def _sequence(cql_type: CqlType, parts: Sequence[str]) -> str:
+    match cql_type:
+        case UserType(field_names=names):
+            return "{" + ", ".join([f"{printable(n)}: {part}" for n, part in zip(names, parts, strict=True)]) + "}"
+        case SetType():
+            return "{" + ", ".join(parts) + "}"
+        case TupleType():
+            return "(" + ", ".join(parts) + ")"
+    return "[" + ", ".join(parts) + "]"
+
+
+def _mapping(keys: Sequence[str], values: Sequence[str]) -> str:
+    return "{" + ", ".join([f"{key}: {value}" for key, value in zip(keys, values, strict=True)]) + "}"
+
+
+CQL = TextForm(_native, _misfit, _sequence, _mapping)
+"""Values as CQL literals."""

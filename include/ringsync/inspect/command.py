@@ -1,0 +1,241 @@
+"""``cdcservice inspect``: commit logs for people and programs, without a cluster, Spark or Airflow."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+from rich.progress import Progress
+
+from ringsync.config import load_config
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.inspect.commitlog import Inspection
+from ringsync.inspect.files import InspectError, LogPosition, find_indexes, find_segments, parse_position, replaced
+from ringsync.inspect.idx import index_line, index_text, read_indexes
+from ringsync.inspect.outputs import CqlLines, JsonLines, Nothing, Output, arrow_file, parquet_file
+from ringsync.inspect.problems import Problems
+from ringsync.inspect.summary import summary_text
+from ringsync.inspect.tables import Tables, choose_tables
+from ringsync.schema.from_cql import parse_schema
+from ringsync.schema.table import Schema, SchemaError
+from ringsync.steps.application import ExitCode
+
+FORMATS = ("jsonl", "cql", "parquet", "arrow", "summary")
+EXIT_CODES = """\
+exit codes: 0 done; 1 done, but something was damaged or could not be decoded: stderr says what; 3 unreadable: no such
+file, not a commit log, wrong schema; 4 interrupted"""
+
+Subparsers = Any
+
+
+def add_inspect(commands: Subparsers) -> None:
+    """Add the command and its own sub-commands to cdcservice's parser."""
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what is in commit log segments and their indexes",
+        description="Show what is in Cassandra's commit log segments (cdc_raw) and in the indexes beside them.",
+        epilog=EXIT_CODES,
+    )
+    kinds = inspect.add_subparsers(title="what", metavar="WHAT", required=True, parser_class=type(inspect))
+    _add_commitlog(kinds)
+    idx = kinds.add_parser(
+        "idx",
+        help="what the _cdc.idx files say",
+        description="Show how far each segment is synced, and whether it is completed.",
+        epilog=EXIT_CODES,
+    )
+    idx.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="_cdc.idx files, or folders of them")
+    idx.add_argument("--format", choices=("text", "jsonl"), default="text", help="default: text")
+    idx.set_defaults(command=_inspect_idx)
+
+
+def _add_commitlog(kinds: Subparsers) -> None:
+    log = kinds.add_parser(
+        "commitlog",
+        help="the change rows in segments",
+        description="Show the change rows in commit log segments, of all tables of the schema or of some. The index "
+        "beside a segment tells how much of it is synced; what lies behind is not shown.",
+        epilog=EXIT_CODES,
+    )
+    log.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="segments (.log), or folders of them")
+    source = log.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="CQL with table ids: what DESCRIBE SCHEMA WITH INTERNALS prints, or schema.cql files of snapshots",
+    )
+    source.add_argument(
+        "--contact-point", type=_contact_point, metavar="HOST[:PORT]", help="read the schema from this cluster instead"
+    )
+    log.add_argument("--conf", metavar="PATH", help="ringsync.yaml whose user, password and TLS --contact-point needs")
+    log.add_argument(
+        "--table",
+        dest="tables",
+        action="append",
+        default=[],
+        type=_table,
+        metavar="KEYSPACE.TABLE",
+        help="show only this table; may be given several times (default: all but Cassandra's own)",
+    )
+    log.add_argument(
+        "--format", choices=FORMATS, default="jsonl", help="docs/inspect.md describes each (default: jsonl)"
+    )
+    log.add_argument(
+        "--from",
+        dest="start",
+        type=_position,
+        metavar="[SEGMENT_ID:]POSITION",
+        help="show only what lies behind this logical position",
+    )
+    log.add_argument("--raw", action="store_true", help="jsonl: the bytes of keys, paths and values, too")
+    log.add_argument(
+        "--remaining-ttl",
+        action="store_true",
+        help="cql: TTLs are what is left of them now, so that expiry stays the same",
+    )
+    log.add_argument("--ignore-idx", action="store_true", help="read segments to their end, also what was never synced")
+    log.add_argument("--output", type=Path, metavar="FILE", help="write here (default: standard output)")
+    log.set_defaults(command=_inspect_commitlog)
+
+
+def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitCode:
+    problems = Problems()
+    try:
+        if arguments.format in ("parquet", "arrow") and arguments.output is None:
+            raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
+        tables = choose_tables(_schema(arguments), arguments.tables)
+        paths = find_segments(arguments.paths)
+        with _target(arguments.output) as file, _progress(paths, arguments.output is None) as progress:
+            output = _output(arguments, file, tables, problems)
+            inspection = Inspection(tables, output, problems, arguments.ignore_idx, progress=progress)
+            inspection.read(paths, arguments.start)
+            output.close()
+            if arguments.format == "summary":
+                file.write(summary_text(inspection.summary, tables.by_id).encode())
+    except (InspectError, SchemaError) as error:
+        problems.unreadable(str(error))
+    except BrokenPipeError:
+        _forget_stdout()
+    return problems.code
+
+
+def _inspect_idx(arguments: argparse.Namespace, _console: Console) -> ExitCode:
+    problems = Problems()
+    show: Callable[[dict[str, Any]], str] = index_text if arguments.format == "text" else index_line
+    try:
+        for found in read_indexes(find_indexes(arguments.paths), problems):
+            print(show(found))
+    except InspectError as error:
+        problems.unreadable(str(error))
+    except BrokenPipeError:
+        _forget_stdout()
+    return problems.code
+
+
+def _schema(arguments: argparse.Namespace) -> Schema:
+    if arguments.schema is None:
+        return _schema_of_cluster(arguments.contact_point, arguments.conf)
+    try:
+        text = arguments.schema.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InspectError(f"--schema {arguments.schema}: {error}") from error
+    return parse_schema(text, arguments.schema.name)
+
+
+def _schema_of_cluster(contact_point: tuple[str, int | None], conf: str | None) -> Schema:
+    from ringsync.schema.from_cluster import read_tables
+    from ringsync.sources.session import ClusterError, ClusterSettings, close_all, connect
+
+    host, port = contact_point
+    settings = load_config(conf).cluster_settings() if conf else ClusterSettings((host,))
+    settings = replace(settings, contact_points=(host,), local_datacenter=None, port=port or settings.port)
+    try:
+        return read_tables(connect(settings))
+    except ClusterError as error:
+        raise InspectError(f"--contact-point: {error}") from error
+    finally:
+        close_all()
+
+
+def _output(arguments: argparse.Namespace, file: BinaryIO, tables: Tables, problems: Problems) -> Output:
+    match arguments.format:
+        case "jsonl":
+            return JsonLines(file, tables, problems, arguments.raw)
+        case "cql":
+            return CqlLines(file, tables, problems, arguments.remaining_ttl)
+        case "arrow":
+            return arrow_file(file, tables)
+        case "parquet":
+            return parquet_file(file, tables)
+    return Nothing()
+
+
+@contextmanager
+def _target(path: Path | None) -> Iterator[BinaryIO]:
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with replaced(path) as file:
+            yield file
+    except OSError as error:
+        raise InspectError(f"--output {path}: {error}") from error
+
+
+@contextmanager
+def _progress(paths: Sequence[Path], to_stdout: bool) -> Iterator[Callable[[Path, float], None]]:
+    """A bar on stderr, unless that is no terminal, or the output comes to the same one."""
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or (to_stdout and sys.stdout.isatty())
+    sizes = {path: path.stat().st_size for path in paths}
+    with Progress(console=console, transient=True, disable=hidden) as bar:
+        shown = bar.add_task("reading", total=sum(sizes.values()))
+        before = 0
+        done: set[Path] = set()
+
+        def advance(path: Path, fraction: float) -> None:
+            nonlocal before
+            bar.update(shown, completed=before + sizes[path] * fraction, description=path.name)
+            if fraction == 1 and path not in done:
+                done.add(path)
+                before += sizes[path]
+
+        yield advance
+
+
+def _forget_stdout() -> None:
+    """Whoever read it has enough; without this Python complains at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _table(text: str) -> tuple[str, str]:
+    try:
+        return parse_table_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _position(text: str) -> LogPosition:
+    try:
+        return parse_position(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _contact_point(text: str) -> tuple[str, int | None]:
+    """A host, or host and port; an IPv6 address with a port is in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        host, port = text, ""
+    if not host or (port and not port.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
+    return host.strip("[]"), int(port) if port else None

@@ -1,0 +1,151 @@
+"""Segments to output: what ``cdcservice inspect commitlog`` does once its arguments are understood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.tables import LoggedTables
+from ringsync.formats.commitlog.index import SegmentIndex
+from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_COLUMN, UNKNOWN_TABLE
+from ringsync.formats.commitlog.reader import SegmentChanges, read_log
+from ringsync.formats.commitlog.segment import Damage, SegmentError
+from ringsync.inspect.files import InspectError, LogPosition, index_path, read_index, segment_id
+from ringsync.inspect.outputs import Output
+from ringsync.inspect.problems import Problems
+from ringsync.inspect.summary import Summary
+from ringsync.inspect.tables import Tables
+
+
+@dataclass
+class Inspection:
+    """Reads segments, one after another.
+
+    :ivar tables: whose records are decoded, and whose are shown
+    :ivar output: gets the change rows
+    :ivar problems: gets what cannot be read
+    :ivar ignore_index: read segments to their end, also what was never synced
+    :ivar key_of: the key of an alias, for encrypted segments
+    :ivar progress: is told how much of a segment is read, 0…1
+    """
+
+    tables: Tables
+    output: Output
+    problems: Problems
+    ignore_index: bool = False
+    key_of: Callable[[str], bytes] | None = None
+    progress: Callable[[Path, float], None] = lambda path, fraction: None
+    summary: Summary = field(default_factory=Summary)
+
+    def read(self, paths: Sequence[Path], start: LogPosition | None) -> None:
+        """Read segments, behind a position if one is given.
+
+        :raises InspectError: when the position does not say of which segment it is
+        """
+        if start is not None and start.segment_id is None and len(paths) > 1:
+            raise InspectError(
+                f"position {start.position} of which of these {len(paths)} segments? Write SEGMENT_ID:POSITION"
+            )
+        logged = self.tables.logged
+        for path in paths:
+            after = _after(path, start)
+            if after is not None:
+                self._read_segment(path, logged, after)
+            self.progress(path, 1)
+
+    def _read_segment(self, path: Path, logged: LoggedTables, after: int) -> None:
+        try:
+            index = read_index(path)
+            until = None if index is None or self.ignore_index else index.until
+            data = path.read_bytes()
+            log = read_log(data, path.name, logged, after=after, until=until, key_of=self.key_of)
+        except (SegmentError, InspectError, OSError) as error:
+            self.problems.unreadable(str(error))
+            self.summary.segments.append(f"{path.name}  cannot be read")
+            return
+        last = self._read_batches(path, log)
+        self._explain_end(path, index)
+        self._report(path, log.damages, last, torn_end=until is None and not (index and index.completed))
+        self._count(path, log, len(data), index)
+        self.problems.finish(path.name)
+
+    def _read_batches(self, path: Path, log: SegmentChanges) -> int:
+        """Hand on what a segment holds; the logical position behind the last record that is whole."""
+        last = read = 0
+        for batch in log.batches:
+            rows = batch.rows
+            if not self.tables.all_shown:
+                shown = pa.array([bytes.fromhex(one) for one in self.tables.shown], pa.binary(16))
+                rows = rows.filter(pc.is_in(rows["table_id"], shown))
+            if len(rows):
+                self.summary.add(rows)
+                self.output.write(rows)
+            for positions in (batch.rows["position"], batch.undecoded["position"]):
+                last = max(last, positions[-1].as_py()) if len(positions) else last
+            self._explain_undecoded(path.name, batch.undecoded)
+            self.summary.records["decoded"] += batch.records - len(batch.undecoded)
+            read += batch.records
+            self.progress(path, read / log.records)
+        self.summary.records["damaged"] += log.records - read
+        return last
+
+    def _explain_undecoded(self, name: str, undecoded: pa.RecordBatch) -> None:
+        records = self.summary.records
+        columns = (undecoded[column].to_pylist() for column in ("position", "length", "reason", "table_id"))
+        for position, length, reason, raw_id in zip(*columns, strict=True):
+            table_id = raw_id.hex() if raw_id else ""
+            if raw_id and self.tables.is_system(table_id):
+                records["system tables"] += 1
+                continue
+            if reason == REASONS[UNKNOWN_TABLE]:
+                records["unknown tables"] += 1
+                reason = self.tables.reason(table_id)
+            else:
+                records["unknown columns" if reason == REASONS[UNKNOWN_COLUMN] else "malformed"] += 1
+            self.problems.lost(name, position, length, reason)
+
+    def _explain_end(self, path: Path, index: SegmentIndex | None) -> None:
+        say = self.problems.say
+        if index is None and index_path(path).exists():
+            say(f"{path.name}: its index is just being rewritten, so the whole file is read")
+        elif index is None:
+            say(f"{path.name}: there is no {index_path(path).name}, so the whole file is read, to what was synced last")
+        elif not index.completed and not self.ignore_index:
+            say(
+                f"{path.name}: not completed; what lies behind position {index.offset}, up to which it is synced, is "
+                "not read (--ignore-idx reads it)"
+            )
+
+    def _report(self, path: Path, damages: Iterable[Damage], last: int, torn_end: bool) -> None:
+        for damage in damages:
+            if torn_end and damage.position > last:
+                self.problems.say(
+                    f"{path.name}: position {damage.position}, {damage.length} bytes: {damage.reason}; this is behind "
+                    "the last whole record, as in a segment that was being written"
+                )
+                continue
+            self.problems.lost(path.name, damage.position, damage.length, damage.reason)
+
+    def _count(self, path: Path, log: SegmentChanges, size: int, index: SegmentIndex | None) -> None:
+        state = "no index" if index is None else "completed" if index.completed else f"synced up to {index.offset}"
+        summary, descriptor = self.summary, log.descriptor
+        summary.segments.append(
+            f"{path.name}  version {descriptor.version}, {descriptor.codec}, {size:,} bytes, {log.records:,} records, "
+            f"{state}"
+        )
+        summary.damages += len(log.damages)
+        summary.lost_bytes += sum(damage.length for damage in log.damages)
+
+
+def _after(path: Path, start: LogPosition | None) -> int | None:
+    """The logical position behind which to read a segment; None: all of it lies before the start."""
+    if start is None or start.segment_id is None:
+        return start.position if start else 0
+    own = segment_id(path)
+    if own < start.segment_id:
+        return None
+    return start.position if own == start.segment_id else 0

@@ -1,0 +1,123 @@
+"""Where change rows go: lines of JSON or CQL, Arrow and Parquet files."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import BinaryIO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ringsync.changes.as_cql import CqlStatements
+from ringsync.changes.as_json import json_lines
+from ringsync.changes.schema import CHANGE_ROWS
+from ringsync.changes.tables import columns_of
+from ringsync.inspect.problems import Problems
+from ringsync.inspect.tables import Tables
+
+TABLES_KEY = b"ringsync.tables"
+"""Of an Arrow or Parquet file's metadata: JSON of keyspace, table and column names by table id."""
+
+
+class Output(Protocol):
+    """Takes change rows in the order of the log."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Take some."""
+
+    def close(self) -> None:
+        """There are no more."""
+
+
+class JsonLines:
+    """One JSON object per change row (docs/inspect.md)."""
+
+    def __init__(self, file: BinaryIO, tables: Tables, problems: Problems, raw: bool) -> None:
+        self._file = file
+        self._tables = tables
+        self._problems = problems
+        self._raw = raw
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        lines, malformed = json_lines(rows, self._tables.by_id, self._raw)
+        self._file.write("".join([f"{line}\n" for line in lines]).encode())
+        for (table, column), count in malformed.items():
+            self._problems.imperfect(
+                f"{rows['file'][0]}: {count} values of {table} {column} are no values of its type: null in the output, "
+                "with their raw bytes; is the schema of that day?"
+            )
+
+    def close(self) -> None:
+        self._file.flush()
+
+
+class CqlLines:
+    """The statements that make the changes (docs/inspect.md)."""
+
+    def __init__(self, file: BinaryIO, tables: Tables, problems: Problems, remaining_ttl: bool) -> None:
+        self._file = file
+        self._problems = problems
+        self._statements = CqlStatements(tables.by_id, time.time if remaining_ttl else None)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._file.write("".join([f"{line}\n" for line in self._statements.lines(rows)]).encode())
+
+    def close(self) -> None:
+        self._file.flush()
+        if count := self._statements.unsaid:
+            self._problems.imperfect(
+                f"{count:,} parts of changes cannot be said in CQL; comments in the output say which"
+            )
+
+
+class ArrowFile:
+    """Change rows as they are, with the names of tables and columns in the metadata."""
+
+    def __init__(
+        self, file: BinaryIO, tables: Tables, writer: Callable[[BinaryIO, pa.Schema], pa.ipc.RecordBatchWriter]
+    ) -> None:
+        self._schema = CHANGE_ROWS.with_metadata({TABLES_KEY: _described(tables)})
+        self._writer = writer(file, self._schema)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._writer.write_batch(rows.replace_schema_metadata(self._schema.metadata))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def arrow_file(file: BinaryIO, tables: Tables) -> Output:
+    """An Arrow IPC file."""
+    return ArrowFile(file, tables, pa.ipc.new_file)
+
+
+def parquet_file(file: BinaryIO, tables: Tables) -> Output:
+    """A Parquet file."""
+    return ArrowFile(file, tables, lambda target, schema: pq.ParquetWriter(target, schema, compression="zstd"))
+
+
+class Nothing:
+    """Only counts are wanted."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Forget them."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _described(tables: Tables) -> bytes:
+    found = {
+        table_id: {
+            "keyspace": table.keyspace,
+            "table": table.name,
+            "partition_key": {column.name: str(column.type) for column in table.partition_key},
+            "clustering": {column.name: str(column.type) for column in table.clustering},
+            "columns": {column.name: str(column.type) for column in columns_of(table)},
+        }
+        for table_id, table in tables.by_id.items()
+        if table_id in tables.shown
+    }
+    return json.dumps(found, ensure_ascii=False).encode()

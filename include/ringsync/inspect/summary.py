@@ -1,0 +1,123 @@
+"""What is in a log, in numbers that add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.schema import KINDS
+from ringsync.schema.table import TableSchema
+
+OUTCOMES = ("decoded", "system tables", "unknown tables", "unknown columns", "malformed", "damaged")
+"""What can become of a record, in the words of the summary."""
+_NAMES = ("rows", "static rows", "partition deletions", "range deletions")
+_BYTES = ("partition_key", "clustering", "range_end")
+
+
+@dataclass
+class TableCounts:
+    """What was written to a table.
+
+    :ivar kinds: change rows by kind
+    :ivar cells: tombstones included
+    :ivar bytes: of keys, paths and values
+    :ivar first: the least timestamp of a change row's latest write, µs; None: there are no change rows
+    :ivar last: the greatest
+    """
+
+    kinds: Counter[int] = field(default_factory=Counter)
+    cells: int = 0
+    bytes: int = 0
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass
+class Summary:
+    """Counts over all segments.
+
+    :ivar segments: a line for each
+    :ivar records: by outcome; together all that there are
+    :ivar lost_bytes: that hold no readable record
+    :ivar tables: by table id
+    """
+
+    segments: list[str] = field(default_factory=list)
+    records: Counter[str] = field(default_factory=Counter)
+    damages: int = 0
+    lost_bytes: int = 0
+    tables: dict[str, TableCounts] = field(default_factory=dict)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Count change rows."""
+        ids = rows["table_id"].dictionary_encode()
+        for number, table_id in enumerate(ids.dictionary.to_pylist()):
+            own = rows.filter(pc.equal(ids.indices, number))
+            self._count(self.tables.setdefault(table_id.hex(), TableCounts()), own)
+
+    def _count(self, counts: TableCounts, rows: pa.RecordBatch) -> None:
+        for entry in pc.value_counts(rows["kind"]).to_pylist():
+            counts.kinds[entry["values"]] += entry["counts"]
+        cells = rows["cells"].flatten()
+        counts.cells += len(cells)
+        sized = [rows[name] for name in _BYTES] + [cells.field(name) for name in ("path", "value")]
+        counts.bytes += sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in sized)
+        limits = pc.min_max(rows["write_time"]).as_py()
+        counts.first = limits["min"] if counts.first is None else min(counts.first, limits["min"])
+        counts.last = limits["max"] if counts.last is None else max(counts.last, limits["max"])
+
+
+def summary_text(summary: Summary, tables: Mapping[str, TableSchema]) -> str:
+    """The summary for people."""
+    lines = [f"{len(summary.segments)} segments", *(f"  {line}" for line in summary.segments)]
+    lines += ["", f"{summary.records.total():,} records"]
+    lines += [f"  {summary.records[outcome]:>12,} {outcome}" for outcome in OUTCOMES]
+    if summary.damages:
+        lines.append(f"{summary.damages:,} damaged places, {summary.lost_bytes:,} bytes")
+    rows: Counter[int] = Counter()
+    for counts in summary.tables.values():
+        rows += counts.kinds
+    lines += ["", f"{rows.total():,} change rows of {len(summary.tables)} tables"]
+    heading = ("table", *_NAMES, "cells", "bytes", "first write", "last write")
+    found = [_table_row(tables[table_id], counts) for table_id, counts in summary.tables.items()]
+    return "\n".join([*lines, *_aligned([heading, *sorted(found)] if found else [])]) + "\n"
+
+
+def _table_row(table: TableSchema, counts: TableCounts) -> tuple[str, ...]:
+    numbers = [f"{counts.kinds[kind]:,}" for kind in range(len(KINDS))]
+    return (
+        table.full_name,
+        *numbers,
+        f"{counts.cells:,}",
+        f"{counts.bytes:,}",
+        _moment(counts.first),
+        _moment(counts.last),
+    )
+
+
+def _moment(microseconds: int | None) -> str:
+    """A timestamp as a date, or as the number that it is where no calendar reaches."""
+    if microseconds is None:
+        return ""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return f"{microseconds} µs"
+    return f"{moment:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns under each other: names to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

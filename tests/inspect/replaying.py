@@ -1,0 +1,71 @@
+"""Executes what ``inspect --format cql`` prints, as of the second in which the changes were made."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from cassandra.protocol import QueryMessage, _ProtocolHandler
+
+_STATEMENT = re.compile(r"""((?:'(?:[^']|'')*'|"(?:[^"]|"")*"|[^;'"])+);(?: -- expires_at (\d+))?\n""")
+_TTL = re.compile(r" USING TIMESTAMP -?\d+ AND TTL (\d+)")
+_NOW_IN_SECONDS = 0x100
+"""Flag of a QUERY (native_protocol_v5.spec §4.1.4)."""
+
+
+def statements(text: str) -> Iterator[tuple[str, int | None]]:
+    """Each statement, and the second in which its TTL began, if it has one."""
+    without_comments = re.sub(r"^-- .*\n", "", text, flags=re.MULTILINE)
+    end = 0
+    for found in _STATEMENT.finditer(without_comments):
+        assert found.start() == end, without_comments[end : end + 500]
+        end = found.end()
+        ttl = _TTL.search(found[1])
+        yield found[1], int(found[2]) - int(ttl[1]) if ttl and found[2] else None
+    assert end == len(without_comments), without_comments[end : end + 500]
+
+
+class _WithNow:
+    """A QUERY message with ``now_in_seconds``: an expiring cell then gets the TTL and the expiry that it had."""
+
+    def __init__(self, message: QueryMessage, now: int) -> None:
+        self._message, self._now = message, now
+        self.opcode, self.custom_payload, self.tracing = message.opcode, message.custom_payload, message.tracing
+
+    def send_body(self, f: Any, protocol_version: int) -> None:
+        buffer = io.BytesIO()
+        self._message.send_body(buffer, protocol_version)
+        body = bytearray(buffer.getvalue())
+        flags_at = 4 + len(self._message.query.encode()) + 2
+        (flags,) = struct.unpack_from(">I", body, flags_at)
+        struct.pack_into(">I", body, flags_at, flags | _NOW_IN_SECONDS)
+        f.write(bytes(body) + struct.pack(">i", self._now))
+
+
+def replay(session: Any, text: str) -> int:
+    """Execute all statements; their number.
+
+    :param session: of the driver, for this only
+    """
+    moment: list[int | None] = [None]
+
+    class Replaying(_ProtocolHandler):
+        @classmethod
+        def encode_message(cls, msg: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(msg, QueryMessage) and moment[0] is not None:
+                msg = _WithNow(msg, moment[0])
+            return super().encode_message(msg, *args, **kwargs)
+
+    session.client_protocol_handler = Replaying
+    count = 0
+    for statement, now in statements(text):
+        moment[0] = now
+        try:
+            session.execute(statement)
+        except Exception as error:
+            raise AssertionError(f"the server refuses: {statement[:3000]}") from error
+        count += 1
+    return count

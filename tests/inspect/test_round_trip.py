@@ -1,0 +1,113 @@
+"""What ``inspect --format cql`` prints, executed on empty tables, gives the same SELECT with WRITETIME and TTL."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.cli import main
+from servers.cassandra import CassandraNode, NodeSettings
+from tests.commitlogs.capture import captured
+from tests.commitlogs.make import connected
+from tests.commitlogs.workload import KEYSPACE, random_schema, random_statements, tables
+from tests.inspect.replaying import replay
+
+Rows = list[dict[str, dict[str, Any]]]
+SYNC_MS = 200
+CALM_S = 2.0
+
+
+def copied_log(node: CassandraNode, folder: Path) -> None:
+    """Copy the segments as soon as everything is synced: indexes first, so that they never say too much."""
+
+    def offsets() -> dict[str, str]:
+        return {path.name: path.read_text() for path in node.cdc_raw.glob("*_cdc.idx")}
+
+    before: dict[str, str] = {}
+    while (now := offsets()) != before:
+        before = now
+        time.sleep(CALM_S)
+    folder.mkdir()
+    for name in before:
+        for copied in (name, name.replace("_cdc.idx", ".log")):
+            shutil.copy(node.cdc_raw / copied, folder / copied)
+
+
+def elements(cell: dict[str, Any]) -> list[Any]:
+    """The entries of a list in any order, each with its times where the server tells them."""
+    raw = bytes.fromhex(cell["raw"])
+    (count,), position, found = struct.unpack_from(">i", raw), 4, []
+    for _ in range(count):
+        (length,) = struct.unpack_from(">i", raw, position)
+        found.append(raw[position + 4 : position + 4 + length].hex())
+        position += 4 + length
+    times = [cell.get(name) or [None] * count for name in ("writetime", "expires_at")]
+    return sorted(zip(found, *times, strict=True), key=repr)
+
+
+def comparable(rows: Rows, types: dict[str, str]) -> Rows:
+    """Rows without what a replay cannot have: the order of lists, and the times of counters."""
+    found = []
+    for row in rows:
+        cells = dict(row)
+        for name, cell in row.items():
+            if types[name].startswith("list<"):
+                cells[name] = {"elements": elements(cell)}
+            elif types[name] == "counter":
+                cells[name] = {"raw": cell["raw"]}
+        found.append(cells)
+    return found
+
+
+def selected(node: CassandraNode, version: str) -> dict[str, Rows]:
+    with connected(node) as reader:
+        found: dict[str, Rows] = captured(reader, version, (KEYSPACE,))["keyspaces"][KEYSPACE]
+    types = {
+        table.name: {**table.partition, **table.clustering, **table.static, **table.regular}
+        for table in tables(version)
+    }
+    return {name: comparable(rows, types[name]) for name, rows in found.items()}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("version", "count"),
+    [
+        ("5.0", 2_000),
+        *(pytest.param(version, 20_000, marks=pytest.mark.chaos) for version in ("4.0", "4.1", "5.0")),
+    ],
+)
+def test_replayed_statements_give_the_same_rows(version: str, count: int, cache: Path, tmp_path: Path) -> None:
+    settings = NodeSettings(version=version, commitlog_sync_ms=SYNC_MS).on_free_ports()  # type: ignore[arg-type]
+    with CassandraNode(tmp_path / "node", settings, cache) as node, connected(node) as cluster:
+        session = cluster.connect()
+        for statement in random_schema(version):
+            session.execute(statement)
+        for statement in random_statements(count, count, version):
+            session.execute(statement)
+        source = selected(node, version)
+        assert sum(map(len, source.values())) > 100
+        copied_log(node, tmp_path / "log")
+        described = session.execute(f"DESCRIBE KEYSPACE {KEYSPACE} WITH INTERNALS")
+        (tmp_path / "schema.cql").write_text("\n".join(row.create_statement for row in described))
+        arguments = [
+            str(tmp_path / "log"),
+            "--schema",
+            str(tmp_path / "schema.cql"),
+            "--output",
+            str(tmp_path / "log.cql"),
+        ]
+        assert main(["inspect", "commitlog", *arguments, "--format", "cql"]) == 0
+        for table in tables(version):
+            session.execute(f"TRUNCATE {table.full_name}")
+        assert not any(selected(node, version).values())
+        assert replay(cluster.connect(), (tmp_path / "log.cql").read_text()) > count / 2
+        target = selected(node, version)
+        for name, rows in source.items():
+            for mine, its in zip(target[name], rows, strict=True):
+                assert mine == its, name
