@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
 from ringsync.changes.schema import TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, columns_of
-from ringsync.cql.cells import NULL_LENGTH, Cells, cells_of
+from ringsync.cql.cells import Cells, cells_of
 from ringsync.cql.native_texts import Texts
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
 from ringsync.cql.value_texts import TextForm, value_texts
 from ringsync.schema.table import Column, TableSchema
 
-Numbers = npt.NDArray[np.int64]
 _TIMEUUID = Native("timeuuid")
 _COLUMNS_PER_TABLE = 2**20
 
@@ -96,15 +96,15 @@ class _Reader:
         self.of_row: npt.NDArray[np.int32] = np.frombuffer(ids.indices.buffers()[1], np.int32, len(rows))
 
     def partition_keys(self, table: TableSchema, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[str | None, ...]]:
-        cells = _only(cells_of(self.rows["partition_key"]), chosen)
-        parts = [cells] if len(table.partition_key) == 1 else _composite_parts(cells, len(table.partition_key))
+        cells = only(cells_of(self.rows["partition_key"]), chosen)
+        parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
         return zip(*self._columns(table, table.partition_key, parts), strict=True)
 
     def bounds(self, table: TableSchema, chosen: npt.NDArray[np.intp], name: str) -> Iterator[tuple[int, Bound]]:
         cells = cells_of(self.rows[name])
         chosen = chosen[cells.lengths[chosen] >= 0]
-        cells = _only(cells, chosen)
-        counts, parts, ends = _clustering_parts(cells, len(table.clustering))
+        cells = only(cells, chosen)
+        counts, parts, ends = clustering_parts(cells, len(table.clustering))
         inclusive = (ends == cells.lengths) | (cells.buffer[cells.offsets + ends] > 0)
         texts = list(zip(*self._columns(table, table.clustering, parts), strict=True)) or [()] * len(chosen)
         for row, count, values, belongs in zip(
@@ -117,14 +117,12 @@ class _Reader:
         lists = self.rows["cells"]
         flat = lists.flatten()
         sizes = lists.value_lengths().to_pylist()
-        groups = np.repeat(self.of_row.astype(np.int64), sizes) * _COLUMNS_PER_TABLE + _numbers(
-            flat, "column", np.int32
-        )
+        groups = np.repeat(self.of_row.astype(np.int64), sizes) * _COLUMNS_PER_TABLE + numbers(flat.field("column"))
         columns: list[LoggedColumn | None] = [None] * len(flat)
         paths: Texts = [None] * len(flat)
         values: Texts = [None] * len(flat)
         all_paths, all_values = cells_of(flat.field("path")), cells_of(flat.field("value"))
-        kinds = _numbers(flat, "kind", np.int8)
+        kinds = numbers(flat.field("kind"))
         for group in np.unique(groups).tolist():
             table = self.tables[group // _COLUMNS_PER_TABLE]
             column = columns_of(table)[group % _COLUMNS_PER_TABLE]
@@ -133,8 +131,8 @@ class _Reader:
             for cell in chosen.tolist():
                 columns[cell] = column
             if column.is_multicell:
-                self._fill(paths, chosen, self._paths(table, column, _only(all_paths, chosen)))
-            self._fill(values, live, self._values(table, column, _only(all_values, live), _only(all_paths, live)))
+                self._fill(paths, chosen, self._paths(table, column, only(all_paths, chosen)))
+            self._fill(values, live, self._values(table, column, only(all_values, live), only(all_paths, live)))
         return [column for column in columns if column is not None], paths, values
 
     def _paths(self, table: TableSchema, column: LoggedColumn, cells: Cells) -> Texts:
@@ -162,7 +160,7 @@ class _Reader:
                 fields = np.array(_field_numbers(paths), np.int64)
                 for number, kind in enumerate(kinds):
                     chosen = np.flatnonzero(fields == number)
-                    self._fill(found, chosen, self._texts(table, column.name, kind, _only(cells, chosen)))
+                    self._fill(found, chosen, self._texts(table, column.name, kind, only(cells, chosen)))
                 return found
         return [None] * len(cells)
 
@@ -196,54 +194,6 @@ def counter_shards(context: bytes) -> list[tuple[bytes, int, int]]:
     header = 2 + 2 * abs(struct.unpack_from(">h", context)[0])
     body = context[header : len(context) - (len(context) - header) % 32]
     return list(struct.iter_unpack(">16sqq", body))
-
-
-def _numbers(structs: pa.StructArray, name: str, kind: type[np.generic]) -> npt.NDArray[np.int64]:
-    """A field's numbers. (``to_numpy`` would import pandas.)"""
-    array = structs.field(name)
-    return np.frombuffer(array.buffers()[1], kind, len(array) + array.offset)[array.offset :].astype(np.int64)
-
-
-def _only(cells: Cells, chosen: npt.NDArray[np.intp]) -> Cells:
-    return Cells(cells.buffer, cells.offsets[chosen], cells.lengths[chosen])
-
-
-def _composite_parts(cells: Cells, count: int) -> list[Cells]:
-    """The columns of partition keys: each a uint16 length, the bytes, a zero (spec §2.6)."""
-    at, parts = cells.offsets.astype(np.int64), []
-    ends = at + cells.lengths
-    for _ in range(count):
-        at = np.minimum(at, ends)
-        lengths = cells.buffer[at].astype(np.int64) << 8 | cells.buffer[at + 1]
-        whole = at + 2 + lengths <= ends
-        parts.append(_part(cells, at + 2, np.where(whole, lengths, NULL_LENGTH)))
-        at = at + 3 + lengths
-    return parts
-
-
-def _clustering_parts(cells: Cells, columns: int) -> tuple[Numbers, list[Cells], Numbers]:
-    """How many values each clustering has, the values of each column, and how many bytes they take together.
-
-    The form is that of ``clustering`` in :mod:`ringsync.changes.schema`.
-    """
-    at = cells.offsets.astype(np.int64)
-    counts, parts = _int32(cells, at), []
-    at += 4
-    for column in range(columns):
-        there = column < counts
-        lengths = np.where(there, _int32(cells, at), NULL_LENGTH)
-        parts.append(_part(cells, at + 4, lengths))
-        at += np.where(there, 4 + np.maximum(lengths, 0), 0)
-    return counts, parts, at - cells.offsets
-
-
-def _part(cells: Cells, at: Numbers, lengths: Numbers) -> Cells:
-    return Cells(cells.buffer, at.astype(np.int32), lengths.astype(np.int32))
-
-
-def _int32(cells: Cells, at: Numbers) -> Numbers:
-    four = np.ascontiguousarray(cells.buffer[at[:, None] + np.arange(4)])
-    return four.view("<i4").reshape(len(at)).astype(np.int64)
 
 
 def _field_numbers(cells: Cells) -> list[int]:

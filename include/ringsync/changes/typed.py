@@ -100,7 +100,7 @@ def typed_rows(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
 
 
 def _names(table: TableSchema) -> dict[str, str]:
-    names = [column.name for column in [*table.key_columns, *columns_of(table)]]
+    names = [*(column.name for column in table.key_columns), *(column.name for column in columns_of(table))]
     return dict(zip(names, portable_names(names, OWN_NAMES), strict=True))
 
 
@@ -130,9 +130,7 @@ def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[
     places = np.full(len(encoded), -1)
     places[rows] = np.arange(len(rows))
     take = pa.array(places, mask=~there)
-    columns = [
-        _key(table, column, part).take(take) for column, part in zip(table.clustering, parts, strict=True)
-    ]
+    columns = [_key(table, column, part).take(take) for column, part in zip(table.clustering, parts, strict=True)]
     last = only(cells, rows)
     inclusive = (ends == last.lengths) | (last.buffer[last.offsets + np.minimum(ends, last.lengths - 1)] > 0)
     more = [pa.array(counts.astype(np.int32)).take(take), pa.array(inclusive).take(take)]
@@ -142,9 +140,9 @@ def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[
 
 def _value_type(column: LoggedColumn) -> CqlType | None:
     """Of a single cell; None: it stays bytes."""
+    if not column.is_multicell:
+        return column.type
     match column.type:
-        case cql_type if not column.is_multicell:
-            return cql_type
         case ListType(element) | MapType(value=element):
             return element
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from ringsync.changes.tables import LoggedTables
 from ringsync.formats.commitlog.index import SegmentIndex
 from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
-from ringsync.formats.commitlog.segment import Damage, SegmentError
+from ringsync.formats.commitlog.segment import WHOLE, Damage, SegmentError
 from ringsync.inspect.files import InspectError, LogPosition, index_path, read_index, segment_id
 from ringsync.inspect.outputs import Output
 from ringsync.inspect.problems import Problems
@@ -60,16 +60,16 @@ class Inspection:
     def _read_segment(self, path: Path, logged: LoggedTables, after: int) -> None:
         try:
             index = read_index(path)
-            until = None if index is None or self.ignore_index else index.until
             data = path.read_bytes()
-            log = read_log(data, path.name, logged, after=after, until=until, key_of=self.key_of)
+            wanted = WHOLE if index is None or self.ignore_index else index.wanted(len(data))
+            log = read_log(data, path.name, logged, replace(wanted, after=after), key_of=self.key_of)
         except (SegmentError, InspectError, OSError) as error:
             self.problems.unreadable(str(error))
             self.summary.segments.append(f"{path.name}  cannot be read")
             return
         last = self._read_batches(path, log)
         self._explain_end(path, index)
-        self._report(path, log.damages, last, torn_end=until is None and not (index and index.completed))
+        self._report(path, log.damages, last, torn_end=wanted.until is None and not (index and index.completed))
         self._count(path, log, len(data), index)
         self.problems.finish(path.name)
 
