@@ -15,7 +15,7 @@ from ringsync.changes.tables import LoggedTables
 from ringsync.cql.kernels import address
 from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.mutation import decode_records
-from ringsync.formats.commitlog.outcomes import DECODED, REASONS, UNKNOWN_TABLE
+from ringsync.formats.commitlog.outcomes import DECODED, REASONS, TOO_LARGE, UNKNOWN_TABLE
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import Damage, Descriptor, read_segment
 from ringsync.formats.commitlog.state import Capacity, Output
@@ -72,6 +72,7 @@ def read_log(
     *,
     after: int = 0,
     until: int | None = None,
+    completed_at: int | None = None,
     key_of: Callable[[str], bytes] | None = None,
     capacity: Capacity | None = None,
 ) -> SegmentChanges:
@@ -80,23 +81,30 @@ def read_log(
     :param data: the whole file
     :param name: of the file, for messages and change rows
     :param tables: whose records are decoded
-    :param after: logical position: only records behind it
-    :param until: logical position up to which the segment was synced, see
-        :func:`~ringsync.formats.commitlog.segment.read_segment`
+    :param after: logical position: only records behind it; but all behind a section that cannot be unpacked, since
+        nobody can tell their positions for certain
+    :param until: logical position up to which the segment was synced, and ``completed_at``: the offset of a completed
+        index; see :func:`~ringsync.formats.commitlog.segment.read_segment`
     :param key_of: the key of an alias, for encrypted segments
     :param capacity: of a batch
     :raises SegmentError: when nothing of the segment can be read
     """
-    segment = read_segment(data, name, until, key_of)
-    records, damages = find_records(segment.buffer, segment.sections)
-    damages = [damage for damage in segment.damages + damages if damage.position > after]
-    records = records.behind(after)
+    segment = read_segment(data, name, until, key_of, completed_at)
+    records, damages = find_records(segment.buffer, segment.sections, segment.descriptor.codec == "plain")
+    records = records.behind(after, segment.certain)
+    damages = segment.damages + [damage for damage in damages if damage.position + damage.length > after]
+    end = segment.end
+    if until is not None:
+        records = records.up_to(until)
+        damages = [damage for damage in damages if damage.position < until]
+        end = min(end, until)
     broken = ~records.sound
     for position, size in zip(records.positions[broken], records.sizes[broken], strict=True):
-        damages.append(Damage(int(position), int(size), "the checksum of a record is wrong"))
+        reason = "the checksum of a record is wrong: it is left out, and the next one is read"
+        damages.append(Damage(int(position), int(size), reason))
     damages.sort(key=lambda damage: damage.position)
     batches = read_changes(segment.buffer, records.only(records.sound), tables, name, capacity)
-    return SegmentChanges(segment.descriptor, segment.end, len(records), damages, batches)
+    return SegmentChanges(segment.descriptor, end, len(records), damages, batches)
 
 
 def read_changes(
@@ -130,9 +138,12 @@ def read_changes(
             first,
             max(last, first),
         )
-        if stop == first:
+        if stop == first and not capacity.is_largest:
             capacity = capacity.doubled()
             continue
+        if stop == first:
+            outcomes[first] = TOO_LARGE
+            stop += 1
         failed = first + np.flatnonzero(outcomes[first:stop] != DECODED)
         undecoded = _undecoded(buffer, records, outcomes, ids, failed)
         yield Changes(_rows(output, tables, file), undecoded, stop - first)

@@ -31,7 +31,7 @@ _NO_TIMESTAMP = -(2**63)
 _SECONDS = 0xFFFFFFFF
 
 _HAS_TIMESTAMP, _HAS_TTL, _HAS_DELETION, _HAS_ALL_COLUMNS = 0x04, 0x08, 0x10, 0x20
-_HAS_COMPLEX_DELETION, _IS_EXTENDED = 0x40, 0x80
+_IS_MARKER_OR_END, _HAS_COMPLEX_DELETION, _IS_EXTENDED, _IS_STATIC = 0x03, 0x40, 0x80, 0x01
 _IS_DELETED, _IS_EXPIRING, _HAS_EMPTY_VALUE, _USE_ROW_TIMESTAMP, _USE_ROW_TTL = 0x01, 0x02, 0x04, 0x08, 0x10
 _EXCLUSIVE_END, _INCLUSIVE_START, _EXCLUSIVE_END_INCLUSIVE_START = 0, 1, 2
 _INCLUSIVE_END_EXCLUSIVE_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
@@ -80,8 +80,12 @@ def decode_partition_deletion(s: int, p: int, end: int) -> int:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
     """A row, or the static row, behind its flags."""
+    is_static = 0
     if flags & _IS_EXTENDED:
+        is_static = load8(p) & _IS_STATIC
         p += 1
+    if is_static != (kind == STATIC) or flags & _IS_MARKER_OR_END:
+        return MALFORMED
     table = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * load64_native(s + at.TABLE)
     size = load64_native(table + at.TABLE_CLUSTERING) if kind == ROW else 0
     _begin_row(s)
@@ -101,6 +105,8 @@ def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
     timestamp = local = 0
     if flags & _HAS_DELETION:
         timestamp, local, p = _read_deletion(s, p)
+    if p > end:
+        return MALFORMED
     q = _put_deletion(s, q, (flags & _HAS_DELETION) >> 4, timestamp, local)
     p, q = _decode_cells(s, p, end, q, flags, s + (at.STATIC_MAP if kind == STATIC else at.REGULAR_MAP))
     if p <= LAST_CODE:

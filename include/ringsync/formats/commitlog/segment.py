@@ -9,7 +9,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from ringsync.cql.kernels import padded
 from ringsync.formats.commitlog.compression import BlockError, decompressor
-from ringsync.formats.commitlog.encryption import decryptor
 
 VERSIONS = (6, 7, 8)
 NAME = re.compile(r"CommitLog-(\d+)-(\d+)\.log")
@@ -73,7 +72,7 @@ class Damage:
     """Bytes that hold no readable record.
 
     :ivar position: logical, where they begin; of a damaged record, where it ends
-    :ivar length: bytes; of a compressed section, in the file
+    :ivar length: bytes, uncompressed; of what nobody can tell how long it was uncompressed, in the file
     :ivar reason: for people
     """
 
@@ -90,6 +89,8 @@ class Segment:
     :ivar sections: in the order of the log
     :ivar damages: what could not be read
     :ivar end: logical position behind the last section
+    :ivar certain: positions of records behind this place in the buffer depend on the length of a section that is
+        damaged, so they may be wrong
     """
 
     descriptor: Descriptor
@@ -97,6 +98,7 @@ class Segment:
     sections: list[Section]
     damages: list[Damage]
     end: int
+    certain: int
 
 
 def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
@@ -107,7 +109,9 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
     :raises SegmentError: when it is not the start of a segment of a known version, or is damaged
     """
     if len(data) < _HEADER.size:
-        raise SegmentError(f"{name}: {len(data)} bytes are too few for a commit log segment")
+        raise SegmentError(
+            f"{name}: {len(data)} bytes are too few for a commit log segment: it was cut off, or is being created"
+        )
     version, segment_id, length = _HEADER.unpack_from(data)
     if version not in VERSIONS:
         raise SegmentError(
@@ -116,7 +120,10 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
         )
     size = _HEADER.size + length + 4
     if len(data) < size:
-        raise SegmentError(f"{name}: the file ends at byte {len(data)} within its descriptor of {size} bytes")
+        raise SegmentError(
+            f"{name}: the file ends at byte {len(data)} within its descriptor of {size} bytes: it was cut off, or is "
+            "being created"
+        )
     parameters = bytes(data[_HEADER.size : size - 4])
     low, high = segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF
     checked = struct.pack(">iIIi", version, low, high, length) + parameters
@@ -133,7 +140,11 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
 
 
 def read_segment(
-    data: bytes | memoryview, name: str, until: int | None = None, key_of: Callable[[str], bytes] | None = None
+    data: bytes | memoryview,
+    name: str,
+    until: int | None = None,
+    key_of: Callable[[str], bytes] | None = None,
+    completed_at: int | None = None,
 ) -> Segment:
     """Find a segment's sections and make them plain.
 
@@ -142,103 +153,147 @@ def read_segment(
     :param until: logical position up to which the segment was synced (``_cdc.idx``): what comes behind it is not
         read, since it may not survive the node. None: to the end
     :param key_of: the key of an alias, for encrypted segments
+    :param completed_at: the offset in a completed index, if there is one: that the file ends before it is a damage
+        that nothing else would tell
     :raises SegmentError: when nothing of the segment can be read
     """
     view = memoryview(data)
     descriptor = read_descriptor(view, name)
-    expand = _expander(descriptor, name, key_of)
-    walk = _Walk(view, descriptor, until)
-    if expand is None:
+    unpack = _unpacker(descriptor, name, key_of)
+    walk = _Walk(view, descriptor, until, completed_at)
+    if unpack is None:
         for start, end in walk:
             walk.sections.append(Section(start, end, walk.position))
             walk.position += end - start
-        return Segment(descriptor, padded(view), walk.sections, walk.damages, walk.position)
+        return Segment(descriptor, padded(view), walk.sections, walk.damages, walk.position, len(view))
     parts: list[bytes] = []
-    size = 0
+    size, certain = 0, None
     for start, end in walk:
-        length = int.from_bytes(view[start : start + 4], "big", signed=True)
         try:
-            if end - start < 4 or length < 0:
-                raise BlockError(f"a section that says it has {length} bytes")
-            raw = expand(view[start + 4 : end], length)
+            raw = unpack(view[start:end])
         except BlockError as error:
-            walk.damages.append(Damage(walk.position, end - start, f"a section cannot be decompressed: {error}"))
-            walk.position += max(length, 0)
+            walk.lose_section(start, end, str(error))
+            certain = size if certain is None else certain
             continue
-        walk.sections.append(Section(size, size + length, walk.position))
+        walk.sections.append(Section(size, size + len(raw), walk.position))
         parts.append(raw)
-        size += length
-        walk.position += length
-    return Segment(descriptor, padded(b"".join(parts)), walk.sections, walk.damages, walk.position)
+        size += len(raw)
+        walk.position += len(raw)
+    certain = size if certain is None else certain
+    return Segment(descriptor, padded(b"".join(parts)), walk.sections, walk.damages, walk.position, certain)
 
 
-def _expander(
+def _unpacker(
     descriptor: Descriptor, name: str, key_of: Callable[[str], bytes] | None
-) -> Callable[[memoryview, int], bytes] | None:
+) -> Callable[[memoryview], bytes] | None:
     """What makes a section plain; None: it is. Encryption wins: it compresses within its own blocks."""
     parameters = descriptor.parameters
     try:
         if "encCipher" in parameters:
-            return decryptor(parameters, key_of)
-        codec = parameters.get("compressionClass")
-        return decompressor(str(codec)) if codec else None
+            # Few segments are encrypted, and a worker is to start quickly.
+            from ringsync.formats.commitlog.encryption import decryptor
+
+            expand = decryptor(parameters, key_of)
+        elif parameters.get("compressionClass"):
+            expand = decompressor(str(parameters["compressionClass"]))
+        else:
+            return None
     except ValueError as error:
         raise SegmentError(f"{name}: {error}") from error
 
+    def unpack(section: memoryview) -> bytes:
+        length = _said_length(section)
+        if length < 0:
+            raise BlockError("no length at its begin that could be one")
+        return expand(section[4:], length)
+
+    return unpack
+
+
+def _said_length(section: memoryview) -> int:
+    """Bytes of a section before it was compressed, as its first bytes say; -1: they say no such thing."""
+    return int.from_bytes(section[:4], "big", signed=True) if len(section) >= 4 else -1
+
 
 class _Walk:
-    """Go from sync marker to sync marker; yields where each section's bytes lie in the file."""
+    """Go from sync marker to sync marker; yields where each section's bytes lie in the file.
 
-    def __init__(self, view: memoryview, descriptor: Descriptor, until: int | None) -> None:
+    Who walks advances ``position`` behind the section, or has it lost.
+    """
+
+    def __init__(
+        self, view: memoryview, descriptor: Descriptor, until: int | None, completed_at: int | None = None
+    ) -> None:
         self._view = view
         self._descriptor = descriptor
         self._until = until
+        self._completed_at = completed_at
         self.sections: list[Section] = []
         self.damages: list[Damage] = []
         self.position = descriptor.size
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[int, int]]:
         size = len(self._view)
         marker = self._descriptor.size
-        while size - marker >= _MARKER.size and (self._until is None or self.position < self._until):
-            end, checksum = _MARKER.unpack_from(self._view, marker)
+        while self._until is None or self.position < self._until:
+            end, checksum = _MARKER.unpack_from(self._view, marker) if size - marker >= _MARKER.size else (0, 0)
             if end == 0 and checksum == 0:
                 self._check_rest(marker)
                 return
             if checksum != self._checksum(marker):
-                self._stop(marker, "the checksum of a sync marker is wrong")
+                self._stop(size - marker, f"the sync marker at byte {marker} of the file has a wrong checksum")
                 return
             self.position += _MARKER.size
             start = marker + _MARKER.size
-            if not start <= end <= size:
-                self._stop(start, f"the file has {size} bytes, but a section ends at byte {end}: it was cut off")
-                if self._descriptor.codec == "plain" and end > size:
+            if end < start:
+                self._stop(size - start, f"the sync marker at byte {marker} of the file points back to byte {end}")
+                return
+            if end > size:
+                missing = end - size
+                if self._descriptor.codec == "plain":
                     yield start, size  # each record has checksums of its own
+                else:
+                    missing = max(_said_length(self._view[start:]), missing)
+                self._stop(missing, f"the file was cut off: it has {size} bytes, and a section ends at byte {end}")
                 return
             yield start, end
             marker = end
+
+    def lose_section(self, start: int, end: int, reason: str) -> None:
+        """Go on behind a section that cannot be made plain, as far as that is safe."""
+        reason = f"the section in bytes {start} to {end} of the file cannot be unpacked: {reason}"
+        if self._until is not None:
+            # Its length is as little to be trusted as the rest, so nobody can tell what was synced behind it.
+            self._stop(end - start, reason)
+            self.position = self._until
+            return
+        length = _said_length(self._view[start:end])
+        self.damages.append(Damage(self.position, length if length > 0 else end - start, reason))
+        self.position += max(length, 0)
 
     def _checksum(self, marker: int) -> int:
         segment_id = self._descriptor.segment_id
         return zlib.crc32(struct.pack(">III", segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, marker))
 
-    def _stop(self, at: int, reason: str) -> None:
+    def _stop(self, length: int, reason: str) -> None:
+        """Nothing behind the position can be read.
+
+        :param length: bytes, for when it is not known up to where the segment was synced
+        """
         if self._until is None or self.position < self._until:
-            self.damages.append(Damage(self.position, len(self._view) - at, reason))
+            length = length if self._until is None else self._until - self.position
+            self.damages.append(Damage(self.position, length, f"{reason}; nothing behind it can be read"))
 
     def _check_rest(self, marker: int) -> None:
-        """Behind the last marker a segment is zeros, which were there before anything was written."""
+        """Behind the last section a segment is zeros, which were there before anything was written."""
         rest = np.frombuffer(self._view[marker:], np.uint8)
-        if self._until is not None:
-            self.damages.append(
-                Damage(
-                    self.position,
-                    len(rest),
-                    f"the segment ends at position {self.position}, but was synced up to {self._until}",
-                )
-            )
+        synced = self._until
+        # After a crash Cassandra writes the size of the file into the index, whatever is in it.
+        if self._completed_at is not None and self._completed_at != len(self._view):
+            synced = self._completed_at
+        if synced is not None and self.position < synced:
+            reason = f"the last section ends at position {self.position}, but by its index the segment reaches {synced}"
+            self._stop(synced - self.position, f"{reason}: it was cut off or overwritten")
         elif rest.any():
             first = marker + int(np.flatnonzero(rest)[0])
-            self.damages.append(
-                Damage(self.position, len(rest), f"bytes that are no section follow at byte {first} of the file")
-            )
+            self._stop(len(rest), f"zeros, and then bytes that belong to no section, at byte {first} of the file")
