@@ -30,9 +30,7 @@ def of_model(change: Change) -> Change:
 
 def of_package(batches: Iterable[Changes], tables: LoggedTables) -> list[Change]:
     """The change rows of batches, which are checked to be sound Arrow."""
-    names = {
-        table.table_id: {column.number: column.name for column in columns_of(table)} for table in tables.tables
-    }
+    names = {table.table_id: {column.number: column.name for column in columns_of(table)} for table in tables.tables}
     found = []
     for batch in batches:
         batch.rows.validate(full=True)
