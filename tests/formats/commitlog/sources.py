@@ -13,7 +13,7 @@ from ringsync.schema.from_cql import parse_schema
 from tests.commitlog_model import cql_schema
 from tests.commitlog_model.segment import Segment, read_segment
 from tests.commitlog_model.types import Table
-from tests.commitlogs.fixtures import Fixture, fixture_named
+from tests.commitlogs.fixtures import Fixture, Keystore, fixture_named
 from tests.formats.commitlog.comparable import Change, of_model
 
 
@@ -35,11 +35,13 @@ class Source:
     @property
     def key_of(self) -> Callable[[str], bytes] | None:
         """What opens an encrypted segment."""
-        keystore = self.fixture.keystore
-        if keystore is None:
-            return None
-        content = keystore.path.read_bytes()
-        return key_lookup(content, keystore.path.name, keystore.store_password, keystore.key_password)
+        return _opened(self.fixture.keystore) if self.fixture.keystore else None
+
+
+@cache
+def _opened(keystore: Keystore) -> Callable[[str], bytes]:
+    content = keystore.path.read_bytes()
+    return key_lookup(content, keystore.path.name, keystore.store_password, keystore.key_password)
 
 
 @cache

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +11,7 @@ from ringsync.formats.commitlog.reader import Changes, read_changes
 from ringsync.formats.commitlog.records import Records
 from ringsync.formats.commitlog.state import Capacity
 from tests.commitlog_model.mutation import partition_updates
-from tests.commitlog_model.write import empty_update, mutation
+from tests.commitlog_model.write import mutation
 from tests.formats.commitlog.comparable import Change, of_model, of_package
 from tests.formats.commitlog.synthetic import package_tables, tables, updates
 

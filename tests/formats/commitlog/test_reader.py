@@ -1,16 +1,12 @@
-"""Commit logs of real servers, decoded: the same change rows as the plain-Python model has, whatever the batches are."""
+"""Commit logs of real servers, decoded: the same change rows as the plain-Python model has, however they are read."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from ringsync.changes.tables import logged_tables
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
-from ringsync.formats.commitlog.state import Capacity
 from tests.commitlogs.fixtures import fixtures
 from tests.formats.commitlog.comparable import of_package
 from tests.formats.commitlog.sources import Source, expected, modelled, sources, tables_of

@@ -308,6 +308,8 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     ttl = local = 0
     kind = LIVE
     if flags & (_IS_DELETED | _IS_EXPIRING):
+        if flags & _IS_DELETED and flags & _IS_EXPIRING:
+            return MALFORMED, q
         kind = TOMBSTONE if flags & _IS_DELETED else EXPIRING
         ttl, local, p = _read_cell_expiry(s, p, flags)
     cell = load64_native(s + at.CELLS)
@@ -328,13 +330,9 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     store32(load64_native(s + at.PATH_ENDS) + 4 * cell + 4, load64_native(s + at.PATH_BYTES))
     store32(q, path_length)
     q += 4 + max(path_length, 0)
-    length = 0
-    if not flags & _HAS_EMPTY_VALUE:
-        length = load64_native(column + at.COLUMN_FIXED)
-        if length < 0:
-            length, p = load_unsigned_vint(p)
-        if length < 0 or length > end - p:
-            return MALFORMED, q
+    length, p = _value_length(p, flags, column)
+    if length < 0 or length > end - p:
+        return MALFORMED, q
     if not _fits(s, q, length + PADDING):
         return FULL, q
     q = _put_cell(s, q, cell, kind, timestamp, ttl, local, p, length)
@@ -342,6 +340,17 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     store8(load64_native(s + at.CELL_HAS_PATH) + cell, has_path)
     store64(s + at.CELLS, cell + 1)
     return p + length, q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _value_length(p: int, flags: int, column: int) -> tuple[int, int]:
+    """Bytes of a cell's value, and where they begin."""
+    if flags & _HAS_EMPTY_VALUE:
+        return 0, p
+    length = load64_native(column + at.COLUMN_FIXED)
+    if length < 0:
+        return load_unsigned_vint(p)
+    return length, p
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

@@ -278,10 +278,13 @@ class _Walk:
     def _stop(self, length: int, reason: str) -> None:
         """Nothing behind the position can be read.
 
-        :param length: bytes, for when it is not known up to where the segment was synced
+        :param length: bytes that the file has there; by the index there may have been more
         """
-        if self._until is None or self.position < self._until:
-            length = length if self._until is None else self._until - self.position
+        if self._until is not None:
+            length = self._until - self.position
+        elif self._completed_at is not None:
+            length = max(length, self._completed_at - self.position)
+        if length > 0:
             self.damages.append(Damage(self.position, length, f"{reason}; nothing behind it can be read"))
 
     def _check_rest(self, marker: int) -> None:

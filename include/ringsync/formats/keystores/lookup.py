@@ -11,6 +11,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
+from functools import cache
 
 from ringsync.formats.keystores.errors import KeystoreError
 from ringsync.formats.keystores.jceks import JKS_MAGIC, MAGIC, jceks_keys
@@ -48,14 +49,15 @@ def key_lookup(
     return _found_in(pkcs12_keys(data, name, key_password or password), name)
 
 
-def _found_in(keys: dict[str, bytes], name: str) -> Callable[[str], bytes]:
+def _found_in(keys: dict[str, Callable[[], bytes]], name: str) -> Callable[[str], bytes]:
     by_alias = {alias.lower(): key for alias, key in keys.items()}
 
+    @cache
     def find(alias: str) -> bytes:
         if alias.lower() not in by_alias:
             others = f"only {', '.join(sorted(keys))}" if keys else "no secret key at all"
             raise KeystoreError(f"{name}: there is no key {alias}, {others}; is it the keystore of this node?")
-        return by_alias[alias.lower()]
+        return by_alias[alias.lower()]()
 
     return find
 

@@ -6,6 +6,8 @@ A secret key is a bag of its own kind, which libraries for certificates (``crypt
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 
 from ringsync.formats.keystores.der import SEQUENCE, Der, dotted, read_der
 from ringsync.formats.keystores.errors import KeystoreError
@@ -27,31 +29,30 @@ _AES_CBC = {"2.16.840.1.101.3.4.1.2": 16, "2.16.840.1.101.3.4.1.22": 24, "2.16.8
 """Bytes of the key."""
 
 
-def pkcs12_keys(data: bytes, name: str, password: str) -> dict[str, bytes]:
+def pkcs12_keys(data: bytes, name: str, password: str) -> dict[str, Callable[[], bytes]]:
     """Read the secret keys of a PKCS12 keystore.
 
     :param data: the whole file
     :param name: of the file, for messages
     :param password: of keystore and keys, which is one for this kind
-    :returns: keys by alias; the JDK has written the aliases in lower case
-    :raises KeystoreError: when the file is damaged, or the password is wrong
+    :returns: what decrypts each key, by alias; the JDK has written the aliases in lower case. It raises KeystoreError
+        when the password is wrong
+    :raises KeystoreError: when the file is damaged
     """
     try:
         _, (_version, (_, (_, (_, ((_, safes),)))), *_mac) = read_der(data)
-        found = {}
+        found: dict[str, Callable[[], bytes]] = {}
         for _, (kind, *content) in read_der(safes)[1]:
             if dotted(kind[1]) == _DATA:
                 (_, ((_, bags),)) = content[0]
                 for _, bag in read_der(bags)[1]:
-                    found.update(_secret(bag, password))
+                    found.update(_secret(bag, name, password))
         return found
-    except KeystoreError as error:
-        raise KeystoreError(f"{name}: {error}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise KeystoreError(f"{name}: not the layout of a PKCS12 keystore: {error}") from error
 
 
-def _secret(bag: list[Der], password: str) -> dict[str, bytes]:
+def _secret(bag: list[Der], name: str, password: str) -> dict[str, Callable[[], bytes]]:
     """The key in a bag, if it is a secret one."""
     (_, kind), (_, value), *attributes = bag
     if dotted(kind) != _SECRET_BAG:
@@ -62,9 +63,17 @@ def _secret(bag: list[Der], password: str) -> dict[str, bytes]:
             alias = values[0][1].decode("utf-16-be")
     (_, (_, (_, ((_, encrypted),)))) = value[0]
     _, ((_, scheme), (_, content)) = read_der(encrypted)
-    plain = read_der(_decrypted(scheme, content, password, f"the key {alias}"))
-    _, (_version, _algorithm, (_, key)) = plain
-    return {alias: key}
+    return {alias: partial(_key, scheme, content, password, f"{name}: the key {alias}")}
+
+
+def _key(scheme: list[Der], content: bytes, password: str, what: str) -> bytes:
+    try:
+        _, (_version, _algorithm, (_, key)) = read_der(_decrypted(scheme, content, password, what))
+    except KeystoreError:
+        raise
+    except (ValueError, LookupError, TypeError) as error:
+        raise KeystoreError(f"{what} cannot be decrypted: its password is wrong, or it is damaged") from error
+    return bytes(key)
 
 
 def _decrypted(scheme: list[Der], content: bytes, password: str, what: str) -> bytes:
