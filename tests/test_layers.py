@@ -25,7 +25,11 @@ LAYERS = [
 
 CORE = {"cql", "schema", "ring", "changes", "formats"}
 CORE_LIBRARIES = {"numpy", "numba", "llvmlite", "pyarrow"}
-CORE_EXCEPTION = {"schema/from_cluster.py": {"cassandra"}}
+CORE_EXCEPTION = {
+    "schema/from_cluster.py": {"cassandra"},
+    "formats/commitlog/encryption.py": {"cryptography"},
+    "formats/keystores/passwords.py": {"cryptography"},
+}
 
 
 def imports(path: Path, at_top_level_only: bool = False) -> set[str]:

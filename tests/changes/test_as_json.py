@@ -13,6 +13,7 @@ from ringsync.changes.as_json import json_lines
 from ringsync.changes.tables import logged_tables
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.reader import read_log
+from ringsync.formats.commitlog.segment import WHOLE
 from ringsync.schema.from_cql import parse_schema
 from tests.commitlog_model import cql_schema
 from tests.commitlog_model.segment import read_segment
@@ -54,9 +55,9 @@ def test_json_lines_are_what_the_model_reads(fixture: Fixture, tmp_path: Path) -
     compared = 0
     for path in unpacked(fixture, tmp_path):
         index = parse_index(path.with_name(path.stem + "_cdc.idx").read_bytes())
-        until = index.until if index else None
-        model = read_segment(path, model_tables, end=until).changes
-        log = read_log(path.read_bytes(), path.name, logged, until=until)
+        wanted = index.wanted if index else WHOLE
+        model = read_segment(path, model_tables, end=wanted.until).changes
+        log = read_log(path.read_bytes(), path.name, logged, wanted)
         ours: list[list[str]] = [[], []]
         for batch in log.batches:
             for raw, lines in enumerate(ours):

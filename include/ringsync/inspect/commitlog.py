@@ -61,7 +61,7 @@ class Inspection:
         try:
             index = read_index(path)
             data = path.read_bytes()
-            wanted = WHOLE if index is None or self.ignore_index else index.wanted(len(data))
+            wanted = WHOLE if index is None or self.ignore_index else index.wanted
             log = read_log(data, path.name, logged, replace(wanted, after=after), key_of=self.key_of)
         except (SegmentError, InspectError, OSError) as error:
             self.problems.unreadable(str(error))

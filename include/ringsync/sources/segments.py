@@ -212,12 +212,14 @@ def _parts_of(found: _Found, options: LogOptions) -> list[SegmentPart]:
             raise ValueError(f"{_index_name(found.file)}: {error}") from None
         if index is None:
             return []
-        wanted = index.wanted(found.size)
+        wanted = index.wanted
     if options.after and options.after.segment == found.segment:
         wanted = replace(wanted, after=options.after.position)
     to = options.to.position if options.to and options.to.segment == found.segment else None
-    # An object is fetched whole, so it is not worth while to share it.
-    count = 1 if found.file.startswith("gs://") else max(1, -(-found.size // PART_BYTES))
+    # An object is fetched whole, so it is not worth while to share it; and only who reads all that lies before a
+    # position can tell whether positions are certain.
+    is_shared = not found.file.startswith("gs://") and wanted.until is None and not wanted.after
+    count = max(1, -(-found.size // PART_BYTES)) if is_shared else 1
     bounds = [place * found.size // count for place in range(count)] + [found.size + 1]
     ranges = itertools.pairwise(bounds)
     return [SegmentPart(found.file, replace(wanted, part=part if count > 1 else None), to) for part in ranges]

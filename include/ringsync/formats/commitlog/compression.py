@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from ringsync.cql.kernels import KERNEL, address, load8, padded
+from ringsync.cql.kernels import KERNEL, address, load8
 
 
 class BlockError(ValueError):
@@ -33,7 +34,7 @@ def _checked(decompress: Callable[[memoryview, int], bytes]) -> Callable[[memory
             return b""
         try:
             found = decompress(block, length)
-        except (OSError, ValueError, zlib.error) as error:
+        except (OSError, ValueError, MemoryError, zlib.error) as error:
             raise BlockError(f"{len(block)} bytes do not decompress to {length}: {error}") from error
         if len(found) != length:
             raise BlockError(f"{len(block)} bytes decompress to {len(found)} bytes instead of {length}")
@@ -50,46 +51,40 @@ def _arrow(codec: str) -> Callable[[memoryview, int], bytes]:
 
 
 def _lz4(block: memoryview, length: int) -> bytes:
-    """The length once more, little-endian, then a raw LZ4 block."""
+    """The length once more, little-endian, then a raw LZ4 block, of which Arrow does not say how long it really was."""
     said = int.from_bytes(block[:4], "little")
     if said != length:
         raise BlockError(f"a block that says it has {said} bytes in a section of {length}")
-    data = padded(block[4:])
-    found = _lz4_length(address(data), len(block) - 4)
-    if found != length:
-        raise BlockError(f"a block of {found} bytes in a section of {length}" if found >= 0 else "not an LZ4 block")
+    raw = np.frombuffer(block[4:], np.uint8)
+    if _lz4_length(address(raw), address(raw) + len(raw)) != length:
+        raise BlockError(f"{len(block)} bytes do not decompress to {length}")
     return bytes(pa.Codec("lz4_raw").decompress(block[4:], decompressed_size=length, asbytes=True))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _lz4_length(p: int, size: int) -> int:
-    """Bytes of a raw LZ4 block made plain; -1: it is none.
-
-    Arrow gives as many as it is asked for, however few there are.
-    """
-    end, total = p + size, 0
+def _lz4_length(p: int, end: int) -> int:
+    """Bytes that a raw LZ4 block has when it is decompressed; -1: it is cut off."""
+    size = 0
     while p < end:
         token = load8(p)
-        p += 1
-        literals, p = _lz4_run(p, end, token >> 4)
-        total += literals
-        p += literals
-        if p >= end:
-            return total if p == end else -1
-        matched, p = _lz4_run(p + 2, end, token & 15)
-        total += matched + 4
+        literals, p = _lz4_number(token >> 4, p + 1, end)
+        size += literals
+        if literals >= end - p:
+            return size if literals == end - p else -1
+        match, p = _lz4_number(token & 15, p + literals + 2, end)
+        size += match + 4
     return -1
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _lz4_run(p: int, end: int, length: int) -> tuple[int, int]:
-    if length == 15:
-        more = 255
-        while more == 255 and p < end:
-            more = load8(p)
-            length += more
-            p += 1
-    return length, p
+def _lz4_number(value: int, p: int, end: int) -> tuple[int, int]:
+    """A length of four bits and, when these are all set, of the bytes behind: value, address behind them."""
+    more = 255 if value == 15 else 0
+    while more == 255 and p < end:
+        more = load8(p)
+        value += more
+        p += 1
+    return value, p
 
 
 def _snappy(block: memoryview, length: int) -> bytes:

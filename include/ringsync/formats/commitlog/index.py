@@ -22,17 +22,10 @@ class SegmentIndex:
     offset: int
     completed: bool
 
-    def wanted(self, size: int) -> Wanted:
-        """What of the segment may be read, and how far it must reach.
-
-        After a crash Cassandra writes the file's size instead of a position (C: CommitLogReplayer
-        .handleCDCReplayCompletion), which says nothing.
-
-        :param size: of the segment's file, bytes
-        """
-        if not self.completed:
-            return Wanted(until=self.offset)
-        return Wanted(synced=None if self.offset == size else self.offset)
+    @property
+    def wanted(self) -> Wanted:
+        """What of the segment may be read, and how far it must reach."""
+        return Wanted(completed_at=self.offset) if self.completed else Wanted(until=self.offset)
 
 
 def parse_index(content: bytes) -> SegmentIndex | None:

@@ -27,8 +27,7 @@ from ringsync.formats.commitlog.outcomes import DECODED, FULL, LAST_CODE, MALFOR
 from ringsync.formats.commitlog.rows import decode_marker, decode_partition_deletion, decode_row
 
 _TIMESTAMP_EPOCH, _LOCAL_EPOCH = 1442880000000000, 1442880000
-_LONGEST_KEY = 65535
-_IS_EMPTY, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x04, 0x08, 0x10
+_IS_EMPTY, _IS_REVERSED, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x02, 0x04, 0x08, 0x10
 _END, _IS_MARKER = 0x01, 0x02
 
 
@@ -82,7 +81,7 @@ def _decode_update(s: int, p: int, end: int) -> int:
         return MALFORMED
     table_id, table = p, _find_table(s, p)
     length, p = load_unsigned_vint(p + 16)
-    if length < 0 or length > _LONGEST_KEY or length >= end - p:
+    if length < 0 or length > at.LONGEST_KEY or length >= end - p:
         return MALFORMED
     key = p
     flags = load8(p + length)
@@ -117,9 +116,7 @@ def _decode_update(s: int, p: int, end: int) -> int:
         p = decode_row(s, p + 1, end, load8(p), STATIC)
     if p <= LAST_CODE:
         return p
-    if flags & _HAS_ROW_ESTIMATE:
-        _, p = load_unsigned_vint(p)
-    return _decode_unfiltereds(s, p, end)
+    return _decode_unfiltereds(s, p, end, flags)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -211,8 +208,12 @@ def _is_equal(first: int, second: int, length: int) -> bool:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _decode_unfiltereds(s: int, p: int, end: int) -> int:
-    """Rows and range tombstone markers up to the end of the partition."""
+def _decode_unfiltereds(s: int, p: int, end: int, update_flags: int) -> int:
+    """Rows and range tombstone markers up to the end of the partition, and how many of them are expected."""
+    if update_flags & _IS_REVERSED:
+        return MALFORMED
+    if update_flags & _HAS_ROW_ESTIMATE:
+        _, p = load_unsigned_vint(p)
     store64(s + at.OPEN, 0)
     while p < end:
         flags = load8(p)

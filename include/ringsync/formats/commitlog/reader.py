@@ -15,7 +15,7 @@ from ringsync.changes.tables import LoggedTables
 from ringsync.cql.kernels import address
 from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.mutation import decode_records
-from ringsync.formats.commitlog.outcomes import DECODED, REASONS, UNKNOWN_TABLE
+from ringsync.formats.commitlog.outcomes import DECODED, REASONS, TOO_LARGE, UNKNOWN_TABLE
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import WHOLE, Damage, Descriptor, Wanted, read_segment
 from ringsync.formats.commitlog.state import Capacity, Output
@@ -79,21 +79,27 @@ def read_log(
     :param data: the whole file
     :param name: of the file, for messages and change rows
     :param tables: whose records are decoded
-    :param wanted: which part of it: records behind ``wanted.after`` in the sections
+    :param wanted: which part of it
     :param key_of: the key of an alias, for encrypted segments
     :param capacity: of a batch
     :raises SegmentError: when nothing of the segment can be read
     """
     segment = read_segment(data, name, wanted, key_of)
-    records, damages = find_records(segment.buffer, segment.sections)
-    damages = [damage for damage in segment.damages + damages if damage.position > wanted.after]
-    records = records.behind(wanted.after)
+    records, damages = find_records(segment.buffer, segment.sections, segment.file_end)
+    records = records.behind(wanted.after, segment.certain)
+    damages = segment.damages + [damage for damage in damages if damage.position + damage.length > wanted.after]
+    end = segment.end
+    if wanted.until is not None:
+        records = records.up_to(wanted.until)
+        damages = [damage for damage in damages if damage.position < wanted.until]
+        end = min(end, wanted.until)
     broken = ~records.sound
     for position, size in zip(records.positions[broken], records.sizes[broken], strict=True):
-        damages.append(Damage(int(position), int(size), "the checksum of a record is wrong"))
+        reason = "the checksum of a record is wrong: it is left out, and the next one is read"
+        damages.append(Damage(int(position), int(size), reason))
     damages.sort(key=lambda damage: damage.position)
     batches = read_changes(segment.buffer, records.only(records.sound), tables, name, capacity)
-    return SegmentChanges(segment.descriptor, segment.end, len(records), damages, batches)
+    return SegmentChanges(segment.descriptor, end, len(records), damages, batches)
 
 
 def read_changes(
@@ -127,9 +133,12 @@ def read_changes(
             first,
             max(last, first),
         )
-        if stop == first:
+        if stop == first and not capacity.is_largest:
             capacity = capacity.doubled()
             continue
+        if stop == first:
+            outcomes[first] = TOO_LARGE
+            stop += 1
         failed = first + np.flatnonzero(outcomes[first:stop] != DECODED)
         undecoded = _undecoded(buffer, records, outcomes, ids, failed)
         yield Changes(_rows(output, tables, file), undecoded, stop - first)

@@ -21,12 +21,12 @@ OVERHEAD = 12
 SMALLEST = 10
 """Bytes of the shortest mutation that Cassandra writes."""
 
-_WHOLE, _BROKEN_SIZE, _TOO_SHORT, _BEYOND, _NOT_ZERO = range(5)
+_WHOLE, _BROKEN_SIZE, _TOO_SHORT, _BEYOND, _NO_RECORD = range(5)
 _REASONS = {
     _BROKEN_SIZE: "the checksum of a record's size is wrong, so nobody can tell where the next record begins",
     _TOO_SHORT: f"a record of less than {SMALLEST} bytes: the section is damaged from here on",
     _BEYOND: "a record runs past the end of its section",
-    _NOT_ZERO: "bytes that are neither a record nor zeros",
+    _NO_RECORD: "zeros or other bytes where a record should be: something was lost here",
 }
 
 
@@ -48,10 +48,16 @@ class Records:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def behind(self, position: int) -> Records:
-        """Those that end behind a logical position."""
+    def behind(self, position: int, certain: int) -> Records:
+        """Those that end behind a logical position, or lie behind a place in the buffer from which on nobody knows."""
         first = int(np.searchsorted(self.positions, position, side="right"))
+        first = min(first, int(np.searchsorted(self.offsets, certain)))
         return Records(self.offsets[first:], self.sizes[first:], self.positions[first:], self.sound[first:])
+
+    def up_to(self, position: int) -> Records:
+        """Those that end at or before a logical position."""
+        last = int(np.searchsorted(self.positions, position, side="right"))
+        return Records(self.offsets[:last], self.sizes[:last], self.positions[:last], self.sound[:last])
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Records:
         """Those that a mask chooses."""
@@ -60,11 +66,15 @@ class Records:
         return Records(self.offsets[chosen], self.sizes[chosen], self.positions[chosen], self.sound[chosen])
 
 
-def find_records(buffer: npt.NDArray[np.uint8], sections: list[Section]) -> tuple[Records, list[Damage]]:
+def find_records(
+    buffer: npt.NDArray[np.uint8], sections: list[Section], file_end: int = -1
+) -> tuple[Records, list[Damage]]:
     """The records of a segment's sections, and what in them is no record.
 
     :param buffer: the sections' bytes with spare bytes behind them
     :param sections: in the order of the log
+    :param file_end: where in the buffer a file ends that was made full of zeros and then written to, so that a section
+        that reaches it may have some behind its last record. Anywhere else they stand where something was lost
     """
     room = sum(section.end - section.start for section in sections) // (OVERHEAD + SMALLEST) + 1
     table = np.empty((3, room), np.int64)
@@ -83,6 +93,7 @@ def find_records(buffer: npt.NDArray[np.uint8], sections: list[Section]) -> tupl
             address(sound),
             room,
             count,
+            section.end == file_end,
             address(stop),
         )
         reason, at = int(stop[0]), int(stop[1])
@@ -102,6 +113,7 @@ def _find_records(
     sound: int,
     room: int,
     count: int,
+    may_end_in_zeros: bool,
     stop: int,
 ) -> int:
     """Append a section's records to int64[3, room] offsets, sizes, positions; the number that there are now.
@@ -113,7 +125,7 @@ def _find_records(
     while limit - p >= 4:
         size = load32(p)
         if size == 0:
-            reason = _WHOLE if _is_zero(p, limit) else _NOT_ZERO
+            reason = _WHOLE if may_end_in_zeros and _is_zero(p, limit) else _NO_RECORD
             break
         if limit - p < 8 or crc32_continue(tables, p, 4, 0) != load32(p + 4):
             reason = _BROKEN_SIZE
@@ -131,8 +143,8 @@ def _find_records(
         store64(records + 8 * (2 * room + count), p - base + shift)
         store8(sound + count, crc == load32(p - 4))
         count += 1
-    if reason == _WHOLE and limit - p < 4 and not _is_zero(p, limit):
-        reason = _NOT_ZERO
+    if reason == _WHOLE and p < limit < p + 4 and not (may_end_in_zeros and _is_zero(p, limit)):
+        reason = _NO_RECORD
     store64(stop, reason)
     store64(stop + 8, p - base)
     return count

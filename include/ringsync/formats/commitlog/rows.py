@@ -31,7 +31,7 @@ _NO_TIMESTAMP = -(2**63)
 _SECONDS = 0xFFFFFFFF
 
 _HAS_TIMESTAMP, _HAS_TTL, _HAS_DELETION, _HAS_ALL_COLUMNS = 0x04, 0x08, 0x10, 0x20
-_HAS_COMPLEX_DELETION, _IS_EXTENDED = 0x40, 0x80
+_IS_MARKER_OR_END, _HAS_COMPLEX_DELETION, _IS_EXTENDED, _IS_STATIC = 0x03, 0x40, 0x80, 0x01
 _IS_DELETED, _IS_EXPIRING, _HAS_EMPTY_VALUE, _USE_ROW_TIMESTAMP, _USE_ROW_TTL = 0x01, 0x02, 0x04, 0x08, 0x10
 _EXCLUSIVE_END, _INCLUSIVE_START, _EXCLUSIVE_END_INCLUSIVE_START = 0, 1, 2
 _INCLUSIVE_END_EXCLUSIVE_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
@@ -80,8 +80,12 @@ def decode_partition_deletion(s: int, p: int, end: int) -> int:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
     """A row, or the static row, behind its flags."""
+    is_static = 0
     if flags & _IS_EXTENDED:
+        is_static = load8(p) & _IS_STATIC
         p += 1
+    if is_static != (kind == STATIC) or flags & _IS_MARKER_OR_END:
+        return MALFORMED
     table = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * load64_native(s + at.TABLE)
     size = load64_native(table + at.TABLE_CLUSTERING) if kind == ROW else 0
     _begin_row(s)
@@ -101,6 +105,8 @@ def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
     timestamp = local = 0
     if flags & _HAS_DELETION:
         timestamp, local, p = _read_deletion(s, p)
+    if p > end:
+        return MALFORMED
     q = _put_deletion(s, q, (flags & _HAS_DELETION) >> 4, timestamp, local)
     p, q = _decode_cells(s, p, end, q, flags, s + (at.STATIC_MAP if kind == STATIC else at.REGULAR_MAP))
     if p <= LAST_CODE:
@@ -302,6 +308,8 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     ttl = local = 0
     kind = LIVE
     if flags & (_IS_DELETED | _IS_EXPIRING):
+        if flags & _IS_DELETED and flags & _IS_EXPIRING:
+            return MALFORMED, q
         kind = TOMBSTONE if flags & _IS_DELETED else EXPIRING
         ttl, local, p = _read_cell_expiry(s, p, flags)
     cell = load64_native(s + at.CELLS)
@@ -322,13 +330,9 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     store32(load64_native(s + at.PATH_ENDS) + 4 * cell + 4, load64_native(s + at.PATH_BYTES))
     store32(q, path_length)
     q += 4 + max(path_length, 0)
-    length = 0
-    if not flags & _HAS_EMPTY_VALUE:
-        length = load64_native(column + at.COLUMN_FIXED)
-        if length < 0:
-            length, p = load_unsigned_vint(p)
-        if length < 0 or length > end - p:
-            return MALFORMED, q
+    length, p = _value_length(p, flags, column)
+    if length < 0 or length > end - p:
+        return MALFORMED, q
     if not _fits(s, q, length + PADDING):
         return FULL, q
     q = _put_cell(s, q, cell, kind, timestamp, ttl, local, p, length)
@@ -336,6 +340,17 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     store8(load64_native(s + at.CELL_HAS_PATH) + cell, has_path)
     store64(s + at.CELLS, cell + 1)
     return p + length, q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _value_length(p: int, flags: int, column: int) -> tuple[int, int]:
+    """Bytes of a cell's value, and where they begin."""
+    if flags & _HAS_EMPTY_VALUE:
+        return 0, p
+    length = load64_native(column + at.COLUMN_FIXED)
+    if length < 0:
+        return load_unsigned_vint(p)
+    return length, p
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

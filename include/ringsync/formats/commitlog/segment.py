@@ -18,16 +18,12 @@ import numpy.typing as npt
 
 from ringsync.cql.kernels import PADDING, padded
 from ringsync.formats.commitlog.compression import BlockError, decompressor
-from ringsync.formats.commitlog.encryption import decryptor
 
 VERSIONS = (6, 7, 8)
 NAME = re.compile(r"CommitLog-(\d+)-(\d+)\.log")
 
 _HEADER = struct.Struct(">iqH")
 _MARKER = struct.Struct(">iI")
-_LENGTH_BYTES = 4
-_LONGEST_SECTION = 2**31 - 1
-_CUT_OFF = "a section ends behind the end of the file: the file was cut off"
 
 
 class SegmentError(ValueError):
@@ -76,7 +72,7 @@ class Damage:
     """Bytes that hold no readable record.
 
     :ivar position: logical, where they begin; of a damaged record, where it ends
-    :ivar length: bytes; of a compressed section, in the file
+    :ivar length: bytes, uncompressed; of what nobody can tell how long it was uncompressed, in the file
     :ivar reason: for people
     """
 
@@ -89,10 +85,13 @@ class Damage:
 class Segment:
     """A segment's records, uncompressed, in one buffer.
 
-    :ivar buffer: followed by spare bytes; of a plain segment it may be the file's own
+    :ivar buffer: followed by spare bytes
     :ivar sections: in the order of the log
     :ivar damages: what could not be read
     :ivar end: logical position behind the last section
+    :ivar certain: positions of records behind this place in the buffer depend on the length of a section that is
+        damaged, so they may be wrong
+    :ivar file_end: where in the buffer the file ends, of a plain segment; -1 otherwise
     """
 
     descriptor: Descriptor
@@ -100,6 +99,35 @@ class Segment:
     sections: list[Section]
     damages: list[Damage]
     end: int
+    certain: int
+    file_end: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which part of a segment to read.
+
+    :ivar after: logical position: only records behind it; but all behind a section that cannot be unpacked, since
+        nobody can tell their positions for certain
+    :ivar until: logical position up to which the segment was synced (``_cdc.idx``): what comes behind it is not read,
+        since it may not survive the node. None: to the end
+    :ivar completed_at: the offset in a completed index, if there is one: that the file ends before it is a damage that
+        nothing else would tell
+    :ivar part: bytes of the file, from and to: only sections whose sync marker lies there, so that several readers
+        can share a segment. None: all
+    """
+
+    after: int = 0
+    until: int | None = None
+    completed_at: int | None = None
+    part: tuple[int, int] | None = None
+
+    def has(self, marker: int) -> bool:
+        """Whether the sync marker at this byte of the file is wanted."""
+        return self.part is None or self.part[0] <= marker < self.part[1]
+
+
+WHOLE = Wanted()
 
 
 def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
@@ -110,7 +138,9 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
     :raises SegmentError: when it is not the start of a segment of a known version, or is damaged
     """
     if len(data) < _HEADER.size:
-        raise SegmentError(f"{name}: {len(data)} bytes are too few for a commit log segment")
+        raise SegmentError(
+            f"{name}: {len(data)} bytes are too few for a commit log segment: it was cut off, or is being created"
+        )
     version, segment_id, length = _HEADER.unpack_from(data)
     if version not in VERSIONS:
         raise SegmentError(
@@ -119,7 +149,10 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
         )
     size = _HEADER.size + length + 4
     if len(data) < size:
-        raise SegmentError(f"{name}: the file ends at byte {len(data)} within its descriptor of {size} bytes")
+        raise SegmentError(
+            f"{name}: the file ends at byte {len(data)} within its descriptor of {size} bytes: it was cut off, or is "
+            "being created"
+        )
     parameters = bytes(data[_HEADER.size : size - 4])
     low, high = segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF
     checked = struct.pack(">iIIi", version, low, high, length) + parameters
@@ -135,31 +168,6 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
     return Descriptor(version, segment_id, found if isinstance(found, dict) else {}, size)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which part of a segment to read.
-
-    :ivar after: logical position: sections that end before it are passed over
-    :ivar until: logical position up to which the segment was synced (``_cdc.idx``): what comes behind it is not read,
-        since it may not survive the node. None: to the end
-    :ivar synced: logical position that a segment reaches at least, if it is whole; None: not known
-    :ivar part: bytes of the file, from and to: only sections whose sync marker lies there, so that several readers
-        can share a segment. None: all
-    """
-
-    after: int = 0
-    until: int | None = None
-    synced: int | None = None
-    part: tuple[int, int] | None = None
-
-    def has(self, marker: int) -> bool:
-        """Whether the sync marker at this byte of the file is wanted."""
-        return self.part is None or self.part[0] <= marker < self.part[1]
-
-
-WHOLE = Wanted()
-
-
 def read_segment(
     data: bytes | memoryview, name: str, wanted: Wanted = WHOLE, key_of: Callable[[str], bytes] | None = None
 ) -> Segment:
@@ -167,133 +175,167 @@ def read_segment(
 
     :param data: the whole file
     :param name: of the file, for messages
-    :param wanted: which part of it
+    :param wanted: which part of it; ``after`` is left to those who read records
     :param key_of: the key of an alias, for encrypted segments
     :raises SegmentError: when nothing of the segment can be read
     """
     view = memoryview(data)
     descriptor = read_descriptor(view, name)
-    expand = _expander(descriptor, name, key_of)
-    sections: list[Section] = []
-    damages: list[Damage] = []
+    unpack = _unpacker(descriptor, name, key_of)
+    walk = _Walk(view, descriptor, wanted, unpack is not None)
+    if unpack is None:
+        for start, end in walk:
+            walk.sections.append(Section(start, end, walk.position))
+            walk.position += end - start
+        buffer, first = _in_place(view, walk.sections)
+        sections = [replace(one, start=one.start - first, end=one.end - first) for one in walk.sections]
+        file_end = len(view) - first
+        return Segment(descriptor, buffer, sections, walk.damages, walk.position, file_end, file_end)
     parts: list[bytes] = []
-    size = end = 0
-    for stored in _stored_sections(view, descriptor, wanted, expand is not None):
-        end = stored.position
-        if isinstance(stored, Damage):
-            damages.append(stored)
-            continue
-        end += stored.length
-        if expand is None:
-            sections.append(Section(stored.start, stored.end, stored.position))
-            continue
+    size, certain = 0, None
+    for start, end in walk:
         try:
-            raw = expand(view[stored.start + _LENGTH_BYTES : stored.end], stored.length)
+            raw = unpack(view[start:end])
         except BlockError as error:
-            damages.append(Damage(stored.position, stored.end - stored.start, f"a section cannot be read: {error}"))
+            walk.lose_section(start, end, str(error))
+            certain = size if certain is None else certain
             continue
-        sections.append(Section(size, size + stored.length, stored.position))
+        walk.sections.append(Section(size, size + len(raw), walk.position))
         parts.append(raw)
-        size += stored.length
-    if expand is None:
-        buffer, sections = _in_place(view, sections)
-    else:
-        buffer = padded(b"".join(parts))
-    return Segment(descriptor, buffer, sections, damages, end or descriptor.size)
+        size += len(raw)
+        walk.position += len(raw)
+    certain = size if certain is None else certain
+    return Segment(descriptor, padded(b"".join(parts)), walk.sections, walk.damages, walk.position, certain, -1)
 
 
-def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], list[Section]]:
-    """Plain sections where they are, if enough bytes follow the last one, as in every segment that is not quite full;
-    otherwise a copy."""
-    if not sections or len(view) - sections[-1].end >= PADDING:
-        return np.frombuffer(view, np.uint8), sections
-    first = sections[0].start
-    moved = [replace(one, start=one.start - first, end=one.end - first) for one in sections]
-    return padded(view[first : sections[-1].end]), moved
+def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], int]:
+    """The file itself if enough bytes follow the last section, as in every segment that is not quite full; otherwise a
+    copy of the sections. Tells at which byte of the file it begins."""
+    if sections and len(view) - sections[-1].end >= PADDING:
+        return np.frombuffer(view, np.uint8), 0
+    first = sections[0].start if sections else len(view)
+    return padded(view[first:]), first
 
 
-def _expander(
+def _unpacker(
     descriptor: Descriptor, name: str, key_of: Callable[[str], bytes] | None
-) -> Callable[[memoryview, int], bytes] | None:
+) -> Callable[[memoryview], bytes] | None:
     """What makes a section plain; None: it is. Encryption wins: it compresses within its own blocks."""
     parameters = descriptor.parameters
     try:
         if "encCipher" in parameters:
-            return decryptor(parameters, key_of)
-        codec = parameters.get("compressionClass")
-        return decompressor(str(codec)) if codec else None
+            # Few segments are encrypted, and a worker is to start quickly.
+            from ringsync.formats.commitlog.encryption import decryptor
+
+            expand = decryptor(parameters, key_of)
+        elif parameters.get("compressionClass"):
+            expand = decompressor(str(parameters["compressionClass"]))
+        else:
+            return None
     except ValueError as error:
         raise SegmentError(f"{name}: {error}") from error
 
+    def unpack(section: memoryview) -> bytes:
+        length = _said_length(section)
+        if length < 0:
+            raise BlockError("no length at its begin that could be one")
+        return expand(section[4:], length)
 
-@dataclass(frozen=True)
-class _Stored:
-    """A section as it lies in the file.
+    return unpack
 
-    :ivar start: its first byte behind the sync marker
-    :ivar end: the byte behind its last
-    :ivar position: logical, of its first record
-    :ivar length: bytes, made plain
+
+def _said_length(section: memoryview) -> int:
+    """Bytes of a section before it was compressed, as its first bytes say; -1: they say no such thing."""
+    return int.from_bytes(section[:4], "big", signed=True) if len(section) >= 4 else -1
+
+
+class _Walk:
+    """Go from sync marker to sync marker; yields where each section's bytes lie in the file.
+
+    Who walks advances ``position`` behind the section, or has it lost.
     """
 
-    start: int
-    end: int
-    position: int
-    length: int
+    def __init__(self, view: memoryview, descriptor: Descriptor, wanted: Wanted, is_packed: bool) -> None:
+        self._view = view
+        self._descriptor = descriptor
+        self._until = wanted.until
+        self._completed_at = wanted.completed_at
+        self._wanted = wanted
+        self._is_packed = is_packed
+        self._is_own = True
+        self.sections: list[Section] = []
+        self.damages: list[Damage] = []
+        self.position = descriptor.size
 
-
-def _stored_sections(
-    view: memoryview, descriptor: Descriptor, wanted: Wanted, is_packed: bool
-) -> Iterator[_Stored | Damage]:
-    """Go from sync marker to sync marker.
-
-    :param is_packed: sections are compressed or encrypted, and begin with their length
-    """
-    size = len(view)
-    marker = position = descriptor.size
-    synced = wanted.synced if wanted.until is None else wanted.until
-    while size - marker >= _MARKER.size and (wanted.until is None or position < wanted.until):
-        end, checksum = _MARKER.unpack_from(view, marker)
-        start = marker + _MARKER.size
-        reason = _marker_damage(view, descriptor, marker, end, checksum)
-        if reason or checksum == end == 0:
-            if wanted.has(marker):
-                yield from _last_damage(view, marker, position, synced, reason)
-                if end > size and reason == _CUT_OFF and not is_packed:
-                    # Each record has checksums of its own.
-                    yield _Stored(start, size, position + _MARKER.size, size - start)
-            return
-        position += _MARKER.size
-        length = end - start
-        if is_packed:
-            length = int.from_bytes(view[start : start + _LENGTH_BYTES], "big", signed=True)
-            if end - start < _LENGTH_BYTES or not 0 <= length <= _LONGEST_SECTION:
-                yield Damage(position, size - start, f"a section says that it has {length} bytes: the rest is lost")
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        size = len(self._view)
+        marker = self._descriptor.size
+        while self._until is None or self.position < self._until:
+            end, checksum = _MARKER.unpack_from(self._view, marker) if size - marker >= _MARKER.size else (0, 0)
+            self._is_own = self._wanted.has(marker)
+            if end == 0 and checksum == 0:
+                self._check_rest(marker)
                 return
-        if wanted.has(marker) and position + length > wanted.after:
-            yield _Stored(start, end, position, length)
-        position += length
-        marker = end
-    if synced is not None and position < synced and wanted.has(marker):
-        yield from _last_damage(view, marker, position, synced, "")
+            if checksum != self._checksum(marker):
+                self._stop(size - marker, f"the sync marker at byte {marker} of the file has a wrong checksum")
+                return
+            self.position += _MARKER.size
+            start = marker + _MARKER.size
+            if end < start:
+                self._stop(size - start, f"the sync marker at byte {marker} of the file points back to byte {end}")
+                return
+            if end > size:
+                missing = end - size
+                if not self._is_packed and self._is_own:
+                    yield start, size  # each record has checksums of its own
+                else:
+                    missing = max(_said_length(self._view[start:]), missing)
+                self._stop(missing, f"the file was cut off: it has {size} bytes, and a section ends at byte {end}")
+                return
+            if self._is_own:
+                yield start, end
+            else:
+                self.position += max(_said_length(self._view[start:end]), 0) if self._is_packed else end - start
+            marker = end
 
+    def lose_section(self, start: int, end: int, reason: str) -> None:
+        """Go on behind a section that cannot be made plain, as far as that is safe."""
+        reason = f"the section in bytes {start} to {end} of the file cannot be unpacked: {reason}"
+        if self._until is not None:
+            # Its length is as little to be trusted as the rest, so nobody can tell what was synced behind it.
+            self._stop(end - start, reason)
+            self.position = self._until
+            return
+        length = _said_length(self._view[start:end])
+        self.damages.append(Damage(self.position, length if length > 0 else end - start, reason))
+        self.position += max(length, 0)
 
-def _marker_damage(view: memoryview, descriptor: Descriptor, marker: int, end: int, checksum: int) -> str:
-    """What is wrong with a sync marker; empty: nothing, or it is zeros, where nothing has been written."""
-    low, high = descriptor.segment_id & 0xFFFFFFFF, descriptor.segment_id >> 32 & 0xFFFFFFFF
-    if checksum == end == 0:
-        return ""
-    if checksum != zlib.crc32(struct.pack(">III", low, high, marker)):
-        return "the checksum of a sync marker is wrong, so nobody can tell where the next section begins"
-    return "" if marker + _MARKER.size <= end <= len(view) else _CUT_OFF
+    def _checksum(self, marker: int) -> int:
+        segment_id = self._descriptor.segment_id
+        return zlib.crc32(struct.pack(">III", segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, marker))
 
+    def _stop(self, length: int, reason: str) -> None:
+        """Nothing behind the position can be read.
 
-def _last_damage(view: memoryview, marker: int, position: int, synced: int | None, reason: str) -> Iterator[Damage]:
-    """Where the chain of sync markers ends too early, or bytes follow that nobody can explain."""
-    length = len(view) - marker
-    if reason:
-        yield Damage(position, length, reason)
-    elif synced is not None and position < synced:
-        yield Damage(position, length, f"the segment ends here, but was synced up to position {synced}")
-    elif np.frombuffer(view[marker:], np.uint8).any():
-        yield Damage(position, length, "bytes that are neither a section nor zeros")
+        :param length: bytes that the file has there; by the index there may have been more
+        """
+        if self._until is not None:
+            length = self._until - self.position
+        elif self._completed_at is not None:
+            length = max(length, self._completed_at - self.position)
+        if length > 0 and self._is_own:
+            self.damages.append(Damage(self.position, length, f"{reason}; nothing behind it can be read"))
+
+    def _check_rest(self, marker: int) -> None:
+        """Behind the last section a segment is zeros, which were there before anything was written."""
+        rest = np.frombuffer(self._view[marker:], np.uint8)
+        synced = self._until
+        # After a crash Cassandra writes the size of the file into the index, whatever is in it.
+        if self._completed_at is not None and self._completed_at != len(self._view):
+            synced = self._completed_at
+        if synced is not None and self.position < synced:
+            reason = f"the last section ends at position {self.position}, but by its index the segment reaches {synced}"
+            self._stop(synced - self.position, f"{reason}: it was cut off or overwritten")
+        elif rest.any():
+            first = marker + int(np.flatnonzero(rest)[0])
+            self._stop(len(rest), f"zeros, and then bytes that belong to no section, at byte {first} of the file")

@@ -180,6 +180,12 @@ COLUMN_NAME, COLUMN_NAME_LENGTH, COLUMN_NUMBER, COLUMN_FIXED, COLUMN_IS_COMPLEX,
 """Where in the descriptions of tables and columns what lies (:mod:`ringsync.changes.tables`)."""
 
 
+LONGEST_KEY = 65535
+"""Bytes of a partition key."""
+_HEAD = LONGEST_KEY + 256
+"""More than the digest's bytes have before the clustering, with the spare ones."""
+
+
 @dataclass(frozen=True)
 class Capacity:
     """How much change rows a batch has room for: rows, cells, complex deletions, and bytes of each kind.
@@ -192,13 +198,19 @@ class Capacity:
     complex: int = 2**14
     bytes: int = 2**22
 
+    @property
+    def is_largest(self) -> bool:
+        """Whether Arrow's offsets allow for no more."""
+        return self.bytes >= 2**30
+
     def doubled(self) -> Capacity:
         """Twice the room, for a record that does not fit."""
         return Capacity(2 * self.rows, 2 * self.cells, 2 * self.complex, 2 * self.bytes)
 
     def of(self, name: str) -> int:
         """By the names of ``CAPACITIES``."""
-        return {"rows": self.rows, "cells": self.cells, "complex": self.complex}.get(name, self.bytes)
+        several = {"rows": self.rows, "cells": self.cells, "complex": self.complex}
+        return several.get(name, self.bytes + (_HEAD if name == "scratch_bytes" else 0))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""Find the AES key of an alias, in whatever kind of file an operator has.
+
+Cassandra takes keys from Java keystores only (C: security/JKSKeyProvider; ``store_type`` in cassandra.yaml: JCEKS as a
+rule, PKCS12 works as well, JKS cannot hold secret keys). Who does not want to hand out a keystore gives the key alone:
+as hexadecimal or base64 text, or as base64 between PEM's lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable
+from functools import cache
+
+from ringsync.formats.keystores.errors import KeystoreError
+from ringsync.formats.keystores.jceks import JKS_MAGIC, MAGIC, jceks_keys
+from ringsync.formats.keystores.pkcs12 import pkcs12_keys
+
+_AES_BYTES = (16, 24, 32)
+_PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s(.*?)-----END \1-----", re.DOTALL)
+_DER_SEQUENCE = b"\x30"
+
+
+def key_lookup(
+    data: bytes, name: str, password: str | None = None, key_password: str | None = None
+) -> Callable[[str], bytes]:
+    """A function from alias to AES key, as :func:`~ringsync.formats.commitlog.reader.read_log` wants it.
+
+    :param data: the whole file: a keystore (JCEKS, PKCS12), or the text of one key, which then serves every alias
+    :param name: of the file, for messages
+    :param password: of the keystore; comes from the environment or a file, never from a command line
+    :param key_password: of the keys, if they have another one
+    :raises KeystoreError: when the file is none of these or damaged, or a password is missing or wrong
+    """
+    if data.startswith(JKS_MAGIC):
+        raise KeystoreError(
+            f"{name}: a keystore of type JKS, which cannot hold secret keys, so Cassandra's key is in another one: "
+            "cassandra.yaml says in which (transparent_data_encryption_options, keystore)"
+        )
+    is_jceks, is_text = data.startswith(MAGIC), all(byte in b"\t\n\r" or 0x20 <= byte < 0x7F for byte in data)
+    if is_text or not (is_jceks or data.startswith(_DER_SEQUENCE)):
+        key = _key_of_text(data, name)
+        return lambda _alias: key
+    if password is None:
+        raise KeystoreError(f"{name}: a keystore, and no password for it was given")
+    if is_jceks:
+        return _found_in(jceks_keys(data, name, password, key_password or password), name)
+    return _found_in(pkcs12_keys(data, name, key_password or password), name)
+
+
+def _found_in(keys: dict[str, Callable[[], bytes]], name: str) -> Callable[[str], bytes]:
+    by_alias = {alias.lower(): key for alias, key in keys.items()}
+
+    @cache
+    def find(alias: str) -> bytes:
+        if alias.lower() not in by_alias:
+            others = f"only {', '.join(sorted(keys))}" if keys else "no secret key at all"
+            raise KeystoreError(f"{name}: there is no key {alias}, {others}; is it the keystore of this node?")
+        return by_alias[alias.lower()]()
+
+    return find
+
+
+def _key_of_text(data: bytes, name: str) -> bytes:
+    pem = _PEM.search(data)
+    text = b"".join((pem[2] if pem else data).split())
+    key = b""
+    try:
+        # Hexadecimal first: 32 such digits would also be the base64 of 24 bytes.
+        is_hex = not pem and re.fullmatch(rb"[0-9A-Fa-f]+", text) and len(text) // 2 in _AES_BYTES
+        key = bytes.fromhex(text.decode()) if is_hex else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        pass
+    if len(key) not in _AES_BYTES:
+        raise KeystoreError(
+            f"{name}: neither a keystore (JCEKS, PKCS12) nor the text of one AES key of 16, 24 or 32 bytes "
+            "(hexadecimal, base64, or PEM)"
+        )
+    return key

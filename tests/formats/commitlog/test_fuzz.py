@@ -1,0 +1,29 @@
+"""Damaged segments: no crash, no hang, no access outside of the memory, no loss that is not told (see fuzz.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def fuzz(seed: int, count: int, seconds: int) -> None:
+    command = [sys.executable, "-m", "tests.formats.commitlog.fuzz", str(seed), str(count)]
+    environment = {"PYTHONPATH": "include:."}
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.endswith(f"{count} files\n")
+
+
+def test_damaged_files() -> None:
+    fuzz(1, 2000, 600)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_many_damaged_files(seed: int) -> None:
+    fuzz(seed, 5000, 1800)
