@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,9 @@ from ringsync.cql.json_values import JSON, json_string
 from ringsync.cql.types import ListType, SetType, UserType
 from ringsync.cql.value_texts import NULL
 from ringsync.schema.table import Column, TableSchema
+
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+"""JSON allows them in strings, but they end a line for many a program that reads lines."""
 
 
 def json_lines(
@@ -66,7 +70,11 @@ def json_lines(
             digest,
         ) in parts
     ]
-    return found, texts.malformed
+    return [_LINE_ENDS.sub(_escaped, line) for line in found], texts.malformed
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04X}"
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,93 @@
+"""The statements printed for a committed commit log, executed on a new server: it then shows what the model replays.
+
+Every type, empty values, bounds and boundaries of ranges, counters, quoted names, timestamps before 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.cli import main
+from servers.cassandra import CassandraNode
+from tests.commitlog_model import cql_schema, replay, segment
+from tests.commitlog_model.types import Table
+from tests.commitlogs.capture import captured
+from tests.commitlogs.fixtures import fixture_named, unpacked
+from tests.commitlogs.make import KEYSPACES, connected
+from tests.inspect.replaying import replay as execute
+from tests.inspect.test_round_trip import Rows, comparable
+
+FIXTURE = fixture_named("5.0-v8-plain")
+NOT_LOGGED = "filler"
+
+
+@pytest.fixture
+def empty(session: Any) -> Iterator[None]:
+    """The fixture's keyspaces with empty tables."""
+    for keyspace in KEYSPACES:
+        session.execute(f'DROP KEYSPACE IF EXISTS "{keyspace}"')
+    for statement in FIXTURE.described.split(";\n"):
+        if statement.strip():
+            session.execute(statement)
+    yield
+    for keyspace in KEYSPACES:
+        session.execute(f'DROP KEYSPACE "{keyspace}"')
+
+
+def expected(state: replay.State, table: Table, moment: int) -> Rows:
+    """What the model shows, in the form of `captured`."""
+    found = []
+    for row in replay.rows(state, table, moment):
+        cells = {}
+        for name, shown in row.items():
+            if shown.raw is not None:
+                parts = {"raw": shown.raw.hex(), "writetime": shown.writetime, "expires_at": shown.expires_at}
+                cells[name] = {key: value for key, value in parts.items() if not is_nothing(value)}
+        found.append(cells)
+    return found
+
+
+def is_nothing(times: Any) -> bool:
+    return times is None or (isinstance(times, list) and all(one is None for one in times))
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("empty")
+def test_a_server_that_executes_the_statements_shows_what_the_model_replays(
+    cassandra: CassandraNode, session: Any, tmp_path: Path
+) -> None:
+    paths = unpacked(FIXTURE, tmp_path)
+    (tmp_path / "schema.cql").write_text(FIXTURE.schema)
+    target = tmp_path / "log.cql"
+    arguments = [*map(str, paths), "--schema", str(tmp_path / "schema.cql"), "--output", str(target)]
+    main(["inspect", "commitlog", *arguments, "--format", "cql"])
+    with connected(cassandra) as cluster:
+        assert execute(cluster.connect(), target.read_text()) > 500
+    tables = cql_schema.parse_schema(FIXTURE.schema)
+    changes = [change for path in paths for change in segment.read_segment(path, tables).changes]
+    state = replay.replay(changes)
+    with connected(cassandra) as reader:
+        answer = captured(reader, "5.0", KEYSPACES, without=(NOT_LOGGED,))
+    compared = 0
+    for table in tables.values():
+        if table.name == NOT_LOGGED:
+            continue
+        texts = {**dict(table.partition_key), **{name: text for name, text, _ in table.clustering}}
+        types = texts | dict(table.static) | dict(table.regular)
+        shown = [
+            {
+                name: {part: v for part, v in cell.items() if part != "json" and not is_nothing(v)}
+                for name, cell in row.items()
+            }
+            for row in answer["keyspaces"][table.keyspace][table.name]
+        ]
+        mine = comparable(expected(state, table, answer["moment"]), types)
+        its = comparable(shown, types)
+        for a, b in zip(sorted(mine, key=repr), sorted(its, key=repr), strict=True):
+            assert a == b, table.name
+        compared += len(its)
+    assert compared > 200
