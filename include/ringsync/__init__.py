@@ -26,9 +26,9 @@ def _kernel_cache() -> str:
 
 
 def _source_state() -> str:
-    """Changes with every change of the package's files; the version where there are none, as in a zip."""
+    """Changes with every change of a file whose kernels are compiled into others; the version alone in a zip."""
     root = Path(__file__).parent
-    files = sorted(root.rglob("*.py")) if root.is_dir() else []
+    files = sorted(file for room in ("changes", "cql", "formats") for file in (root / room).rglob("*.py"))
     stamps = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return f"{__version__}-{zlib.crc32(repr(stamps).encode()):08x}"
 

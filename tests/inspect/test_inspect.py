@@ -308,3 +308,32 @@ def test_remaining_ttls_end_when_the_original_ones_did(run: Run, log: Path, sche
         assert found
         ttl, expires_at = map(int, found.groups())
         assert 0 <= ttl - max(expires_at - time.time(), 0) <= PATIENCE_S
+
+
+def test_encrypted_segments_are_read_with_their_keystore(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture = fixture_named("5.0-v8-jceks")
+    keystore = fixture.keystore
+    assert keystore is not None
+    folder = tmp_path / "encrypted"
+    folder.mkdir()
+    unpacked(fixture, folder)
+    schema = tmp_path / "schema.cql"
+    schema.write_text(fixture.schema + fixture.dropped)
+    arguments = ("commitlog", folder, "--schema", schema, "--keystore", keystore.path)
+    code, out, err = run(*arguments)
+    assert (code, out) == (3, "")
+    assert "RINGSYNC_KEYSTORE_PASSWORD" in err
+    monkeypatch.setenv("RINGSYNC_KEYSTORE_PASSWORD", keystore.store_password)
+    monkeypatch.setenv("RINGSYNC_KEY_PASSWORD", keystore.key_password)
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    tables = cql_schema.parse_schema(fixture.schema + fixture.dropped)
+    key = bytes.fromhex(keystore.key_file.read_text())
+    expected = [c["digest"] for p in segments(folder) for c in segment.read_segment(p, tables, key=key).changes]
+    assert [json.loads(line)["digest"] for line in out.splitlines()] == expected
+    monkeypatch.setenv("RINGSYNC_KEYSTORE_PASSWORD", "wrong")
+    code, out, err = run(*arguments)
+    assert (code, out) == (3, "")
+    assert "wrong" not in err.replace("password is wrong", "")

@@ -10,6 +10,8 @@ Beside the table's own columns (names as in the replica) there are, each null wh
 ``_deletion``       of the row, partition or range: timestamp (µs), local_deletion_time (s)
 ``_range``          of a range: for ``start`` and ``end`` the first clustering columns, how many of them count
                     (``columns``), and whether what begins with them belongs to the range (``inclusive``)
+``_partition_key``  as Cassandra's bytes, and ``_clustering`` as in change rows: a key column is null where its
+                    type in the lake cannot hold the value (an empty int, say)
 ``_digest``         of the content
 ``_file``           the segment, and ``_position`` the logical position behind the record in it
 ==================  ========================================================================================
@@ -33,12 +35,12 @@ import pyarrow.compute as pc
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
 from ringsync.changes.schema import DELETION, EXPIRING, KINDS, LIVENESS, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, columns_of
-from ringsync.cql.cells import Cells, cells_of
+from ringsync.cql.cells import cells_of
 from ringsync.cql.counters import counter_totals
 from ringsync.cql.decode import decode
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, arrow_type
-from ringsync.schema.table import Column, TableSchema
+from ringsync.schema.table import TableSchema
 
 OWN_NAMES = (
     "_kind",
@@ -47,6 +49,8 @@ OWN_NAMES = (
     "_liveness",
     "_deletion",
     "_range",
+    "_partition_key",
+    "_clustering",
     "_digest",
     "_file",
     "_position",
@@ -59,7 +63,8 @@ def typed_schema(table: TableSchema) -> pa.Schema:
     names = _names(table)
     fields = [pa.field(names[column.name], arrow_type(column.type)) for column in table.key_columns]
     fields += [pa.field(names[column.name], _column_type(column)) for column in columns_of(table)]
-    own = [pa.string(), pa.int64(), pa.int64(), LIVENESS, DELETION, _range_type(table), pa.binary(16)]
+    own = [pa.string(), pa.int64(), pa.int64(), LIVENESS, DELETION, _range_type(table)]
+    own += [pa.binary(), pa.binary(), pa.binary(16)]
     return pa.schema([*fields, *map(pa.field, OWN_NAMES, [*own, pa.string(), pa.int64()])])
 
 
@@ -67,11 +72,10 @@ def typed_rows(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     """Type the columns of change rows.
 
     :param rows: of ``CHANGE_ROWS``, all of this table
-    :raises ValueError: for a key that is none of its type
     """
     keys = cells_of(rows["partition_key"])
     parts = [keys] if len(table.partition_key) == 1 else composite_parts(keys, len(table.partition_key))
-    arrays = [_key(table, column, cells) for column, cells in zip(table.partition_key, parts, strict=True)]
+    arrays = [decode(column.type, cells).values for column, cells in zip(table.partition_key, parts, strict=True)]
     kinds = rows["kind"]
     is_range = pc.equal(kinds, RANGE_DELETION)
     start, values = _bound(rows["clustering"], table)
@@ -92,6 +96,8 @@ def typed_rows(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
         rows["liveness"],
         rows["deletion"],
         pc.if_else(is_range, limits, pa.scalar(None, limits.type)),
+        rows["partition_key"],
+        rows["clustering"],
         rows["digest"],
         rows["file"],
         rows["position"],
@@ -111,15 +117,6 @@ def _range_type(table: TableSchema) -> pa.StructType:
     return pa.struct([pa.field("start", bound), pa.field("end", bound)])
 
 
-def _key(table: TableSchema, column: Column, cells: Cells) -> pa.Array:
-    decoded = decode(column.type, cells)
-    if decoded.misfits is not None:
-        row = int(np.flatnonzero(decoded.misfits)[0])
-        value = (cells.value(row) or b"").hex()
-        raise ValueError(f"{table.full_name}: 0x{value} is no {column.type} that {column.name} could be in the lake")
-    return decoded.values
-
-
 def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[pa.Array]]:
     """One side of ranges, or the clustering of rows: as a struct, and its columns."""
     cells = cells_of(encoded)
@@ -130,7 +127,9 @@ def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[
     places = np.full(len(encoded), -1)
     places[rows] = np.arange(len(rows))
     take = pa.array(places, mask=~there)
-    columns = [_key(table, column, part).take(take) for column, part in zip(table.clustering, parts, strict=True)]
+    columns = [
+        decode(column.type, part).values.take(take) for column, part in zip(table.clustering, parts, strict=True)
+    ]
     last = only(cells, rows)
     inclusive = (ends == last.lengths) | (last.buffer[last.offsets + np.minimum(ends, last.lengths - 1)] > 0)
     more = [pa.array(counts.astype(np.int32)).take(take), pa.array(inclusive).take(take)]

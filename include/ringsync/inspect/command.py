@@ -16,6 +16,8 @@ from rich.progress import Progress
 
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.formats.keystores.errors import KeystoreError
+from ringsync.formats.keystores.files import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE, keys_in
 from ringsync.inspect.commitlog import Inspection
 from ringsync.inspect.files import InspectError, LogPosition, find_indexes, find_segments, parse_position, replaced
 from ringsync.inspect.idx import index_line, index_text, read_indexes
@@ -101,6 +103,13 @@ def _add_commitlog(kinds: Subparsers) -> None:
         action="store_true",
         help="cql: TTLs are what is left of them now, so that expiry stays the same",
     )
+    log.add_argument(
+        "--keystore",
+        type=Path,
+        metavar="FILE",
+        help="of encrypted segments: Cassandra's keystore (JCEKS, PKCS12), whose password is in the variable "
+        f"{PASSWORD_VARIABLE}, the key's in {KEY_PASSWORD_VARIABLE} if it has another; or a file with the AES key",
+    )
     log.add_argument("--ignore-idx", action="store_true", help="read segments to their end, also what was never synced")
     log.add_argument("--output", type=Path, metavar="FILE", help="write here (default: standard output)")
     log.set_defaults(command=_inspect_commitlog)
@@ -113,14 +122,15 @@ def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> Exit
             raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
         tables = choose_tables(_schema(arguments), arguments.tables)
         paths = find_segments(arguments.paths)
+        keys = keys_in(arguments.keystore, os.environ) if arguments.keystore else None
         with _target(arguments.output) as file, _progress(paths, arguments.output is None) as progress:
             output = _output(arguments, file, tables, problems)
-            inspection = Inspection(tables, output, problems, arguments.ignore_idx, progress=progress)
+            inspection = Inspection(tables, output, problems, arguments.ignore_idx, keys, progress)
             inspection.read(paths, arguments.start)
             output.close()
             if arguments.format == "summary":
                 file.write(summary_text(inspection.summary, tables.by_id).encode())
-    except (InspectError, SchemaError) as error:
+    except (InspectError, SchemaError, KeystoreError) as error:
         problems.unreadable(str(error))
     except BrokenPipeError:
         _forget_stdout()

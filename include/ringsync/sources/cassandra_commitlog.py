@@ -19,8 +19,11 @@ option
 ``schema``    path of a schema.cql with table ids: what ``DESCRIBE SCHEMA WITH INTERNALS`` prints
 ``config``    instead of ``schema``: path of the configuration file, which says how to ask the cluster
 ``tables``    ``keyspace.table, …``: only these; default: all of the schema
+``table``     ``keyspace.table``: only this one, with typed columns (:mod:`ringsync.changes.typed`)
 ``from``      ``SEGMENT:POSITION``: only what was logged behind this position of this segment …
 ``to``        … and up to this one
+``keystore``  path of the keystore or key of encrypted segments; its password is in the executors'
+              environment (:mod:`ringsync.formats.keystores.files`)
 ``index``     ``obey`` (default): of a segment with a ``_cdc.idx`` that is not completed only what is synced
               is read; ``ignore``: everything
 ``damage``    ``fail`` (default) when a part of a segment cannot be read, or a record of the schema's tables
@@ -37,25 +40,23 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.sources.segments import (
-    PROBLEMS,
     LogOptions,
     SegmentPart,
     find_parts,
     log_options,
     read_part,
     read_problems,
+    row_schema,
 )
 
-OPTIONS = ("path", "schema", "config", "tables", "from", "to", "index", "damage", "rows")
+OPTIONS = ("path", "schema", "config", "tables", "table", "keystore", "from", "to", "index", "damage", "rows")
 CHOICES = {"index": ("obey", "ignore"), "damage": ("fail", "skip"), "rows": ("changes", "problems")}
 
 
@@ -71,12 +72,14 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
         return "cassandra_commitlog"
 
     def schema(self) -> StructType:
-        self._check_options()
-        return from_arrow_schema(PROBLEMS if self.options.get("rows") == "problems" else CHANGE_ROWS)
+        return from_arrow_schema(row_schema(self._log_options()))
 
     def reader(self, schema: StructType) -> CommitLogReader:
+        return CommitLogReader(self._log_options())
+
+    def _log_options(self) -> LogOptions:
         self._check_options()
-        return CommitLogReader(log_options({name.lower(): str(value) for name, value in self.options.items()}))
+        return log_options({name.lower(): str(value) for name, value in self.options.items()})
 
     def _check_options(self) -> None:
         options = {name.lower(): str(value) for name, value in self.options.items()}
@@ -93,6 +96,8 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
             raise OptionError("cassandra_commitlog needs the segments: .load('/path/of/cdc_raw')")
         if ("schema" in options) == ("config" in options):
             raise OptionError("cassandra_commitlog needs either the option schema or the option config")
+        if "table" in options and ("tables" in options or options.get("rows") == "problems"):
+            raise OptionError("option table of cassandra_commitlog does not go with tables, nor with rows=problems")
 
 
 @dataclass
@@ -114,7 +119,7 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark makes up a partition where there is no segment.
         if isinstance(partition, PartPartition):
-            read: Any = read_problems if self._options.rows == "problems" else read_part
+            read = read_problems if self._options.rows == "problems" else read_part
             for rows in read(self._options, partition.part):
                 yield rows.cast(_without_fixed_lengths(rows.schema))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,13 +14,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.changes.tables import LoggedTables, logged_tables
-from ringsync.cql.identifiers import parse_table_name
+from ringsync.changes.typed import typed_rows, typed_schema
+from ringsync.cql.identifiers import parse_table_name, printable
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import UNDECODED, SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import NAME, WHOLE, Wanted
-from ringsync.schema.table import Schema, SchemaError
+from ringsync.formats.keystores.files import keys_in
+from ringsync.schema.table import Schema, SchemaError, TableSchema
 from ringsync.storage.port import ObjectStore
 
 PART_BYTES = 8 * 2**20
@@ -48,12 +52,17 @@ class LogPosition:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What to read, as a user says it; see :mod:`ringsync.sources.cassandra_commitlog`."""
+    """What to read, as a user says it; see :mod:`ringsync.sources.cassandra_commitlog`.
+
+    :ivar typed: the rows of the only table have typed columns
+    """
 
     paths: tuple[str, ...]
     schema: str | None = None
     config: str | None = None
     tables: tuple[tuple[str, str], ...] = ()
+    typed: bool = False
+    keystore: str | None = None
     after: LogPosition | None = None
     to: LogPosition | None = None
     obey_index: bool = True
@@ -80,12 +89,15 @@ def log_options(options: Mapping[str, str]) -> LogOptions:
 
     :raises ValueError: for a position or table name that is none
     """
-    names = [name.strip() for name in options.get("tables", "").split(",") if name.strip()]
+    named = options.get("table", options.get("tables", ""))
+    names = [named] if "table" in options else [name.strip() for name in named.split(",") if name.strip()]
     return LogOptions(
         paths=tuple(path.strip() for path in options["path"].split(",") if path.strip()),
         schema=options.get("schema"),
         config=options.get("config"),
         tables=tuple(parse_table_name(name) for name in names),
+        typed="table" in options,
+        keystore=options.get("keystore"),
         after=_position(options.get("from"), "from"),
         to=_position(options.get("to"), "to"),
         obey_index=options.get("index", "obey") == "obey",
@@ -225,6 +237,16 @@ def _parts_of(found: _Found, options: LogOptions) -> list[SegmentPart]:
     return [SegmentPart(found.file, replace(wanted, part=part if count > 1 else None), to) for part in ranges]
 
 
+def row_schema(options: LogOptions) -> pa.Schema:
+    """What the rows look like.
+
+    :raises SchemaError: for a table that the schema does not have
+    """
+    if options.rows == "problems":
+        return PROBLEMS
+    return typed_schema(_tables(options).chosen[0]) if options.typed else CHANGE_ROWS
+
+
 def read_part(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch]:
     """The change rows of a part of a segment.
 
@@ -232,8 +254,8 @@ def read_part(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch
         that are not in the schema are passed over: nobody asked for them
     :raises SegmentError: when nothing of the segment can be read
     """
-    tables, chosen = _tables(options)
-    found = _read(options, part, tables)
+    tables = _tables(options)
+    found = _read(options, part, tables.logged)
     if found.damages and not options.skip_damage:
         first = found.damages[0]
         raise DamagedLogError(
@@ -249,9 +271,10 @@ def read_part(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch
                 "rows=problems to see such records, damage=skip to read the rest without them"
             )
         rows = changes.rows
-        if chosen is not None:
-            rows = rows.filter(pc.is_in(rows["table_id"], chosen))
-        yield _up_to(rows, part.to)
+        if options.tables:
+            rows = rows.filter(pc.is_in(rows["table_id"], tables.ids))
+        rows = _up_to(rows, part.to)
+        yield typed_rows(rows, tables.chosen[0]) if options.typed else rows
 
 
 def read_problems(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch]:
@@ -259,8 +282,7 @@ def read_problems(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordB
 
     :raises SegmentError: when nothing of the segment can be read
     """
-    tables, _ = _tables(options)
-    found = _read(options, part, tables)
+    found = _read(options, part, _tables(options).logged)
     damages = [
         {"file": part.file, "position": one.position, "length": one.length, "reason": one.reason}
         for one in found.damages
@@ -285,22 +307,38 @@ def _read(options: LogOptions, part: SegmentPart, tables: LoggedTables) -> Segme
             # Pages that the part does not need are never read. An empty file cannot be mapped.
             empty = file.seek(0, 2) == 0
             data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return read_log(memoryview(data), _name_of(part.file), tables, part.wanted)
+    keys = keys_in(options.keystore, os.environ) if options.keystore else None
+    return read_log(memoryview(data), _name_of(part.file), tables, part.wanted, key_of=keys)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Tables of the schema.
+
+    :ivar logged: all: a mutation may have any
+    :ivar chosen: those that are asked for
+    :ivar ids: theirs
+    """
+
+    logged: LoggedTables
+    chosen: tuple[TableSchema, ...]
+    ids: pa.Array
 
 
 @lru_cache(maxsize=4)
-def _tables(options: LogOptions) -> tuple[LoggedTables, pa.Array | None]:
-    """All tables of the schema, and the ids of those that are asked for (None: all)."""
+def _tables(options: LogOptions) -> _Tables:
     schema = load_schema(options)
-    tables = logged_tables(schema.tables)
-    if not options.tables:
-        return tables, None
-    ids = [bytes.fromhex(table.table_id) for table in schema.tables if (table.keyspace, table.name) in options.tables]
-    known = {(table.keyspace, table.name) for table in schema.tables}
-    for keyspace, name in options.tables:
-        if (keyspace, name) not in known:
-            raise SchemaError(f"the schema has no table {keyspace}.{name}")
-    return tables, pa.array(ids, pa.binary(16))
+    chosen = [table for table in schema.tables if (table.keyspace, table.name) in options.tables]
+    for name in options.tables:
+        if name not in {(table.keyspace, table.name) for table in chosen}:
+            raise SchemaError(f"the schema has no table {printable(name[0])}.{printable(name[1])}")
+    if options.typed and len(chosen) > 1:
+        raise SchemaError(
+            f"the schema has {len(chosen)} tables {chosen[0].full_name} of different ids: it was dropped and created "
+            "again; give a schema with one of them"
+        )
+    ids = pa.array([bytes.fromhex(table.table_id) for table in chosen], pa.binary(16))
+    return _Tables(logged_tables(schema.tables), tuple(chosen), ids)
 
 
 def load_schema(options: LogOptions) -> Schema:
