@@ -8,7 +8,7 @@ import pyarrow as pa
 from numba import njit
 
 from ringsync.cql.encode import offsets_of
-from ringsync.cql.kernels import KERNEL, address, load8, load64_native, store64
+from ringsync.cql.kernels import KERNEL, address, load8, load32_native, load64_native, store64
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -17,6 +17,7 @@ HIGHEST_TOKEN = 2**63 - 1
 
 _FIRST = 0x87C37B91114253D5 - 2**64
 _SECOND = 0x4CF5AD432745937F
+_HIGHEST_BITS = 0x8080808080808080 - 2**64
 _MIX_1 = 0xFF51AFD7ED558CCD - 2**64
 _MIX_2 = 0xC4CEB9FE1A85EC53 - 2**64
 
@@ -80,6 +81,11 @@ def _finish(value: int) -> int:
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _tail(p: int, length: int, sign_extend: int) -> int:
     """Up to 8 bytes, low byte first; each as a signed number if ``sign_extend``, so that it flips those above it."""
+    if length >= 4:
+        # The first four and the last four of them.
+        word = (load32_native(p) & 0xFFFFFFFF) | (load32_native(p + length - 4) << (8 * length - 32))
+        if not sign_extend or word & _HIGHEST_BITS == 0:
+            return word
     word = 0
     for index in range(length):
         byte = load8(p + index)

@@ -115,6 +115,16 @@ def copy_bytes(destination: int, source: int, length: int) -> None:
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
+def copy_twice(first: int, second: int, source: int, length: int) -> None:
+    """As :func:`copy_bytes`, to two addresses."""
+    done = 0
+    while done < length:
+        copy16(first + done, source + done)
+        copy16(second + done, source + done)
+        done += 16
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def load_unsigned_vint(p: int) -> tuple[int, int]:
     """Read an unsigned vint at address ``p`` (specs/cassandra-formats.md §2.1): (value, address behind it)."""
     first = load8(p)

@@ -49,8 +49,7 @@ def decode_records(
         store64(s + at.POSITION, load64_native(positions + 8 * record))
         outcome = _decode_mutation(s, p, p + load64_native(sizes + 8 * record))
         if outcome != DECODED:
-            for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
-                store64(s + cursor, load64_native(s + cursor + 64))
+            _undo(s)
             if outcome == FULL:
                 return record
             if outcome == UNKNOWN_TABLE:
@@ -59,6 +58,16 @@ def decode_records(
                 store64(ids + 16 * record + 8, load64_native(unknown + 8))
         store8(outcomes + record, outcome)
     return last
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _undo(s: int) -> None:
+    """Forget what has been written of a record."""
+    has_path = load64_native(s + at.CELL_HAS_PATH)
+    for cell in range(load64_native(s + at.SAVED + at.CELLS - at.CURSORS[0]), load64_native(s + at.CELLS) + 1):
+        store8(has_path + cell, 0)
+    for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
+        store64(s + cursor, load64_native(s + cursor + 64))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -192,19 +201,14 @@ def _read_columns(m: int, p: int, end: int, table: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _is_equal(first: int, second: int, length: int) -> bool:
+    """Whether two byte strings are equal; up to 7 bytes behind them are read."""
     while length >= 8:
         if load64_native(first) != load64_native(second):
             return False
         first += 8
         second += 8
         length -= 8
-    while length > 0:
-        if load8(first) != load8(second):
-            return False
-        first += 1
-        second += 1
-        length -= 1
-    return True
+    return length == 0 or (load64_native(first) ^ load64_native(second)) << (64 - 8 * length) == 0
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

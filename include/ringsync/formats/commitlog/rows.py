@@ -15,6 +15,7 @@ from ringsync.cql.kernels import (
     KERNEL,
     PADDING,
     copy_bytes,
+    copy_twice,
     load8,
     load16,
     load32_native,
@@ -37,14 +38,12 @@ _EXCLUSIVE_END, _INCLUSIVE_START, _EXCLUSIVE_END_INCLUSIVE_START = 0, 1, 2
 _INCLUSIVE_END_EXCLUSIVE_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
 _FEW_COLUMNS = 64
 """Up to so many less one a column subset is a bit mask."""
-_HEAD_ROOM = 128
-"""More than the digest has between clustering and cells."""
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _fits(s: int, q: int, size: int) -> bool:
     """Whether so many bytes and the spare ones fit into the scratch behind ``q``."""
-    return size <= load64_native(s + at.SCRATCH) + load64_native(s + at.ROOM_SCRATCH) - _HEAD_ROOM - q
+    return size <= load64_native(s + at.SCRATCH_END) - q
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -166,9 +165,6 @@ def _put_liveness(s: int, q: int, has: int, timestamp: int, ttl: int, expires: i
     """The row's liveness; ``has``: 0 none, 1 without TTL, 2 with it."""
     row = load64_native(s + at.ROWS)
     store8(load64_native(s + at.ROW_LIVENESS) + row, has)
-    store64(load64_native(s + at.ROW_LIVENESS_TIMESTAMP) + 8 * row, timestamp)
-    store32(load64_native(s + at.ROW_LIVENESS_TTL) + 4 * row, ttl)
-    store64(load64_native(s + at.ROW_LIVENESS_EXPIRES) + 8 * row, expires)
     store64(s + at.ROW_TIMESTAMP, timestamp)
     store64(s + at.ROW_TTL, ttl)
     store64(s + at.ROW_EXPIRES, expires)
@@ -176,10 +172,15 @@ def _put_liveness(s: int, q: int, has: int, timestamp: int, ttl: int, expires: i
     if has == 0:
         return q + 1
     _saw(s, timestamp)
+    store64(load64_native(s + at.ROW_LIVENESS_TIMESTAMP) + 8 * row, timestamp)
     store64(q + 1, timestamp)
+    if has == 1:
+        return q + 9
+    store32(load64_native(s + at.ROW_LIVENESS_TTL) + 4 * row, ttl)
+    store64(load64_native(s + at.ROW_LIVENESS_EXPIRES) + 8 * row, expires)
     store32(q + 9, ttl)
     store64(q + 13, expires)
-    return q + (21 if has == 2 else 9)
+    return q + 21
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -187,12 +188,12 @@ def _put_deletion(s: int, q: int, has: int, timestamp: int, local: int) -> int:
     """The row's deletion, if it has one."""
     row = load64_native(s + at.ROWS)
     store8(load64_native(s + at.ROW_DELETION) + row, has)
-    store64(load64_native(s + at.ROW_DELETION_TIMESTAMP) + 8 * row, timestamp)
-    store64(load64_native(s + at.ROW_DELETION_LOCAL) + 8 * row, local)
     store8(q, has)
     if has == 0:
         return q + 1
     _saw(s, timestamp)
+    store64(load64_native(s + at.ROW_DELETION_TIMESTAMP) + 8 * row, timestamp)
+    store64(load64_native(s + at.ROW_DELETION_LOCAL) + 8 * row, local)
     store64(q + 1, timestamp)
     store64(q + 9, local)
     return q + 17
@@ -305,6 +306,7 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     if not flags & _USE_ROW_TIMESTAMP:
         timestamp, p = load_unsigned_vint(p)
         timestamp += load64_native(s + at.MIN_TIMESTAMP)
+        _saw(s, timestamp)
     ttl = local = 0
     kind = LIVE
     if flags & (_IS_DELETED | _IS_EXPIRING):
@@ -324,8 +326,8 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
             return MALFORMED, q
         if not _fits(s, q, path_length + PADDING):
             return FULL, q
-        _append(s, at.PATHS, at.PATH_BYTES, p, path_length)
-        copy_bytes(q + 4, p, path_length)
+        store8(load64_native(s + at.CELL_HAS_PATH) + cell, 1)
+        _append(s, at.PATHS, at.PATH_BYTES, q + 4, p, path_length)
         p += path_length
     store32(load64_native(s + at.PATH_ENDS) + 4 * cell + 4, load64_native(s + at.PATH_BYTES))
     store32(q, path_length)
@@ -337,7 +339,6 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
         return FULL, q
     q = _put_cell(s, q, cell, kind, timestamp, ttl, local, p, length)
     store32(load64_native(s + at.CELL_COLUMN) + 4 * cell, load64_native(column + at.COLUMN_NUMBER))
-    store8(load64_native(s + at.CELL_HAS_PATH) + cell, has_path)
     store64(s + at.CELLS, cell + 1)
     return p + length, q
 
@@ -371,33 +372,40 @@ def _put_cell(
     s: int, q: int, cell: int, kind: int, timestamp: int, ttl: int, local: int, value: int, length: int
 ) -> int:
     """What a cell holds, but for column and path."""
-    _saw(s, timestamp)
     store64(load64_native(s + at.CELL_TIMESTAMP) + 8 * cell, timestamp)
-    store32(load64_native(s + at.CELL_TTL) + 4 * cell, ttl)
-    store64(load64_native(s + at.CELL_LOCAL) + 8 * cell, local)
     store8(load64_native(s + at.CELL_KIND) + cell, kind)
     store8(q, kind)
     store64(q + 1, timestamp)
     q += 9
-    if kind == EXPIRING:
-        store32(q, ttl)
-        store64(q + 4, local)
-        q += 12
     if kind == TOMBSTONE:
+        store64(load64_native(s + at.CELL_LOCAL) + 8 * cell, local)
         store64(q, local)
         q += 8
     else:
+        if kind == EXPIRING:
+            store32(load64_native(s + at.CELL_TTL) + 4 * cell, ttl)
+            store64(load64_native(s + at.CELL_LOCAL) + 8 * cell, local)
+            store32(q, ttl)
+            store64(q + 4, local)
+            q += 12
         store32(q, length)
-        copy_bytes(q + 4, value, length)
+        _append(s, at.VALUES, at.VALUE_BYTES, q + 4, value, length)
         q += 4 + length
-        _append(s, at.VALUES, at.VALUE_BYTES, value, length)
     store32(load64_native(s + at.VALUE_ENDS) + 4 * cell + 4, load64_native(s + at.VALUE_BYTES))
     return q
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _append(s: int, output: int, cursor: int, p: int, length: int) -> None:
-    """Copy bytes behind those of a column; there is room, as the scratch has had some for them."""
+def _append(s: int, output: int, cursor: int, q: int, p: int, length: int) -> None:
+    """Copy bytes behind those of a column, and to ``q``; there is room, as the scratch has had some for them."""
+    size = load64_native(s + cursor)
+    copy_twice(load64_native(s + output) + size, q, p, length)
+    store64(s + cursor, size + length)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _append_only(s: int, output: int, cursor: int, p: int, length: int) -> None:
+    """Copy bytes behind those of a column; the caller has seen that there is room."""
     size = load64_native(s + cursor)
     copy_bytes(load64_native(s + output) + size, p, length)
     store64(s + cursor, size + length)
@@ -476,9 +484,9 @@ def _end_row(s: int, p: int, q: int, kind: int, clustering_end: int, range_end: 
         or bound > load64_native(s + at.ROOM_RANGE_BYTES) - load64_native(s + at.RANGE_BYTES)
     ):
         return FULL
-    _append(s, at.KEYS, at.KEY_BYTES, load64_native(s + at.KEY), key_length)
-    _append(s, at.CLUSTERINGS, at.CLUSTERING_BYTES, head, clustering)
-    _append(s, at.RANGES, at.RANGE_BYTES, clustering_end, bound)
+    _append_only(s, at.KEYS, at.KEY_BYTES, load64_native(s + at.KEY), key_length)
+    _append_only(s, at.CLUSTERINGS, at.CLUSTERING_BYTES, head, clustering)
+    _append_only(s, at.RANGES, at.RANGE_BYTES, clustering_end, bound)
     store32(load64_native(s + at.KEY_ENDS) + 4 * row + 4, load64_native(s + at.KEY_BYTES))
     store32(load64_native(s + at.CLUSTERING_ENDS) + 4 * row + 4, load64_native(s + at.CLUSTERING_BYTES))
     store32(load64_native(s + at.RANGE_ENDS) + 4 * row + 4, load64_native(s + at.RANGE_BYTES))

@@ -8,6 +8,7 @@ is remembered within an update and a row.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ COLUMNS: tuple[tuple[str, str, type[np.generic], int], ...] = (
     ("scratch", "scratch_bytes", np.uint8, 1),
 )
 """Arrays that the kernels write: name, the capacity that says how long it is, type of an entry, entries each.
-Those named ``…_ends``, ``row_cells`` and ``row_complex`` have one entry more, since they are Arrow's offsets."""
+Those named ``…_ends``, ``row_cells`` and ``row_complex`` have one entry more, since they are Arrow's offsets. What is
+null (``cell_ttl`` of a cell without TTL, …) is not written."""
 
 CAPACITIES = (
     "rows",
@@ -171,8 +173,11 @@ _FIRST_INPUT = SAVED + 64
     OPEN_INCLUSIVE,
     FIRST_CELL,
     FIRST_COMPLEX,
-) = range(_FIRST_INPUT, _FIRST_INPUT + 33 * 8, 8)
-WORDS = (_FIRST_INPUT + 33 * 8) // 8
+    SCRATCH_END,
+) = range(_FIRST_INPUT, _FIRST_INPUT + 34 * 8, 8)
+WORDS = (_FIRST_INPUT + 34 * 8) // 8
+HEAD_ROOM = 128
+"""Bytes of the scratch behind ``SCRATCH_END``: more than a digest has between clustering and cells."""
 
 TABLE_BYTES, COLUMN_BYTES = 8 * TABLE_WORDS, 8 * COLUMN_WORDS
 TABLE_CLUSTERING, TABLE_CLUSTERING_LENGTHS, TABLE_STATIC, TABLE_REGULAR = 16, 24, 32, 48
@@ -213,6 +218,23 @@ class Capacity:
         return several.get(name, self.bytes + (_HEAD if name == "scratch_bytes" else 0))
 
 
+_STARTS = [name for name, *_ in COLUMNS if name.endswith("_ends") or name in ("row_cells", "row_complex")]
+_LINE = 64
+
+
+@cache
+def _layout(capacity: Capacity) -> tuple[list[tuple[str, int, int, type[np.generic]]], int]:
+    """Where each array lies in one block of memory (name, first byte, bytes, type), and the bytes of the block."""
+    places = []
+    place = 0
+    for name, room, kind, each in COLUMNS:
+        length = (capacity.of(room) * each + PADDING) * np.dtype(kind).itemsize
+        places.append((name, place, length, kind))
+        # An odd number of cache lines: places of arrays of one kind must not fall into the same few sets of a cache.
+        place += (-(-length // _LINE) | 1) * _LINE
+    return places, place
+
+
 @dataclass(frozen=True)
 class Output:
     """The kernels' state and the arrays that they fill.
@@ -231,14 +253,20 @@ class Output:
 
         :param buffer: where the records lie; with spare bytes
         """
+        places, size = _layout(capacity)
+        block = pooled(size, np.uint8)
         state = np.zeros(WORDS, np.int64)
+        state[: len(COLUMNS)] = address(block)
         arrays = {}
-        for place, (name, room, kind, each) in enumerate(COLUMNS):
-            arrays[name] = pooled(capacity.of(room) * each + PADDING, kind)
-            state[place] = address(arrays[name])
-            if name.endswith("_ends") or name in ("row_cells", "row_complex"):
-                arrays[name][0] = 0
+        for word, (name, place, length, kind) in enumerate(places):
+            arrays[name] = block[place : place + length].view(kind)
+            state[word] += place
+        for name in _STARTS:
+            arrays[name][0] = 0
+        # Kernels store what is not zero.
+        arrays["cell_has_path"].fill(0)
         state[_FIRST_ROOM // 8 : _FIRST_CURSOR // 8] = [capacity.of(name) for name in CAPACITIES]
+        state[SCRATCH_END // 8] = state[SCRATCH // 8] + capacity.of("scratch_bytes") - HEAD_ROOM
         most = tables.most_columns
         kept = (np.zeros((2, most + 1), np.int64), np.zeros(most + 1, np.uint8), np.zeros(2, np.int64))
         maps, subset, unknown = kept
