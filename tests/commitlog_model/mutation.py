@@ -267,7 +267,7 @@ def _subset(data: Input, columns: list[tuple[str, Type]]) -> list[tuple[str, Typ
     if len(columns) < 64:
         return [column for i, column in enumerate(columns) if not encoded >> i & 1]
     present = len(columns) - encoded
-    if present < len(columns) / 2:
+    if present < len(columns) // 2:
         return [columns[data.uvint()] for _ in range(present)]
     missing = {data.uvint() for _ in range(encoded)}
     return [column for i, column in enumerate(columns) if i not in missing]

@@ -217,7 +217,7 @@ def _subset(names: Sequence[str], present: set[str]) -> bytes:
     if not missing:
         return uvint(0)
     there = [i for i, name in enumerate(names) if name in present]
-    listed = there if len(there) < len(names) / 2 else missing
+    listed = there if len(there) < len(names) // 2 else missing
     return uvint(len(missing)) + b"".join(uvint(i) for i in listed)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ringsync.changes.tables import logged_tables
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
@@ -55,3 +56,82 @@ def test_what_is_behind_the_index_is_not_read(name: str) -> None:
         assert segment.damages == []
         assert segment.end == index.offset
         assert len(found) == len(expected(source)) or not index.completed
+
+
+@pytest.mark.parametrize("name", ["4.0-plain", "4.1-lz4", "5.0-v8-jceks", "5.0-v8-plain-killed"])
+def test_reading_goes_on_at_any_position(name: str) -> None:
+    source, tables = sources(name)[-1], tables_of(name)
+    model, rows = modelled(source), expected(source)
+    ends = sorted({change["position"] for change in rows} | {one["position"] for one in model.problems})
+    for position in [0, model.header_length, *ends, ends[-1] + 100]:
+        for after in (position, position + 1):
+            segment = read(source, after=after)
+            assert of_package(segment.batches, tables) == [row for row in rows if row["position"] > after]
+            assert segment.records == sum(end > after for end in ends)
+
+
+@pytest.mark.parametrize("name", ["4.0-lz4", "5.0-v8-plain"])
+def test_small_batches_hold_the_same(name: str) -> None:
+    source = sources(name)[1]
+    batches = list(read(source, capacity=Capacity(rows=2, cells=2, complex=1, bytes=64)).batches)
+    assert len(batches) > 15
+    assert of_package(batches, tables_of(name)) == expected(source)
+
+
+def test_a_record_that_is_larger_than_a_batch() -> None:
+    source = sources(SMALL)[0]
+    capacity = Capacity(rows=100, cells=1000, complex=100, bytes=4096)
+    sizes = [len(row["raw"]) // 2 for change in expected(source) for row in change.get("cells", []) if "raw" in row]
+    assert max(sizes) > 8 * capacity.bytes
+    assert of_package(read(source, capacity=capacity).batches, tables_of(SMALL)) == expected(source)
+
+
+def test_records_of_tables_that_are_not_known_keep_their_bytes() -> None:
+    source, model = sources(SMALL)[1], modelled(sources(SMALL)[1])
+    assert len({row["table_id"] for row in expected(source)}) > 10
+    known = tables_of(SMALL).tables
+    some = logged_tables([table for table in known if table.name in ("many", "plain")])
+    ids = {table.table_id for table in some.tables}
+    segment = read_log(source.data, source.name, some)
+    batches = list(segment.batches)
+    rows = of_package(batches, some)
+    several = {row["position"] for row in expected(source) if row["table_id"].replace("-", "") not in ids}
+    assert rows == [
+        row for row in expected(source) if row["table_id"].replace("-", "") in ids and row["position"] not in several
+    ]
+    assert rows
+    undecoded = [one for batch in batches for one in batch.undecoded.to_pylist()]
+    assert {one["position"] for one in undecoded} == several | {one["position"] for one in model.problems}
+    # Once the schema is known the kept bytes are what the segment holds.
+    for one in undecoded:
+        end = one["position"] - 4
+        assert source.data[end - one["length"] : end] == one["raw"]
+
+
+def test_no_table_at_all() -> None:
+    source = sources(SMALL)[2]
+    batches = list(read_log(source.data, source.name, logged_tables([])).batches)
+    assert sum(batch.rows.num_rows for batch in batches) == 0
+    assert sum(batch.undecoded.num_rows for batch in batches) == sum(batch.records for batch in batches) > 50
+
+
+def test_what_an_offset_in_the_middle_of_a_section_covers() -> None:
+    source, rows = sources(SMALL)[1], expected(sources(SMALL)[1])
+    for position in (rows[50]["position"], rows[50]["position"] - 1, rows[50]["position"] + 1):
+        segment = read(source, until=position)
+        assert of_package(segment.batches, tables_of(SMALL)) == [row for row in rows if row["position"] <= position]
+        assert segment.end == position
+        assert segment.damages == []
+
+
+@pytest.mark.parametrize("name", ["4.0-plain", "4.0-zstd"])
+def test_an_offset_behind_the_end_is_a_damage(name: str) -> None:
+    source = sources(name)[-1]
+    end = modelled(source).position
+    for option in ("until", "completed_at"):
+        segment = read(source, **{option: end + 1000})
+        assert of_package(segment.batches, tables_of(name)) == expected(source)
+        assert [(one.position, one.length) for one in segment.damages] == [(end, 1000)]
+        assert "cut off or overwritten" in segment.damages[0].reason
+    # After a crash Cassandra writes the size of the file.
+    assert read(source, completed_at=len(source.data)).damages == []

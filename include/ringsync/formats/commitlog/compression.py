@@ -11,6 +11,9 @@ from numba import njit
 
 from ringsync.cql.kernels import KERNEL, address, load8
 
+_MOST_FOR_NOTHING = 16
+"""Bytes of an empty block, as the closing section of a segment has one; Deflate writes none. No record fits in."""
+
 
 class BlockError(ValueError):
     """A block that does not decompress to what it should."""
@@ -30,7 +33,7 @@ def decompressor(name: str) -> Callable[[memoryview, int], bytes]:
 
 def _checked(decompress: Callable[[memoryview, int], bytes]) -> Callable[[memoryview, int], bytes]:
     def checked(block: memoryview, length: int) -> bytes:
-        if length == 0:  # the closing section of a segment; Deflate writes no byte for it
+        if length == 0 and len(block) <= _MOST_FOR_NOTHING:
             return b""
         try:
             found = decompress(block, length)

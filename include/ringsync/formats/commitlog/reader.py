@@ -111,18 +111,18 @@ def read_changes(
     :param records: those whose checksum is right
     :param tables: a record of another table is handed out undecoded
     :param file: the segment's name, for the change rows
-    :param capacity: of a batch; grows for a record that needs more
+    :param capacity: of a batch; one record that needs more gets it
     """
-    capacity = capacity or Capacity()
+    capacity = room = capacity or Capacity()
     outcomes = np.zeros(len(records), np.uint8)
     ids = np.zeros((len(records), 16), np.uint8)
     ends = np.cumsum(records.sizes)
     first = 0
     while first < len(records):
-        output = Output.new(buffer, tables, capacity)
+        output = Output.new(buffer, tables, room)
         # All values together cannot be larger than the records that they come from.
         read = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, read + capacity.bytes, side="right"))
+        last = int(np.searchsorted(ends, read + room.bytes, side="right"))
         stop = decode_records(
             address(output.state),
             address(records.offsets),
@@ -133,8 +133,8 @@ def read_changes(
             first,
             max(last, first),
         )
-        if stop == first and not capacity.is_largest:
-            capacity = capacity.doubled()
+        if stop == first and not room.is_largest:
+            room = room.doubled()
             continue
         if stop == first:
             outcomes[first] = TOO_LARGE
@@ -142,7 +142,7 @@ def read_changes(
         failed = first + np.flatnonzero(outcomes[first:stop] != DECODED)
         undecoded = _undecoded(buffer, records, outcomes, ids, failed)
         yield Changes(_rows(output, tables, file), undecoded, stop - first)
-        first = stop
+        first, room = stop, capacity
 
 
 def _rows(output: Output, tables: LoggedTables, file: str) -> pa.RecordBatch:

@@ -29,6 +29,7 @@ from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.outcomes import FULL, LAST_CODE, MALFORMED
 
 _NO_TIMESTAMP = -(2**63)
+"""Of a deletion that deletes nothing, which stands where there has to be one."""
 _SECONDS = 0xFFFFFFFF
 
 _HAS_TIMESTAMP, _HAS_TTL, _HAS_DELETION, _HAS_ALL_COLUMNS = 0x04, 0x08, 0x10, 0x20
@@ -67,6 +68,8 @@ def decode_partition_deletion(s: int, p: int, end: int) -> int:
     timestamp, local, p = _read_deletion(s, p)
     if p > end:
         return MALFORMED
+    if timestamp == _NO_TIMESTAMP:
+        return p
     q = load64_native(s + at.HEAD_END)
     _begin_row(s)
     store32(q, 0)
