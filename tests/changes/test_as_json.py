@@ -15,6 +15,7 @@ from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.formats.commitlog.segment import WHOLE
 from ringsync.schema.from_cql import parse_schema
+from ringsync.schema.system_tables import system_tables
 from tests.commitlog_model import cql_schema
 from tests.commitlog_model.segment import read_segment
 from tests.commitlogs.fixtures import Fixture, fixtures, unpacked
@@ -60,6 +61,7 @@ def test_json_lines_are_what_the_model_reads(fixture: Fixture, tmp_path: Path) -
         log = read_log(path.read_bytes(), path.name, logged, wanted)
         ours: list[list[str]] = [[], []]
         for batch in log.batches:
+            assert {one.hex() for one in batch.undecoded["table_id"].to_pylist()} <= system_tables().keys()
             for raw, lines in enumerate(ours):
                 found, malformed = json_lines(batch.rows, tables, raw=bool(raw))
                 assert not malformed

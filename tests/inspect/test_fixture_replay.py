@@ -5,6 +5,7 @@ Every type, empty values, bounds and boundaries of ranges, counters, quoted name
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ringsync.cli import main
 from servers.cassandra import CassandraNode
 from tests.commitlog_model import cql_schema, replay, segment
 from tests.commitlog_model.types import Table
+from tests.commitlog_model.values import decode
 from tests.commitlogs.capture import captured
 from tests.commitlogs.fixtures import fixture_named, unpacked
 from tests.commitlogs.make import KEYSPACES, connected
@@ -23,6 +25,8 @@ from tests.inspect.test_round_trip import Rows, comparable
 
 FIXTURE = fixture_named("5.0-v8-plain")
 NOT_LOGGED = "filler"
+GROWN = ("u", "fu", "ft", "p", "su", "mu")
+"""Columns with a type that gets another field while the log is written."""
 
 
 @pytest.fixture
@@ -33,6 +37,7 @@ def empty(session: Any) -> Iterator[None]:
     for statement in FIXTURE.described.split(";\n"):
         if statement.strip():
             session.execute(statement)
+    session.execute("ALTER TABLE shop.expiring WITH default_time_to_live = 0")  # as docs/inspect.md says
     yield
     for keyspace in KEYSPACES:
         session.execute(f'DROP KEYSPACE "{keyspace}"')
@@ -49,6 +54,21 @@ def expected(state: replay.State, table: Table, moment: int) -> Rows:
                 cells[name] = {key: value for key, value in parts.items() if not is_nothing(value)}
         found.append(cells)
     return found
+
+
+def without_new_fields(rows: Rows, table: Table) -> Rows:
+    """Rows whose user-defined values are as JSON: bytes of before a field was added have no null at their end."""
+    return [
+        {
+            name: {**cell, "raw": decode(table.types[name], bytes.fromhex(cell["raw"]))} if name in GROWN else cell
+            for name, cell in row.items()
+        }
+        for row in rows
+    ]
+
+
+def in_order(row: dict[str, dict[str, Any]]) -> str:
+    return json.dumps(row, sort_keys=True)
 
 
 def is_nothing(times: Any) -> bool:
@@ -85,9 +105,11 @@ def test_a_server_that_executes_the_statements_shows_what_the_model_replays(
             }
             for row in answer["keyspaces"][table.keyspace][table.name]
         ]
-        mine = comparable(expected(state, table, answer["moment"]), types)
-        its = comparable(shown, types)
-        for a, b in zip(sorted(mine, key=repr), sorted(its, key=repr), strict=True):
+        mine, its = (
+            without_new_fields(comparable(rows, types), table)
+            for rows in (expected(state, table, answer["moment"]), shown)
+        )
+        for a, b in zip(*(sorted(rows, key=in_order) for rows in (mine, its)), strict=True):
             assert a == b, table.name
         compared += len(its)
     assert compared > 200

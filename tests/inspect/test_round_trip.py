@@ -96,19 +96,22 @@ def test_replayed_statements_give_the_same_rows(version: str, count: int, cache:
         copied_log(node, tmp_path / "log")
         described = session.execute(f"DESCRIBE KEYSPACE {KEYSPACE} WITH INTERNALS")
         (tmp_path / "schema.cql").write_text("\n".join(row.create_statement for row in described))
-        arguments = [
-            str(tmp_path / "log"),
-            "--schema",
-            str(tmp_path / "schema.cql"),
-            "--output",
-            str(tmp_path / "log.cql"),
-        ]
-        assert main(["inspect", "commitlog", *arguments, "--format", "cql"]) == 0
+        log, schema = str(tmp_path / "log"), ("--schema", str(tmp_path / "schema.cql"))
+        assert (
+            main(["inspect", "commitlog", log, *schema, "--format", "cql", "--output", str(tmp_path / "log.cql")]) == 0
+        )
+        summaries = [tmp_path / "1.txt", tmp_path / "2.txt"]
+        for target, source_of_schema in zip(
+            summaries, (schema, ("--contact-point", f"{node.contact_point}:{node.port}")), strict=True
+        ):
+            options = ("--format", "summary", "--output", str(target))
+            assert main(["inspect", "commitlog", log, *source_of_schema, *options]) == 0
+        assert summaries[0].read_text() == summaries[1].read_text()
         for table in tables(version):
             session.execute(f"TRUNCATE {table.full_name}")
         assert not any(selected(node, version).values())
         assert replay(cluster.connect(), (tmp_path / "log.cql").read_text()) > count / 2
-        target = selected(node, version)
+        replayed = selected(node, version)
         for name, rows in source.items():
-            for mine, its in zip(target[name], rows, strict=True):
+            for mine, its in zip(replayed[name], rows, strict=True):
                 assert mine == its, name

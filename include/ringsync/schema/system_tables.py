@@ -19,7 +19,7 @@ _NAMES = {
         views_builds_in_progress
     """,
     "system_auth": """
-        cidr_groups cidr_permissions credentials identity_to_roles network_permissions permissions
+        cidr_groups cidr_permissions credentials identity_to_role network_permissions permissions
         resource_role_permissons_index role_members role_permissions roles users
     """,
     "system_distributed": """

@@ -1,0 +1,91 @@
+"""What statements say of lists and counters, whose cells CQL cannot name; the rest is proven by executing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ringsync.changes.as_cql import CqlStatements
+from ringsync.changes.cql_lists import ListEntries, is_prepended
+from ringsync.changes.cql_rows import Cell, Times
+from ringsync.changes.schema import LIVE, TOMBSTONE
+from ringsync.changes.tables import LoggedColumn, logged_tables
+from ringsync.cql.types import ListType, Native
+from ringsync.formats.commitlog.reader import read_log
+from ringsync.schema.from_cql import parse_schema
+from tests.commitlogs.fixtures import fixture_named, unpacked
+
+COLUMN = LoggedColumn(0, "l", ListType(Native("text")), False, False)
+KEY = ("row", "l")
+
+
+def entry(number: int, value: str, timestamp: int) -> Cell:
+    path = uuid.uuid1(node=1, clock_seq=number).bytes[:8] + bytes([0x80 + number]) + bytes(7)
+    return Cell(COLUMN, str(number), f"'{value}'", path, value.encode(), Times(timestamp), None, LIVE)
+
+
+def deleted(cell: Cell, timestamp: int) -> Cell:
+    return dataclasses.replace(
+        cell, value=None, raw_value=None, times=Times(timestamp), local_deletion_time=timestamp, kind=TOMBSTONE
+    )
+
+
+def test_an_entry_that_goes_is_removed_by_its_value_and_those_like_it_come_back() -> None:
+    lists = ListEntries()
+    a, b, other = entry(1, "x", 10), entry(2, "x", 20), entry(3, "y", 20)
+    assert lists.change(KEY, [a, b, other]).added == [a, b, other]
+    change = lists.change(KEY, [deleted(a, 30)])
+    assert change.removed == [("'x'", 30)]
+    assert change.back == [b]
+    assert not change.added
+
+
+def test_an_entry_of_a_later_time_is_not_removed_with_those_like_it() -> None:
+    lists = ListEntries()
+    a, late = entry(1, "x", 10), entry(2, "x", 40)
+    lists.change(KEY, [a, late])
+    assert lists.change(KEY, [deleted(a, 30)]).back == []
+
+
+def test_the_same_cell_again_and_an_older_one_change_nothing() -> None:
+    lists = ListEntries()
+    a = entry(1, "x", 10)
+    lists.change(KEY, [a])
+    for cell in (a, dataclasses.replace(a, times=Times(5)), deleted(a, 9)):
+        assert lists.change(KEY, [cell]) == lists.change("another list", [])
+
+
+def test_a_deletion_that_comes_before_its_entry_wins() -> None:
+    lists = ListEntries()
+    a = entry(1, "x", 10)
+    assert lists.change(KEY, [deleted(a, 30)]).unknown == 1
+    assert not lists.change(KEY, [a]).added
+
+
+@pytest.mark.parametrize(("text", "prepended"), [("2011-01-01", False), ("2009-01-01", True)])
+def test_entries_with_times_before_2010_were_put_before_the_others(text: str, prepended: bool) -> None:
+    years = int(text[:4]) - 1970
+    ticks = 0x01B21DD213814000 + int(years * 365.2425 * 86400) * 10_000_000
+    fields = (ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0xFFF | 0x1000, 0x80, 0, 1)
+    cell = dataclasses.replace(entry(1, "x", 10), raw_path=uuid.UUID(fields=fields).bytes)
+    assert is_prepended(cell) is prepended
+
+
+def test_a_log_that_is_read_twice_adds_to_lists_and_counters_once(tmp_path: Path) -> None:
+    fixture = fixture_named("4.1-plain")
+    tables = parse_schema(fixture.schema + fixture.dropped, "schema.cql").by_id()
+    statements = CqlStatements(tables)
+    logs = [(path.read_bytes(), path.name) for path in unpacked(fixture, tmp_path)]
+    texts = []
+    for _ in range(2):
+        batches = [batch for log in logs for batch in read_log(*log, logged_tables(list(tables.values()))).batches]
+        texts.append([line for batch in batches for line in statements.lines(batch.rows)])
+    first, second = ([line for line in text if "UPDATE shop.counters SET" in line] for text in texts)
+    assert len(first) > 5
+    assert second == []
+    first, second = ([line for line in text if "SET l = l +" in line or "SET l = l -" in line] for text in texts)
+    assert len(first) > 3
+    assert second == []
