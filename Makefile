@@ -19,6 +19,11 @@ test: $(ENVIRONMENT) lint ## Lint, types and all tests (real servers, Spark and 
 	$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta
 	$(BIN)/python -m pytest
 
+.PHONY: test-chaos
+test-chaos: $(ENVIRONMENT) ## The long tests, most of an hour: kills, nodes that die, limits over minutes
+	$(BIN)/python -m servers.jars cassandra-5.0 delta
+	$(BIN)/python -m pytest -m chaos
+
 .PHONY: lint
 lint: $(ENVIRONMENT) ## Format, lint and types only
 	$(BIN)/ruff format --check .

@@ -10,11 +10,11 @@ import sys
 from pyspark.daemon import manager
 
 if sys.argv[1:] == ["pyspark.worker"]:
-    import ringsync.formats.row_images
-    import ringsync.replica.checksum
     import ringsync.sources.cassandra_table
-    import ringsync.sources.scan
-    import ringsync.streams.messages  # noqa: F401
+    import ringsync.sources.scan  # noqa: F401
+    from ringsync.warm import warm
+
+    warm()
 
 if __name__ == "__main__":
     manager()
