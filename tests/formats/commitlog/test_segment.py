@@ -179,11 +179,11 @@ def test_an_encrypted_segment_needs_its_key() -> None:
 
 
 @pytest.mark.parametrize("codec", PACKS)
-def test_a_file_cut_at_every_byte(codec: str) -> None:
+def test_a_file_cut_anywhere(codec: str) -> None:
     """What is there is read, and what is missing is told, given what the index said of the whole file."""
     data = made(codec, zeros=0)
     whole = read(data)
-    for size in range(read_descriptor(data, NAME).size, len(data)):
+    for size in range(read_descriptor(data, NAME).size, len(data), 1 if codec == "plain" else 3):
         found = read(data[:size], completed_at=whole.end)
         rows = timestamps(found)
         assert rows == ALL[: len(rows)]
