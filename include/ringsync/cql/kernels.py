@@ -10,6 +10,7 @@ All integers of Cassandra's formats are big-endian; ``load*`` swap, ``load*_nati
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,27 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
+
+
+def _require_cache() -> None:
+    """numba's own message does not say which folder it wanted.
+
+    :raises RuntimeError: when compiled kernels cannot be kept
+    """
+    folder = os.environ["NUMBA_CACHE_DIR"]
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise RuntimeError(_NO_CACHE.format(folder, error.strerror)) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RuntimeError(_NO_CACHE.format(folder, "no right to write there"))
+
+
+_NO_CACHE = (
+    "compiled kernels cannot be kept in {}: {}; let the variable NUMBA_CACHE_DIR name a folder that this user can "
+    "write to (docs/commitlog.md)"
+)
+_require_cache()
 
 PADDING = 64
 """Bytes that must be readable behind the end of every buffer given to a kernel."""
