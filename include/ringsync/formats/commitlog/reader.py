@@ -32,6 +32,8 @@ UNDECODED = pa.schema(
 """Records whose checksum is right, but that the schema does not explain: the logical position behind each, bytes of
 the mutation, why; the table that is not known, if that is why; the mutation, to be decoded with another schema."""
 
+_NONE_UNDECODED = pa.RecordBatch.from_pylist([], UNDECODED)
+
 
 @dataclass(frozen=True)
 class Changes:
@@ -115,7 +117,8 @@ def read_changes(
     """
     capacity = room = capacity or Capacity()
     outcomes = np.zeros(len(records), np.uint8)
-    ids = np.zeros((len(records), 16), np.uint8)
+    ids = np.empty((len(records), 16), np.uint8)
+    constants = pa.repeat(pa.scalar(0, pa.int32()), 0), pa.repeat(file, 0)
     ends = np.cumsum(records.sizes)
     first = 0
     while first < len(records):
@@ -140,17 +143,22 @@ def read_changes(
             outcomes[first] = TOO_LARGE
             stop += 1
         failed = first + np.flatnonzero(outcomes[first:stop] != DECODED)
-        undecoded = _undecoded(buffer, records, outcomes, ids, failed)
-        yield Changes(_rows(output, tables, file), undecoded, stop - first)
+        undecoded = _undecoded(buffer, records, outcomes, ids, failed) if len(failed) else _NONE_UNDECODED
+        if len(constants[0]) < output.count(at.ROWS):
+            constants = pa.repeat(pa.scalar(0, pa.int32()), room.rows), pa.repeat(file, room.rows)
+        yield Changes(_rows(output, *constants), undecoded, stop - first)
         first, room = stop, capacity
 
 
-def _rows(output: Output, tables: LoggedTables, file: str) -> pa.RecordBatch:
-    """The arrays that the kernels have filled, as Arrow. Nothing is copied."""
+def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch:
+    """The arrays that the kernels have filled, as Arrow. Nothing is copied.
+
+    :param versions: of the schema, the same for as many rows as there may be
+    :param files: names, likewise
+    """
     rows, cells, deletions = (output.count(cursor) for cursor in (at.ROWS, at.CELLS, at.COMPLEX))
     arrays = output.arrays
     liveness, deletion, kinds = arrays["row_liveness"][:rows], arrays["row_deletion"][:rows], arrays["row_kind"][:rows]
-    ids = np.frombuffer(b"".join(bytes.fromhex(table.table_id) for table in tables.tables), "S16")
     cell_kinds = arrays["cell_kind"][:cells]
 
     def numbers(name: str, count: int, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
@@ -178,8 +186,8 @@ def _rows(output: Output, tables: LoggedTables, file: str) -> pa.RecordBatch:
     ]
     row_deletion = [numbers("row_deletion_timestamp", rows), numbers("row_deletion_local", rows)]
     columns = [
-        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(ids[arrays["row_table"][:rows]])], 0),
-        pa.repeat(pa.scalar(0, pa.int32()), rows),
+        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays["row_table_id"])], 0),
+        versions.slice(0, rows),
         numbers("row_token", rows),
         binary("key_ends", "keys", rows),
         numbers("row_kind", rows),
@@ -191,7 +199,7 @@ def _rows(output: Output, tables: LoggedTables, file: str) -> pa.RecordBatch:
         _list(CELL, rows, arrays["row_cells"], cells, cell),
         _list(COMPLEX_DELETION, rows, arrays["row_complex"], deletions, complex_deletion),
         pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays["row_digest"])], 0),
-        pa.repeat(file, rows),
+        files.slice(0, rows),
         numbers("row_position", rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=CHANGE_ROWS)

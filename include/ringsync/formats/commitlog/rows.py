@@ -14,6 +14,7 @@ from ringsync.changes.schema import EXPIRING, LIVE, PARTITION_DELETION, RANGE_DE
 from ringsync.cql.kernels import (
     KERNEL,
     PADDING,
+    copy16,
     copy_bytes,
     copy_twice,
     load8,
@@ -495,12 +496,12 @@ def _end_row(s: int, p: int, q: int, kind: int, clustering_end: int, range_end: 
     store32(load64_native(s + at.RANGE_ENDS) + 4 * row + 4, load64_native(s + at.RANGE_BYTES))
     store32(load64_native(s + at.ROW_CELLS) + 4 * row + 4, load64_native(s + at.CELLS))
     store32(load64_native(s + at.ROW_COMPLEX) + 4 * row + 4, load64_native(s + at.COMPLEX))
-    store32(load64_native(s + at.ROW_TABLE) + 4 * row, load64_native(s + at.TABLE))
     store8(load64_native(s + at.ROW_KIND) + row, kind)
     store64(load64_native(s + at.ROW_TOKEN) + 8 * row, load64_native(s + at.TOKEN))
     store64(load64_native(s + at.ROW_POSITION) + 8 * row, load64_native(s + at.POSITION))
     store64(load64_native(s + at.ROW_WRITE_TIME) + 8 * row, load64_native(s + at.WRITE_TIME))
     scratch = load64_native(s + at.SCRATCH)
+    copy16(load64_native(s + at.ROW_TABLE_ID) + 16 * row, scratch)
     store8(scratch + 16, kind)
     store_digest(load64_native(s + at.ROW_DIGEST) + DIGEST_BYTES * row, scratch, q - scratch)
     store64(s + at.ROWS, row + 1)

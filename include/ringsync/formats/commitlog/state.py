@@ -20,7 +20,7 @@ from ringsync.cql.kernels import PADDING, address
 from ringsync.formats.result_page import pooled
 
 COLUMNS: tuple[tuple[str, str, type[np.generic], int], ...] = (
-    ("row_table", "rows", np.int32, 1),
+    ("row_table_id", "rows", np.uint8, 16),
     ("row_kind", "rows", np.int8, 1),
     ("row_token", "rows", np.int64, 1),
     ("row_position", "rows", np.int64, 1),
@@ -75,7 +75,7 @@ CAPACITIES = (
 """How much there is room for; the kernels' cursors have the same names, but for the scratch."""
 
 (
-    ROW_TABLE,
+    ROW_TABLE_ID,
     ROW_KIND,
     ROW_TOKEN,
     ROW_POSITION,
