@@ -83,7 +83,7 @@ def _tail(p: int, length: int, sign_extend: int) -> int:
     """Up to 8 bytes, low byte first; each as a signed number if ``sign_extend``, so that it flips those above it."""
     if length >= 4:
         # The first four and the last four of them.
-        word = (load32_native(p) & 0xFFFFFFFF) | (load32_native(p + length - 4) << (8 * length - 32))
+        word = (load32_native(p) & 0xFFFFFFFF) | ((load32_native(p + length - 4) & 0xFFFFFFFF) << (8 * length - 32))
         if not sign_extend or word & _HIGHEST_BITS == 0:
             return word
     word = 0
