@@ -9,22 +9,59 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from ringsync.changes.cql_lists import ListChange, ListEntries, is_prepended
 from ringsync.changes.cql_ranges import range_conditions
 from ringsync.changes.cql_rows import Cell, ChangeRow, Times, change_objects
-from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, STATIC
+from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION
 from ringsync.changes.tables import LoggedColumn
 from ringsync.changes.texts import counter_shards
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import ListType, MapType, SetType, UserType
 from ringsync.cql.value_texts import NULL
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import Column, TableSchema
 
 _COMMENT = "-- "
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What statements need to know of a table.
+
+    :ivar table: its full name
+    :ivar dropped_at: µs, of columns that there were, by name
+    """
+
+    table: str
+    partition_key: tuple[str, ...]
+    clustering: tuple[str, ...]
+    clustering_columns: tuple[Column, ...]
+    has_static: bool
+    is_counter: bool
+    dropped_at: Mapping[str, int]
+
+    def at(self, timestamp: int | None) -> str:
+        """The table, and when it is written to; that of counters takes no timestamps."""
+        return self.table if self.is_counter else f"{self.table} USING TIMESTAMP {timestamp}"
+
+    def keeps(self, column: LoggedColumn, timestamp: int) -> bool:
+        """Whether a write to a column still counts: not if the column is gone, or was when it came again."""
+        return not column.dropped and timestamp > self.dropped_at.get(column.name, -(2**63) - 1)
+
+
+def _names(table: TableSchema) -> _Names:
+    return _Names(
+        table.full_name,
+        tuple(printable(column.name) for column in table.partition_key),
+        tuple(printable(column.name) for column in table.clustering),
+        table.clustering,
+        bool(table.of_kind("static")),
+        any(column.is_counter for column in table.columns),
+        {column.name: column.dropped_at for column in table.dropped},
+    )
 
 
 class CqlStatements:
@@ -41,6 +78,7 @@ class CqlStatements:
         """
         self.unsaid = 0
         self._tables = tables
+        self._names = {table_id: _names(table) for table_id, table in tables.items()}
         self._now = now
         self._lists = ListEntries()
         self._totals: dict[object, dict[bytes, tuple[int, int]]] = defaultdict(dict)
@@ -52,113 +90,106 @@ class CqlStatements:
         :param rows: of ``CHANGE_ROWS``
         """
         for row in change_objects(rows, self._tables):
+            names = self._names[row.table.table_id]
             if (row.file, row.position) != self._said:
                 self._said = row.file, row.position
                 yield f"{_COMMENT}{row.file}:{row.position}"
             if None in row.partition_key or (row.clustering and {None, NULL} & {*row.clustering.values}):
-                yield self._unsaid(f"a row of {row.table.full_name} whose key is no value of its type")
+                yield self._unsaid(f"a row of {names.table} whose key is no value of its type")
             elif row.kind in (PARTITION_DELETION, RANGE_DELETION):
-                yield from self._deletion(row)
-            elif _is_counter(row.table):
-                yield from self._counters(row)
+                yield from self._deletion(row, names)
+            elif names.is_counter:
+                yield from self._counters(row, names)
             else:
-                yield from self._row(row)
+                yield from self._row(row, names)
 
     def _unsaid(self, what: str) -> str:
         self.unsaid += 1
         return f"{_COMMENT}cannot be said in CQL: {what}"
 
-    def _deletion(self, row: ChangeRow) -> Iterator[str]:
+    def _deletion(self, row: ChangeRow, names: _Names) -> Iterator[str]:
         pieces: list[list[str]] = [[]]
         if row.kind == RANGE_DELETION and row.clustering and row.range_end:
-            pieces = range_conditions(row.table.clustering, row.clustering, row.range_end)
-        if pieces == [[]] and row.kind == RANGE_DELETION and row.table.of_kind("static"):
+            pieces = range_conditions(names.clustering_columns, row.clustering, row.range_end)
+        if pieces == [[]] and row.kind == RANGE_DELETION and names.has_static:
             yield self._unsaid("the deletion of all rows of a partition, but not of its static columns")
             return
         for piece in pieces:
-            yield f"DELETE FROM {_at(row, row.deletion)} WHERE {' AND '.join([*_partition(row), *piece])};"
+            yield f"DELETE FROM {names.at(row.deletion)} WHERE {' AND '.join([*_partition(row, names), *piece])};"
 
-    def _row(self, row: ChangeRow) -> Iterator[str]:
-        cells = [cell for cell in row.cells if _is_kept(row.table, cell.column, cell.times.timestamp)]
-        deletions = [one for one in row.complex_deletions if _is_kept(row.table, *one)]
-        for column, timestamp in deletions:
-            self._lists.forget((row.key, column.name), timestamp)
+    def _row(self, row: ChangeRow, names: _Names) -> Iterator[str]:
+        where = _where(row, names)
+        cells = [cell for cell in row.cells if names.keeps(cell.column, cell.times.timestamp)]
+        deletions = [
+            (column.name, timestamp) for column, timestamp in row.complex_deletions if names.keeps(column, timestamp)
+        ]
+        for name, timestamp in deletions:
+            self._lists.forget((row.key, name), timestamp)
         if row.deletion is not None:
-            yield f"DELETE FROM {_at(row, row.deletion)} WHERE {_where(row)};"
-        lists = {
-            column: self._lists.change((row.key, column.name), [cell for cell in cells if cell.column == column])
-            for column in dict.fromkeys(cell.column for cell in cells)
-            if isinstance(column.type, ListType) and column.is_multicell
-        }
-        sayable = [cell for cell in cells if cell.column not in lists and _is_sayable(cell)]
-        for cell in cells:
-            if cell.column not in lists and not _is_sayable(cell):
-                yield self._unsaid(f"a value of {row.table.full_name} {cell.column.name}")
-        sayable += [cell for change in lists.values() for cell in change.added if _is_sayable(cell)]
-        assigned = _assignments(sayable, deletions, lists)
-        yield from self._deleted_cells(row, sayable, [one for one in deletions if one[0] not in assigned])
-        yield from self._removed_entries(row, lists)
+            yield f"DELETE FROM {names.at(row.deletion)} WHERE {where};"
+        lists = self._list_changes(row, cells)
+        written = [cell for cell in cells if cell.column.name not in lists]
+        written += [cell for change in lists.values() for cell in change.added]
+        for cell in written:
+            if not _is_sayable(cell):
+                yield self._unsaid(f"a value of {names.table} {cell.column.name}")
+        written = list(filter(_is_sayable, written))
+        assigned = _assignments(written, deletions, lists) if deletions else {}
+        deleted = _deleted(written, [one for one in deletions if one[0] not in assigned])
         groups: dict[Times, list[Cell]] = defaultdict(list)
         if row.liveness:
             groups[row.liveness] = []
-        for cell in sayable + [cell for change in lists.values() for cell in change.back]:
+        for cell in written + [cell for change in lists.values() for cell in change.back]:
             if not cell.is_tombstone:
                 groups[cell.times].append(cell)
+        for timestamp, elements in deleted.items():
+            yield f"DELETE {', '.join(elements)} FROM {names.at(timestamp)} WHERE {where};"
+        for name, change in lists.items():
+            yield from self._removed_entries(printable(name), change, names, where)
         for times, group in groups.items():
-            yield from self._written(row, times, group, assigned)
+            yield from self._written(row, names, times, group, assigned)
 
-    def _deleted_cells(
-        self, row: ChangeRow, cells: Sequence[Cell], deletions: Iterable[tuple[LoggedColumn, int]]
-    ) -> Iterator[str]:
-        found: dict[int, list[str]] = defaultdict(list)
-        for column, timestamp in deletions:
-            found[timestamp].append(printable(column.name))
+    def _list_changes(self, row: ChangeRow, cells: Iterable[Cell]) -> dict[str, ListChange]:
+        """By name of the column."""
+        found: dict[str, list[Cell]] = defaultdict(list)
         for cell in cells:
-            if cell.is_tombstone:
-                found[cell.times.timestamp].append(_element(cell))
-        for timestamp, names in found.items():
-            yield f"DELETE {', '.join(names)} FROM {_at(row, timestamp)} WHERE {_where(row)};"
+            if isinstance(cell.column.type, ListType) and cell.column.is_multicell:
+                found[cell.column.name].append(cell)
+        return {name: self._lists.change((row.key, name), own) for name, own in found.items()}
 
-    def _removed_entries(self, row: ChangeRow, lists: Mapping[LoggedColumn, ListChange]) -> Iterator[str]:
-        for column, change in lists.items():
-            if change.unknown:
-                yield self._unsaid(
-                    f"the end of {change.unknown} entries of {column.name}, which this log did not put there"
-                )
-            name = printable(column.name)
-            for value, timestamp in change.removed:
-                yield f"UPDATE {_at(row, timestamp)} SET {name} = {name} - [{value}] WHERE {_where(row)};"
+    def _removed_entries(self, name: str, change: ListChange, names: _Names, where: str) -> Iterator[str]:
+        if change.unknown:
+            yield self._unsaid(f"the end of {change.unknown} entries of {name}, which this log did not put there")
+        for value, timestamp in change.removed:
+            yield f"UPDATE {names.at(timestamp)} SET {name} = {name} - [{value}] WHERE {where};"
 
     def _written(
-        self, row: ChangeRow, times: Times, cells: Sequence[Cell], assigned: Mapping[LoggedColumn, Times]
+        self, row: ChangeRow, names: _Names, times: Times, cells: Sequence[Cell], assigned: Mapping[str, Times]
     ) -> Iterator[str]:
         """The statements of what has the same times: an INSERT where the row itself has them, UPDATEs of the rest."""
-        by_column: dict[LoggedColumn, list[Cell]] = defaultdict(list)
+        by_column: dict[str, list[Cell]] = defaultdict(list)
         for cell in cells:
-            by_column[cell.column].append(cell)
-        whole = {
-            column: _whole(column, found)
-            for column, found in by_column.items()
-            if not column.is_multicell or assigned.get(column) == times
-        }
+            by_column[cell.column.name].append(cell)
+        whole, parts = {}, []
+        for name, found in by_column.items():
+            if not found[0].column.is_multicell or assigned.get(name) == times:
+                whole[printable(name)] = _whole(found)
+            else:
+                parts.append((printable(name), found))
         using, end = self._using(times)
+        updates = [[f"{name} = {value}" for name, value in whole.items()]]
         if times == row.liveness:
-            names = [printable(name) for name in (*(c.name for c in row.table.key_columns), *(c.name for c in whole))]
+            columns = ", ".join([*names.partition_key, *names.clustering, *whole])
             values = [*row.partition_key, *(row.clustering.values if row.clustering else ()), *whole.values()]
-            yield (
-                f"INSERT INTO {row.table.full_name} ({', '.join(names)}) VALUES ({', '.join(map(str, values))})"
-                f"{using};{end}"
-            )
-            whole = {}
-        updates = [[f"{printable(column.name)} = {value}" for column, value in whole.items()]]
-        for column, found in by_column.items():
-            if column.is_multicell and assigned.get(column) != times:
-                first, *more = _additions(column, found)
-                updates[0] += first
-                updates += more
+            yield f"INSERT INTO {names.table} ({columns}) VALUES ({', '.join(map(str, values))}){using};{end}"
+            updates = [[]]
+        for name, found in parts:
+            first, *more = _additions(name, found)
+            updates[0] += first
+            updates += more
         for update in updates:
             if update:
-                yield f"UPDATE {row.table.full_name}{using} SET {', '.join(update)} WHERE {_where(row)};{end}"
+                yield f"UPDATE {names.table}{using} SET {', '.join(update)} WHERE {_where(row, names)};{end}"
 
     def _using(self, times: Times) -> tuple[str, str]:
         """The USING clause, and a comment for the end of the line: when what expires does so."""
@@ -168,23 +199,24 @@ class CqlStatements:
         ttl = times.ttl if self._now is None else max(times.expires_at - int(self._now()), 1)
         return f"{clause} AND TTL {ttl}", f" {_COMMENT}expires_at {times.expires_at}"
 
-    def _counters(self, row: ChangeRow) -> Iterator[str]:
+    def _counters(self, row: ChangeRow, names: _Names) -> Iterator[str]:
         """Counters take no timestamps; what is added is what the total is greater than the one before in this log."""
+        where = _where(row, names)
         if row.deletion is not None:
-            yield f"DELETE FROM {row.table.full_name} WHERE {_where(row)};"
+            yield f"DELETE FROM {names.table} WHERE {where};"
         added, deleted = [], []
         for cell in row.cells:
             name = printable(cell.column.name)
-            if not _is_kept(row.table, cell.column, cell.times.timestamp):
+            if not names.keeps(cell.column, cell.times.timestamp):
                 continue
             if cell.is_tombstone:
                 deleted.append(name)
             elif (more := self._added((row.key, cell.column.name), cell.raw_value or b"")) is not None:
                 added.append(f"{name} = {name} {'-' if more < 0 else '+'} {abs(more)}")
         if deleted:
-            yield f"DELETE {', '.join(deleted)} FROM {row.table.full_name} WHERE {_where(row)};"
+            yield f"DELETE {', '.join(deleted)} FROM {names.table} WHERE {where};"
         if added:
-            yield f"UPDATE {row.table.full_name} SET {', '.join(added)} WHERE {_where(row)};"
+            yield f"UPDATE {names.table} SET {', '.join(added)} WHERE {where};"
 
     def _added(self, key: object, context: bytes) -> int | None:
         """What a counter's cell adds to what is known of it; None: nothing. Of each shard the greatest clock counts."""
@@ -198,34 +230,46 @@ class CqlStatements:
         return more if more or is_new else None
 
 
+def _deleted(cells: Iterable[Cell], deletions: Iterable[tuple[str, int]]) -> dict[int, list[str]]:
+    """What DELETEs name, by timestamp in µs."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, timestamp in deletions:
+        found[timestamp].append(printable(name))
+    for cell in cells:
+        if cell.is_tombstone:
+            found[cell.times.timestamp].append(_element(cell))
+    return found
+
+
 def _assignments(
-    cells: Iterable[Cell], deletions: Iterable[tuple[LoggedColumn, int]], lists: Mapping[LoggedColumn, ListChange]
-) -> dict[LoggedColumn, Times]:
+    cells: Iterable[Cell], deletions: Iterable[tuple[str, int]], lists: Mapping[str, ListChange]
+) -> dict[str, Times]:
     """Columns of many cells that are written as a whole, ``m = {…}``: that deletes what was there 1 µs before."""
     found = {}
-    for column, timestamp in deletions:
-        own = [cell for cell in cells if cell.column == column]
+    for name, timestamp in deletions:
+        own = [cell for cell in cells if cell.column.name == name]
         times = {cell.times for cell in own}
-        change = lists.get(column, ListChange())
+        change = lists.get(name, ListChange())
         only_new = not change.removed and not change.unknown and not any(map(is_prepended, change.added))
         if len(times) == 1 and only_new and not any(cell.is_tombstone for cell in own):
             (one,) = times
             if one.timestamp - 1 == timestamp:
-                found[column] = one
+                found[name] = one
     return found
 
 
-def _whole(column: LoggedColumn, cells: Sequence[Cell]) -> str:
+def _whole(cells: Sequence[Cell]) -> str:
     """The literal of a column of which these are all cells."""
+    column = cells[0].column
     if not column.is_multicell:
         return str(cells[0].value)
     if isinstance(column.type, UserType):
         return "{" + ", ".join([f"{printable(str(cell.path))}: {cell.value}" for cell in cells]) + "}"
-    return _collection(column, cells)
+    return _collection(cells)
 
 
-def _collection(column: LoggedColumn, cells: Sequence[Cell]) -> str:
-    match column.type:
+def _collection(cells: Sequence[Cell]) -> str:
+    match cells[0].column.type:
         case ListType():
             return "[" + ", ".join([str(cell.value) for cell in cells]) + "]"
         case MapType():
@@ -233,17 +277,17 @@ def _collection(column: LoggedColumn, cells: Sequence[Cell]) -> str:
     return "{" + ", ".join([str(cell.path) for cell in cells]) + "}"
 
 
-def _additions(column: LoggedColumn, cells: Sequence[Cell]) -> list[list[str]]:
+def _additions(name: str, cells: Sequence[Cell]) -> list[list[str]]:
     """Assignments that add cells to a column of many: one UPDATE can have those of each list."""
-    name = printable(column.name)
-    if isinstance(column.type, UserType):
+    cql_type = cells[0].column.type
+    if isinstance(cql_type, UserType):
         return [[f"{name}.{printable(str(cell.path))} = {cell.value}" for cell in cells]]
-    if not isinstance(column.type, ListType):
-        return [[f"{name} = {name} + {_collection(column, cells)}"]]
+    if not isinstance(cql_type, ListType):
+        return [[f"{name} = {name} + {_collection(cells)}"]]
     before = [cell for cell in cells if is_prepended(cell)]
     behind = [cell for cell in cells if not is_prepended(cell)]
-    found = [[f"{name} = {name} + {_collection(column, behind)}"]] if behind else []
-    return [*found, [f"{name} = {_collection(column, before)} + {name}"]] if before else found
+    found = [[f"{name} = {name} + {_collection(behind)}"]] if behind else []
+    return [*found, [f"{name} = {_collection(before)} + {name}"]] if before else found
 
 
 def _element(cell: Cell) -> str:
@@ -264,34 +308,12 @@ def _is_sayable(cell: Cell) -> bool:
     return cell.is_tombstone or is_element or cell.value is not None
 
 
-def _is_kept(table: TableSchema, column: LoggedColumn, timestamp: int) -> bool:
-    """Whether a write to a column still counts: not if the column is gone, or was when it came again."""
-    return not column.dropped and timestamp > _dropped_at(table).get(column.name, -(2**63) - 1)
+def _partition(row: ChangeRow, names: _Names) -> list[str]:
+    return [f"{name} = {value}" for name, value in zip(names.partition_key, row.partition_key, strict=True)]
 
 
-@lru_cache(maxsize=4096)
-def _dropped_at(table: TableSchema) -> dict[str, int]:
-    return {column.name: column.dropped_at for column in table.dropped}
-
-
-@lru_cache(maxsize=4096)
-def _is_counter(table: TableSchema) -> bool:
-    return any(column.is_counter for column in table.columns)
-
-
-def _at(row: ChangeRow, timestamp: int | None) -> str:
-    """The table, and when it is written to; that of counters takes no timestamps."""
-    name = row.table.full_name
-    return name if _is_counter(row.table) else f"{name} USING TIMESTAMP {timestamp}"
-
-
-def _partition(row: ChangeRow) -> list[str]:
-    columns = row.table.partition_key
-    return [f"{printable(column.name)} = {value}" for column, value in zip(columns, row.partition_key, strict=True)]
-
-
-def _where(row: ChangeRow) -> str:
+def _where(row: ChangeRow, names: _Names) -> str:
     """The conditions that name a row; of a static one its partition."""
-    values = row.clustering.values if row.clustering and row.kind != STATIC else ()
-    conditions = [f"{printable(c.name)} = {value}" for c, value in zip(row.table.clustering, values, strict=False)]
-    return " AND ".join(_partition(row) + conditions)
+    values = row.clustering.values if row.clustering else ()
+    conditions = [f"{name} = {value}" for name, value in zip(names.clustering, values, strict=False)]
+    return " AND ".join(_partition(row, names) + conditions)

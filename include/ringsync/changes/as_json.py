@@ -6,6 +6,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from ringsync.changes.texts import Bound, ChangeTexts, change_texts
 from ringsync.cql.json_values import JSON, json_string
 from ringsync.cql.types import ListType, SetType, UserType
 from ringsync.cql.value_texts import NULL
-from ringsync.schema.table import Column, TableSchema
+from ringsync.schema.table import TableSchema
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 """JSON allows them in strings, but they end a line for many a program that reads lines."""
@@ -35,17 +36,19 @@ def json_lines(
     :param raw: whether the bytes of keys, paths and values are there, too, as hexadecimal digits
     """
     texts = change_texts(rows, tables, JSON)
+    by_id = {table_id: _names(tables[table_id]) for table_id in {table.table_id for table in texts.tables}}
+    names = [by_id[table.table_id] for table in texts.tables]
     parts = zip(
-        map(_table, texts.tables),
+        [one.table for one in names],
         rows["token"].to_pylist(),
         rows["kind"].to_pylist(),
-        _partition_keys(rows["partition_key"], texts, raw),
-        _clusterings(rows, texts, raw),
+        _partition_keys(rows["partition_key"], names, texts, raw),
+        _clusterings(rows, names, texts, raw),
         _liveness(rows["liveness"]),
         _deletions(rows["deletion"]),
         _by_row(rows["cells"], "cells", _cells(rows["cells"].flatten(), texts, raw)),
-        _by_row(rows["complex_deletions"], "complex_deletions", _complex_deletions(rows, texts.tables)),
-        _ranges(rows, texts, raw),
+        _by_row(rows["complex_deletions"], "complex_deletions", _complex_deletions(rows, names)),
+        _ranges(rows, names, texts, raw),
         rows["file"].to_pylist(),
         rows["position"].to_pylist(),
         rows["digest"].to_pylist(),
@@ -77,58 +80,59 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04X}"
 
 
-@lru_cache(maxsize=4096)
-def _table(table: TableSchema) -> str:
+@dataclass(frozen=True)
+class _Names:
+    """What a table and its columns are called, as JSON."""
+
+    table: str
+    partition_key: tuple[str, ...]
+    clustering: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def _names(table: TableSchema) -> _Names:
     keyspace, name = json_string(table.keyspace), json_string(table.name)
-    return f'"keyspace":{keyspace},"table":{name},"table_id":"{uuid.UUID(table.table_id)}"'
+    return _Names(
+        f'"keyspace":{keyspace},"table":{name},"table_id":"{uuid.UUID(table.table_id)}"',
+        tuple(json_string(column.name) for column in table.partition_key),
+        tuple(json_string(column.name) for column in table.clustering),
+        tuple(json_string(column.name) for column in columns_of(table)),
+    )
 
 
-@lru_cache(maxsize=4096)
-def _columns(table: TableSchema) -> tuple[str, ...]:
-    """What the numbers of columns mean."""
-    return tuple(json_string(column.name) for column in columns_of(table))
+def _object(names: Sequence[str], values: Sequence[str | None]) -> str:
+    return ",".join([f"{name}:{value or NULL}" for name, value in zip(names, values, strict=False)])
 
 
-@lru_cache(maxsize=4096)
-def _names(columns: tuple[Column, ...]) -> tuple[str, ...]:
-    return tuple(json_string(column.name) for column in columns)
-
-
-def _object(columns: tuple[Column, ...], values: Sequence[str | None]) -> str:
-    return ",".join([f"{name}:{value or NULL}" for name, value in zip(_names(columns), values, strict=False)])
-
-
-def _partition_keys(keys: pa.Array, texts: ChangeTexts, raw: bool) -> Iterator[str]:
-    for key, values, table in zip(keys.to_pylist(), texts.partition_keys, texts.tables, strict=True):
-        found = f'"partition_key":{{{_object(table.partition_key, values)}}}'
+def _partition_keys(keys: pa.Array, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
+    for key, values, one in zip(keys.to_pylist(), texts.partition_keys, names, strict=True):
+        found = f'"partition_key":{{{_object(one.partition_key, values)}}}'
         yield f'{found},"raw_partition_key":"{key.hex()}"' if raw or None in values else found
 
 
-def _clusterings(rows: pa.RecordBatch, texts: ChangeTexts, raw: bool) -> Iterator[str]:
+def _clusterings(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
     """Of rows; ranges have theirs within ``range``."""
-    bounds = zip(rows["clustering"].to_pylist(), texts.clusterings, rows["kind"].to_pylist(), texts.tables, strict=True)
-    for encoded, bound, kind, table in bounds:
+    bounds = zip(rows["clustering"].to_pylist(), texts.clusterings, rows["kind"].to_pylist(), names, strict=True)
+    for encoded, bound, kind, one in bounds:
         there = bound is not None and bound.values and kind != RANGE_DELETION
-        yield "," + _clustering(encoded, bound, table, raw) if there and bound else ""
+        yield "," + _clustering(encoded, bound, one, raw) if there and bound else ""
 
 
-def _ranges(rows: pa.RecordBatch, texts: ChangeTexts, raw: bool) -> Iterator[str]:
+def _ranges(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
     encoded = zip(rows["clustering"].to_pylist(), rows["range_end"].to_pylist(), strict=True)
-    for (start, end), first, last, table in zip(
-        encoded, texts.clusterings, texts.range_ends, texts.tables, strict=True
-    ):
+    for (start, end), first, last, own in zip(encoded, texts.clusterings, texts.range_ends, names, strict=True):
         if first is None or last is None:
             yield ""
         else:
             sides = [
-                f'"{side}":{{{_clustering(one, bound, table, raw)},"inclusive":{str(bound.inclusive).lower()}}}'
+                f'"{side}":{{{_clustering(one, bound, own, raw)},"inclusive":{str(bound.inclusive).lower()}}}'
                 for side, one, bound in (("start", start, first), ("end", end, last))
             ]
             yield f',"range":{{{",".join(sides)}}}'
 
 
-def _clustering(encoded: bytes, bound: Bound, table: TableSchema, raw: bool) -> str:
-    found = f'"clustering":{{{_object(table.clustering, bound.values)}}}'
+def _clustering(encoded: bytes, bound: Bound, names: _Names, raw: bool) -> str:
+    found = f'"clustering":{{{_object(names.clustering, bound.values)}}}'
     if not raw and None not in bound.values:
         return found
     values = [NULL if one is None else f'"{one.hex()}"' for one in clustering_values(encoded)]
@@ -203,14 +207,12 @@ def _path(column: LoggedColumn, path: str | None) -> str:
     return _quoted(path) if isinstance(column.type, ListType | UserType) else path
 
 
-def _complex_deletions(rows: pa.RecordBatch, tables: list[TableSchema]) -> Iterator[str]:
+def _complex_deletions(rows: pa.RecordBatch, names: list[_Names]) -> Iterator[str]:
     lists = rows["complex_deletions"]
     flat = lists.flatten()
-    by_cell = (
-        table for table, size in zip(tables, lists.value_lengths().to_pylist(), strict=True) for _ in range(size)
-    )
-    for table, (_, column, timestamp, local) in zip(by_cell, _fields(flat), strict=True):
-        yield f'{{"column":{_columns(table)[column]},"timestamp":{timestamp},"local_deletion_time":{local}}}'
+    by_cell = (one for one, size in zip(names, lists.value_lengths().to_pylist(), strict=True) for _ in range(size))
+    for one, (_, column, timestamp, local) in zip(by_cell, _fields(flat), strict=True):
+        yield f'{{"column":{one.columns[column]},"timestamp":{timestamp},"local_deletion_time":{local}}}'
 
 
 def _by_row(lists: pa.ListArray, name: str, objects: Iterator[str]) -> Iterator[str]:
