@@ -17,7 +17,8 @@ LAYERS = [
     {"config"},
     {"sources", "streams", "replica", "state"},
     {"progress"},
-    {"steps", "spark_daemon", "warm"},
+    {"warm"},
+    {"steps", "spark_daemon"},
     {"orchestration", "airflow_client", "inspect"},
     {"cli"},
 ]

@@ -28,6 +28,7 @@ from ringsync.cql.kernels import (
 )
 from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.outcomes import FULL, LAST_CODE, MALFORMED
+from ringsync.formats.commitlog.subsets import read_subset
 
 _NO_TIMESTAMP = -(2**63)
 """Of a deletion that deletes nothing, which stands where there has to be one."""
@@ -215,7 +216,7 @@ def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple
         missing, p = load_unsigned_vint(p)
         if missing != 0 and count >= _FEW_COLUMNS:
             few = False
-            p = _read_subset(s, p, end, count, missing)
+            p = read_subset(s, p, end, count, missing)
             if p <= LAST_CODE:
                 return p, q
     subset = load64_native(s + at.SUBSET)
@@ -237,28 +238,6 @@ def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple
     if not _fits(s, q, 24 * deletions + PADDING):
         return FULL, q
     return p, _put_complex_deletions(s, q)
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _read_subset(s: int, p: int, end: int, count: int, missing: int) -> int:
-    """Which of 64 columns or more are there, as a byte each (spec §2.3; C: Columns.deserializeLargeSubset)."""
-    if missing < 0 or missing > count:
-        return MALFORMED
-    listed = count - missing
-    present = 1
-    if listed >= count // 2:
-        listed, present = missing, 0
-    subset = load64_native(s + at.SUBSET)
-    for place in range(count):
-        store8(subset + place, 1 - present)
-    for _ in range(listed):
-        if p >= end:
-            return MALFORMED
-        place, p = load_unsigned_vint(p)
-        if place < 0 or place >= count:
-            return MALFORMED
-        store8(subset + place, present)
-    return p
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -1,0 +1,31 @@
+"""The kernel that reads which of many columns a row has."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ringsync.cql.kernels import KERNEL, load64_native, load_unsigned_vint, store8
+from ringsync.formats.commitlog import state as at
+from ringsync.formats.commitlog.outcomes import MALFORMED
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def read_subset(s: int, p: int, end: int, count: int, missing: int) -> int:
+    """Which of 64 columns or more are there, as a byte each (spec §2.3; C: Columns.deserializeLargeSubset)."""
+    if missing < 0 or missing > count:
+        return MALFORMED
+    listed = count - missing
+    present = 1
+    if listed >= count // 2:
+        listed, present = missing, 0
+    subset = load64_native(s + at.SUBSET)
+    for place in range(count):
+        store8(subset + place, 1 - present)
+    for _ in range(listed):
+        if p >= end:
+            return MALFORMED
+        place, p = load_unsigned_vint(p)
+        if place < 0 or place >= count:
+            return MALFORMED
+        store8(subset + place, present)
+    return p
