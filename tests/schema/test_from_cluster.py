@@ -144,7 +144,7 @@ def test_a_changed_type_changes_the_digest(session: Any, tables: str) -> None:
     [("order", '"Orders"'), ("orders", '"Orders"'), ("custmers", "customers"), ("everythin", "everything")],
 )
 def test_a_wrong_name_gets_a_suggestion(session: Any, tables: str, name: str, hint: str) -> None:
-    with pytest.raises(UnknownTableError, match=f"no table {tables}."?{name}"?; did you mean .*{tables}.{hint}"):
+    with pytest.raises(UnknownTableError, match=f'no table {tables}."?{name}"?; did you mean .*{tables}.{hint}'):
         read_table(session, tables, name)
 
 
