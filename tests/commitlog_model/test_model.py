@@ -27,7 +27,8 @@ from tests.commitlog_model.statements import (
 )
 from tests.commitlog_model.types import Table
 
-pytestmark = pytest.mark.server
+# The model is the oracle of other tests; that it is right by itself need not be shown every time.
+pytestmark = [pytest.mark.server, pytest.mark.chaos]
 SYNC_SECONDS = 15
 
 
