@@ -1,13 +1,11 @@
-"""Read commit logs of a real Cassandra 5.0 node: ours against Cassandra's own reader, plain Python and Debezium.
+"""Read commit logs of a real Cassandra 5.0 node: ours against Cassandra's own reader and plain Python.
 
 ``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. Everything
-but Debezium runs on one core, one program after another; the files are in the system's cache. Rates are by CPU time,
-which is what a core does whoever else uses the machine; on an idle machine they are those of the wall clock, too.
+runs on one core, one program after another; the files are in the system's cache. Rates are by CPU time, which is what
+a core does whoever else uses the machine; on an idle machine they are those of the wall clock, too.
 
 uniform  inserts of six cells, 158 bytes each
 mix      of 100: 80 inserts (4 with TTL), 10 updates, 5 writes to collections, 5 deletions; several tables
-backlog  of 200,000 rows: Debezium, from its start to the last event in Kafka; ours, from the start of the process to
-         the last change row in a staging file that the disk has
 
 arrow    ours: change rows with digests as Arrow batches, thrown away
 parquet  ours: the same as staging files (zstd), which the disk has at the end of the pass
