@@ -11,8 +11,9 @@ dsbulk  dsbulk 1.10.0, unload to CSV files; start-up (unloading an empty table) 
 spark   Spark Cassandra Connector 3.5.1 on Spark 3.5, local[2], into the noop sink and to Parquet; a warm session
 
 The numbers behind a Python client are processes × token ranges that each has in flight. All use LOCAL_ONE, pages of
-5000 rows and no compression on the wire. The best of some repeats counts. "CPU bound" is the rate at which client and
-server together would keep all cores busy: compare by it when something else runs on the machine.
+5000 rows and no compression on the wire. They take turns, in several rounds, because a machine is not equally fast all
+the time; the best read of each counts. "CPU bound" is the rate at which client and server together would keep all cores
+busy: compare by it when something else runs on the machine.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ WARM_UP_READS = 2
 CONTENDERS = ("limit", *OURS, "driver", "dsbulk", "spark")
 
 Results = dict[str, Measurement]
-Runs = Iterator[tuple[str, list[Measurement]]]
+Runs = Iterator[tuple[str, Measurement]]
 
 
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="of the table (default: 2,000,000)")
-    parser.add_argument("--repeats", type=int, default=2, help="of each read (default: 2)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (default: 1,000,000)")
+    parser.add_argument("--rounds", type=int, default=3, help="in each of which everybody reads once (default: 3)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the node, for the next run, too")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
     arguments = parser.parse_args()
@@ -86,21 +87,21 @@ def say(text: str) -> None:
 
 
 def measure(node: CassandraNode, scratch: Path, times: bool, arguments: argparse.Namespace) -> Results:
-    """Measure the contenders one after another; the best read of each.
+    """Measure the contenders in turns; the best read of each.
 
     :param times: whether they read WRITETIME and TTL, too
     """
     config_path, plan = make_plan(node, scratch, times)
     # The server's JVM compiles what it runs often; nobody shall pay for that.
     together(raw_pages, shares(config_path, plan, 2, IN_FLIGHT), node.pid, WARM_UP_READS)
-    results = {}
-    for contender in arguments.only:
-        for name, measured in run(contender, node, scratch, config_path, plan, arguments.repeats):
-            for one in measured:
+    results: Results = {}
+    for turn in range(1, arguments.rounds + 1):
+        for contender in arguments.only:
+            for name, one in run(contender, node, scratch, config_path, plan):
                 if one.rows != arguments.rows:
                     raise ServerError(f"{name} read {one.rows} rows of {arguments.rows}")
-            results[name] = max(measured, key=lambda one: one.rows_per_second)
-            say(f"{'with' if times else 'without'} times, {name}: {results[name].rows_per_second:,.0f} rows/s")
+                say(f"round {turn}, {'with' if times else 'without'} times, {name}: {one.rows_per_second:,.0f} rows/s")
+                results[name] = max(one, results.get(name, one), key=lambda one: one.rows_per_second)
     return results
 
 
@@ -130,8 +131,8 @@ def shares(config_path: str, plan: ScanPlan, processes: int, *more: object) -> l
     return [(config_path, plan.to_json(), plan.splits[first::processes], *more) for first in range(processes)]
 
 
-def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, plan: ScanPlan, repeats: int) -> Runs:
-    """The measurements of a contender in each of its variants, by the variant's name."""
+def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, plan: ScanPlan) -> Runs:
+    """One read by a contender in each of its variants, by the variant's name."""
 
     def python_client(
         prepare: Callable[..., Callable[[], Work]],
@@ -142,7 +143,7 @@ def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, pl
         for processes, in_flight in variants:
             given = shares(config_path, plan, processes, *([in_flight] if tell else []))
             name = f"{contender} {processes}×{in_flight}"
-            yield name, together(prepare, [(*first, *share) for share in given], node.pid, repeats)
+            yield name, together(prepare, [(*first, *share) for share in given], node.pid, 1)[0]
 
     processes = [(2, IN_FLIGHT), (4, IN_FLIGHT)]
     if contender == "limit":
@@ -150,9 +151,9 @@ def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, pl
     elif contender == "driver":
         yield from python_client(driver_rows, processes)
     elif contender == "dsbulk":
-        yield contender, dsbulk.unload(node, PAGE_ROWS, scratch, times=plan.times, repeats=repeats)
+        yield contender, dsbulk.unload(node, PAGE_ROWS, scratch, times=plan.times)
     elif contender == "spark":
-        found = spark_connector.read(node, PAGE_ROWS, scratch, times=plan.times, repeats=repeats)
+        found = spark_connector.read(node, PAGE_ROWS, scratch, times=plan.times)
         yield from ((f"{contender} {sink}", measured) for sink, measured in found.items())
     else:
         yield from python_client(reader, processes, contender, tell=False)

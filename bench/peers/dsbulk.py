@@ -24,27 +24,22 @@ MAIN_CLASS = "com.datastax.oss.dsbulk.runner.DataStaxBulkLoader"
 HEAP_MB = 1024
 
 
-def unload(node: CassandraNode, page_size: int, scratch: Path, *, times: bool, repeats: int) -> list[Measurement]:
-    """Unload the table some times.
+def unload(node: CassandraNode, page_size: int, scratch: Path, *, times: bool) -> Measurement:
+    """Unload the table once.
 
     :param page_size: rows a result page
-    :param scratch: folder for the CSV files, which are deleted after each run
+    :param scratch: folder for the CSV files, which are deleted at the end
     :param times: whether to unload writetimes and TTLs, too
     """
-    start_up = min((run(node, EMPTY_TABLE, page_size, scratch, times) for _ in range(2)), key=lambda run: run.seconds)
-    measured = []
-    for _ in range(repeats):
-        whole = run(node, TABLE, page_size, scratch, times)
-        measured.append(
-            Measurement(
-                rows=whole.rows,
-                seconds=whole.seconds - start_up.seconds,
-                client_seconds=whole.client_seconds - start_up.client_seconds,
-                server_seconds=whole.server_seconds - start_up.server_seconds,
-                written_bytes=whole.written_bytes,
-            )
-        )
-    return measured
+    start_up = run(node, EMPTY_TABLE, page_size, scratch, times)
+    whole = run(node, TABLE, page_size, scratch, times)
+    return Measurement(
+        rows=whole.rows,
+        seconds=whole.seconds - start_up.seconds,
+        client_seconds=whole.client_seconds - start_up.client_seconds,
+        server_seconds=whole.server_seconds - start_up.server_seconds,
+        written_bytes=whole.written_bytes,
+    )
 
 
 def run(node: CassandraNode, table: str, page_size: int, scratch: Path, times: bool) -> Measurement:

@@ -46,10 +46,8 @@ def environment(cache: Path) -> Path:
     return python
 
 
-def read(
-    node: CassandraNode, page_size: int, scratch: Path, *, times: bool, repeats: int
-) -> dict[str, list[Measurement]]:
-    """Read the table with the connector into each sink; sink → measurements.
+def read(node: CassandraNode, page_size: int, scratch: Path, *, times: bool) -> dict[str, Measurement]:
+    """Read the table with the connector into each sink; sink → measurement.
 
     :param page_size: rows a result page
     :param scratch: folder for the Parquet files, which are deleted at the end
@@ -69,7 +67,6 @@ def read(
             "timed_columns": VALUE_COLUMNS if times else (),
             "page_size": page_size,
             "sinks": SINKS,
-            "repeats": repeats,
             "folder": folder,
         }
         variables = {
@@ -87,7 +84,4 @@ def read(
         results = Path(folder, "results.json")
         if done.returncode != 0 or not results.exists():
             raise ServerError(f"The Spark Cassandra Connector failed:\n{last_lines(done.stdout + done.stderr, 40)}")
-        return {
-            sink: [Measurement(**measured) for measured in measurements]
-            for sink, measurements in json.loads(results.read_text()).items()
-        }
+        return {sink: Measurement(**measured) for sink, measured in json.loads(results.read_text()).items()}

@@ -18,7 +18,7 @@ from numba import njit
 
 from ringsync.cql.cells import Cells
 from ringsync.cql.decode import Decoded, decode
-from ringsync.cql.gather import has_high_bit, mark_invalid_text, sum_lengths
+from ringsync.cql.gather import has_high_bit, mark_invalid_text
 from ringsync.cql.kernels import (
     KERNEL,
     PADDING,
@@ -26,7 +26,6 @@ from ringsync.cql.kernels import (
     copy_bytes,
     copy_exactly,
     load8,
-    load32_native,
     load32_signed,
     load64,
     load64_native,
@@ -53,7 +52,7 @@ _VALUE_WIDTH = {_FOUR: 4, _EIGHT: 8, _DATE: 4, _MILLISECONDS: 8}
 _FIRST, _SECOND, _VALID, _NULLS, _SIZE = range(8, 48, 8)
 _ENTRY = 48
 """The kernel's table has six int64 per column: the way; the addresses of values or offsets, of lengths or starts, of
-the validity bitmap; the number of nulls so far; the bytes of uuid texts so far."""
+the validity bitmap; the number of nulls so far; the bytes of texts so far."""
 _FLIP = 2**31
 """The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
 _MAX_MILLISECONDS = (2**63 - 1) // 1000
@@ -97,7 +96,7 @@ def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequenc
     bodies = [np.frombuffer(page, np.uint8) for page in pages] if joined is None else [joined[:-PADDING]]
     counts = [page_rows(body, len(types)) for body in bodies]
     rows = sum(counts)
-    room = _room(ways, rows)
+    room = _room(ways, rows, sum(map(len, bodies)))
     first = 0
     for body, count in zip(bodies, counts, strict=True):
         stop = _decode_page(address(body), len(body), first, count, len(types), address(room.table))
@@ -113,7 +112,7 @@ def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequenc
                 return None
             decoded.append(column)
             continue
-        buffers = _texts(bodies, counts, room, place) if way == _TEXT else room.buffers(place, way)
+        buffers = room.buffers(place, way)
         if way == _TEXT and str(kind) != "blob" and not _is_text(buffers, rows, str(kind)):
             return None
         nulls = int(room.table[place, _NULLS // 8])
@@ -132,7 +131,7 @@ class _Room:
     :ivar offsets: int32[rows] by column, where cells are not stored in the pass
     :ivar lengths: the same
     :ivar values: Arrow buffers by column, where they are
-    :ivar starts: Arrow's offsets by column of uuids
+    :ivar starts: Arrow's offsets by column of texts
     """
 
     table: npt.NDArray[np.int64]
@@ -144,14 +143,24 @@ class _Room:
 
     def buffers(self, place: int, way: int) -> list[pa.Buffer]:
         """Arrow's buffers of a column that was stored in the pass, but for the validity."""
-        if way != _UUID:
+        if way not in (_TEXT, _UUID):
             return [self.values[place]]
         size = int(self.table[place, _SIZE // 8])
         np.frombuffer(self.starts[place], np.int32)[-1:] = size
-        return [self.starts[place], self.values[place].slice(0, size)]
+        data = self.values[place]
+        if way == _TEXT:
+            # There was room for all bytes of all pages; a batch that waits shall not keep it.
+            data.resize(size + PADDING, shrink_to_fit=True)
+        return [self.starts[place], data.slice(0, size)]
 
 
-def _room(ways: Sequence[int], rows: int) -> _Room:
+def _room(ways: Sequence[int], rows: int, size: int) -> _Room:
+    """Memory for so many rows whose cells have ``size`` bytes at most.
+
+    :raises ValueError: for more bytes than Arrow's offsets can count
+    """
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(f"{rows} rows have {size} bytes together: give fewer pages at once (2 GiB at most)")
     room = _Room(
         np.zeros((len(ways), _ENTRY // 8), np.int64),
         np.full((len(ways), (rows + 7) // 8), 255, np.uint8),
@@ -162,43 +171,19 @@ def _room(ways: Sequence[int], rows: int) -> _Room:
     )
     for place, way in enumerate(ways):
         second = 0
-        if way in (_CELL, _TEXT):
+        if way == _CELL:
             room.offsets[place], room.lengths[place] = pooled(2 * rows, np.int32).reshape(2, rows)
             first, second = address(room.offsets[place]), address(room.lengths[place])
-        else:
-            width = _VALUE_WIDTH.get(way, UUID_ROOM)
-            room.values[place] = pa.allocate_buffer(rows * width + (PADDING if way == _UUID else 0))
-            first = room.values[place].address
-        if way == _UUID:
+        elif way in (_TEXT, _UUID):
+            capacity = size if way == _TEXT else rows * UUID_ROOM
+            room.values[place] = pa.allocate_buffer(capacity + PADDING, resizable=True)
             room.starts[place] = pa.allocate_buffer(4 * rows + 4)
-            second = room.starts[place].address
+            first, second = room.values[place].address, room.starts[place].address
+        else:
+            room.values[place] = pa.allocate_buffer(rows * _VALUE_WIDTH[way])
+            first = room.values[place].address
         room.table[place, :4] = way, first, second, address(room.valid[place])
     return room
-
-
-def _texts(bodies: Sequence[npt.NDArray[np.uint8]], counts: Sequence[int], room: _Room, place: int) -> list[pa.Buffer]:
-    """Arrow's offsets and bytes of a column of texts or blobs."""
-    offsets, lengths = room.table[place, _FIRST // 8], room.table[place, _SECOND // 8]
-    rows = sum(counts)
-    starts = pa.allocate_buffer(4 * rows + 4)
-    size = sum_lengths(lengths, rows, starts.address)
-    if size > np.iinfo(np.int32).max:
-        raise ValueError(f"{rows} values have {size} bytes together: give fewer rows at once (2 GiB at most)")
-    data = pa.allocate_buffer(size + PADDING)
-    first = 0
-    for body, count in zip(bodies, counts, strict=True):
-        shift = 4 * first
-        _gather_page(
-            address(body),
-            len(body),
-            offsets + shift,
-            lengths + shift,
-            count,
-            starts.address + shift,
-            data.address,
-        )
-        first += count
-    return [starts, data.slice(0, size)]
 
 
 def _is_text(buffers: Sequence[pa.Buffer], rows: int, kind: str) -> bool:
@@ -234,7 +219,10 @@ def _decode_page(base: int, size: int, first_row: int, rows: int, columns: int, 
             elif way == _FOUR and length == 4:
                 store32(first + 4 * row, load32_signed(p))
                 p += 4
-            elif way <= _TEXT:
+            elif way == _TEXT:
+                _store_text(column, row, p, length, end)
+                p += max(length, 0)
+            elif way == _CELL:
                 store32(first + 4 * row, p - base)
                 store32(load64_native(column + _SECOND) + 4 * row, max(length, -1))
                 if length < 0:
@@ -248,6 +236,21 @@ def _decode_page(base: int, size: int, first_row: int, rows: int, columns: int, 
             else:
                 return _UNUSUAL
     return p - base
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _store_text(column: int, row: int, p: int, length: int, end: int) -> None:
+    """Append the bytes at ``p`` to a column of texts, which has spare bytes behind them; the page has none."""
+    first, position = load64_native(column + _FIRST), load64_native(column + _SIZE)
+    store32(load64_native(column + _SECOND) + 4 * row, position)
+    if length < 0:
+        _mark_null(column, row)
+        return
+    if length + 15 < end - p:
+        copy_bytes(first + position, p, length)
+    else:
+        copy_exactly(first + position, p, length)
+    store64(column + _SIZE, position + length)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -288,15 +291,3 @@ def _mark_null(column: int, row: int) -> None:
     byte = load64_native(column + _VALID) + (row >> 3)
     store8(byte, load8(byte) & ~(1 << (row & 7)))
     store64(column + _NULLS, load64_native(column + _NULLS) + 1)
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _gather_page(base: int, size: int, offsets: int, lengths: int, count: int, starts: int, output: int) -> None:
-    """Copy the values of a page to where ``starts`` says. ``output`` has spare bytes at its end, the page has none."""
-    for row in range(count):
-        offset, length = load32_native(offsets + 4 * row), load32_native(lengths + 4 * row)
-        destination = output + load32_native(starts + 4 * row)
-        if offset + length + 15 < size:
-            copy_bytes(destination, base + offset, length)
-        else:
-            copy_exactly(destination, base + offset, max(length, 0))

@@ -9,12 +9,12 @@ and everything else is the driver's own code, of the exact version in requiremen
 from __future__ import annotations
 
 import io
-import zlib
 from typing import Any
 
 from cassandra.cluster import DefaultConnection
 from cassandra.connection import CrcMismatchException, ProtocolError, _Frame, defunct_on_error, frame_header_v3
 from cassandra.segment import CRC32_INITIAL, Segment, compute_crc24
+from isal import isal_zlib
 
 _SEGMENT_HEADER_BYTES = 3 + 3
 _CHECKSUM_BYTES = 4
@@ -49,7 +49,7 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
         position = 0
         while (end := self._segment_end(received, position)) is not None:
             part = received[position + _SEGMENT_HEADER_BYTES : end - _CHECKSUM_BYTES]
-            if zlib.crc32(part, CRC32_INITIAL) != int.from_bytes(received[end - _CHECKSUM_BYTES : end], "little"):
+            if isal_zlib.crc32(part, CRC32_INITIAL) != int.from_bytes(received[end - _CHECKSUM_BYTES : end], "little"):
                 raise CrcMismatchException("the checksum of a segment's payload does not fit", self.endpoint)
             self._parts.append(part)
             self._parts_size += len(part)

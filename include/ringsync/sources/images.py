@@ -16,7 +16,7 @@ from ringsync.sources.plan import ScanPlan
 from ringsync.sources.scan import PreparedScan, Unread, prepare_scan, read_ranges, scan_query, scan_session
 
 PAGES_AT_ONCE = 4
-BYTES_AT_ONCE = 2 * 2**20
+BYTES_AT_ONCE = 8 * 2**20
 """So much is decoded in one go, whichever comes first: it saves a third of the time, and is not long in coming."""
 
 
