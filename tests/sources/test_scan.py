@@ -19,7 +19,7 @@ from ringsync.sources.session import ClusterSettings, close_all
 from ringsync.sources.where import WhereError
 from servers.cassandra import CassandraNode
 from tests.sources.clusters import settings_of
-from tests.sources.scans import THIRDS, Counting, Faulty, create_table, expected, kind, prepared, read, timeout
+from tests.sources.scans import THIRDS, WHOLE, Counting, Faulty, create_table, expected, kind, prepared, read, timeout
 
 TABLE = TableSchema(
     "My Shop",
@@ -163,3 +163,17 @@ def test_a_reader_that_stops_early(session: Any, settings: ClusterSettings, tabl
     while permits.ended < permits.granted and time.monotonic() < deadline:
         time.sleep(0.01)
     assert permits.ended == permits.granted
+
+
+@pytest.mark.server
+def test_a_slow_reader_has_two_pages_waiting_at_most(settings: ClusterSettings, table: TableSchema) -> None:
+    """The driver's own thread asks for a next page, but does not run away."""
+    permits = Counting()
+    healthy = scan_session(settings, None)
+    parts = [ReplicaRange(WHOLE, ())]
+    ((_, pages),) = read_ranges(healthy, prepared(healthy, table), parts, replace(settings, page_size=10), permits)
+    for taken in (1, 2, 3):
+        next(pages)
+        time.sleep(0.5)
+        assert permits.granted <= taken + 2
+    assert permits.granted == 5

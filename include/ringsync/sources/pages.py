@@ -68,12 +68,22 @@ class Stuck(Exception):
 
 
 class Asked:
-    """A page on its way. Its permit ends when it comes or fails, whether or not somebody still waits for it."""
+    """A page on its way. Its permit ends when it comes or fails, whether or not somebody still waits for it.
 
-    def __init__(self, response: Any, rows: int, permits: Permits) -> None:
+    :param came: called with the page and where the next one starts, in the driver's own thread
+    :ivar next: the page behind it, if it was asked for already
+    :ivar goes_on: whether the page behind it is to be asked for as soon as this one comes: its reader is not behind
+    """
+
+    def __init__(
+        self, response: Any, rows: int, permits: Permits, came: Callable[[Asked, Page, bytes | None], None]
+    ) -> None:
         self.rows = rows
+        self.next: Asked | None = None
+        self.goes_on = False
         self._response = response
         self._permits = permits
+        self._tell = came
         self._ended: Future[None] = Future()
         response.add_callbacks(self._came, self._failed)
 
@@ -86,15 +96,20 @@ class Asked:
 
     def _came(self, rows: list[Page]) -> None:
         page = rows[0]
-        self._end(lambda: self._permits.answered(row_count(page), len(page)))
+
+        def end() -> None:
+            self._permits.answered(row_count(page), len(page))
+            self._tell(self, page, self._response._paging_state)
+
+        self._end(end)
 
     def _failed(self, error: Exception) -> None:
         self._end(lambda: self._permits.failed(overloads(error)))
 
-    def _end(self, permit: Callable[[], None]) -> None:
+    def _end(self, end: Callable[[], None]) -> None:
         # In the driver's own thread, which no error may leave.
         try:
-            permit()
+            end()
         except Exception as error:
             self._ended.set_exception(error)
         else:
@@ -157,18 +172,26 @@ class Pages:
     def read(self, request: Request, asked: Asked | None = None) -> Iterator[Page]:
         """The pages of a SELECT, each asked for before its predecessor is handed out if that needs no waiting.
 
+        While the reader waits, the next page is asked for by the driver's thread at once, so that the server need not
+        wait for the reader to wake up.
+
         :param asked: its first page, if it is on its way
         :raises Stuck: at a page that could not be had
         """
         paging_state: bytes | None = None
         while True:
-            page, paging_state = self._page(request, paging_state, asked)
-            self._sizes[request.thorough].came(page)
-            ahead = paging_state is not None and request.limit is None
-            asked = self.ask(request, paging_state, wait=False) if ahead else None
+            asked, page, paging_state = self._page(request, paging_state, asked)
+            asked = asked.next or self._ahead(request, paging_state)
+            if asked:
+                asked.goes_on = True
             yield page
             if paging_state is None:
                 return
+
+    def _ahead(self, request: Request, paging_state: bytes | None) -> Asked | None:
+        if paging_state is None or request.limit is not None:
+            return None
+        return self.ask(request, paging_state, wait=False)
 
     def ask(self, request: Request, paging_state: bytes | None = None, *, wait: bool) -> Asked | None:
         """Ask for one page.
@@ -185,9 +208,16 @@ class Pages:
         except BaseException as error:
             self._permits.failed(overloads(error))
             raise
-        return Asked(response, rows, self._permits)
+        def came(asked: Asked, page: Page, paging_state: bytes | None) -> None:
+            self._sizes[request.thorough].came(page)
+            if asked.goes_on:
+                asked.next = self._ahead(request, paging_state)
 
-    def _page(self, request: Request, paging_state: bytes | None, asked: Asked | None) -> tuple[bytes, bytes | None]:
+        return Asked(response, rows, self._permits, came)
+
+    def _page(
+        self, request: Request, paging_state: bytes | None, asked: Asked | None
+    ) -> tuple[Asked, Page, bytes | None]:
         """The page that was asked for, asking again after passing errors, and where the next one starts."""
         delays = iter(RETRY_DELAYS_S if self._stuck < PATIENCE else RETRY_DELAYS_S[:1])
         size = self._sizes[request.thorough]
@@ -199,7 +229,7 @@ class Pages:
                 asked = asked or self.ask(request, paging_state, wait=True)
                 assert asked is not None
                 rows = asked.rows
-                return asked.page(self._settings.username)
+                return asked, *asked.page(self._settings.username)
             except PASSING_ERRORS as error:
                 attempts += 1
                 absent = all(isinstance(cause, _ABSENCES) for cause in causes(error))
