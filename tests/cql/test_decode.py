@@ -5,10 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import ipaddress
-import os
 import struct
-import subprocess
-import sys
 import uuid
 from typing import Any
 
@@ -42,6 +39,7 @@ from tests.cql.strategies import (
     signed_vint,
     typed_values,
 )
+from tests.own_process import output_of
 
 INT, TEXT = Native("int"), Native("text")
 
@@ -378,8 +376,4 @@ print("survived")
 
 
 def test_random_bytes_never_crash() -> None:
-    """In a process of its own, so that a crash is a failure of this test and not the end of all tests."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", FUZZ], capture_output=True, text=True, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.strip() == "survived"
+    assert output_of(FUZZ) == "survived"

@@ -129,6 +129,14 @@ def test_what_is_no_key(data: bytes) -> None:
         key_lookup(data, "key.txt")
 
 
+def test_elements_nested_without_end_are_refused() -> None:
+    data = b"\x30\x00"
+    for _ in range(5000):
+        data = b"\x30\x84" + len(data).to_bytes(4, "big") + data
+    with pytest.raises(KeystoreError, match="store: not the layout of a PKCS12 keystore"):
+        key_lookup(data, "store", "password")
+
+
 @given(st.data())
 def test_damaged_keystores_are_refused(data: st.DataObject) -> None:
     keystore = data.draw(st.sampled_from(list(KEYSTORES.values())))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import pickle
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,17 @@ from typing import Any
 
 import pytest
 
-from ringsync.sources.cassandra_commitlog import CassandraCommitLog, OptionError
-from ringsync.sources.segments import DamagedLogError, find_parts, log_options, read_part, read_problems
+from ringsync.schema.table import SchemaError
+from ringsync.sources.cassandra_commitlog import CassandraCommitLog, CommitLogReader, OptionError
+from ringsync.sources.segments import (
+    DamagedLogError,
+    LogOptions,
+    find_parts,
+    find_tables,
+    log_options,
+    read_part,
+    read_problems,
+)
 from tests.commitlog_model.cql_schema import parse_schema
 from tests.commitlog_model.segment import read_segment
 from tests.commitlogs.fixtures import Fixture, fixture_named, unpacked
@@ -92,15 +102,52 @@ def test_tables_and_positions_are_chosen(load: Callable[..., list[Any]], fixture
     assert until
 
 
+def rows_of(options: LogOptions, read: Callable[..., Any] = read_part) -> list[Any]:
+    """What all parts give, without Spark."""
+    tables = find_tables(options)
+    return [row for part in find_parts(options) for batch in read(options, tables, part) for row in batch.to_pylist()]
+
+
 def test_parts_together_are_the_whole(fixture: Fixture, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = sorted(change["digest"] for change in model_changes(fixture, folder))
     options = log_options({"path": str(folder), "schema": str(folder.parent / "schema.cql")})
     for part_bytes in (2**20, 100_000, 10_000, 1_000):
         monkeypatch.setattr("ringsync.sources.segments.PART_BYTES", part_bytes)
-        parts = find_parts(options)
-        rows = [row for part in parts for batch in read_part(options, part) for row in batch.to_pylist()]
-        assert digests(rows) == expected
-    assert len(parts) > 1000
+        assert digests(rows_of(options)) == expected
+    assert len(find_parts(options)) > 1000
+
+
+def test_tasks_need_no_schema_file(folder: Path) -> None:
+    schema = folder.parent / "schema.cql"
+    options = log_options({"path": str(folder), "schema": str(schema)})
+    reader = pickle.loads(pickle.dumps(CommitLogReader(options, find_tables(options))))
+    schema.unlink()
+    assert sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part)) > 100
+
+
+def test_a_schema_without_ids_is_refused(folder: Path) -> None:
+    schema = folder.parent / "schema.cql"
+    schema.write_text(re.sub(r"ID = [-0-9a-f]+\s+AND ", "", schema.read_text()))
+    with pytest.raises(SchemaError, match=r"is missing.* DESCRIBE SCHEMA WITH INTERNALS"):
+        find_tables(log_options({"path": str(folder), "schema": str(schema)}))
+
+
+def test_a_table_that_nobody_knows_is_not_passed_over_silently(fixture: Fixture, folder: Path) -> None:
+    known = next(c for c in model_changes(fixture, folder) if c["kind"] == "range_deletion")
+    schema = folder.parent / "schema.cql"
+    statement = next(s for s in fixture.schema.split(";") if known["table_id"] in s)
+    schema.write_text(
+        ";".join(
+            [*(s for s in fixture.schema.split(";") if "CREATE TYPE" in s or "CREATE KEYSPACE" in s), statement, ""]
+        )
+    )
+    asked = {"path": str(folder), "schema": str(schema)}
+    with pytest.raises(DamagedLogError, match=r"position \d+, \d+ bytes: a record .*tables=… to read only these"):
+        rows_of(log_options(asked))
+    expected = [c["digest"] for c in model_changes(fixture, folder) if c["table_id"] == known["table_id"]]
+    assert digests(rows_of(log_options({**asked, "tables": f"{known['keyspace']}.{known['table']}"}))) == sorted(
+        expected
+    )
 
 
 def test_damage_stops_unless_it_is_to_be_skipped(folder: Path) -> None:
@@ -112,14 +159,10 @@ def test_damage_stops_unless_it_is_to_be_skipped(folder: Path) -> None:
     asked = {"path": str(folder), "schema": str(folder.parent / "schema.cql")}
     options = log_options(asked)
     with pytest.raises(DamagedLogError, match=rf"{segment.name}, position \d+, \d+ bytes: .*damage=skip"):
-        list(itertools.chain.from_iterable(read_part(options, part) for part in find_parts(options)))
-    problems = [
-        row for part in find_parts(options) for batch in read_problems(options, part) for row in batch.to_pylist()
-    ]
-    damages = [row for row in problems if row["raw"] is None]
+        rows_of(options)
+    damages = [row for row in rows_of(options, read_problems) if row["raw"] is None]
     assert len(damages) == 1
-    skipping = log_options({**asked, "damage": "skip"})
-    assert sum(batch.num_rows for part in find_parts(skipping) for batch in read_part(skipping, part)) > 100
+    assert len(rows_of(log_options({**asked, "damage": "skip"}))) > 100
 
 
 @pytest.mark.parametrize(
@@ -136,7 +179,7 @@ def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
 
 
 def test_a_wrong_position_is_explained() -> None:
-    with pytest.raises(ValueError, match="option from is SEGMENT:POSITION"):
+    with pytest.raises(ValueError, match=r"option from: .*SEGMENT_ID:POSITION"):
         log_options({"path": "x", "schema": "y", "from": "12"})
 
 

@@ -18,6 +18,8 @@ where a column is the first half of the same hash of its name, since a name's pl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 from numba import njit
 
@@ -27,9 +29,11 @@ from ringsync.cql.kernels import load64, load64_native, store64
 DIGEST_BYTES = 16
 
 
-def column_hash(name: str) -> int:
-    """What stands for a column in a digest: a signed 64-bit number."""
-    return int(murmur3_128(pa.array([name.encode()], pa.binary()))[0][0])
+def column_hashes(names: Iterable[str]) -> dict[str, int]:
+    """What stands for columns in a digest: a signed 64-bit number by name."""
+    names = list(names)
+    hashes, _ = murmur3_128(pa.array([name.encode() for name in names], pa.binary()))
+    return dict(zip(names, hashes.tolist(), strict=True))
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

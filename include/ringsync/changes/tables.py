@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringsync.changes.digest import column_hash
+from ringsync.changes.digest import column_hashes
 from ringsync.cql.kernels import address, padded
 from ringsync.cql.types import CqlType, CustomType, Native, VectorType, is_multicell
 from ringsync.schema.table import TableSchema
@@ -90,9 +90,10 @@ def logged_tables(tables: Sequence[TableSchema]) -> LoggedTables:
         seen[table.table_id] = table
     directory = np.zeros((len(tables), TABLE_WORDS), np.int64)
     kept: list[npt.NDArray[np.generic]] = []
+    hashes = column_hashes({column.name for table in tables for column in columns_of(table)})
     for entry, table in zip(directory, tables, strict=True):
         lengths = np.array([fixed_length(column.type) for column in table.clustering] or [0], np.int32)
-        static, regular = (_described(table, is_static, kept) for is_static in (True, False))
+        static, regular = (_described(table, is_static, hashes, kept) for is_static in (True, False))
         kept += [lengths, static, regular]
         entry[:2] = np.frombuffer(bytes.fromhex(table.table_id), np.int64)
         entry[2:] = (
@@ -131,7 +132,9 @@ def fixed_length(cql_type: CqlType) -> int:
     return VARIABLE
 
 
-def _described(table: TableSchema, is_static: bool, kept: list[npt.NDArray[np.generic]]) -> npt.NDArray[np.int64]:
+def _described(
+    table: TableSchema, is_static: bool, hashes: dict[str, int], kept: list[npt.NDArray[np.generic]]
+) -> npt.NDArray[np.int64]:
     """int64[columns, 6] in the order of column lists: address and bytes of the name, number, length of values (-1:
     each says), whether it has many cells, hash. Simple columns come first, each kind by name (spec §2.5)."""
     columns = [column for column in columns_of(table) if column.is_static == is_static]
@@ -146,6 +149,6 @@ def _described(table: TableSchema, is_static: bool, kept: list[npt.NDArray[np.ge
             column.number,
             VARIABLE if column.is_multicell else fixed_length(column.type),
             column.is_multicell,
-            column_hash(column.name),
+            hashes[column.name],
         )
     return described

@@ -16,10 +16,11 @@ from rich.progress import Progress
 
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.formats.commitlog.names import LogPosition, parse_position
 from ringsync.formats.keystores.errors import KeystoreError
 from ringsync.formats.keystores.files import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE, keys_in
 from ringsync.inspect.commitlog import Inspection
-from ringsync.inspect.files import InspectError, LogPosition, find_indexes, find_segments, parse_position, replaced
+from ringsync.inspect.files import InspectError, find_indexes, find_segments, replaced
 from ringsync.inspect.idx import index_line, index_text, read_indexes
 from ringsync.inspect.outputs import CqlLines, JsonLines, Nothing, Output, arrow_file, parquet_file
 from ringsync.inspect.problems import Problems
@@ -234,7 +235,7 @@ def _table(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _position(text: str) -> LogPosition:
+def _position(text: str) -> LogPosition | int:
     try:
         return parse_position(text)
     except ValueError as error:

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from ringsync.changes.tables import LoggedTables
 from ringsync.formats.commitlog.index import SegmentIndex
+from ringsync.formats.commitlog.names import LogPosition, segment_id
 from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import WHOLE, Damage, SegmentError
-from ringsync.inspect.files import InspectError, LogPosition, index_path, read_index, segment_id
+from ringsync.inspect.files import InspectError, index_path, read_index
 from ringsync.inspect.outputs import Output
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.summary import Summary
@@ -41,15 +42,17 @@ class Inspection:
     progress: Callable[[Path, float], None] = lambda path, fraction: None
     summary: Summary = field(default_factory=Summary)
 
-    def read(self, paths: Sequence[Path], start: LogPosition | None) -> None:
+    def read(self, paths: Sequence[Path], start: LogPosition | int | None) -> None:
         """Read segments, behind a position if one is given.
 
         :raises InspectError: when the position does not say of which segment it is
         """
-        if start is not None and start.segment_id is None and len(paths) > 1:
-            raise InspectError(
-                f"position {start.position} of which of these {len(paths)} segments? Write SEGMENT_ID:POSITION"
-            )
+        if isinstance(start, int):
+            if len(paths) > 1:
+                raise InspectError(
+                    f"position {start} of which of these {len(paths)} segments? Write SEGMENT_ID:POSITION"
+                )
+            start = LogPosition(segment_id(paths[0].name) or 0, start)
         logged = self.tables.logged
         for path in paths:
             after = _after(path, start)
@@ -143,9 +146,9 @@ class Inspection:
 
 def _after(path: Path, start: LogPosition | None) -> int | None:
     """The logical position behind which to read a segment; None: all of it lies before the start."""
-    if start is None or start.segment_id is None:
-        return start.position if start else 0
-    own = segment_id(path)
+    if start is None:
+        return 0
+    own = segment_id(path.name) or 0
     if own < start.segment_id:
         return None
     return start.position if own == start.segment_id else 0

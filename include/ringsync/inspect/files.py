@@ -1,45 +1,19 @@
-"""The files that an operator names: segments, the indexes beside them, and where in a log to begin."""
+"""The files that an operator names: segments and the indexes beside them."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from ringsync.formats.commitlog.index import SegmentIndex, parse_index
-from ringsync.formats.commitlog.segment import NAME
-
-INDEX_SUFFIX = "_cdc.idx"
+from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_id
 
 
 class InspectError(Exception):
     """Nothing can be read as asked; the message says what and what to do."""
-
-
-@dataclass(frozen=True)
-class LogPosition:
-    """Where in a node's log to begin: a CommitLogPosition.
-
-    :ivar segment_id: None: of the only segment
-    :ivar position: logical
-    """
-
-    segment_id: int | None
-    position: int
-
-
-def parse_position(text: str) -> LogPosition:
-    """Read ``POSITION`` or ``SEGMENT_ID:POSITION``.
-
-    :raises ValueError: for anything else
-    """
-    if found := re.fullmatch(r"(?:(\d{1,19}):)?(\d{1,10})", text):
-        return LogPosition(int(found[1]) if found[1] else None, int(found[2]))
-    raise ValueError(f"{text!r} is not a position: write POSITION or SEGMENT_ID:POSITION, e.g. 1700000000000:4711")
 
 
 def find_segments(paths: Sequence[Path]) -> list[Path]:
@@ -60,7 +34,7 @@ def find_indexes(paths: Sequence[Path]) -> list[Path]:
 
 def index_path(segment: Path) -> Path:
     """Where the index of a segment is."""
-    return segment.with_name(segment.stem + INDEX_SUFFIX)
+    return segment.with_name(index_name(segment.name))
 
 
 def read_index(segment: Path) -> SegmentIndex | None:
@@ -77,17 +51,11 @@ def read_index(segment: Path) -> SegmentIndex | None:
         raise InspectError(f"{path.name}: {error}") from error
 
 
-def segment_id(path: Path) -> int:
-    """The id in the name of a segment or index; 0 if it has another name."""
-    found = NAME.fullmatch(path.name.removesuffix(INDEX_SUFFIX).removesuffix(".log") + ".log")
-    return int(found[2]) if found else 0
-
-
 def _found(paths: Sequence[Path], pattern: str) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.glob(pattern), key=lambda one: (segment_id(one), one.name))
+            inside = sorted(path.glob(pattern), key=lambda one: (segment_id(one.name) or 0, one.name))
             if not inside:
                 raise InspectError(f"{path}: there is no {pattern} in this folder")
             found += inside

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ringsync.formats.commitlog.index import parse_index
+from ringsync.formats.commitlog.names import segment_name
 from ringsync.formats.commitlog.segment import SegmentError, read_descriptor
-from ringsync.inspect.files import INDEX_SUFFIX
 from ringsync.inspect.problems import Problems
 
 _DESCRIPTOR_ROOM = 2**17
@@ -29,7 +29,7 @@ def read_indexes(paths: Iterable[Path], problems: Problems) -> Iterator[dict[str
             problems.say(f"{path.name}: is just being rewritten: no news")
         else:
             found |= {"offset": index.offset, "completed": index.completed}
-        yield found | {"segment": _segment(path.with_name(path.name.removesuffix(INDEX_SUFFIX) + ".log"), problems)}
+        yield found | {"segment": _segment(path.with_name(segment_name(path.name)), problems)}
 
 
 def index_text(found: dict[str, Any]) -> str:

@@ -26,13 +26,14 @@ option
               environment (:mod:`ringsync.formats.keystores.files`)
 ``index``     ``obey`` (default): of a segment with a ``_cdc.idx`` that is not completed only what is synced
               is read; ``ignore``: everything
-``damage``    ``fail`` (default) when a part of a segment cannot be read, or a record of the schema's tables
-              not be decoded; ``skip``: leave it out
+``damage``    ``fail`` (default) when a part of a segment cannot be read, or a record not be decoded (those of
+              unknown tables matter unless ``tables`` or ``table`` are given); ``skip``: leave it out
 ``rows``      ``changes`` (default): change rows (:data:`ringsync.changes.schema.CHANGE_ROWS`); ``problems``:
               what cannot be read or decoded instead, with its raw bytes
 ============  ========================================================================================
 
-The config and schema files must be the same on every executor. Local segments are split over tasks by their sections.
+Schema and cluster are read on the driver, once. Segments, keystore and, for ``gs://``, the configuration must be at the
+same path on every executor. Local segments are split over tasks by their sections.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ from pyspark.sql.types import StructType
 
 from ringsync.sources.segments import (
     LogOptions,
+    LogTables,
     SegmentPart,
     find_parts,
+    find_tables,
     log_options,
     read_part,
     read_problems,
@@ -67,19 +70,29 @@ class OptionError(ValueError):
 class CassandraCommitLog(DataSource):  # type: ignore[misc]
     """Commit log segments as a Spark DataFrame of change rows; see the module for its options."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._tables: LogTables | None = None
+
     @classmethod
     def name(cls) -> str:
         return "cassandra_commitlog"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(row_schema(self._log_options()))
+        return from_arrow_schema(row_schema(self._log_options(), self._log_tables()))
 
     def reader(self, schema: StructType) -> CommitLogReader:
-        return CommitLogReader(self._log_options())
+        return CommitLogReader(self._log_options(), self._log_tables())
 
     def _log_options(self) -> LogOptions:
         self._check_options()
         return log_options({name.lower(): str(value) for name, value in self.options.items()})
+
+    def _log_tables(self) -> LogTables:
+        """Looked up once: the columns that Spark was told and the rows that it is given are of one schema."""
+        if self._tables is None:
+            self._tables = find_tables(self._log_options())
+        return self._tables
 
     def _check_options(self) -> None:
         options = {name.lower(): str(value) for name, value in self.options.items()}
@@ -110,8 +123,9 @@ class PartPartition(InputPartition):  # type: ignore[misc]
 class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     """Reads each part of each segment in a task of its own."""
 
-    def __init__(self, options: LogOptions) -> None:
+    def __init__(self, options: LogOptions, tables: LogTables) -> None:
         self._options = options
+        self._tables = tables
 
     def partitions(self) -> list[PartPartition]:
         return [PartPartition(part) for part in find_parts(self._options)]
@@ -120,7 +134,7 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
         # Spark makes up a partition where there is no segment.
         if isinstance(partition, PartPartition):
             read = read_problems if self._options.rows == "problems" else read_part
-            for rows in read(self._options, partition.part):
+            for rows in read(self._options, self._tables, partition.part):
                 yield rows.cast(_without_fixed_lengths(rows.schema))
 
 

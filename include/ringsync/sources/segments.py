@@ -5,24 +5,25 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import re
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.changes.tables import LoggedTables, logged_tables
+from ringsync.changes.tables import logged_tables
 from ringsync.changes.typed import typed_rows, typed_schema
 from ringsync.cql.identifiers import parse_table_name, printable
 from ringsync.formats.commitlog.index import parse_index
+from ringsync.formats.commitlog.names import LogPosition, index_name, is_segment, parse_position, segment_id
 from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import UNDECODED, SegmentChanges, read_log
-from ringsync.formats.commitlog.segment import NAME, WHOLE, Wanted
+from ringsync.formats.commitlog.segment import WHOLE, Wanted
 from ringsync.formats.keystores.files import keys_in
+from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import Schema, SchemaError, TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -36,18 +37,6 @@ that the schema does not explain also the table id, if that is unknown, and the 
 
 class DamagedLogError(ValueError):
     """A part of a segment cannot be read, or a record not be decoded; names file, position, length and reason."""
-
-
-@dataclass(frozen=True)
-class LogPosition:
-    """A position in a node's log: Cassandra's CommitLogPosition.
-
-    :ivar segment: id of the segment
-    :ivar position: logical
-    """
-
-    segment: int
-    position: int
 
 
 @dataclass(frozen=True)
@@ -109,12 +98,13 @@ def log_options(options: Mapping[str, str]) -> LogOptions:
 def _position(text: str | None, option: str) -> LogPosition | None:
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if match is None:
-        raise ValueError(
-            f"option {option} is SEGMENT:POSITION, two whole numbers, e.g. 1700000000000:4711, not {text!r}"
-        )
-    return LogPosition(int(match[1]), int(match[2]))
+    try:
+        found = parse_position(text)
+    except ValueError as error:
+        raise ValueError(f"option {option}: {error}") from None
+    if isinstance(found, int):
+        raise ValueError(f"option {option}: {text!r} does not say of which segment: write SEGMENT_ID:POSITION")
+    return found
 
 
 @dataclass(frozen=True)
@@ -131,12 +121,12 @@ class _Found:
     index: bytes | None
 
     @property
-    def segment(self) -> int:
-        """Id of the segment."""
-        match = NAME.fullmatch(_name_of(self.file))
-        if match is None:
+    def segment_id(self) -> int:
+        """What its name says."""
+        found = segment_id(_name_of(self.file))
+        if found is None:
             raise ValueError(f"{self.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
-        return int(match[2])
+        return found
 
 
 def find_parts(options: LogOptions) -> list[SegmentPart]:
@@ -153,9 +143,9 @@ def find_parts(options: LogOptions) -> list[SegmentPart]:
         for one in _in_store(path, options) if path.startswith("gs://") else _in_files(Path(path), options.obey_index):
             found[one.file] = one
     parts = []
-    for one in sorted(found.values(), key=lambda one: one.segment):
-        before = options.after and one.segment < options.after.segment
-        behind = options.to and one.segment > options.to.segment
+    for one in sorted(found.values(), key=lambda one: one.segment_id):
+        before = options.after and one.segment_id < options.after.segment_id
+        behind = options.to and one.segment_id > options.to.segment_id
         if not before and not behind:
             parts += _parts_of(one, options)
     return parts
@@ -163,7 +153,7 @@ def find_parts(options: LogOptions) -> list[SegmentPart]:
 
 def _in_files(path: Path, obey_index: bool) -> Iterator[_Found]:
     if path.is_dir():
-        files = [file for file in path.iterdir() if NAME.fullmatch(file.name)]
+        files = [file for file in path.iterdir() if is_segment(file.name)]
         if not files:
             raise FileNotFoundError(f"there is no commit log segment (CommitLog-7-….log) in the folder {path}")
     elif path.exists():
@@ -171,7 +161,7 @@ def _in_files(path: Path, obey_index: bool) -> Iterator[_Found]:
     else:
         raise FileNotFoundError(f"there is no commit log segment {path}")
     for file in files:
-        index = file.with_name(_index_name(file.name))
+        index = file.with_name(index_name(file.name))
         content = index.read_bytes() if index.exists() else None
         if content is not None or not obey_index or not path.is_dir():
             yield _Found(str(file), file.stat().st_size, content)
@@ -180,11 +170,11 @@ def _in_files(path: Path, obey_index: bool) -> Iterator[_Found]:
 def _in_store(path: str, options: LogOptions) -> Iterator[_Found]:
     store, prefix = _store_of(path, options)
     sizes = {stat.key: stat.size for stat in store.list(prefix) if stat.key.startswith(prefix)}
-    keys = [key for key in sizes if NAME.fullmatch(_name_of(key)) and key in (prefix, f"{prefix}/{_name_of(key)}")]
+    keys = [key for key in sizes if is_segment(_name_of(key)) and key in (prefix, f"{prefix}/{_name_of(key)}")]
     if not keys:
         raise FileNotFoundError(f"there is no commit log segment (CommitLog-7-….log) at {path}")
     for key in keys:
-        index = key[: -len(_name_of(key))] + _index_name(_name_of(key))
+        index = key[: -len(_name_of(key))] + index_name(_name_of(key))
         content = store.get(index) if index in sizes or (key == prefix and store.stat(index)) else None
         if content is not None or not options.obey_index or key == prefix:
             yield _Found(f"{store.url}/{key}", sizes[key], content)
@@ -210,24 +200,19 @@ def _name_of(file: str) -> str:
     return file.rpartition("/")[2]
 
 
-def _index_name(segment: str) -> str:
-    """Name of the file in which Cassandra says how much of a segment is synced."""
-    return segment.removesuffix(".log") + "_cdc.idx"
-
-
 def _parts_of(found: _Found, options: LogOptions) -> list[SegmentPart]:
     wanted = WHOLE
     if options.obey_index and found.index is not None:
         try:
             index = parse_index(found.index)
         except ValueError as error:
-            raise ValueError(f"{_index_name(found.file)}: {error}") from None
+            raise ValueError(f"{index_name(found.file)}: {error}") from None
         if index is None:
             return []
         wanted = index.wanted
-    if options.after and options.after.segment == found.segment:
+    if options.after and options.after.segment_id == found.segment_id:
         wanted = replace(wanted, after=options.after.position)
-    to = options.to.position if options.to and options.to.segment == found.segment else None
+    to = options.to.position if options.to and options.to.segment_id == found.segment_id else None
     # An object is fetched whole, so it is not worth while to share it; and only who reads all that lies before a
     # position can tell whether positions are certain.
     is_shared = not found.file.startswith("gs://") and wanted.until is None and not wanted.after
@@ -237,52 +222,65 @@ def _parts_of(found: _Found, options: LogOptions) -> list[SegmentPart]:
     return [SegmentPart(found.file, replace(wanted, part=part if count > 1 else None), to) for part in ranges]
 
 
-def row_schema(options: LogOptions) -> pa.Schema:
-    """What the rows look like.
-
-    :raises SchemaError: for a table that the schema does not have
-    """
+def row_schema(options: LogOptions, tables: LogTables) -> pa.Schema:
+    """What the rows look like."""
     if options.rows == "problems":
         return PROBLEMS
-    return typed_schema(_tables(options).chosen[0]) if options.typed else CHANGE_ROWS
+    return typed_schema(tables.chosen[0]) if options.typed else CHANGE_ROWS
 
 
-def read_part(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch]:
+def read_part(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iterator[pa.RecordBatch]:
     """The change rows of a part of a segment.
 
     :raises DamagedLogError: when something cannot be read or decoded, unless it is to be skipped. Records of tables
-        that are not in the schema are passed over: nobody asked for them
+        that are not in the schema are passed over where tables were chosen, and those of Cassandra's own always
     :raises SegmentError: when nothing of the segment can be read
     """
-    tables = _tables(options)
-    found = _read(options, part, tables.logged)
+    found = _read(options, tables, part)
     if found.damages and not options.skip_damage:
         first = found.damages[0]
         raise DamagedLogError(
             f"{part.file}, position {first.position}, {first.length} bytes: {first.reason} "
             f"({len(found.damages)} damages in this part); say damage=skip to read the rest without them"
         )
+    ids = pa.array([bytes.fromhex(table.table_id) for table in tables.chosen], pa.binary(16))
     for changes in found.batches:
-        unexplained = pc.filter(changes.undecoded, pc.not_equal(changes.undecoded["reason"], REASONS[UNKNOWN_TABLE]))
-        if unexplained.num_rows and not options.skip_damage:
-            one = unexplained.slice(0, 1).to_pylist()[0]
-            raise DamagedLogError(
-                f"{part.file}, position {one['position']}, {one['length']} bytes: a record {one['reason']}; say "
-                "rows=problems to see such records, damage=skip to read the rest without them"
-            )
-        rows = changes.rows
+        if not options.skip_damage:
+            _refuse_undecoded(part, _up_to(changes.undecoded, part.to), chosen=bool(options.tables))
+        rows = _up_to(changes.rows, part.to)
         if options.tables:
-            rows = rows.filter(pc.is_in(rows["table_id"], tables.ids))
-        rows = _up_to(rows, part.to)
+            rows = rows.filter(pc.is_in(rows["table_id"], ids))
         yield typed_rows(rows, tables.chosen[0]) if options.typed else rows
 
 
-def read_problems(options: LogOptions, part: SegmentPart) -> Iterator[pa.RecordBatch]:
+def _refuse_undecoded(part: SegmentPart, undecoded: pa.RecordBatch, *, chosen: bool) -> None:
+    """Fail for records that were asked for and could not be decoded.
+
+    :param chosen: tables were; whose id is unknown is then none of them
+    """
+    unknown = pc.equal(undecoded["reason"], REASONS[UNKNOWN_TABLE])
+    passed_over = pc.and_(unknown, chosen or pc.is_in(undecoded["table_id"], _system_ids()))
+    asked_for = undecoded.filter(pc.invert(passed_over))
+    if not asked_for.num_rows:
+        return
+    one = asked_for.slice(0, 1).to_pylist()[0]
+    table = f" ({uuid.UUID(bytes=one['table_id'])})" if one["table_id"] else ""
+    raise DamagedLogError(
+        f"{part.file}, position {one['position']}, {one['length']} bytes: a record {one['reason']}{table}; say "
+        "rows=problems to see such records, damage=skip to read the rest without them, tables=… to read only these"
+    )
+
+
+def _system_ids() -> pa.Array:
+    return pa.array([bytes.fromhex(table_id) for table_id in system_tables()], pa.binary(16))
+
+
+def read_problems(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iterator[pa.RecordBatch]:
     """What of a part of a segment cannot be read or decoded: of ``PROBLEMS``.
 
     :raises SegmentError: when nothing of the segment can be read
     """
-    found = _read(options, part, _tables(options).logged)
+    found = _read(options, tables, part)
     damages = [
         {"file": part.file, "position": one.position, "length": one.length, "reason": one.reason}
         for one in found.damages
@@ -298,7 +296,7 @@ def _up_to(rows: pa.RecordBatch, to: int | None) -> pa.RecordBatch:
     return rows if to is None else rows.filter(pc.less_equal(rows["position"], to))
 
 
-def _read(options: LogOptions, part: SegmentPart, tables: LoggedTables) -> SegmentChanges:
+def _read(options: LogOptions, tables: LogTables, part: SegmentPart) -> SegmentChanges:
     if part.file.startswith("gs://"):
         store, key = _store_of(part.file, options)
         data: bytes | mmap.mmap = store.get(key)
@@ -308,27 +306,29 @@ def _read(options: LogOptions, part: SegmentPart, tables: LoggedTables) -> Segme
             empty = file.seek(0, 2) == 0
             data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     keys = keys_in(options.keystore, os.environ) if options.keystore else None
-    return read_log(memoryview(data), _name_of(part.file), tables, part.wanted, key_of=keys)
+    logged = logged_tables(tables.logged)
+    return read_log(memoryview(data), _name_of(part.file), logged, part.wanted, key_of=keys)
 
 
 @dataclass(frozen=True)
-class _Tables:
+class LogTables:
     """Tables of the schema.
 
     :ivar logged: all: a mutation may have any
     :ivar chosen: those that are asked for
-    :ivar ids: theirs
     """
 
-    logged: LoggedTables
+    logged: tuple[TableSchema, ...]
     chosen: tuple[TableSchema, ...]
-    ids: pa.Array
 
 
-@lru_cache(maxsize=4)
-def _tables(options: LogOptions) -> _Tables:
-    schema = load_schema(options)
-    chosen = [table for table in schema.tables if (table.keyspace, table.name) in options.tables]
+def find_tables(options: LogOptions) -> LogTables:
+    """The tables of the schema that the options name.
+
+    :raises SchemaError: when an id is missing, or the schema does not have a table that is asked for
+    """
+    logged = tuple(_load_schema(options).by_id().values())
+    chosen = tuple(table for table in logged if (table.keyspace, table.name) in options.tables)
     for name in options.tables:
         if name not in {(table.keyspace, table.name) for table in chosen}:
             raise SchemaError(f"the schema has no table {printable(name[0])}.{printable(name[1])}")
@@ -337,11 +337,10 @@ def _tables(options: LogOptions) -> _Tables:
             f"the schema has {len(chosen)} tables {chosen[0].full_name} of different ids: it was dropped and created "
             "again; give a schema with one of them"
         )
-    ids = pa.array([bytes.fromhex(table.table_id) for table in chosen], pa.binary(16))
-    return _Tables(logged_tables(schema.tables), tuple(chosen), ids)
+    return LogTables(logged, chosen)
 
 
-def load_schema(options: LogOptions) -> Schema:
+def _load_schema(options: LogOptions) -> Schema:
     """The schema that the options name: a file's, or the cluster's."""
     if options.schema is not None:
         from ringsync.schema.from_cql import parse_schema

@@ -6,7 +6,6 @@ Facts: specs/cassandra-formats.md §1.2 to §1.4 (C: db/commitlog/CommitLogDescr
 from __future__ import annotations
 
 import json
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from ringsync.cql.kernels import PADDING, padded
 from ringsync.formats.commitlog.compression import BlockError, decompressor
 
 VERSIONS = (6, 7, 8)
-NAME = re.compile(r"CommitLog-(\d+)-(\d+)\.log")
 
 _HEADER = struct.Struct(">iqH")
 _MARKER = struct.Struct(">iI")

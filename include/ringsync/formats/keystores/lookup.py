@@ -65,13 +65,12 @@ def _found_in(keys: dict[str, Callable[[], bytes]], name: str) -> Callable[[str]
 def _key_of_text(data: bytes, name: str) -> bytes:
     pem = _PEM.search(data)
     text = b"".join((pem[2] if pem else data).split())
-    key = b""
     try:
         # Hexadecimal first: 32 such digits would also be the base64 of 24 bytes.
         is_hex = not pem and re.fullmatch(rb"[0-9A-Fa-f]+", text) and len(text) // 2 in _AES_BYTES
         key = bytes.fromhex(text.decode()) if is_hex else base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
-        pass
+        key = b""
     if len(key) not in _AES_BYTES:
         raise KeystoreError(
             f"{name}: neither a keystore (JCEKS, PKCS12) nor the text of one AES key of 16, 24 or 32 bytes "

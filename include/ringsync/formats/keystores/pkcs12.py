@@ -48,7 +48,7 @@ def pkcs12_keys(data: bytes, name: str, password: str) -> dict[str, Callable[[],
                 for _, bag in read_der(bags)[1]:
                     found.update(_secret(bag, name, password))
         return found
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise KeystoreError(f"{name}: not the layout of a PKCS12 keystore: {error}") from error
 
 
