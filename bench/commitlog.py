@@ -22,8 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -84,6 +85,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="(default: the last one)")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
     with tempfile.TemporaryDirectory(prefix="bench-commitlog.") as name:
         scratch = Path(name)
         bench = Bench(arguments.core, scratch / "kernels", scratch)
@@ -170,10 +172,16 @@ def backlog(bench: Bench, rows: int) -> dict[str, float]:
         order = {"rows": rows, "core": bench.core, "kernels": str(bench.kernels), "scratch": scratch, "alone": alone}
         program = str(Path(__file__).with_name("commitlog_backlog.py"))
         command = [*(["unshare", "-n"] if alone else []), sys.executable, program, json.dumps(order)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise ServerError(f"The backlog could not be drained:\n{last_lines(done.stderr, 40)}")
-    return show_backlog(rows, json.loads(done.stdout.splitlines()[-1]))
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            printed, errors = process.communicate()
+        finally:
+            # SIGTERM, not SIGKILL: it has servers to stop.
+            process.terminate()
+            process.wait()
+    if process.returncode != 0:
+        raise ServerError(f"The backlog could not be drained:\n{last_lines(errors, 40)}")
+    return show_backlog(rows, json.loads(printed.splitlines()[-1]))
 
 
 def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, float]:
