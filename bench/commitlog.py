@@ -11,6 +11,8 @@ arrow    ours: change rows with digests as Arrow batches, thrown away
 parquet  ours: the same as staging files (zstd), which the disk has at the end of the pass
 java     Cassandra's CommitLogReader; a handler visits each row and cell and keeps nothing
 python   the plain-Python model of the tests, on a part of the first segment
+debezium the backlog only. It opens an HTTP port on all interfaces: as root the whole scenario therefore runs in a
+         network of its own (``unshare -n``), otherwise it does not
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +36,11 @@ from peers import cassandra_reader
 from peers.log import DataSet, data_set, schema_file
 from peers.one_core import Passes, on_one_core
 
-from servers import ServerError
+from servers import ServerError, last_lines
 
 ROOT = Path(__file__).parent.parent
 OURS = ("arrow", "parquet")
-CONTENDERS = (*OURS, "java", "python")
+CONTENDERS = (*OURS, "java", "python", "debezium")
 PASSES = {"arrow": 6, "parquet": 4, "java": 10}
 PYTHON_BYTES = 4 << 20
 HEADS = (
@@ -74,9 +79,11 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the commit logs, for the next run, too")
     parser.add_argument("--uniform", type=int, default=400_000, metavar="N", help="statements (default: 400,000)")
     parser.add_argument("--mix", type=int, default=1_500_000, metavar="N", help="statements (default: 1,500,000)")
+    parser.add_argument("--backlog", type=int, default=200_000, metavar="N", help="rows (default: 200,000)")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="(default: the last one)")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
     with tempfile.TemporaryDirectory(prefix="bench-commitlog.") as name:
         scratch = Path(name)
         bench = Bench(arguments.core, scratch / "kernels", scratch)
@@ -88,8 +95,10 @@ def main() -> int:
                 say(f"{what}: {statements:,} statements in {len(data.segments)} segments")
                 if not found:
                     found["compile.seconds"] = compile_kernels(bench, data)
-                results = measure(bench, data, arguments.only)
+                results = measure(bench, data, [one for one in arguments.only if one != "debezium"])
                 found |= show(data, results)
+            if "debezium" in arguments.only:
+                found |= backlog(bench, arguments.backlog)
         except ServerError as error:
             print(error, file=sys.stderr)
             return 1
@@ -110,7 +119,7 @@ def compile_kernels(bench: Bench, data: DataSet) -> float:
     return seconds
 
 
-def measure(bench: Bench, data: DataSet, contenders: tuple[str, ...]) -> dict[str, Passes]:
+def measure(bench: Bench, data: DataSet, contenders: Sequence[str]) -> dict[str, Passes]:
     """Run the contenders one after another."""
     results = {}
     for contender in contenders:
@@ -146,6 +155,49 @@ def plain_python(bench: Bench, data: DataSet) -> Passes:
     order = {"schema": str(schema_file(bench.scratch)), "segment": str(data.segments[0]), "bytes": PYTHON_BYTES}
     program = str(Path(__file__).parent / "peers" / "plain_python.py")
     return on_one_core([sys.executable, program, json.dumps(order)], bench.core, "The plain-Python reader")
+
+
+def backlog(bench: Bench, rows: int) -> dict[str, float]:
+    """Run bench/commitlog_backlog.py, print its table; the figures for the last line.
+
+    :raises ServerError: it fails; with its last lines
+    """
+    # Whoever may do this may do anything: it is root, or in a container of its own.
+    alone = subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
+    if not alone:
+        say("no right to make a network: Debezium's HTTP port will be open on all interfaces meanwhile")
+    with tempfile.TemporaryDirectory(dir=bench.scratch, prefix="backlog.") as scratch:
+        order = {"rows": rows, "core": bench.core, "kernels": str(bench.kernels), "scratch": scratch, "alone": alone}
+        program = str(Path(__file__).with_name("commitlog_backlog.py"))
+        command = [*(["unshare", "-n"] if alone else []), sys.executable, program, json.dumps(order)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            printed, errors = process.communicate()
+        finally:
+            # SIGTERM, not SIGKILL: it has servers to stop.
+            process.terminate()
+            process.wait()
+    if process.returncode != 0:
+        raise ServerError(f"The backlog could not be drained:\n{last_lines(errors, 40)}")
+    return show_backlog(rows, json.loads(printed.splitlines()[-1]))
+
+
+def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Print the table; the figures for the last line."""
+    print(f"\n**backlog**: {rows:,} rows; the node, and Kafka, run on the same {os.cpu_count()} cores\n")
+    heads = ("first row, s", "last row, s", "without start-up, s", "CPU s", "MB written")
+    print(f"| | {' | '.join(heads)} |\n|---|{len(heads) * '---|'}")
+    for name in ("ours", "debezium"):
+        one = found[name]
+        # A start-up ends when the program begins to read; of Debezium nobody sees this before its first event.
+        one["working_seconds"] = one.get("pass_seconds", one["last_seconds"] - one["first_seconds"])
+        values = [one[key] for key in ("first_seconds", "last_seconds", "working_seconds", "cpu_seconds", "megabytes")]
+        print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} |")
+    ours, theirs = found["ours"], found["debezium"]
+    figures = {f"backlog.{name}.{key}": value for name, one in found.items() for key, value in one.items()}
+    for key in ("last_seconds", "working_seconds", "cpu_seconds"):
+        figures[f"backlog.ours/debezium.{key}"] = theirs[key] / ours[key]
+    return figures
 
 
 def check(results: dict[str, Passes]) -> None:

@@ -1,7 +1,8 @@
 """Our side of bench/commitlog.py, in a process of its own: ``python bench/commitlog_ours.py ORDER``.
 
 ORDER is JSON: ``schema``, a file; ``segments``; ``passes``; ``target``, a folder for staging Parquet or null, and then
-change rows are thrown away. A line of JSON is printed when the first batch is there and for each pass.
+change rows are thrown away; ``one_file``: not one for each segment. A line of JSON is printed when the first batch is
+there and for each pass.
 """
 
 from __future__ import annotations
@@ -64,14 +65,18 @@ class Staging:
             self._waiting.clear()
 
 
-def read(segments: list[Path], tables: LoggedTables, target: Path | None, first: bool) -> dict[str, Any]:
-    """Decode all segments, and write a staging file each if there is a target; what was done."""
+def read(
+    segments: list[Path], tables: LoggedTables, target: Path | None, one_file: bool, first: bool
+) -> dict[str, Any]:
+    """Decode all segments, and write staging files if there is a target; what was done."""
     mutations = rows = cells = written = 0
+    staging: Staging | None = None
     for segment in segments:
         changes = read_log(segment.read_bytes(), segment.name, tables)
         if changes.damages:
             raise SystemExit(f"{segment} is damaged: {changes.damages[0].reason}")
-        staging = Staging(target / f"{segment.stem}.parquet") if target else None
+        if target and staging is None:
+            staging = Staging(target / f"{segment.stem}.parquet")
         for batch in changes.batches:
             if first:
                 print(json.dumps({"first_batch": time.monotonic()}))
@@ -81,7 +86,9 @@ def read(segments: list[Path], tables: LoggedTables, target: Path | None, first:
             if staging:
                 staging.add(batch.rows)
         mutations += changes.records
-        written += staging.close() if staging else 0
+        if staging and (not one_file or segment == segments[-1]):
+            written += staging.close()
+            staging = None
     return {"mutations": mutations, "rows": rows, "cells": cells, "written": written}
 
 
@@ -93,7 +100,8 @@ def main() -> None:
     target = Path(order["target"]) if order["target"] else None
     for number in range(order["passes"]):
         began, cpu = time.perf_counter(), time.process_time()
-        done = read([Path(segment) for segment in order["segments"]], tables, target, number == 0)
+        segments = [Path(segment) for segment in order["segments"]]
+        done = read(segments, tables, target, order.get("one_file", False), number == 0)
         done |= {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
         print(json.dumps(done))
 

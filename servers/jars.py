@@ -147,8 +147,13 @@ def run_client(pom: Path, target: Path, cache: Path) -> None:
     """
     java_home = find_java_home()
     maven = shutil.which("mvn")
+    whole = jar_with_dependencies(pom)
+    repository = target.parent / "repository"
+    if whole is not None and maven is None:
+        raise ServerError(f"Only Maven can fetch {pom.stem}: install it, so that mvn is on PATH.")
     if maven is not None:
-        client, command = "Maven", maven_command(maven, pom, target)
+        client = "Maven"
+        command = maven_get_command(maven, whole, repository) if whole else maven_command(maven, pom, target)
     else:
         client, command = "Ivy", ivy_command(java_home / "bin" / "java", pom, target, cache)
     environment = os.environ | {"JAVA_HOME": str(java_home)}
@@ -170,6 +175,36 @@ def run_client(pom: Path, target: Path, cache: Path) -> None:
             f"{client} could not fetch {pom.stem} (exit code {answer.returncode}). Is there a network?\n"
             "Its last lines:\n" + last_lines(answer.stdout)
         )
+    if whole is not None:
+        for jar in repository.rglob("*-jar-with-dependencies.jar"):
+            jar.rename(target / jar.name)
+
+
+def jar_with_dependencies(pom: Path) -> str | None:
+    """
+    Return the coordinates of the jar with all that it needs that a pom asks for, or None if it asks for others.
+
+    :param pom: the file with the coordinates.
+    """
+    for dependency in ElementTree.parse(pom).iterfind("m:dependencies/m:dependency", POM_NAMESPACE):
+        parts = [dependency.findtext(f"m:{name}", "", POM_NAMESPACE) for name in ("groupId", "artifactId", "version")]
+        classifier = dependency.findtext("m:classifier", "", POM_NAMESPACE)
+        if classifier == "jar-with-dependencies":
+            return ":".join([*parts, "jar", classifier])
+    return None
+
+
+def maven_get_command(maven: str, artifact: str, repository: Path) -> list[str]:
+    """
+    Return the command by which Maven fetches one jar and does not look at what it depends on.
+
+    :param maven: the `mvn` program.
+    :param artifact: `group:artifact:version:jar:classifier`.
+    :param repository: the folder where Maven puts it, and its own plugins.
+    """
+    # Version 3 of the plugin reads the jar's pom, and that of its parent, even if it is not to look any further.
+    goal = ["org.apache.maven.plugins:maven-dependency-plugin:2.8:get", "-Dtransitive=false"]
+    return [maven, "--quiet", "--batch-mode", *goal, f"-Dartifact={artifact}", f"-Dmaven.repo.local={repository}"]
 
 
 def maven_command(maven: str, pom: Path, target: Path) -> list[str]:

@@ -112,3 +112,25 @@ def test_an_unknown_name(tmp_path: Path) -> None:
 def test_ivy_asks_for_the_same_versions() -> None:
     assert 'name="cassandra-all" rev="5.0.9"' in ivy_module(POMS / "cassandra-5.0.xml")
     assert ivy_module(POMS / "delta.xml").count('transitive="false"') == 7
+
+
+def test_a_jar_with_dependencies_is_fetched_alone(tmp_path: Path, maven: Path) -> None:
+    maven.write_text(
+        "#!/bin/sh\n"
+        'for argument in "$@"; do case "$argument" in -Dmaven.repo.local=*) folder="${argument#*=}";; esac; done\n'
+        'mkdir -p "$folder/io" && echo content > "$folder/io/dbz-1-jar-with-dependencies.jar" && '
+        'echo plugin > "$folder/io/plugin.jar"\n'
+        'echo "$@" > "$(dirname "$0")/arguments"\n'
+    )
+    folder = fetch("debezium-cassandra-5", tmp_path / "cache")
+    assert sorted(path.name for path in folder.iterdir()) == [COMPLETED, "dbz-1-jar-with-dependencies.jar"]
+    arguments = (maven.parent / "arguments").read_text()
+    assert "-Dtransitive=false" in arguments
+    assert ":jar:jar-with-dependencies " in arguments
+
+
+def test_only_maven_fetches_a_jar_with_dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java.find_java_home()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match="Only Maven can fetch debezium-cassandra-5"):
+        fetch("debezium-cassandra-5", tmp_path / "cache")

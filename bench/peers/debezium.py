@@ -1,0 +1,133 @@
+"""Debezium's connector for Cassandra 5 (3.5.0.Beta1), which drains the backlog of a node into a real Kafka."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.measure import cpu_seconds
+
+from servers import ServerError
+from servers.cassandra import MODULE_FLAGS, CassandraNode
+from servers.jars import fetch
+from servers.java import find_java_home
+from servers.kafka import KafkaBroker
+from servers.ports import free_port
+from servers.process import ServerProcess, stop_together
+
+HEAP_MB = 1024
+IDLE_SECONDS = 60
+STOP_SECONDS = 15
+TOPIC_PREFIX = "dbz"
+MAIN_CLASS = "io.debezium.connector.cassandra.CassandraConnectorTask"
+DRIVER = """datastax-java-driver {{ basic {{
+  contact-points = ["{node}"], load-balancing-policy {{ local-datacenter = datacenter1 }}, request.timeout = 10 seconds
+}} }}
+"""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What came out.
+
+    :ivar events: in Kafka
+    :ivar first_seconds: from the start of the process to the first event that a consumer saw
+    :ivar last_seconds: to the last one
+    :ivar cpu_seconds: of the connector
+    :ivar megabytes: of the events' values
+    """
+
+    events: int
+    first_seconds: float
+    last_seconds: float
+    cpu_seconds: float
+    megabytes: float
+
+
+def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, rows: int, scratch: Path) -> Drained:
+    """Start the connector, and wait until a consumer has seen an event for each row.
+
+    The connector deletes the segments that it has read from the node's ``cdc_raw``.
+
+    :param rows: in the node's commit log, each with a key of its own
+    :param scratch: folder for the connector's files
+    :raises ServerError: it fails, or events are missing 60 s after the last one
+    """
+    topic = f"{TOPIC_PREFIX}.{keyspace}.{table}"
+    counter = _counter(broker, topic, rows)
+    try:
+        process = ServerProcess(_command(node, broker, scratch), scratch / "debezium.log", _environment(), scratch)
+        began = time.monotonic()
+        try:
+            printed, _ = counter.communicate()
+            used = cpu_seconds(process.pid) if not process.ended else 0.0
+            log = process.log_end()
+        finally:
+            stop_together([process], STOP_SECONDS)
+    finally:
+        counter.kill()
+        counter.wait()
+    found = json.loads(printed.splitlines()[-1]) if printed.strip() else {"events": 0, "keys": 0}
+    if found["events"] < rows or found["keys"] < rows:
+        raise ServerError(f"{found['events']} events for {found['keys']} keys of {rows} came to Kafka.\n{log}")
+    return Drained(found["events"], found["first"] - began, found["last"] - began, used, found["bytes"] / 1e6)
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin"}
+
+
+def _counter(broker: KafkaBroker, topic: str, rows: int) -> subprocess.Popen[str]:
+    """A consumer that waits for events already."""
+    program = str(Path(__file__).with_name("CountEvents.java"))
+    java = str(find_java_home() / "bin" / "java")
+    counter = subprocess.Popen(
+        [java, "-cp", broker.class_path, program, broker.bootstrap, topic, str(rows), str(IDLE_SECONDS)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    if counter.stdout is None or counter.stdout.readline().strip() != "ready":
+        counter.kill()
+        counter.wait()
+        raise ServerError(f"The consumer of {topic} does not start.")
+    return counter
+
+
+def _command(node: CassandraNode, broker: KafkaBroker, scratch: Path) -> list[str]:
+    jars = fetch("debezium-cassandra-5", node.cache).resolve()
+    for name in ("offsets", "relocated"):
+        (scratch / name).mkdir()
+    (scratch / "application.conf").write_text(DRIVER.format(node=f"{node.contact_point}:{node.port}"))
+    settings = {
+        "topic.prefix": TOPIC_PREFIX,
+        "kafka.producer.bootstrap.servers": broker.bootstrap,
+        "kafka.producer.acks": "all",
+        "key.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+        "cassandra.config": node.folder / "cassandra.yaml",
+        "cassandra.driver.config.file": scratch / "application.conf",
+        "cassandra.cluster.name": node.settings.cluster_name,
+        "offset.backing.store.dir": scratch / "offsets",
+        "commit.log.relocation.dir": scratch / "relocated",
+        # Without real time the end of the log comes only when its segment is full: never, here.
+        "commit.log.real.time.processing.enabled": "true",
+        "commit.log.marked.complete.poll.interval.ms": 500,
+        "commit.log.relocation.dir.poll.interval.ms": 1000,
+        "cdc.dir.poll.interval.ms": 1000,
+        "http.port": free_port(),
+        "snapshot.mode": "NEVER",
+    }
+    (scratch / "debezium.properties").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return [
+        *(str(find_java_home() / "bin" / "java"), *MODULE_FLAGS, "-XX:+UseSerialGC", "-Xms256m", f"-Xmx{HEAP_MB}m"),
+        *("-Djdk.attach.allowAttachSelf=true", f"-Dcassandra.storagedir={scratch}"),
+        *(f"-Dlogback.configurationFile={node.folder / 'logback.xml'}", "-cp", f"{jars}/*"),
+        *(MAIN_CLASS, str(scratch / "debezium.properties")),
+    ]

@@ -1,0 +1,214 @@
+"""A real Kafka broker with KRaft, one node on the loopback interface, for demo, tests and benchmarks."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import struct
+import subprocess
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from servers import ServerError, last_lines
+from servers.jars import fetch
+from servers.java import find_java_home
+from servers.ports import free_port, require_free
+from servers.process import ServerProcess, stop_together
+
+START_SECONDS = 60
+STOP_SECONDS = 15
+FORMAT_SECONDS = 60
+_API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+"""The request that every broker answers: size, key, version, correlation id, no client id (Kafka protocol guide)."""
+
+
+@dataclass(frozen=True)
+class BrokerSettings:
+    """
+    How a broker is set up.
+
+    :param address: a loopback address.
+    :param port: for clients.
+    :param controller_port: for the broker itself.
+    :param heap_mb: Java heap, in MiB; the process takes about 100 MiB more.
+    :param short_lived: compile quickly and optimise less; switch it off in benchmarks.
+    :param partitions: of a topic that is created because a client names it.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 9092
+    controller_port: int = 9093
+    heap_mb: int = 256
+    short_lived: bool = True
+    partitions: int = 1
+
+    def on_free_ports(self) -> BrokerSettings:
+        """Return the same settings with two ports on which nothing listens now."""
+        port = controller_port = free_port(self.address)
+        while controller_port == port:
+            controller_port = free_port(self.address)
+        return replace(self, port=port, controller_port=controller_port)
+
+
+@dataclass
+class KafkaBroker:
+    """
+    One broker, from a folder of its own: `with KafkaBroker(folder, settings, cache) as broker: …`.
+
+    The topics stay in the folder; a second start finds them again.
+
+    :param folder: data, configuration and `server.log` of the broker.
+    :param settings: how it is set up.
+    :param cache: folder that keeps the jars.
+    """
+
+    folder: Path
+    settings: BrokerSettings
+    cache: Path
+    _process: ServerProcess | None = field(default=None, init=False, repr=False)
+
+    @property
+    def pid(self) -> int:
+        """
+        The process id.
+
+        :raises ServerError: the broker is not running.
+        """
+        if self._process is None:
+            raise ServerError(f"The broker in {self.folder} is not running.")
+        return self._process.pid
+
+    @property
+    def bootstrap(self) -> str:
+        """What clients call `bootstrap.servers`."""
+        return f"{self.settings.address}:{self.settings.port}"
+
+    @property
+    def class_path(self) -> str:
+        """Of a Java client, or of Kafka's own tools."""
+        return f"{fetch('kafka', self.cache).resolve()}/*"
+
+    def start(self) -> None:
+        """
+        Start the broker and wait until it answers a request.
+
+        :raises ServerError: it runs already, a port is taken, the jars or Java are missing, or it does not come up
+            within 60 s; with the end of its log.
+        """
+        if self._process is not None:
+            raise ServerError(f"The broker in {self.folder} is already running.")
+        settings = self.settings
+        require_free(settings.address, {"Kafka": settings.port, "Kafka controller": settings.controller_port})
+        jars = fetch("kafka", self.cache)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = self.folder.resolve()
+        (self.folder / "server.properties").write_text(properties(self.folder, settings))
+        if not (self.folder / "data" / "meta.properties").exists():
+            self._format(jars)
+        command = java_command(jars, settings, "kafka.Kafka", str(self.folder / "server.properties"))
+        self._process = ServerProcess(command, self.folder / "server.log", os.environ, self.folder)
+        try:
+            self._process.wait_until(self._answers, START_SECONDS, "Kafka")
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """End the broker (SIGTERM; SIGKILL after 15 s). Nothing happens if it is not running."""
+        if self._process is not None:
+            stop_together([self._process], STOP_SECONDS)
+            self._process = None
+
+    def kill(self) -> None:
+        """End the broker as a power cut would (SIGKILL). Nothing happens if it is not running."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _format(self, jars: Path) -> None:
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        options = ("format", "--standalone", "-t", cluster_id, "-c", str(self.folder / "server.properties"))
+        answer = subprocess.run(
+            java_command(jars, self.settings, "kafka.tools.StorageTool", *options),
+            capture_output=True,
+            text=True,
+            timeout=FORMAT_SECONDS,
+            check=False,
+        )
+        if answer.returncode != 0:
+            raise ServerError(f"Kafka's storage cannot be prepared:\n{last_lines(answer.stdout + answer.stderr)}")
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((self.settings.address, self.settings.port), timeout=2) as connection:
+                connection.sendall(_API_VERSIONS)
+                answer = connection.recv(10)
+        except OSError:
+            return False
+        # Size, correlation id, error code.
+        return len(answer) == 10 and answer[4:] == bytes((0, 0, 0, 1, 0, 0))
+
+
+def java_command(jars: Path, settings: BrokerSettings, main_class: str, *arguments: str) -> list[str]:
+    """
+    Return the command that runs a program of Kafka's jars.
+
+    :param jars: the folder of jars.
+    :param settings: how the broker is set up.
+    :param main_class: the program.
+    :param arguments: of the program.
+    :raises ServerError: there is no Java 17.
+    """
+    return [
+        *(str(find_java_home() / "bin" / "java"), f"-Xms{settings.heap_mb}m", f"-Xmx{settings.heap_mb}m"),
+        *("-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
+        *(["-XX:TieredStopAtLevel=1"] if settings.short_lived else []),
+        *("-cp", f"{jars.resolve()}/*", main_class, *arguments),
+    ]
+
+
+def properties(folder: Path, settings: BrokerSettings) -> str:
+    """
+    Return the content of `server.properties`.
+
+    :param folder: the folder of the broker.
+    :param settings: how it is set up.
+    """
+    client, controller = (f"{settings.address}:{port}" for port in (settings.port, settings.controller_port))
+    found = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.bootstrap.servers": controller,
+        "listeners": f"PLAINTEXT://{client},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{client}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": folder / "data",
+        "num.partitions": settings.partitions,
+        # There is one broker.
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        "share.coordinator.state.topic.num.partitions": 2,
+        # Nobody waits for other members of a group, nor long for a session that a kill has left.
+        "group.initial.rebalance.delay.ms": 0,
+        "broker.session.timeout.ms": 3000,
+        "broker.heartbeat.interval.ms": 1000,
+    }
+    return "".join(f"{key}={value}\n" for key, value in found.items())
