@@ -208,6 +208,7 @@ class Pages:
         except BaseException as error:
             self._permits.failed(overloads(error))
             raise
+
         def came(asked: Asked, page: Page, paging_state: bytes | None) -> None:
             self._sizes[request.thorough].came(page)
             if asked.goes_on:
