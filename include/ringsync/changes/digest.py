@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pyarrow as pa
 from numba import njit
 
+from ringsync.cql.cells import cells_of_values, raw_values
 from ringsync.cql.digest import murmur3_128, murmur_finish, murmur_mix
 from ringsync.cql.kernels import load64, load64_native, store64
 
@@ -32,7 +32,7 @@ DIGEST_BYTES = 16
 def column_hashes(names: Iterable[str]) -> dict[str, int]:
     """What stands for columns in a digest: a signed 64-bit number by name."""
     names = list(names)
-    hashes, _ = murmur3_128(pa.array([name.encode() for name in names], pa.binary()))
+    hashes, _ = murmur3_128(raw_values(cells_of_values([name.encode() for name in names])))
     return dict(zip(names, hashes.tolist(), strict=True))
 
 

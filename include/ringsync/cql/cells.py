@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,8 @@ from ringsync.cql.kernels import PADDING, address, padded
 
 NULL_LENGTH = -1
 """Length of a null value; a length of 0 is an existing, empty value."""
+
+_BINARY = pa.binary()
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class Cells:
         start, length = int(self.offsets[row]), int(self.lengths[row])
         return None if length < 0 else self.buffer[start : start + length].tobytes()
 
+    def take(self, places: npt.NDArray[np.integer[Any]]) -> Cells:
+        """The cells at these places."""
+        return Cells(self.buffer, self.offsets[places], self.lengths[places])
+
     def without(self, rows: npt.NDArray[np.bool_]) -> Cells:
         """The same cells, null in the rows of this mask."""
         return Cells(self.buffer, self.offsets, np.where(rows, np.int32(NULL_LENGTH), self.lengths))
@@ -69,10 +77,19 @@ def validity(cells: Cells) -> tuple[pa.Buffer | None, int]:
     return (pa.py_buffer(np.packbits(cells.lengths >= 0, bitorder="little")) if nulls else None), nulls
 
 
-def raw_values(cells: Cells) -> pa.Array:
-    """The values as Arrow binary, null where the cell is null."""
+def raw_values(cells: Cells, kind: pa.DataType = _BINARY) -> pa.Array:
+    """The values as Arrow binary, or as text that is known to be UTF-8; null where the cell is null."""
     bitmap, nulls = validity(cells)
-    return pa.Array.from_buffers(pa.binary(), len(cells), [bitmap, *gathered(cells)], null_count=nulls)
+    return pa.Array.from_buffers(kind, len(cells), [bitmap, *gathered(cells)], null_count=nulls)
+
+
+def cells_of_values(values: Sequence[bytes]) -> Cells:
+    """A few values as cells, and by :func:`raw_values` as Arrow.
+
+    ``pa.array`` does the latter, too, but imports pandas for it, which takes a new process a second.
+    """
+    lengths = np.array([len(value) for value in values], np.int32)
+    return Cells(padded(b"".join(values)), np.cumsum(lengths, dtype=np.int32) - lengths, lengths)
 
 
 def cells_of(array: pa.Array) -> Cells:

@@ -44,14 +44,15 @@ def tokens(partition_keys: pa.Array) -> Int64Array:
     """
     found, _ = _hash(partition_keys, sign_extend=True)
     found[found == LOWEST_TOKEN] = HIGHEST_TOKEN
-    found[np.diff(offsets_of(partition_keys.cast(pa.large_binary()))) == 0] = LOWEST_TOKEN
+    found[np.diff(offsets_of(partition_keys)) == 0] = LOWEST_TOKEN
     return found
 
 
 def _hash(values: pa.Array, sign_extend: bool) -> tuple[Int64Array, Int64Array]:
     if values.null_count:
         raise ValueError(f"{values.null_count} of {len(values)} values are null: there is nothing to hash")
-    values = values.cast(pa.large_binary())
+    if not pa.types.is_binary(values.type):
+        values = values.cast(pa.large_binary())
     offsets, data = offsets_of(values), values.buffers()[2]
     first, second = np.empty(len(values), np.int64), np.empty(len(values), np.int64)
     start = data.address if data else 0

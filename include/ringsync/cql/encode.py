@@ -274,10 +274,12 @@ def _null_rows(array: pa.Array) -> list[int]:
 
 
 def offsets_of(binary: pa.Array) -> Int64Array:
-    """The int64[rows + 1] offsets of a large_binary array."""
+    """The int64[rows + 1] offsets of a binary or large_binary array."""
     if not len(binary):
         return np.zeros(1, np.int64)
-    return np.frombuffer(binary.buffers()[1], np.int64, binary.offset + len(binary) + 1)[binary.offset :]
+    kind = np.int64 if pa.types.is_large_binary(binary.type) else np.int32
+    offsets = np.frombuffer(binary.buffers()[1], kind, binary.offset + len(binary) + 1)[binary.offset :]
+    return offsets.astype(np.int64, copy=False)
 
 
 def _lengths(binary: pa.Array) -> Int64Array:

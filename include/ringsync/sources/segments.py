@@ -6,7 +6,7 @@ import itertools
 import mmap
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.changes.tables import logged_tables
 from ringsync.changes.typed import typed_rows, typed_schema
+from ringsync.cql.cells import cells_of_values, raw_values
 from ringsync.cql.identifiers import parse_table_name, printable
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import LogPosition, index_name, is_segment, parse_position, segment_id
@@ -243,7 +244,7 @@ def read_part(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iter
             f"{part.file}, position {first.position}, {first.length} bytes: {first.reason} "
             f"({len(found.damages)} damages in this part); say damage=skip to read the rest without them"
         )
-    ids = pa.array([bytes.fromhex(table.table_id) for table in tables.chosen], pa.binary(16))
+    ids = _ids(table.table_id for table in tables.chosen)
     for changes in found.batches:
         if not options.skip_damage:
             _refuse_undecoded(part, _up_to(changes.undecoded, part.to), chosen=bool(options.tables))
@@ -259,7 +260,7 @@ def _refuse_undecoded(part: SegmentPart, undecoded: pa.RecordBatch, *, chosen: b
     :param chosen: tables were; whose id is unknown is then none of them
     """
     unknown = pc.equal(undecoded["reason"], REASONS[UNKNOWN_TABLE])
-    passed_over = pc.and_(unknown, chosen or pc.is_in(undecoded["table_id"], _system_ids()))
+    passed_over = pc.and_(unknown, chosen or pc.is_in(undecoded["table_id"], _ids(system_tables())))
     asked_for = undecoded.filter(pc.invert(passed_over))
     if not asked_for.num_rows:
         return
@@ -271,8 +272,9 @@ def _refuse_undecoded(part: SegmentPart, undecoded: pa.RecordBatch, *, chosen: b
     )
 
 
-def _system_ids() -> pa.Array:
-    return pa.array([bytes.fromhex(table_id) for table_id in system_tables()], pa.binary(16))
+def _ids(table_ids: Iterable[str]) -> pa.Array:
+    values = cells_of_values([bytes.fromhex(table_id) for table_id in table_ids])
+    return raw_values(values).cast(pa.binary(16))
 
 
 def read_problems(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iterator[pa.RecordBatch]:

@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, TOMBSTONE
 from ringsync.changes.tables import LoggedTables
+from ringsync.cql.cells import Cells, cells_of_values, raw_values
 from ringsync.cql.kernels import address
 from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.mutation import decode_records
-from ringsync.formats.commitlog.outcomes import DECODED, REASONS, TOO_LARGE, UNKNOWN_TABLE
+from ringsync.formats.commitlog.outcomes import DECODED, LAST_CODE, REASONS, TOO_LARGE, UNKNOWN_TABLE
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import WHOLE, Damage, Descriptor, Wanted, read_segment
 from ringsync.formats.commitlog.state import Capacity, Output
@@ -32,7 +33,8 @@ UNDECODED = pa.schema(
 """Records whose checksum is right, but that the schema does not explain: the logical position behind each, bytes of
 the mutation, why; the table that is not known, if that is why; the mutation, to be decoded with another schema."""
 
-_NONE_UNDECODED = pa.RecordBatch.from_pylist([], UNDECODED)
+_NONE_UNDECODED = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in UNDECODED], schema=UNDECODED)
+_REASONS = cells_of_values([REASONS.get(code, "").encode() for code in range(LAST_CODE + 1)])
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def read_changes(
     capacity = room = capacity or Capacity()
     outcomes = np.zeros(len(records), np.uint8)
     ids = np.empty((len(records), 16), np.uint8)
-    constants = pa.repeat(pa.scalar(0, pa.int32()), 0), pa.repeat(file, 0)
+    constants = _constants(0, file)
     ends = np.cumsum(records.sizes)
     first = 0
     while first < len(records):
@@ -145,9 +147,15 @@ def read_changes(
         failed = first + np.flatnonzero(outcomes[first:stop] != DECODED)
         undecoded = _undecoded(buffer, records, outcomes, ids, failed) if len(failed) else _NONE_UNDECODED
         if len(constants[0]) < output.count(at.ROWS):
-            constants = pa.repeat(pa.scalar(0, pa.int32()), room.rows), pa.repeat(file, room.rows)
+            constants = _constants(room.rows, file)
         yield Changes(_rows(output, *constants), undecoded, stop - first)
         first, room = stop, capacity
+
+
+def _constants(rows: int, file: str) -> tuple[pa.Array, pa.Array]:
+    """The columns that are the same in all rows: version of the schema, and name of the file."""
+    zeros = _array(pa.int32(), rows, None, [pa.py_buffer(np.zeros(rows, np.int32))])
+    return zeros, raw_values(cells_of_values([file.encode()]).take(np.zeros(rows, np.intp)), pa.string())
 
 
 def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch:
@@ -229,20 +237,15 @@ def _undecoded(
     ids: npt.NDArray[np.uint8],
     failed: npt.NDArray[np.intp],
 ) -> pa.RecordBatch:
-    """The records that could not be decoded; few, so a Python object for each does no harm."""
-    raw = [
-        buffer[start : start + size].tobytes()
-        for start, size in zip(records.offsets[failed], records.sizes[failed], strict=True)
-    ]
-    unknown = outcomes[failed] == UNKNOWN_TABLE
+    """The records that could not be decoded."""
+    codes, sizes = outcomes[failed], records.sizes[failed]
+    raw = Cells(buffer, records.offsets[failed].astype(np.int32), sizes.astype(np.int32))
+    count, unknown = len(failed), codes == UNKNOWN_TABLE
     arrays = [
-        pa.array(records.positions[failed]),
-        pa.array(records.sizes[failed]),
-        pa.array([REASONS[int(outcome)] for outcome in outcomes[failed]], pa.string()),
-        pa.array(
-            [one.tobytes() if is_unknown else None for one, is_unknown in zip(ids[failed], unknown, strict=True)],
-            pa.binary(16),
-        ),
-        pa.array(raw, pa.binary()),
+        _array(pa.int64(), count, None, [pa.py_buffer(records.positions[failed])]),
+        _array(pa.int64(), count, None, [pa.py_buffer(sizes)]),
+        raw_values(_REASONS.take(codes), pa.string()),
+        _array(pa.binary(16), count, unknown, [pa.py_buffer(ids[failed])]),
+        raw_values(raw),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=UNDECODED)
