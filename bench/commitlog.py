@@ -1,8 +1,9 @@
 """Read commit logs of a real Cassandra 5.0 node: ours against Cassandra's own reader and plain Python.
 
 ``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. Everything
-runs on one core, one program after another; the files are in the system's cache. Rates are by CPU time, which is what
-a core does whoever else uses the machine; on an idle machine they are those of the wall clock, too.
+runs on one core, one program after another, twice, and the faster run of each counts, since no machine is equally fast
+all the time. The files are in the system's cache. Rates are by CPU time, which is what a core does whoever else uses
+the machine; on an idle machine they are those of the wall clock, too.
 
 uniform  inserts of six cells, 158 bytes each
 mix      of 100: 80 inserts (4 with TTL), 10 updates, 5 writes to collections, 5 deletions; several tables
@@ -41,7 +42,8 @@ from servers import ServerError, last_lines
 ROOT = Path(__file__).parent.parent
 OURS = ("arrow", "parquet")
 CONTENDERS = (*OURS, "java", "python", "debezium")
-PASSES = {"arrow": 6, "parquet": 4, "java": 10}
+PASSES = {"arrow": 6, "parquet": 4, "java": 8}
+TURNS = 2
 PYTHON_BYTES = 4 << 20
 HEADS = (
     "M mutations/CPU s",
@@ -120,17 +122,19 @@ def compile_kernels(bench: Bench, data: DataSet) -> float:
 
 
 def measure(bench: Bench, data: DataSet, contenders: Sequence[str]) -> dict[str, Passes]:
-    """Run the contenders one after another."""
-    results = {}
-    for contender in contenders:
+    """Run the contenders in turns; the faster run of each."""
+    results: dict[str, Passes] = {}
+    for contender in [*contenders] * TURNS:
         if contender == "java":
             one = cassandra_reader.read(data.segments, PASSES["java"], bench.core, bench.cache, bench.scratch)
         elif contender == "python":
             one = plain_python(bench, data)
         else:
             one = ours(bench, data, PASSES[contender], contender == "parquet")
-        results[contender] = one
         warm = one.warm
+        best = results.setdefault(contender, one)
+        if warm.mutations / warm.cpu_seconds > best.warm.mutations / best.warm.cpu_seconds:
+            results[contender] = one
         say(f"{data.name}, {contender}: {warm.mutations / warm.cpu_seconds:,.0f} mutations a CPU second")
     check(results)
     return results

@@ -58,9 +58,9 @@ def test_size_decides_the_number() -> None:
     assert all(split.estimated_bytes == 10 * 2**20 for split in splits)
 
 
-def test_nodes_that_all_hold_everything_are_one_range_a_split() -> None:
+def test_nodes_that_all_hold_everything_are_not_cut_by_their_tokens_but_in_two() -> None:
     splits = plan_splits(even_ring(3, 256, 3), None, split_size_bytes=1, minimum=6, maximum=6)
-    assert [len(split.ranges) for split in splits] == [1] * 6
+    assert [len(split.ranges) for split in splits] == [2] * 6
     assert Counter(split.endpoint for split in splits) == {f"10.0.0.{n}:9042": 2 for n in range(3)}
 
 

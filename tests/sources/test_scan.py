@@ -14,6 +14,7 @@ from ringsync.formats.row_images import ResultColumn
 from ringsync.ring.splits import ReplicaRange
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.limits import Limiter, Limits
+from ringsync.sources.pages import PAGES_AHEAD
 from ringsync.sources.scan import read_ranges, scan_query, scan_session
 from ringsync.sources.session import ClusterSettings, close_all
 from ringsync.sources.where import WhereError
@@ -166,8 +167,8 @@ def test_a_reader_that_stops_early(session: Any, settings: ClusterSettings, tabl
 
 
 @pytest.mark.server
-def test_a_slow_reader_has_two_pages_waiting_at_most(settings: ClusterSettings, table: TableSchema) -> None:
-    """The driver's own thread asks for a next page, but does not run away."""
+def test_a_slow_reader_has_some_pages_waiting_at_most(settings: ClusterSettings, table: TableSchema) -> None:
+    """The driver's own thread asks for the next pages, but does not run away."""
     permits = Counting()
     healthy = scan_session(settings, None)
     parts = [ReplicaRange(WHOLE, ())]
@@ -175,5 +176,4 @@ def test_a_slow_reader_has_two_pages_waiting_at_most(settings: ClusterSettings, 
     for taken in (1, 2, 3):
         next(pages)
         time.sleep(0.5)
-        assert permits.granted <= taken + 2
-    assert permits.granted == 5
+        assert permits.granted == taken + PAGES_AHEAD + (taken > 1)

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringsync.ring.ring import Host, RingSnapshot, replicas
 from ringsync.ring.tokens import RING_WIDTH, WHOLE_RING, TokenRange
@@ -93,6 +93,9 @@ def plan_splits(
             for piece in share.unwrap()
             for part, holders in _cut_at_replicas(piece, ends, hosts)
         )
+        if len(ranges) == 1:
+            # A task has two ranges in flight, so that its server need not wait for it.
+            ranges = tuple(replace(ranges[0], range=half) for half in ranges[0].range.split(2))
         fraction = share.width / RING_WIDTH
         splits.append(
             Split(

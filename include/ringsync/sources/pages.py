@@ -20,6 +20,10 @@ from ringsync.sources.session import SCAN_PROFILE, ClusterSettings, explained_er
 PAGE_BYTES = 8 * 2**20
 """Wanted size of a page: where rows are wide, fewer rows are asked for than the settings allow."""
 
+PAGES_AHEAD = 4
+BYTES_AHEAD = 8 * 2**20
+"""So much of a range may have come before its reader takes it, whichever is less, and one page be on its way."""
+
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 """Pauses before a page is asked for again."""
 PATIENCE = 3
@@ -70,17 +74,17 @@ class Stuck(Exception):
 class Asked:
     """A page on its way. Its permit ends when it comes or fails, whether or not somebody still waits for it.
 
+    :param place: of the page among those of its SELECT
     :param came: called with the page and where the next one starts, in the driver's own thread
     :ivar next: the page behind it, if it was asked for already
-    :ivar goes_on: whether the page behind it is to be asked for as soon as this one comes: its reader is not behind
     """
 
     def __init__(
-        self, response: Any, rows: int, permits: Permits, came: Callable[[Asked, Page, bytes | None], None]
+        self, response: Any, rows: int, place: int, permits: Permits, came: Callable[[Asked, Page, bytes | None], None]
     ) -> None:
         self.rows = rows
+        self.place = place
         self.next: Asked | None = None
-        self.goes_on = False
         self._response = response
         self._permits = permits
         self._tell = came
@@ -168,34 +172,36 @@ class Pages:
         # What is too large in one partition need not be so in a range of many, and the other way round.
         self._sizes = {thorough: _Size(settings.page_size) for thorough in (False, True)}
         self._stuck = 0
+        self._taken = -1
 
     def read(self, request: Request, asked: Asked | None = None) -> Iterator[Page]:
         """The pages of a SELECT, each asked for before its predecessor is handed out if that needs no waiting.
 
-        While the reader waits, the next page is asked for by the driver's thread at once, so that the server need not
-        wait for the reader to wake up.
+        The driver's own thread asks for the next page when one comes, unless enough are waiting, so that the server
+        need not wait for the reader.
 
         :param asked: its first page, if it is on its way
         :raises Stuck: at a page that could not be had
         """
         paging_state: bytes | None = None
+        self._taken = -1
         while True:
             asked, page, paging_state = self._page(request, paging_state, asked)
-            asked = asked.next or self._ahead(request, paging_state)
-            if asked:
-                asked.goes_on = True
+            self._taken = asked.place
+            asked = asked.next or self._ahead(request, paging_state, asked.place + 1)
             yield page
             if paging_state is None:
                 return
 
-    def _ahead(self, request: Request, paging_state: bytes | None) -> Asked | None:
+    def _ahead(self, request: Request, paging_state: bytes | None, place: int) -> Asked | None:
         if paging_state is None or request.limit is not None:
             return None
-        return self.ask(request, paging_state, wait=False)
+        return self.ask(request, paging_state, place, wait=False)
 
-    def ask(self, request: Request, paging_state: bytes | None = None, *, wait: bool) -> Asked | None:
+    def ask(self, request: Request, paging_state: bytes | None = None, place: int = 0, *, wait: bool) -> Asked | None:
         """Ask for one page.
 
+        :param place: of the page among those of its SELECT
         :param wait: for leave to do so
         :returns: None without ``wait``, if there would be a wait
         """
@@ -211,10 +217,11 @@ class Pages:
 
         def came(asked: Asked, page: Page, paging_state: bytes | None) -> None:
             self._sizes[request.thorough].came(page)
-            if asked.goes_on:
-                asked.next = self._ahead(request, paging_state)
+            waiting = asked.place - self._taken
+            if waiting < PAGES_AHEAD and waiting * len(page) < BYTES_AHEAD:
+                asked.next = self._ahead(request, paging_state, asked.place + 1)
 
-        return Asked(response, rows, self._permits, came)
+        return Asked(response, rows, place, self._permits, came)
 
     def _page(
         self, request: Request, paging_state: bytes | None, asked: Asked | None
@@ -227,7 +234,7 @@ class Pages:
         while True:
             rows = asked.rows if asked else self._rows(request)
             try:
-                asked = asked or self.ask(request, paging_state, wait=True)
+                asked = asked or self.ask(request, paging_state, self._taken + 1, wait=True)
                 assert asked is not None
                 rows = asked.rows
                 return asked, *asked.page(self._settings.username)

@@ -198,10 +198,10 @@ class Capacity:
     Records are given to the kernels for at most so many bytes at once, so their values and paths always fit.
     """
 
-    rows: int = 2**14
-    cells: int = 2**17
-    complex: int = 2**14
-    bytes: int = 2**22
+    rows: int = 2**15
+    cells: int = 2**18
+    complex: int = 2**15
+    bytes: int = 2**23
 
     @property
     def is_largest(self) -> bool:
