@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 from cassandra import ConsistencyLevel, OperationTimedOut, ReadFailure, ReadTimeout, Unavailable
@@ -74,22 +75,28 @@ class Stuck(Exception):
 class Asked:
     """A page on its way. Its permit ends when it comes or fails, whether or not somebody still waits for it.
 
-    :param place: of the page among those of its SELECT
-    :param came: called with the page and where the next one starts, in the driver's own thread
-    :ivar next: the page behind it, if it was asked for already
+    :ivar rows: at most
+    :ivar place: of the page among those of its SELECT
+    :ivar rest: its bytes, and where the next page starts, once it has come and if there is a next one
+    :ivar next: the page behind it, once it was asked for
     """
 
-    def __init__(
-        self, response: Any, rows: int, place: int, permits: Permits, came: Callable[[Asked, Page, bytes | None], None]
-    ) -> None:
+    def __init__(self, response: Any, rows: int, place: int, permits: Permits) -> None:
         self.rows = rows
         self.place = place
+        self.rest: tuple[int, bytes] | None = None
         self.next: Asked | None = None
         self._response = response
         self._permits = permits
-        self._tell = came
         self._ended: Future[None] = Future()
-        response.add_callbacks(self._came, self._failed)
+
+    def listen(self, came: Callable[[Page], None]) -> None:
+        """Have the driver say when it comes.
+
+        :param came: called with the page, in the driver's own thread
+        """
+        self._tell = came
+        self._response.add_callbacks(self._came, self._failed)
 
     def page(self, user: str | None) -> tuple[bytes, bytes | None]:
         """Wait for the page; its bytes, and where the next one starts."""
@@ -103,7 +110,9 @@ class Asked:
 
         def end() -> None:
             self._permits.answered(row_count(page), len(page))
-            self._tell(self, page, self._response._paging_state)
+            if self._response.has_more_pages:
+                self.rest = len(page), self._response._paging_state
+            self._tell(page)
 
         self._end(end)
 
@@ -173,6 +182,9 @@ class Pages:
         self._sizes = {thorough: _Size(settings.page_size) for thorough in (False, True)}
         self._stuck = 0
         self._taken = -1
+        self._last: Asked | None = None
+        # The reader and the driver's thread may both want to go on.
+        self._lock = RLock()
 
     def read(self, request: Request, asked: Asked | None = None) -> Iterator[Page]:
         """The pages of a SELECT, each asked for before its predecessor is handed out if that needs no waiting.
@@ -188,15 +200,22 @@ class Pages:
         while True:
             asked, page, paging_state = self._page(request, paging_state, asked)
             self._taken = asked.place
-            asked = asked.next or self._ahead(request, paging_state, asked.place + 1)
+            if self._last is not None:
+                self._go_on(request, self._last)
             yield page
             if paging_state is None:
                 return
+            asked = asked.next
 
-    def _ahead(self, request: Request, paging_state: bytes | None, place: int) -> Asked | None:
-        if paging_state is None or request.limit is not None:
-            return None
-        return self.ask(request, paging_state, place, wait=False)
+    def _go_on(self, request: Request, last: Asked) -> None:
+        """Ask for the page behind the last one, if that has come, not too many are waiting, and it needs no waiting."""
+        with self._lock:
+            waiting = last.place - self._taken
+            if last.rest is None or last.next is not None or request.limit is not None or waiting >= PAGES_AHEAD:
+                return
+            size, paging_state = last.rest
+            if waiting * size < BYTES_AHEAD:
+                last.next = self.ask(request, paging_state, last.place + 1, wait=False)
 
     def ask(self, request: Request, paging_state: bytes | None = None, place: int = 0, *, wait: bool) -> Asked | None:
         """Ask for one page.
@@ -215,13 +234,15 @@ class Pages:
             self._permits.failed(overloads(error))
             raise
 
-        def came(asked: Asked, page: Page, paging_state: bytes | None) -> None:
-            self._sizes[request.thorough].came(page)
-            waiting = asked.place - self._taken
-            if waiting < PAGES_AHEAD and waiting * len(page) < BYTES_AHEAD:
-                asked.next = self._ahead(request, paging_state, asked.place + 1)
+        asked = Asked(response, rows, place, self._permits)
 
-        return Asked(response, rows, place, self._permits, came)
+        def came(page: Page) -> None:
+            self._sizes[request.thorough].came(page)
+            self._go_on(request, asked)
+
+        self._last = asked
+        asked.listen(came)
+        return asked
 
     def _page(
         self, request: Request, paging_state: bytes | None, asked: Asked | None
