@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -64,6 +65,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rows <= 0 or arguments.rows % PARTITION_ROWS:
         parser.error(f"--rows must be a multiple of {PARTITION_ROWS}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
     settings = NodeSettings(heap_mb=HEAP_MB, short_lived=False, cdc=False, segment_mib=32).on_free_ports()
     with tempfile.TemporaryDirectory(prefix="bench-scan.") as scratch:
         node = CassandraNode(arguments.keep or Path(scratch, "node"), settings, ROOT / ".cache")
