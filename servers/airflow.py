@@ -18,13 +18,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from servers import ServerError, last_lines
 from servers.java import find_java_home
 from servers.ports import require_free
-from servers.process import ServerProcess, stop_together
+from servers.process import Server, ServerProcess, stop_together
 
 PROJECT = Path(__file__).parent.parent
 ADDRESS = "127.0.0.1"
@@ -40,7 +38,7 @@ COMPONENTS = {
 HEALTHY_PARTS = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 
 
-class Airflow:
+class Airflow(Server):
     """
     Airflow in a folder of its own: `with Airflow(home, port, dags) as airflow: airflow.url`.
 
@@ -129,15 +127,6 @@ class Airflow:
         """End all components and everything they started (SIGTERM; SIGKILL after 10 s, which running tasks need)."""
         stop_together(list(self._processes.values()), STOP_SECONDS)
         self._processes.clear()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def environment(self) -> dict[str, str]:
         """

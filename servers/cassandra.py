@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import yaml
 from cassandra import DriverException, OperationTimedOut
@@ -22,10 +20,9 @@ from servers.certificates import Certificates
 from servers.jars import fetch
 from servers.java import find_java_home
 from servers.ports import free_port, require_free
-from servers.process import ServerProcess, stop_together
+from servers.process import OneProcess
 
 START_SECONDS = 120
-STOP_SECONDS = 15
 NODETOOL_SECONDS = 300
 REQUEST_KINDS = ("read", "range", "write", "counter_write", "truncate")
 REQUEST_SECONDS = 60
@@ -145,7 +142,7 @@ class NodeSettings:
 
 
 @dataclass
-class CassandraNode:
+class CassandraNode(OneProcess):
     """
     One node, from a folder of its own: `with CassandraNode(folder, settings, cache) as node: node.connect()`.
 
@@ -156,21 +153,8 @@ class CassandraNode:
     :param cache: folder that keeps the jars.
     """
 
-    folder: Path
     settings: NodeSettings
     cache: Path
-    _process: ServerProcess | None = field(default=None, init=False, repr=False)
-
-    @property
-    def pid(self) -> int:
-        """
-        The process id.
-
-        :raises ServerError: the node is not running.
-        """
-        if self._process is None:
-            raise ServerError(f"The node in {self.folder} is not running.")
-        return self._process.pid
 
     @property
     def contact_point(self) -> str:
@@ -204,24 +188,7 @@ class CassandraNode:
         self.folder = self.folder.resolve()
         write_configuration(self.folder, settings)
         command = server_command(self.folder, settings, jars)
-        self._process = ServerProcess(command, self.folder / "system.log", os.environ, self.folder)
-        try:
-            self._process.wait_until(self._answers, START_SECONDS, f"Cassandra {settings.version}")
-        except BaseException:
-            self.kill()
-            raise
-
-    def stop(self) -> None:
-        """Flush and end the node (SIGTERM; SIGKILL after 15 s). Nothing happens if it is not running."""
-        if self._process is not None:
-            stop_together([self._process], STOP_SECONDS)
-            self._process = None
-
-    def kill(self) -> None:
-        """End the node as a power cut would (SIGKILL). Nothing happens if it is not running."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+        self._run(command, "system.log", self._answers, START_SECONDS, f"Cassandra {settings.version}")
 
     def restart(self) -> None:
         """
@@ -231,15 +198,6 @@ class CassandraNode:
         """
         self.stop()
         self.start()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def cluster(self, **options: Any) -> Any:
         """

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import base64
-import os
 import socket
 import struct
 import subprocess
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from servers import ServerError, last_lines
 from servers.jars import fetch
 from servers.java import find_java_home
 from servers.ports import free_port, require_free
-from servers.process import ServerProcess, stop_together
+from servers.process import OneProcess
 
 START_SECONDS = 60
-STOP_SECONDS = 15
 FORMAT_SECONDS = 60
 _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 """The request that every broker answers: size, key, version, correlation id, no client id (Kafka protocol guide)."""
@@ -55,7 +51,7 @@ class BrokerSettings:
 
 
 @dataclass
-class KafkaBroker:
+class KafkaBroker(OneProcess):
     """
     One broker, from a folder of its own: `with KafkaBroker(folder, settings, cache) as broker: …`.
 
@@ -66,21 +62,8 @@ class KafkaBroker:
     :param cache: folder that keeps the jars.
     """
 
-    folder: Path
     settings: BrokerSettings
     cache: Path
-    _process: ServerProcess | None = field(default=None, init=False, repr=False)
-
-    @property
-    def pid(self) -> int:
-        """
-        The process id.
-
-        :raises ServerError: the broker is not running.
-        """
-        if self._process is None:
-            raise ServerError(f"The broker in {self.folder} is not running.")
-        return self._process.pid
 
     @property
     def bootstrap(self) -> str:
@@ -110,33 +93,7 @@ class KafkaBroker:
         if not (self.folder / "data" / "meta.properties").exists():
             self._format(jars)
         command = java_command(jars, settings, "kafka.Kafka", str(self.folder / "server.properties"))
-        self._process = ServerProcess(command, self.folder / "server.log", os.environ, self.folder)
-        try:
-            self._process.wait_until(self._answers, START_SECONDS, "Kafka")
-        except BaseException:
-            self.kill()
-            raise
-
-    def stop(self) -> None:
-        """End the broker (SIGTERM; SIGKILL after 15 s). Nothing happens if it is not running."""
-        if self._process is not None:
-            stop_together([self._process], STOP_SECONDS)
-            self._process = None
-
-    def kill(self) -> None:
-        """End the broker as a power cut would (SIGKILL). Nothing happens if it is not running."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+        self._run(command, "server.log", self._answers, START_SECONDS, "Kafka")
 
     def _format(self, jars: Path) -> None:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

@@ -6,12 +6,17 @@ import os
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from servers import ServerError, last_lines
 
 POLL_SECONDS = 0.1
+STOP_SECONDS = 15
 
 
 class ServerProcess:
@@ -102,6 +107,82 @@ class ServerProcess:
             except ProcessLookupError:
                 continue  # it has ended since
         return found
+
+
+class Server(ABC):
+    """What is started and stopped: `with server: …`."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """
+        Start it and wait until it answers.
+
+        :raises ServerError: it does not come up.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it and everything that it started. Nothing happens if it is not running."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@dataclass
+class OneProcess(Server):
+    """
+    A server of one process that keeps its files in a folder of its own.
+
+    :param folder: data, configuration and log.
+    """
+
+    folder: Path
+    _process: ServerProcess | None = field(default=None, init=False, repr=False)
+
+    @property
+    def pid(self) -> int:
+        """
+        The process id.
+
+        :raises ServerError: it is not running.
+        """
+        if self._process is None:
+            raise ServerError(f"The server in {self.folder} is not running.")
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End it (SIGTERM; SIGKILL after 15 s). Nothing happens if it is not running."""
+        if self._process is not None:
+            stop_together([self._process], STOP_SECONDS)
+            self._process = None
+
+    def kill(self) -> None:
+        """End it as a power cut would (SIGKILL). Nothing happens if it is not running."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def _run(
+        self, command: Sequence[str], log: str, ready: Callable[[], bool], timeout_seconds: float, name: str
+    ) -> None:
+        """
+        Start the process and wait until the server answers.
+
+        :param log: name of a file in the folder.
+        :raises ServerError: as `ServerProcess.wait_until`; the process is then gone.
+        """
+        self._process = ServerProcess(command, self.folder / log, os.environ, self.folder)
+        try:
+            self._process.wait_until(ready, timeout_seconds, name)
+        except BaseException:
+            self.kill()
+            raise
 
 
 def session_members(session: int) -> list[int]:
