@@ -31,7 +31,7 @@ lint: $(ENVIRONMENT) ## Format, lint and types only
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: $(ENVIRONMENT) ## Benchmarks against peers, half an hour: each prints a BENCHMARK_RESULT line
+bench: $(ENVIRONMENT) ## Benchmarks against peers, forty minutes: each prints a BENCHMARK_RESULT line
 	$(BIN)/python bench/page_decode.py
 	$(BIN)/python bench/scan.py
 	$(BIN)/python bench/commitlog.py

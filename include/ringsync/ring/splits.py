@@ -2,7 +2,8 @@
 
 A split is an equal share of the ring, and thus nearly of the rows, since Murmur3 spreads keys evenly. It is
 contiguous, so that what a task writes is contiguous in token order, which lets readers of the replica skip
-files. Inside, it is cut where the replicas change, so that every query goes to a node that has the data itself.
+files. Inside, it is cut where the replicas change, so that every query goes to a node that has the data itself,
+and in two where they do not.
 """
 
 from __future__ import annotations
