@@ -259,6 +259,8 @@ def _refuse_undecoded(part: SegmentPart, undecoded: pa.RecordBatch, *, chosen: b
 
     :param chosen: tables were; whose id is unknown is then none of them
     """
+    if not undecoded.num_rows:
+        return
     unknown = pc.equal(undecoded["reason"], REASONS[UNKNOWN_TABLE])
     passed_over = pc.and_(unknown, chosen or pc.is_in(undecoded["table_id"], _ids(system_tables())))
     asked_for = undecoded.filter(pc.invert(passed_over))
