@@ -175,5 +175,8 @@ def test_a_slow_reader_has_some_pages_waiting_at_most(settings: ClusterSettings,
     ((_, pages),) = read_ranges(healthy, prepared(healthy, table), parts, replace(settings, page_size=10), permits)
     for taken in (1, 2, 3):
         next(pages)
-        time.sleep(0.5)
+        deadline = time.monotonic() + 10
+        while permits.granted < taken + PAGES_AHEAD and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
         assert permits.granted == taken + PAGES_AHEAD
