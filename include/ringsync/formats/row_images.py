@@ -32,7 +32,7 @@ from ringsync.formats.row_times import (
     integers,
     scalar_times,
 )
-from ringsync.schema.row_image import NO_EXPIRY, ROW_TIMES, lake_names, row_image_schema
+from ringsync.schema.row_image import MERGE, NO_EXPIRY, ROW_TIMES, lake_names, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 
 Mask = npt.NDArray[np.bool_]
@@ -118,7 +118,7 @@ def row_images(
     token = all_values["token", None].values
     values = [decoded[column.name].values for column in table.columns]
     x = _struct(x_type, differences)
-    arrays = [token, *values, _or_nulls(row, ROW_TIMES, rows), _or_nulls(x, x_type, rows)]
+    arrays = [token, *values, _or_nulls(row, ROW_TIMES, rows), _or_nulls(x, x_type, rows), pa.nulls(rows, MERGE)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

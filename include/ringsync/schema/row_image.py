@@ -1,6 +1,6 @@
 """The Arrow schema of row images: one typed row as of one moment, with each cell's writetime and expiry (DESIGN §4).
 
-Columns, in order: ``token``, the table's columns under their own names, ``_row``, ``_x``.
+Columns, in order: ``token``, the table's columns under their own names, ``_row``, ``_x``, ``_merge``.
 
 ``_row`` holds the times that most cells of the row share; ``_x`` holds, per column, the differences:
 
@@ -41,7 +41,32 @@ ROW_TIMES = pa.struct(
     ]
 )
 
-RESERVED_NAMES = ("token", "_row", "_x", "_cells")
+MERGE = pa.struct(
+    [
+        pa.field("live_expires_at", pa.int64()),
+        pa.field("deletion_local", pa.int64()),
+        pa.field("unseen_at", pa.int64()),
+        pa.field(
+            "tombstones",
+            pa.list_(
+                pa.struct(
+                    [
+                        pa.field("column", pa.string()),
+                        pa.field("path", pa.binary()),
+                        pa.field("timestamp", pa.int64()),
+                        pa.field("local_deletion_time", pa.int64()),
+                    ]
+                )
+            ),
+        ),
+        pa.field(
+            "entries",
+            pa.list_(pa.struct([pa.field("column", pa.string()), pa.field("paths", pa.list_(pa.binary()))])),
+        ),
+    ]
+)
+
+RESERVED_NAMES = ("token", "_row", "_x", "_merge", "_cells", "_version")
 """Column names of ours; a table column of the same name is renamed, see :func:`lake_names`."""
 
 
@@ -58,6 +83,7 @@ def row_image_schema(table: TableSchema) -> pa.Schema:
     fields += [pa.field(names[column.name], arrow_type(column.type)) for column in table.columns]
     fields.append(pa.field("_row", ROW_TIMES))
     fields.append(pa.field("_x", pa.struct([pa.field(names[c.name], _differences(c)) for c in table.columns])))
+    fields.append(pa.field("_merge", MERGE))
     return pa.schema(fields)
 
 

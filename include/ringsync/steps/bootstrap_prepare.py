@@ -36,7 +36,7 @@ from ringsync.steps.bootstrap_publish import bootstrap_bucket, remove_outputs
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.topics import data_topic
 
-OUTPUTS_VERSION = 1
+OUTPUTS_VERSION = 2
 """Of the form of files and ledger entries: bootstraps of another cannot be continued."""
 
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
