@@ -161,7 +161,7 @@ def test_another_table_is_not_overwritten_another_schema_is(spark: SparkSession,
         widened.check_same_table(spark)
     write_base(tmp_path, wider, more)
     widened.check_same_table(spark)
-    assert widened.read_base(spark).columns == ["token", "id", "v", "w", "_row", "_x"]
+    assert widened.read_base(spark).columns == ["token", "id", "v", "w", "_row", "_x", "_merge"]
     rows = spark.createDataFrame(simple_images(10))
     with pytest.raises(ReplicaMismatchError, match="no replica of"):
         ReplicaTable(str(tmp_path / "other"), simple()).replace_ranges(rows, [(0, 1)], properties={})
