@@ -19,9 +19,8 @@ def written(folder: Path, document: object) -> Path:
 
 def test_the_example_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
     example, minimal = load_config(EXAMPLE), load_config(written(tmp_path, MINIMAL))
-    for section in ("stream", "replica", "scan", "verify", "airflow"):
-        assert getattr(example, section) == getattr(minimal, section)
-    assert example.cassandra == minimal.cassandra
+    for name in type(example).model_fields.keys() - {"server_name", "store"}:
+        assert getattr(example, name) == getattr(minimal, name), name
 
 
 def test_the_example_comments_every_key() -> None:
@@ -39,6 +38,56 @@ def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert config.airflow.password.resolve("airflow.password") == "hush"
 
 
+def test_paths_of_the_sync_are_relative_to_the_file_too(tmp_path: Path) -> None:
+    broker = {"bootstrap_servers": ["[::1]:9092"], "serialisation": "json", "tls": {"ca_file": "ca.pem"}}
+    document = {**MINIMAL, "sync": {"keystore": "keys"}, "metrics": {"prometheus_file": "/m.prom"}, "kafka": broker}
+    config = load_config(written(tmp_path, document))
+    assert config.sync.keystore == str(tmp_path / "keys")
+    assert config.sync.cdc_raw is None
+    assert config.metrics.prometheus_file == "/m.prom"
+    assert config.kafka
+    assert config.kafka.tls
+    assert config.kafka.tls.ca_file == str(tmp_path / "ca.pem")
+
+
+def test_connections_of_all_passwords_are_handed_on(tmp_path: Path) -> None:
+    def login(connection: str) -> dict[str, object]:
+        return {"username": "u", "password": {"airflow_connection": connection}}
+
+    cassandra = {"contact_points": ["a"], **login("cluster")}
+    kafka = {"bootstrap_servers": ["b:1"], "serialisation": "json", "sasl_mechanism": "PLAIN", **login("broker")}
+    config = load_config(written(tmp_path, {**MINIMAL, "cassandra": cassandra, "kafka": kafka}))
+    assert config.airflow_connections() == ("cluster", "broker")
+
+
+def test_the_brokers_password_is_resolved_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    login = {"sasl_mechanism": "PLAIN", "username": "u", "password": {"env": "BROKER"}}
+    kafka = {"bootstrap_servers": ["b:1"], "replication_factor": 3, "tls": {"ca_file": "/ca"}, **login}
+    config = load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
+    with pytest.raises(ConfigError, match=r"kafka\.password: environment variable BROKER is not set"):
+        config.kafka_settings()
+    monkeypatch.setenv("BROKER", "hush")
+    found = config.kafka_settings()
+    assert found
+    assert (found.password, found.partitions, found.replication_factor) == ("hush", 4, 3)
+    assert "hush" not in repr(found)
+    assert load_config(written(tmp_path, MINIMAL)).kafka_settings() is None
+
+
+def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:
+    tables = {"Shop.Orders": {"after_image": "none"}, '"S"."b"': {"bucket_by": "arrival"}}
+    nodes = {"10.0.0.1": "rack-b", "4e5d": "rack-a", "10.0.0.2": "default"}
+    sync = load_config(written(tmp_path, {**MINIMAL, "sync": {"tables": tables, "queue_of_node": nodes}})).sync
+    assert [sync.after_image_of(table) for table in ("shop.orders", '"S".b', "a.b")] == ["none", "source", "source"]
+    assert [sync.bucket_by_of(table) for table in ("shop.orders", '"S".b', "s.b")] == [
+        *("write_time", "arrival", "write_time"),
+    ]
+    assert [sync.queue_of(*node) for node in (("10.0.0.1", "4e5d"), ("10.0.0.1", "x"), ("10.0.0.9", "x"))] == [
+        *("rack-a", "rack-b", "default"),
+    ]
+    assert sync.queues == ("default", "rack-a", "rack-b")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -53,6 +102,36 @@ def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ({"server_name": "my server"}, "server_name: must be letters, digits and underscores"),
         ({"airflow": {"password": {"env": "A", "file": "b"}}}, r"airflow\.password: a secret is a reference"),
         ({"stream": {"mapping": "lossy"}}, r"stream\.mapping"),
+        ({"commitlog_processor_window_count": 0}, r"window_count: .*greater than or equal to 1, found 0"),
+        ({"commitlog_processor_window_count": 101}, r"window_count: .*less than or equal to 100"),
+        ({"commitlog_processor_window_interval_ms": 999}, r"window_interval_ms: .*greater than or equal to 1000"),
+        ({"sync": {"digest_retention_h": 0}}, r"sync\.digest_retention_h: .*greater than 0"),
+        ({"sync": {"digest_retention_h": 0.01}}, r"sync\.digest_retention_h: must be longer than .* 0\.0833333 h"),
+        ({"sync": {"after_image": "cluster"}}, r"sync\.after_image: .*'source', 'replica' or 'none'"),
+        ({"sync": {"tables": {"orders": {}}}}, r"sync\.tables\.orders: 'orders' is not a table name"),
+        ({"sync": {"tables": {"a.b": {"bucket": "x"}}}}, r"tables\.a\.b\.bucket: unknown key; did you mean bucket_by"),
+        (
+            {"sync": {"queue_of_node": {"10.0.0.1": "a b"}}},
+            r"queue_of_node\.10\.0\.0\.1: must be the name of an Airflow",
+        ),
+        ({"kafka": {"bootstrap_servers": ["b"], "serialisation": "json"}}, r"bootstrap_servers\.0: must be host:port"),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "serialisation": "json", "schema_registry_url": "http://r"}},
+            r"kafka: schema_registry_url is for serialisation avro",
+        ),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "schema_registry_url": "registry:8081"}},
+            r"kafka: schema_registry_url must begin with http",
+        ),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "schema_registry_url": "http://me:secret@registry:8081"}},
+            r"kafka: schema_registry_url .* hold no user or password",
+        ),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "serialisation": "json", "username": "u"}},
+            "kafka: sasl_mechanism, username and password go together",
+        ),
+        ({"metrics": {"file": "x"}}, r"metrics\.file: unknown key; known keys here: prometheus_file"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -1,0 +1,232 @@
+"""The one configuration: the keys of ringsync.yaml, validated whole before anything is touched.
+
+Every key is commented in config/ringsync.yaml. Secrets are references (an environment variable, a file, an
+Airflow connection), never values, so that no secret is in arguments, logs, reports or the Airflow UI.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from ringsync.config.secrets import ConfigError, Secret, Section, connection_variable
+from ringsync.config.sections import (
+    Airflow,
+    Cassandra,
+    ClusterLimits,
+    Replica,
+    Scan,
+    ServerName,
+    State,
+    Store,
+    Stream,
+    Tls,
+    Verify,
+)
+from ringsync.config.sync import DEFAULT_QUEUE, AfterImage, BucketBy, Kafka, Metrics, Sync
+
+if TYPE_CHECKING:
+    from ringsync.sources.limits import Limits
+    from ringsync.sources.session import ClusterSettings
+    from ringsync.storage.port import ObjectStore
+    from ringsync.streams.kafka_topics import KafkaSettings
+
+__all__ = [
+    "DEFAULT_QUEUE",
+    "AfterImage",
+    "BucketBy",
+    "Config",
+    "ConfigError",
+    "Kafka",
+    "Secret",
+    "Sync",
+    "Tls",
+    "connection_variable",
+    "load_config",
+]
+
+
+class Config(Section):
+    """Everything in ringsync.yaml."""
+
+    server_name: ServerName
+    cassandra: Cassandra
+    store: Store
+    stream: Stream = Stream()
+    replica: Replica = Replica()
+    scan: Scan = Scan()
+    limits: ClusterLimits = ClusterLimits()
+    state: State = State()
+    verify: Verify = Verify()
+    commitlog_processor_window_count: Annotated[int, Field(ge=1, le=100)] = 5
+    commitlog_processor_window_interval_ms: Annotated[int, Field(ge=1000)] = 60_000
+    out_of_sequence_processor_poll_interval_ms: Annotated[int, Field(ge=100)] = 10_000
+    sync: Sync = Sync()
+    kafka: Kafka | None = None
+    metrics: Metrics = Metrics()
+    airflow: Airflow = Airflow()
+
+    @model_validator(mode="after")
+    def _digests_outlive_open_buckets(self) -> Config:
+        open_ms = self.commitlog_processor_window_count * self.commitlog_processor_window_interval_ms
+        if self.sync.digest_retention_h * 3_600_000 <= open_ms:
+            raise ValueError(
+                f"sync.digest_retention_h: must be longer than buckets are open, {open_ms / 3_600_000:g} h "
+                "(commitlog_processor_window_count × …_interval_ms), or late copies would be published again"
+            )
+        return self
+
+    def cluster_settings(self) -> ClusterSettings:
+        """Settings of the connection, secrets resolved.
+
+        :raises ConfigError: when a secret cannot be read
+        """
+        from ringsync.sources.session import ClusterSettings, TlsSettings
+
+        source = self.cassandra
+        return ClusterSettings(
+            contact_points=source.contact_points,
+            port=source.port,
+            local_datacenter=source.local_datacenter,
+            username=source.username,
+            password=source.password.resolve("cassandra.password") if source.password else None,
+            tls=TlsSettings(**source.tls.model_dump()) if source.tls else None,
+            consistency_level=source.consistency_level,
+            page_size=source.page_size,
+            request_timeout_s=source.request_timeout_s,
+            connect_timeout_s=source.connect_timeout_s,
+        )
+
+    def kafka_settings(self) -> KafkaSettings | None:
+        """How the brokers are reached, secrets resolved; None: there are none.
+
+        :raises ConfigError: when a secret cannot be read
+        """
+        kafka = self.kafka
+        if kafka is None:
+            return None
+        from ringsync.streams.kafka_topics import KafkaSettings
+
+        return KafkaSettings(
+            bootstrap_servers=kafka.bootstrap_servers,
+            serialisation=kafka.serialisation,
+            schema_registry_url=kafka.schema_registry_url,
+            tls=kafka.tls,
+            sasl_mechanism=kafka.sasl_mechanism,
+            username=kafka.username,
+            password=kafka.password.resolve("kafka.password") if kafka.password else None,
+            partitions=kafka.partitions,
+            replication_factor=kafka.replication_factor,
+        )
+
+    def cluster_limits(self) -> Limits:
+        """The configured limits; others may be set while ringsync runs (docs/bootstrap.md)."""
+        from ringsync.sources.limits import Limits
+
+        megabytes = self.limits.megabytes_per_s
+        return Limits(
+            rows_per_s=self.limits.rows_per_s,
+            bytes_per_s=None if megabytes is None else megabytes * 1e6,
+            concurrent_requests=self.limits.concurrent_requests,
+        )
+
+    def open_store(self) -> ObjectStore:
+        """The object store (DESIGN §9)."""
+        from ringsync.storage import open_store
+
+        try:
+            return open_store(
+                self.store.url,
+                gcs_endpoint=self.store.gcs_endpoint,
+                gcs_project=self.store.gcs_project,
+                gcs_credentials_file=self.store.gcs_credentials_file,
+            )
+        except ValueError as error:
+            raise ConfigError(f"store.url: {error}") from None
+
+    def airflow_connections(self) -> tuple[str, ...]:
+        """Ids of the Airflow connections that hold secrets of the Spark applications."""
+        secrets = (self.cassandra.password, self.kafka.password if self.kafka else None)
+        return tuple(secret.airflow_connection for secret in secrets if secret and secret.airflow_connection)
+
+
+def load_config(path: str | Path) -> Config:
+    """Read and validate a configuration file. Relative paths inside it are relative to its folder.
+
+    :raises ConfigError: naming the file and every key that is wrong, with what to do
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: the configuration is not UTF-8 text") from None
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: the configuration must be a mapping of keys, see config/ringsync.yaml")
+    try:
+        config = Config.model_validate(document)
+    except ValidationError as error:
+        problems = [_explain(problem) for problem in error.errors()]
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from None
+    return _with_absolute_paths(config, path.resolve().parent)
+
+
+def _explain(problem: Any) -> str:
+    """One of pydantic's errors in the words of somebody who edits a YAML file."""
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(part for part in location if part != "[key]") or "the document"
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"known keys here: {', '.join(known)}"
+        return f"{key}: unknown key; {meant}"
+    if problem["type"] == "missing":
+        return f"{key}: this key is required"
+    found = problem["input"]
+    shown = "" if isinstance(found, dict | Section) or "password" in key else f", found {found!r}"
+    return f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def _known_keys(location: list[str]) -> list[str]:
+    model: Any = Config
+    for part in location:
+        if part not in model.model_fields:
+            continue  # a key that users name: a table
+        annotation = model.model_fields[part].annotation
+        model = next(
+            kind for kind in (annotation, *getattr(annotation, "__args__", ())) if hasattr(kind, "model_fields")
+        )
+    return list(model.model_fields)
+
+
+def _with_absolute_paths(config: Config, folder: Path) -> Config:
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(folder / path)
+
+    def absolutes(section: Any, *names: str) -> Any:
+        return section and section.model_copy(update={name: absolute(getattr(section, name)) for name in names})
+
+    def connection(section: Any) -> Any:
+        tls = absolutes(section.tls, "ca_file", "certificate_file", "key_file")
+        return section.model_copy(update={"password": absolutes(section.password, "file"), "tls": tls})
+
+    url = config.store.url if "://" in config.store.url else str(absolute(config.store.url))
+    store = absolutes(config.store, "gcs_credentials_file").model_copy(update={"url": url})
+    updates: dict[str, Any] = {
+        "cassandra": connection(config.cassandra),
+        "store": store,
+        "sync": absolutes(config.sync, "cdc_raw", "keystore"),
+        "kafka": config.kafka and connection(config.kafka),
+        "metrics": absolutes(config.metrics, "prometheus_file"),
+        "airflow": config.airflow.model_copy(update={"password": absolutes(config.airflow.password, "file")}),
+    }
+    return config.model_copy(update=updates)
