@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringsync.changes.image_columns import UnrepresentableValueError, cell_times
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
-from ringsync.formats.row_images import ResultColumn, UnrepresentableValueError, cell_times, row_images
+from ringsync.formats.row_images import ResultColumn, row_images
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from tests.cql.strategies import serialise

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.common_times import int64_array, integers
+from ringsync.changes.image_columns import cell_times
 from ringsync.cql.cells import valid_mask
 from ringsync.cql.types import UserType
-from ringsync.formats.row_images import cell_times
-from ringsync.formats.row_times import int64_array, integers
-from ringsync.schema.row_image import lake_names, row_image_schema
+from ringsync.schema.row_image import NO_LIVENESS, lake_names, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 
 Mask = npt.NDArray[np.bool_]
@@ -60,7 +60,7 @@ def live_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.Recor
     batch = batch.cast(row_image_schema(table))
     names = lake_names(table)
     columns = {column.name: _live_column(batch, table, column, names[column.name], now_s) for column in table.columns}
-    alive, static = _alive(batch, table, columns)
+    alive, static = _alive(batch, table, columns, now_s)
     cells = pa.StructArray.from_arrays(
         [columns[column.name].cell for column in table.columns], fields=list(live_schema(table).field("_cells").type)
     )
@@ -80,25 +80,28 @@ def has_static_cells_left(rows: pa.RecordBatch) -> bool:
     return bool(pc.any(pc.and_(rows.column("#static"), pc.invert(rows.column("#alive")))).as_py())
 
 
-def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveColumn]) -> tuple[Mask, Mask]:
+def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveColumn], now_s: int) -> tuple[Mask, Mask]:
     """Rows that a SELECT shows, and rows with a live static cell.
 
-    Without a live regular cell a row is alive if it has no regular cell at all: then its own liveness shows it,
-    unless a newer deletion is known. Where its cells have expired, so has, as far as a SELECT could tell, its
-    liveness. A row without clustering, in a table that has some, is a partition's static cells and nothing else.
+    A row is alive while its own liveness or a regular cell of it is. A liveness that is not known shows a row that
+    has no regular cell at all, for a SELECT has shown it; where the row's cells have expired, so has, as far as a
+    SELECT could tell, its liveness. A row without clustering, in a table that has some, is a partition's static
+    cells and nothing else: whether they are shown depends on the partition's other rows.
     """
     nothing = np.zeros(batch.num_rows, np.bool_)
     regular = [columns[column.name] for column in table.of_kind("regular")]
     static = np.logical_or.reduce([nothing, *(columns[c.name].alive for c in table.of_kind("static"))])
     present = np.logical_or.reduce([nothing, *(column.present for column in regular)])
     alive = np.logical_or.reduce([nothing, *(column.alive for column in regular)])
-    row = batch.column("_row")
-    deleted_at, live = (pc.struct_field(row, name) for name in ("deleted_at", "live"))
-    shadowed = valid_mask(deleted_at) & ~(valid_mask(live) & (integers(live) > integers(deleted_at)))
-    shown = alive | ~(present | shadowed)
+    deleted_at, live = (pc.struct_field(batch.column("_row"), name) for name in ("deleted_at", "live"))
+    expires_at, unseen_at = (pc.struct_field(batch.column("_merge"), name) for name in ("live_expires_at", "unseen_at"))
+    known = valid_mask(live)
+    deleted = valid_mask(deleted_at) & (integers(live) <= integers(deleted_at))
+    alive |= known & (integers(live) != NO_LIVENESS) & ~deleted & ~_expired(expires_at, now_s)
+    alive |= ~known & ~present & ~valid_mask(unseen_at)
     if table.clustering:
-        shown = np.where(columns[table.clustering[0].name].present, shown, static)
-    return shown, static
+        alive &= columns[table.clustering[0].name].present
+    return alive, static
 
 
 def _live_column(batch: pa.RecordBatch, table: TableSchema, column: Column, name: str, now_s: int) -> LiveColumn:

@@ -8,13 +8,29 @@ Columns, in order: ``token``, the table's columns under their own names, ``_row`
 ``_row.writetime`` µs; null when the row has no cell
 ``_row.expires_at`` s since the epoch; null: no expiry
 ``_row.deleted_at`` µs, greatest row, partition or range deletion known; null: unknown (a SELECT cannot show it)
-``_row.live``      µs, timestamp of the row's own liveness; null: unknown (a SELECT cannot show it)
+``_row.live``      µs, timestamp of the row's own liveness; NO_LIVENESS: it has none (rows made by UPDATE, deleted
+                   rows); null: unknown (a SELECT cannot show it), so the row lives as long as nothing else shows
+                   that it does not
 ``_x.<column>.d``  µs to add to ``_row.writetime``; null: 0. Multi-cell columns: one per element, null: all 0,
                    ``[]``: times unknown (the server could not tell)
 ``_x.<column>.e``  s since the epoch; null: as the row; -1: no expiry. Multi-cell columns: one per element,
                    null: all as the row, ``[]``: times unknown
 ``_x.<column>.raw`` the value as Cassandra's bytes, where the typed column cannot hold it (the column is null then)
+``_merge``         what a typed column cannot show, but a later merge must know; null where there is nothing to say
 =================  =========================================================================================
+
+====================== ====================================================================================
+``live_expires_at``    s since the epoch, when the row's own liveness expires; null: never
+``deletion_local``     s since the epoch, local deletion time of ``_row.deleted_at``
+``unseen_at``          µs, moment at which a quorum of replicas showed nothing of this key; null: not asked
+``tombstones``         of cells (``path`` null: of a column of one cell) and of whole multi-cell columns (``path``
+                       null, too), ``column`` by its CQL name; ``timestamp`` in µs, ``local_deletion_time`` in s
+``entries``            per list column the timeuuids of its entries in the order of the value; a list that is not
+                       named has entries of unknown identity
+====================== ====================================================================================
+
+An image without clustering, in a table that has some, holds the static cells of its partition; the images of rows
+repeat them, as SELECT does. Images of dead rows stay, with what killed them, until nothing older can come any more.
 
 A column that is null and has no ``raw`` has no cell, and its times mean nothing. The elements of ``d`` and
 ``e`` are in the order of the typed value: list position, set order, map key order, UDT field order (a null
@@ -31,6 +47,9 @@ from ringsync.schema.table import Column, TableSchema
 
 NO_EXPIRY = -1
 """``_x.<column>.e``: this cell has no expiry although the row's common value is one."""
+
+NO_LIVENESS = -(2**63)
+"""``_row.live``: it is known that the row has no liveness of its own; it lives by its cells only."""
 
 ROW_TIMES = pa.struct(
     [
