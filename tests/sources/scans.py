@@ -129,7 +129,7 @@ def expected(session: Any, table: TableSchema, where: Callable[[Any], bool] = la
 
 
 def rows_of(page: bytes, scan: PreparedScan) -> list[Row]:
-    batch = row_images([page], scan.query.table, scan.query.layout, 0, "error").drop_columns(["_row", "_x"])
+    batch = row_images([page], scan.query.table, scan.query.layout, 0, "error").drop_columns(["_row", "_x", "_merge"])
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cassandra import DriverException, InvalidRequest, RequestExecutionException
 from cassandra.cluster import NoHostAvailable, Session
 
-from ringsync.ring.ring import Host, RingError, RingSnapshot, parse_replication
+from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot, parse_replication
 from ringsync.ring.splits import SizeEstimate, combine_estimates
 
 PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
@@ -21,19 +21,39 @@ def read_ring(session: Session, keyspace: str) -> RingSnapshot:
     :param keyspace: whose replication to take
     :raises RingError: for another partitioner than Murmur3Partitioner, or a keyspace that does not exist
     """
+    hosts = read_hosts(session)
+    return RingSnapshot(hosts, read_replications(session, [keyspace])[keyspace])
+
+
+def read_hosts(session: Session) -> tuple[Host, ...]:
+    """The nodes that own tokens, as one of them sees them now; liveness is the driver's opinion.
+
+    :raises RingError: for another partitioner than Murmur3Partitioner, or while a node joins or leaves
+    """
     # All rows must come from one node: every node describes the others.
     local, peers = _read_hosts(session)
     if local.partitioner != PARTITIONER:
         raise RingError(f"the cluster uses {local.partitioner}; ringsync reads clusters with Murmur3Partitioner only")
-    options = session.execute(
-        "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s", (keyspace,)
-    ).one()
-    if options is None:
-        raise RingError(f"there is no keyspace {keyspace}")
     session.cluster.refresh_nodes()
     known = {host.host_id: host for host in session.cluster.metadata.all_hosts()}
     hosts = [_host(row, known) for row in _usable((local, *peers))]
-    return RingSnapshot(tuple(sorted(hosts, key=lambda host: host.id)), parse_replication(options.replication))
+    return tuple(sorted(hosts, key=lambda host: host.id))
+
+
+def read_replications(session: Session, keyspaces: Iterable[str]) -> dict[str, Replication]:
+    """How keyspaces are replicated.
+
+    :raises RingError: when one of them does not exist
+    """
+    found = {}
+    for keyspace in sorted(keyspaces):
+        options = session.execute(
+            "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s", (keyspace,)
+        ).one()
+        if options is None:
+            raise RingError(f"there is no keyspace {keyspace}")
+        found[keyspace] = parse_replication(options.replication)
+    return found
 
 
 def _host(row: Any, known: Mapping[Any, Any]) -> Host:
@@ -92,3 +112,23 @@ def read_size_estimate(session: Session, keyspace: str, table: str) -> SizeEstim
         except (NoHostAvailable, DriverException, RequestExecutionException):
             continue  # An estimate is a hint: a node that does not answer must not stop a scan.
     return combine_estimates(rows)
+
+
+def read_settings(session: Session, host_id: str, names: Sequence[str]) -> dict[str, str]:
+    """Settings of one node, as it says itself (Cassandra 4.0 and later); those that it does not have are left out.
+
+    :param host_id: of the node
+    :param names: as in cassandra.yaml
+    :returns: nothing at all of a node that cannot be asked
+    """
+    hosts = [host for host in session.cluster.metadata.all_hosts() if str(host.host_id) == host_id]
+    found: dict[str, str] = {}
+    try:
+        for name in names if hosts else ():
+            rows = session.execute(
+                "SELECT name, value FROM system_views.settings WHERE name = %s", (name,), host=hosts[0]
+            )
+            found |= {row.name: row.value for row in rows if row.value is not None}
+    except (NoHostAvailable, DriverException, RequestExecutionException):
+        return {}
+    return found

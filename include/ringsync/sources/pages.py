@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
@@ -161,6 +161,7 @@ class Pages:
     :param statements: what was prepared on this session, by its CQL; is added to
     :param endpoints: ``address:port`` of the replicas, the one to ask first in front
     :param sleep: waits so many seconds before a page is asked for again
+    :param delays: pauses (s) before a page is asked for again; none: each page is asked for once
     """
 
     def __init__(
@@ -171,8 +172,10 @@ class Pages:
         settings: ClusterSettings,
         permits: Permits,
         sleep: Callable[[float], None],
+        delays: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:
         self._session = session
+        self._delays = delays
         self._statements = statements
         self._endpoints = endpoints
         self._settings = settings
@@ -248,7 +251,7 @@ class Pages:
         self, request: Request, paging_state: bytes | None, asked: Asked | None
     ) -> tuple[Asked, Page, bytes | None]:
         """The page that was asked for, asking again after passing errors, and where the next one starts."""
-        delays = iter(RETRY_DELAYS_S if self._stuck < PATIENCE else RETRY_DELAYS_S[:1])
+        delays = iter(self._delays if self._stuck < PATIENCE else self._delays[:1])
         size = self._sizes[request.thorough]
         ceiling = size.ceiling
         attempts = 0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import struct
+from threading import Lock
 from typing import Any, BinaryIO
 
+from cassandra.cluster import Session
 from cassandra.protocol import ExecuteMessage, ResultMessage, _ProtocolHandler
 
 _NOW_IN_SECONDS = 0x100
@@ -81,3 +83,50 @@ def scan_protocol(now: int | None) -> type[_ProtocolHandler]:
             return super().encode_message(msg, *args, **kwargs)
 
     return ScanProtocol
+
+
+class RawSession:
+    """A session whose pages are bytes, for reads as of any moments: see :meth:`at`.
+
+    :param session: of the driver, for nobody else
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.lock = Lock()
+        self.statements: dict[str, Any] = {}
+
+    def at(self, now: int | None) -> SessionAt:
+        """The session as of a moment (:func:`scan_protocol`); makes no new connections."""
+        return SessionAt(self, now)
+
+
+class SessionAt:
+    """The part of a driver's session that scans use; all reads of it are as of one moment.
+
+    Several may share connections, in several threads.
+
+    :ivar now: the moment, s since the epoch; None: the server's clock at each read
+    :ivar statements: for who wants to keep what was prepared on these connections, by CQL
+    """
+
+    def __init__(self, raw: RawSession, now: int | None) -> None:
+        self.now = now
+        self._raw = raw
+        self._protocol = scan_protocol(now)
+        self.statements = raw.statements
+
+    def prepare(self, cql: str) -> Any:
+        """As the driver's."""
+        return self._raw.session.prepare(cql)
+
+    def execute(self, *arguments: Any, **options: Any) -> Any:
+        """As the driver's."""
+        return self.execute_async(*arguments, **options).result()
+
+    def execute_async(self, *arguments: Any, **options: Any) -> Any:
+        """As the driver's."""
+        # The driver takes the handler from the session once, when it makes the request.
+        with self._raw.lock:
+            self._raw.session.client_protocol_handler = self._protocol
+            return self._raw.session.execute_async(*arguments, **options)

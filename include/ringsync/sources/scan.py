@@ -43,7 +43,7 @@ from ringsync.sources.partitions import (
     token_bytes,
     token_of,
 )
-from ringsync.sources.protocol import scan_protocol
+from ringsync.sources.protocol import RawSession, SessionAt
 from ringsync.sources.session import SCAN_PROFILE, ClusterError, ClusterSettings, connect, explained_errors
 from ringsync.sources.where import Condition, WhereError, all_of, names_partitions, parse_where
 
@@ -138,24 +138,21 @@ def columns_without_element_times(session: Session, table: TableSchema) -> tuple
     return ()
 
 
-_scan_sessions: dict[tuple[Session, int | None], Session] = {}
+_raw_sessions: dict[Session, RawSession] = {}
 
 
-def scan_session(settings: ClusterSettings, now: int | None) -> Session:
+def scan_session(settings: ClusterSettings, now: int | None) -> SessionAt:
     """The process's session for scans as of ``now``: it shares the connection's cluster, but yields raw pages.
 
     :param now: seconds since the epoch, see :func:`ringsync.sources.protocol.scan_protocol`
     :raises ClusterError: as :func:`ringsync.sources.session.connect`
     """
     parent = connect(settings)
-    key = (parent, now)
-    if key not in _scan_sessions:
-        for old in [old for old in _scan_sessions if old[0].is_shutdown or old[0] is parent]:
-            _scan_sessions.pop(old).shutdown()
-        session = parent.cluster.connect()
-        session.client_protocol_handler = scan_protocol(now)
-        _scan_sessions[key] = session
-    return _scan_sessions[key]
+    if parent not in _raw_sessions:
+        for old in [old for old in _raw_sessions if old.is_shutdown]:
+            del _raw_sessions[old]
+        _raw_sessions[parent] = RawSession(parent.cluster.connect())
+    return _raw_sessions[parent].at(now)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""Which replica of a token range is read first: the same for everybody who holds the same ring snapshot (DESIGN §2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ringsync.ring.ring import Host, RingSnapshot, replicas
+from ringsync.ring.tokens import TokenRange
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RankedRing:
+    """The token ranges of a ring, numbered from 0 in token order, each with its replicas by rank.
+
+    Range 0 wraps. Ranks are the natural order, in which the owner of the range's end comes first, so that primaries are
+    spread as the tokens are; but replicas that are alive come before those that are not.
+
+    :ivar ring: what it was made from
+    :ivar ranges: by number
+    :ivar hosts: by number of the range, then by rank
+    """
+
+    ring: RingSnapshot
+    ranges: tuple[TokenRange, ...]
+    hosts: tuple[tuple[Host, ...], ...]
+
+    @cached_property
+    def ends(self) -> Numbers:
+        """The last token of each range."""
+        return np.array([token_range.end for token_range in self.ranges], np.int64)
+
+    def numbers_of(self, tokens: Numbers) -> Numbers:
+        """The number of the range that each token lies in."""
+        return np.searchsorted(self.ends, tokens, side="left") % len(self.ranges)
+
+    def live(self, number: int) -> tuple[Host, ...]:
+        """The live replicas of a range, by rank."""
+        return tuple(host for host in self.hosts[number] if host.up)
+
+
+def ranked(ring: RingSnapshot) -> RankedRing:
+    """Rank the replicas of every token range.
+
+    :raises RingError: as :func:`ringsync.ring.ring.replicas`
+    """
+    found = replicas(ring)
+    return RankedRing(
+        ring,
+        tuple(token_range for token_range, _ in found),
+        tuple(tuple(sorted(hosts, key=lambda host: not host.up)) for _, hosts in found),
+    )

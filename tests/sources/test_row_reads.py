@@ -1,0 +1,313 @@
+"""Rows by their keys, against what a plain SELECT of a real server says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from cassandra import InvalidRequest, Unavailable
+
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.schema.from_cluster import read_table
+from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.table import TableSchema
+from ringsync.sources.cluster import read_ring
+from ringsync.sources.limits import UNLIMITED, Limiter, Limits, Permits
+from ringsync.sources.protocol import SessionAt
+from ringsync.sources.row_reads import RowsRead, read_rows
+from ringsync.sources.scan import scan_session
+from ringsync.sources.session import ClusterSettings, close_all, connect
+from servers.cassandra import CassandraNode
+from tests.oracle import Rows, differences, image_rows, source_rows
+from tests.sources.clusters import settings_of
+from tests.sources.row_key_batches import Key, batch_of, keys_of
+from tests.sources.scans import FAT, Counting, Faulty, create_table, timeout
+
+pytestmark = pytest.mark.server
+
+NOW = int(time.time()) + 400
+"""Some rows have expired by then, others not."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table, what is in it, and how to read it.
+
+    :ivar rows: of the whole table
+    :ivar keys: of the rows, in the same order
+    """
+
+    session: SessionAt
+    settings: ClusterSettings
+    ring: RankedRing
+    table: TableSchema
+    rows: Rows
+    keys: list[Key]
+
+    def read(self, keys: Sequence[Key], permits: Permits = UNLIMITED, session: Any = None, **options: Any) -> RowsRead:
+        given = {"element_times": True, "misfits": "raw", "sleep": lambda seconds: None, **options}
+        return read_rows(
+            session or self.session, self.table, batch_of(keys), self.ring, self.settings, permits, **given
+        )
+
+    def check(self, keys: Sequence[Key], **options: Any) -> RowsRead:
+        """Read keys of rows and compare."""
+        permits = Counting()
+        found = self.read(keys, permits, **options)
+        assert not found.unread
+        assert permits.granted == permits.ended
+        assert found.images.schema.equals(row_image_schema(self.table))
+        found.images.validate(full=True)
+        expected = {key.plain: self.rows[key.plain] for key in keys if key.plain in self.rows}
+        images = image_rows(pa.Table.from_batches([found.images]), self.table)
+        assert differences(expected, images) == []
+        assert [keys[place].plain for place in found.places.tolist()] == list(images)
+        return found
+
+
+@pytest.fixture(scope="module")
+def source(cassandra: CassandraNode, session: Any, keyspace: str) -> Iterator[Callable[[TableSchema], Source]]:
+    settings = settings_of(cassandra, page_size=1000, consistency_level="LOCAL_ONE")
+
+    def made(table: TableSchema) -> Source:
+        ring = ranked(read_ring(connect(settings), keyspace))
+        rows = source_rows(session, table, NOW)
+        return Source(scan_session(settings, NOW), settings, ring, table, rows, keys_of_now(session, table, rows))
+
+    yield made
+    close_all()
+
+
+def keys_of_now(session: Any, table: TableSchema, rows: Rows) -> list[Key]:
+    """Keys of the rows that have not expired at ``NOW``."""
+    every = source_rows(session, table, int(time.time()))
+    return [key for key in keys_of(session, table, every) if key.plain in rows]
+
+
+@pytest.fixture(scope="module")
+def composite(source: Callable[[TableSchema], Source], session: Any, keyspace: str) -> Source:
+    """Two columns of each kind of key, a wide partition, static columns."""
+    return source(create_table(session, keyspace))
+
+
+@pytest.fixture(scope="module")
+def odd(source: Callable[[TableSchema], Source], session: Any, keyspace: str) -> Source:
+    """A clustering that can be written in several ways, collections, times of all kinds."""
+    session.execute(f"CREATE TYPE {keyspace}.place (street text, zip int)")
+    session.execute(
+        f'CREATE TABLE {keyspace}.odd ("Key" text, c decimal, s set<int> static, v varint, l list<int>, '
+        'm map<text, double>, p place, d duration, t timestamp, i inet, PRIMARY KEY ("Key", c)) '
+        "WITH CLUSTERING ORDER BY (c DESC)"
+    )
+    pick = random.Random(6)
+    for k in range(120):
+        if k % 4:
+            session.execute(f"INSERT INTO {keyspace}.odd (\"Key\", s) VALUES ('k{k}', {{{k}, 1}})")
+        for c in pick.sample(["1.0", "-2.50", "0", "1e-3", "77"], pick.randrange(4)):
+            ttl = pick.choice(["", "USING TTL 200", "USING TTL 5000"])
+            session.execute(
+                f"INSERT INTO {keyspace}.odd (\"Key\", c, v, l, m, p, d, t, i) VALUES ('k{k}', {c}, {10**30 + k}, "
+                f"[1, {k}], {{'a': 1.5, 'é': NaN}}, {{street: 'x', zip: {k}}}, 1mo2d3h, {k - 5}, '::{k}') {ttl}"
+            )
+            if pick.random() < 0.5:
+                session.execute(
+                    f"UPDATE {keyspace}.odd USING TTL 9000 SET l = l + [7], v = {k}, p.zip = 3, m['b'] = 0 "
+                    f"WHERE \"Key\" = 'k{k}' AND c = {c}"
+                )
+    return source(read_table(session, keyspace, "odd"))
+
+
+def some(source: Source, seed: int, count: int) -> list[Key]:
+    """Keys of rows and as many keys that no row has, in any order, some of them twice."""
+    pick = random.Random(seed)
+    keys = [key for key in source.keys if key.clustering]
+    chosen = pick.sample(keys, min(count, len(keys)))
+    partitions = [key.partition for key in source.keys]
+    for key in [*chosen]:
+        last = pick.choice([pick.choice(partitions)[-1], key.partition[-1][:-1] + b"~"])
+        partition = (*pick.choice(partitions)[:-1], last)
+        other = Key(("no such row", pick.random()), partition, pick.choice(keys).clustering)
+        if not any((other.partition, other.clustering) == (key.partition, key.clustering) for key in keys):
+            chosen.append(other)
+    pick.shuffle(chosen)
+    return chosen
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 1), (2, 30), (3, 300), (4, 3000)])
+def test_rows_of_composite_keys(composite: Source, seed: int, count: int) -> None:
+    keys = some(composite, seed, count)
+    found = composite.check(keys)
+    assert found.received <= 2 * len(keys)
+
+
+@pytest.mark.parametrize("count", [1, 40, 400])
+def test_rows_with_values_of_all_kinds_and_their_times(odd: Source, count: int) -> None:
+    odd.check(some(odd, count, count))
+
+
+def test_a_row_is_found_by_another_form_of_its_clustering(odd: Source) -> None:
+    keys = [key for key in odd.keys if key.plain[1] == "1.0"][:3]
+    longer = [replace(key, clustering=(b"\0\0\0\3" + (1000).to_bytes(2, "big"),)) for key in keys]
+    odd.check([*longer, *[key for key in odd.keys if key.plain[1] != "1.0"][:20]])
+
+
+def test_element_times_that_the_server_does_not_tell(odd: Source, session: Any) -> None:
+    rows = source_rows(session, odd.table, NOW, element_times=False)
+    replace(odd, rows=rows).check([key for key in odd.keys if key.clustering][::3], element_times=False)
+
+
+def test_tables_without_clustering_and_counters(
+    source: Callable[[TableSchema], Source], session: Any, keyspace: str
+) -> None:
+    session.execute(f"CREATE TABLE {keyspace}.plain (a int, b text, v int, l set<int>, PRIMARY KEY ((a, b)))")
+    session.execute(f"CREATE TABLE {keyspace}.hits (page text, day date, n counter, PRIMARY KEY (page, day))")
+    for k in range(200):
+        session.execute(f"INSERT INTO {keyspace}.plain (a, b, v, l) VALUES ({k % 3}, '{k}', {k}, {{{k}}})")
+        session.execute(
+            f"UPDATE {keyspace}.hits SET n = n + {k} WHERE page = '{k % 90}' AND day = '2024-01-0{k % 2 + 1}'"
+        )
+    plain, hits = (source(read_table(session, keyspace, name)) for name in ("plain", "hits"))
+    quorum = replace(plain, settings=replace(plain.settings, consistency_level="LOCAL_QUORUM"))
+    asking = faulty(plain)
+    found = quorum.check([key for key in plain.keys if int(key.plain[1]) % 3], session=asking)
+    # Two values of the first column, 66 or 67 of the second, and nobody asks whether there is more.
+    assert len(asking.asked) == 4
+    assert found.received == found.images.num_rows
+    hits.check(hits.keys[::2])
+
+
+def test_static_cells_and_whole_partitions(odd: Source) -> None:
+    statics = {key.plain[0]: odd.rows[key.plain].get("s") for key in odd.keys}
+    by_partition = {key.partition: replace(key, plain=(key.plain[0], None), clustering=None) for key in odd.keys}
+    keys = [*by_partition.values(), Key(("nothing", None), (b"nothing",), None)]
+    found = odd.read(keys)
+    images = image_rows(pa.Table.from_batches([found.images]), odd.table)
+    assert found.images.schema.equals(row_image_schema(odd.table))
+    assert images == {(name, None): {"s": cell} for name, cell in statics.items() if cell}
+    assert [keys[place].plain for place in found.places.tolist()] == list(images)
+
+    whole = [replace(key, whole=True) for key in keys[::2]]
+    others = [key for key in odd.keys[::5] if key.partition not in {key.partition for key in whole}]
+    found = odd.read([*whole, *others, *whole])
+    assert not found.unread
+    wanted = {key.plain[0] for key in whole}
+    expected = {key: cells for key, cells in odd.rows.items() if key[0] in wanted}
+    expected |= {key.plain: odd.rows[key.plain] for key in others}
+    assert differences(expected, image_rows(pa.Table.from_batches([found.images]), odd.table)) == []
+
+
+def test_a_wide_partition_is_read_whole_only_if_wanted(composite: Source) -> None:
+    wide = [key for key in composite.keys if key.plain[1] == FAT]
+    found = composite.check(wide[::40], table_rows=1e12)
+    assert found.received == found.images.num_rows == len(wide) // 40
+    found = composite.read([replace(wide[0], clustering=None, whole=True)])
+    assert found.images.num_rows == len(wide)
+    assert set(found.places.tolist()) == {0}
+
+
+def test_dense_ranges_are_scanned(composite: Source, odd: Source) -> None:
+    rows = [key for key in odd.keys if key.clustering]
+    session = faulty(odd)
+    assert odd.check(rows[::2], session=session, table_rows=len(rows)).received <= len(odd.rows)
+    assert session.asked
+    assert all("token(" in cql.partition(" WHERE ")[2] for cql, _ in session.asked)
+    # The wide partition is in the way here.
+    small = [key for key in composite.keys if key.clustering and key.plain[1] != FAT]
+    session = faulty(composite)
+    composite.check(small, session=session, table_rows=2 * len(small))
+    assert {"token(" in cql.partition(" WHERE ")[2] for cql, _ in session.asked} == {True, False}
+
+
+@dataclass
+class FaultyAt(Faulty):
+    """A session as of a moment whose requests fail when told to."""
+
+    now: int = NOW
+    statements: dict[str, Any] = field(default_factory=dict)
+
+
+def faulty(source: Source, fault: Callable[[Any], Exception | None] = lambda statement: None) -> FaultyAt:
+    return FaultyAt(source.session, fault)
+
+
+def test_a_key_that_cannot_be_read_is_the_only_one(composite: Source) -> None:
+    keys = some(composite, 5, 200)
+    bad = next(key for key in keys if key.plain in composite.rows and key.plain[1] != FAT)
+    last = bad.partition[-1]
+
+    def fault(statement: Any) -> Exception | None:
+        return timeout() if any(last in value[4:] for value in statement.values[1:2]) else None
+
+    permits = Counting()
+    found = composite.read(keys, permits, faulty(composite, fault))
+    assert permits.granted == permits.ended
+    assert permits.overloads > 4
+    hit = [place for place, key in enumerate(keys) if last in key.partition]
+    assert [row.place for row in found.unread] == hit
+    assert f"k2 = {bad.plain[1]}" in found.unread[0].reason
+    assert "could not be read at LOCAL_ONE from" in found.unread[0].reason
+    expected = {key.plain for key in keys if key.plain in composite.rows and last not in key.partition}
+    assert set(image_rows(pa.Table.from_batches([found.images]), composite.table)) == expected
+
+
+@pytest.mark.parametrize("error", [timeout(), Unavailable("injected")])
+def test_passing_errors_are_passed(odd: Source, error: Exception) -> None:
+    requests = itertools.count()
+    pauses: list[float] = []
+    session = faulty(odd, lambda statement: error if next(requests) % 3 == 0 else None)
+    rows = [key for key in odd.keys if key.clustering]
+    odd.check(rows, session=session, sleep=pauses.append)
+    assert pauses
+
+
+def test_many_failures_are_not_retried_for_ever(odd: Source) -> None:
+    session = faulty(odd, lambda statement: Unavailable("injected"))
+    rows = [key for key in odd.keys if key.clustering]
+    found = odd.read(rows, session=session)
+    assert [row.place for row in found.unread] == list(range(len(rows)))
+    assert found.images.num_rows == 0
+    assert "too few replicas are alive" in found.unread[0].reason
+    assert len(session.asked) < 500
+
+
+def test_guardrails_are_kept(odd: Source) -> None:
+    def fault(statement: Any) -> Exception | None:
+        partitions = int.from_bytes(statement.values[0][:4], "big")
+        return InvalidRequest("Guardrail partition_keys_in_select violated") if partitions > 5 else None
+
+    session = faulty(odd, fault)
+    rows = [key for key in odd.keys if key.clustering]
+    odd.check(rows, session=session)
+    assert len(session.asked) < len(rows)
+
+
+def test_a_table_that_is_gone_is_an_error(source: Callable[[TableSchema], Source], session: Any, keyspace: str) -> None:
+    session.execute(f"CREATE TABLE {keyspace}.gone (a int PRIMARY KEY, v int)")
+    session.execute(f"INSERT INTO {keyspace}.gone (a, v) VALUES (1, 2)")
+    gone = source(read_table(session, keyspace, "gone"))
+    gone.check(gone.keys)
+    session.execute(f"DROP TABLE {keyspace}.gone")
+    with pytest.raises(InvalidRequest, match="gone"):
+        gone.read(gone.keys)
+
+
+def test_the_rate_is_limited_by_rows(odd: Source) -> None:
+    rows = [key for key in odd.keys if key.clustering]
+    began = time.monotonic()
+    found = odd.read(rows, Limiter(Limits(rows_per_s=200)))
+    assert time.monotonic() - began >= found.received / 200
+    assert not found.unread
+
+
+def test_keys_of_another_table_are_refused(odd: Source, composite: Source) -> None:
+    with pytest.raises(ValueError, match="partition key"):
+        composite.read([replace(key, clustering=None) for key in odd.keys[:3]])
+    with pytest.raises(ValueError, match="clustering"):
+        odd.read([key for key in composite.keys if key.clustering][:3])
+    assert odd.read([]).images.num_rows == 0
