@@ -1,15 +1,17 @@
-"""Bases for tests, written as a bootstrap writes them: files first, then one commit."""
+"""Bases and passes for tests, written as a bootstrap and the sync write them: files first, then one commit."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
-from ringsync.replica.base import base_folder, check_replaceable, replace_base, replica_folder
+from ringsync.replica.base import base_folder, changes_folder, check_replaceable, replace_base, replica_folder
+from ringsync.replica.changes import VERSION, ReplicaState, append_pass, changes_schema, replica_state
 from ringsync.replica.data_files import DataFileWriter
-from ringsync.replica.delta_log import read_snapshot
+from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.storage.local import LocalStore
@@ -30,6 +32,7 @@ def write_base(
     as_of_us: int = 1,
     properties: Mapping[str, str] | None = None,
     rows_per_file: int = 1_000_000,
+    from_pass: int = 1,
     deletion_vectors: bool = True,
 ) -> int:
     """Replace the base of a table in a local store by these row images; gives the version."""
@@ -53,5 +56,30 @@ def write_base(
         properties=properties or {},
         transaction=f"test-{before.version + 1}",
         now_ms=NOW_MS,
+        from_pass=from_pass,
         deletion_vectors=deletion_vectors,
     )
+
+
+def state_of(store: Path, table: TableSchema) -> ReplicaState:
+    found = replica_state(LocalStore(store), table)
+    assert found is not None
+    return found
+
+
+def write_file(store: Path, table: TableSchema, rows: pa.Table, number: int) -> DataFile:
+    """A file of a pass's images, which no commit names yet."""
+    writer = DataFileWriter(changes_schema(table))
+    version = pa.array([number] * len(rows), pa.int64())
+    for batch in rows.sort_by("token").append_column(VERSION, version).combine_chunks().to_batches():
+        writer.add(batch)
+    file, data = writer.finish(f"part-{number}-{uuid.uuid4().hex}.zstd.parquet", NOW_MS)
+    LocalStore(store).put(f"{changes_folder(table.keyspace, table.name)}/{file.name}", data)
+    return file
+
+
+def write_pass(store: Path, table: TableSchema, rows: pa.Table, number: int, as_of_us: int | None = None) -> int:
+    """Add a pass with these row images to the replica; gives the version of its table of changes."""
+    seen = state_of(store, table)
+    files = [write_file(store, table, rows, number)] if len(rows) else []
+    return append_pass(LocalStore(store), table, number, files, NOW_MS, seen=seen, as_of_us=as_of_us)

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from ringsync.replica.checksum import CHECKSUM_FIELDS, canonical, range_checksums, row_digests
+from ringsync.replica.checksum import CHECKSUM_FIELDS, range_checksums
+from ringsync.replica.digests import canonical, row_digests
 from ringsync.replica.view import live
 from tests.replica.test_compare import BOUNDARIES, NOW, TABLE, frame, image
 

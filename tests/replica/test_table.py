@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from ringsync.cql.types import NATIVE_ARROW, ListType, MapType, Native, TupleType, UserType
 from ringsync.replica.base import ReplicaMismatchError
-from ringsync.replica.checksum import canonical
+from ringsync.replica.digests import canonical
 from ringsync.replica.session import to_spark_schema
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.row_image import row_image_schema

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
 from ringsync.replica.checksum import range_checksums
 from ringsync.replica.view import live, register_live_view
-from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.row_image import NO_LIVENESS, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from tests.replica.bases import replica_uri, write_base
 from tests.replica.view_model import Row, live_rows
@@ -50,8 +50,11 @@ ROW = st.fixed_dictionaries(
         "writetime": st.just(1000),
         "expires_at": st.sampled_from([None, 5, NOW, 15]),
         "deleted_at": st.sampled_from([None] * 5 + [900]),
-        "live": st.sampled_from([None, None, 800, 1000]),
+        "live": st.sampled_from([None, None, 800, 1000, NO_LIVENESS]),
     }
+)
+MERGE = st.none() | st.fixed_dictionaries(
+    {"live_expires_at": st.sampled_from([None, 5, 15]), "unseen_at": st.sampled_from([None, None, 900])}
 )
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "s": st.integers(0, 9),
@@ -89,7 +92,7 @@ def partitions(draw: st.DrawFn) -> list[Row]:
     statics = {c.name: draw(column_image(c)) for c in TABLE.of_kind("static")}
     images = []
     for clustering in draw(st.sampled_from([[None], [1], [1, 2], [1, 2, 3], [None, 1]])):
-        image: Row = {"token": 0, "p": [(1, "k")], "c": clustering, "_row": draw(ROW), "_x": {}}
+        image: Row = {"token": 0, "p": [(1, "k")], "c": clustering, "_row": draw(ROW), "_x": {}, "_merge": draw(MERGE)}
         if clustering is None:
             image["_row"] |= {"deleted_at": None}
         image["_x"] |= {"p": {"raw": None}, "c": {"raw": None}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringsync.cql.types import UserType
+from ringsync.schema.row_image import NO_LIVENESS
 from ringsync.schema.table import Column, TableSchema
 
 Row = dict[str, Any]
@@ -19,7 +20,7 @@ def live_rows(table: TableSchema, images: list[Row], now_s: int) -> list[Row]:
         row = {"token": image["token"], "_cells": {}}
         for column in table.columns:
             row[column.name], row["_cells"][column.name] = live_column(column, image, now_s)
-        (shown if is_alive(table, image, row) else expired).append(row)
+        (shown if is_alive(table, image, row, now_s) else expired).append(row)
     for row in expired:
         only_static = any(row["_cells"][c.name] for c in table.of_kind("static"))
         if only_static and table.clustering and partition(table, row) not in [partition(table, r) for r in shown]:
@@ -33,16 +34,19 @@ def partition(table: TableSchema, row: Row) -> list[Any]:
     return [row["token"], *((row[c.name], row["_cells"][c.name]) for c in table.partition_key)]
 
 
-def is_alive(table: TableSchema, image: Row, row: Row) -> bool:
+def is_alive(table: TableSchema, image: Row, row: Row, now_s: int) -> bool:
     if table.clustering and not any(has_cell(image, c) for c in table.clustering):
-        return any(row["_cells"][c.name] for c in table.of_kind("static"))
+        return False
     regular = table.of_kind("regular")
     if any(row["_cells"][c.name] for c in regular):
         return True
-    if any(has_cell(image, c) for c in regular):
+    deleted, written, merge = image["_row"]["deleted_at"], image["_row"]["live"], image.get("_merge") or {}
+    expires_at = merge.get("live_expires_at")
+    if written is None:
+        return merge.get("unseen_at") is None and not any(has_cell(image, c) for c in regular)
+    if written == NO_LIVENESS or (deleted is not None and written <= deleted):
         return False
-    deleted, written = image["_row"]["deleted_at"], image["_row"]["live"]
-    return deleted is None or (written is not None and written > deleted)
+    return expires_at is None or expires_at > now_s
 
 
 def has_cell(image: Row, column: Column) -> bool:

@@ -24,6 +24,11 @@ def replica_folder(keyspace: str, table: str) -> str:
     return f"replica/{keyspace}/{table}"
 
 
+def changes_folder(keyspace: str, table: str) -> str:
+    """Key of the folder of the table of changes in the object store."""
+    return f"{replica_folder(keyspace, table)}/changes"
+
+
 def base_folder(keyspace: str, table: str) -> str:
     """Key of the base table's folder in the object store."""
     return f"{replica_folder(keyspace, table)}/base"
@@ -57,6 +62,19 @@ def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> No
         )
 
 
+def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) -> None:
+    """Look whether what lies at ``uri`` is the replica of this table with this schema.
+
+    :param found: its own properties
+    :raises ReplicaMismatchError: it is not
+    """
+    check_table_id(uri, found, table)
+    if found.get("schema_digest") != table.digest:
+        raise ReplicaMismatchError(
+            f"the schema of {table.full_name} changed since the replica {uri} was made: trigger bootstrap_table again"
+        )
+
+
 def check_replaceable(store: ObjectStore, table: TableSchema, before: DeltaSnapshot) -> None:
     """Look whether a bootstrap of this table may replace what is in its folder.
 
@@ -77,6 +95,7 @@ def replace_base(
     properties: Mapping[str, str],
     transaction: str,
     now_ms: int,
+    from_pass: int = 1,
     deletion_vectors: bool = True,
 ) -> int:
     """Make the base consist of these files, in one commit; readers see the old version until then.
@@ -86,11 +105,19 @@ def replace_base(
     :param properties: further properties, stored as ``ringsync.<name>``
     :param transaction: the base takes each only once
     :param now_ms: ms since the epoch
+    :param from_pass: the first pass of the sync that these files may lack something of
     :param deletion_vectors: off for readers that do not know them; repairs then rewrite whole files
     :returns: the Delta version
     :raises ConcurrentCommitError: somebody has committed since ``before``
     """
-    own = {**identity(table), "as_of_us": str(as_of_us), **properties}
+    own = {
+        **identity(table),
+        "as_of_us": str(as_of_us),
+        "from_pass": str(from_pass),
+        "base": transaction,
+        "read_until_us": str(now_ms * 1000),
+        **properties,
+    }
     return replace_all(
         store,
         base_folder(table.keyspace, table.name),

@@ -1,8 +1,7 @@
 """Checksums of live rows per token range: one definition for source and replica.
 
-A row's digest is MurmurHash3 x64 128 of its canonical bytes: every column, each cell's writetime and expiry and raw
-bytes, in the order of the schema, nulls marked at their place. The bytes are Avro's (:mod:`ringsync.cql.avro_rows`)
-for a schema derived from the Arrow schema. A range's checksum is its number of rows and of live cells, and the
+A row's digest (:mod:`ringsync.replica.digests`) covers every column, each cell's writetime and expiry and raw bytes. A
+range's checksum is its number of rows and of live cells, and the
 exclusive or and the sum (mod 2^64) of both halves of the digests: the same under any order and partitioning; the
 count and the sums see what a bare exclusive or would not, a row that is there twice.
 """
@@ -10,7 +9,6 @@ count and the sums see what a bare exclusive or would not, a row that is there t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from ringsync.cql.avro_rows import encode_rows
-from ringsync.cql.digest import murmur3_128
+from ringsync.replica.digests import row_digests
 from ringsync.replica.live_rows import alive_only, has_static_cells_left, live_rows
 from ringsync.replica.view import live
 from ringsync.schema.row_image import lake_names
@@ -30,8 +27,9 @@ Int64Array = npt.NDArray[np.int64]
 CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
 
 STATIC_CELLS_LEFT = -1
-"""A partial checksum of this range says: a row has expired whose partition still has a static cell. Whether that
-partition shows as a row without clustering cannot be said of one row by itself (:func:`ringsync.replica.view.live`)."""
+"""A partial checksum of this range says: there is an image that is no live row, but has a live static cell. Whether
+its partition shows as a row without clustering cannot be said of one image by itself
+(:func:`ringsync.replica.view.live`)."""
 
 PARTIAL_CHECKSUMS = "`range` bigint, " + ", ".join(f"`{name}` bigint" for name in CHECKSUM_FIELDS)
 
@@ -102,57 +100,6 @@ def range_indexes(tokens: pa.Array, edges: Int64Array) -> Int64Array:
     """The index of each token's range, start excluded, end included; -1 or ``len(edges) - 1`` outside."""
     found: Int64Array = np.searchsorted(edges, tokens.to_numpy(zero_copy_only=False), side="left") - 1
     return found
-
-
-def row_digests(rows: pa.RecordBatch) -> tuple[Int64Array, Int64Array]:
-    """The 128-bit digest of every row, all its columns included: (low halves, high halves)."""
-    canonical_rows = canonical(pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)))
-    low, high = murmur3_128(encode_rows(canonical_schema(canonical_rows.type), canonical_rows))
-    return low, high
-
-
-def canonical(array: pa.Array) -> pa.Array:
-    """The same values in types where equal means the same bits.
-
-    Dates and timestamps become integers; floats their bits, with one NaN for all and -0.0 apart from 0.0; maps
-    become lists of key and value.
-    """
-    kind = array.type
-    if pa.types.is_date32(kind):
-        return array.view(pa.int32())
-    if pa.types.is_timestamp(kind):
-        return array.view(pa.int64())
-    if pa.types.is_floating(kind):
-        return pc.if_else(pc.is_nan(array), pa.scalar(np.nan, kind), array).view(
-            pa.int64() if kind == pa.float64() else pa.int32()
-        )
-    if pa.types.is_map(kind):
-        entries = pa.StructArray.from_arrays([canonical(array.keys), canonical(array.items)], names=["key", "value"])
-        return _list(array, entries)
-    if pa.types.is_list(kind):
-        return _list(array, canonical(array.values))
-    if pa.types.is_struct(kind) and kind.num_fields:
-        columns = [canonical(array.field(i)) for i in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(columns, names=[f.name for f in kind], mask=array.is_null())
-    return array
-
-
-def _list(array: pa.Array, values: pa.Array) -> pa.Array:
-    """A list array with other values; its nulls are kept."""
-    offsets = pa.array(array.offsets.to_numpy())
-    return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
-
-
-def canonical_schema(kind: pa.DataType, path: str = "row") -> Any:
-    """The Avro schema of values of a canonical Arrow type; everything is nullable."""
-    if pa.types.is_struct(kind):
-        fields = [{"name": f.name, "type": canonical_schema(f.type, f"{path}.{f.name}")} for f in kind]
-        return ["null", {"type": "record", "name": path, "fields": fields}]
-    if pa.types.is_list(kind):
-        return ["null", {"type": "array", "items": canonical_schema(kind.value_type, f"{path}.item")}]
-    if pa.types.is_boolean(kind):
-        return ["null", "boolean"]
-    return ["null", "long" if pa.types.is_integer(kind) else "bytes"]
 
 
 def _columns_with_cells(table: TableSchema) -> list[str]:

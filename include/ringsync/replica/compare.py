@@ -14,8 +14,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from ringsync.replica.checksum import CHECKSUM_FIELDS, canonical, check_boundaries, row_digests
+from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries
 from ringsync.replica.differences import Difference, row_differences
+from ringsync.replica.digests import canonical
+from ringsync.replica.keys import binary_digests, key_digests
 from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
@@ -122,18 +124,27 @@ def compare_ranges(
 
 
 def repair(
-    replica: ReplicaTable, source: DataFrame, ranges: Sequence[tuple[int, int]], *, properties: Mapping[str, str]
+    replica: ReplicaTable,
+    source: DataFrame,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    up_to_pass: int,
+    properties: Mapping[str, str],
 ) -> WriteResult:
-    """Replace all rows of these token ranges in the base by the source's, in one commit.
+    """Replace all rows of these token ranges in the base by the source's, in one commit; then forget their changes.
 
-    Missing rows appear, extra ones go, all others get the source's values and times. Compare again to prove it.
+    Missing rows appear, extra ones go, all others get the source's values and times. Compare again to prove it: an
+    image that a pass has added meanwhile was made from what has now been replaced.
 
     :param source: row images of these ranges, read anew; others are left out
     :param ranges: (start, end], as :attr:`Comparison.differing_ranges`
+    :param up_to_pass: the last pass that the replica had when the source was read
     :param properties: for the commit's user metadata, e.g. ``run_id``
     :raises ReplicaMismatchError: when the base is not the replica of this table and schema
     """
-    return replica.replace_ranges(source.where(token_condition(ranges)), ranges, properties=properties)
+    written = replica.replace_ranges(source.where(token_condition(ranges)), ranges, properties=properties)
+    replica.forget_changes(source.sparkSession, ranges, up_to_pass)
+    return written
 
 
 def _join(
@@ -187,25 +198,15 @@ def _newest(table: TableSchema) -> str:
 
 def _with_digests(live_rows: DataFrame, table: TableSchema) -> DataFrame:
     """``key`` (digest of token and key columns), ``digest`` (of everything) and ``row`` of each row."""
-    names = lake_names(table)
-    keys = [names[column.name] for column in table.key_columns]
 
     def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            cells = batch["_cells"]
-            columns = [batch["token"], *(batch[k] for k in keys), *(cells.field(k) for k in keys)]
-            key = pa.record_batch(columns, names=[str(i) for i in range(len(columns))])
             row = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
-            yield pa.record_batch([_binary_digests(key), _binary_digests(batch), row], names=["key", "digest", "row"])
+            digests = [key_digests(batch, table), binary_digests(batch)]
+            yield pa.record_batch([*digests, row], names=["key", "digest", "row"])
 
     digest = [StructField("key", BinaryType()), StructField("digest", BinaryType())]
     return live_rows.mapInArrow(add, StructType([*digest, StructField("row", live_rows.schema)]))
-
-
-def _binary_digests(rows: pa.RecordBatch) -> pa.Array:
-    """The rows' digests as 16 bytes each."""
-    both = np.column_stack(row_digests(rows)).astype("<i8").tobytes()
-    return pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(both)]).cast(pa.binary())
 
 
 def _naming(table: TableSchema, limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -1,8 +1,9 @@
-"""A Delta table's log: read what the table consists of, and replace all of it in one commit.
+"""A Delta table's log: read what the table consists of, replace all of it or add to it in one commit.
 
 Spark and delta-rs commit only what they themselves wrote or computed. A bootstrap's files are written by many
 tasks, in several runs; they become the table at the end, without being read again, and only if nobody has committed in
-between. That takes one JSON object with the next version's name, put if absent: the protocol of Delta itself
+between. So do the files of a pass of the sync. That takes one JSON object with the next version's name, put if absent:
+the protocol of Delta itself
 (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, sections "Delta Log Entries", "Actions", "Checkpoints").
 """
 
@@ -71,6 +72,21 @@ class DeltaSnapshot:
     files: tuple[Action, ...] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> int:
+        """Rows of all files, as far as these say; those marked deleted do not count."""
+        return sum(map(file_rows, self.files)) - self.deleted_rows
+
+    @property
+    def deleted_rows(self) -> int:
+        """Rows that are still in the files but marked deleted."""
+        return sum(int((file.get("deletionVector") or {}).get("cardinality", 0)) for file in self.files)
+
+
+def file_rows(content: Action) -> int:
+    """Rows in a file by its ``add`` action, those marked deleted included; 0 where it does not say."""
+    return int(json.loads(content.get("stats") or "{}").get("numRecords", 0))
+
 
 def read_snapshot(store: ObjectStore, folder: str) -> DeltaSnapshot:
     """Replay the log from its last checkpoint.
@@ -125,6 +141,7 @@ def replace_all(
     transaction: str,
     now_ms: int,
     deletion_vectors: bool = True,
+    also: Mapping[str, int] | None = None,
 ) -> int:
     """Make the table consist of these files and nothing else, in one commit; create it if it is not there.
 
@@ -132,6 +149,7 @@ def replace_all(
     :param schema: as Spark writes it, JSON
     :param properties: table properties; those named ``delta.…`` must be what Delta knows
     :param transaction: application id: this table takes each only once
+    :param also: further versions by application id, whatever they were before
     :param now_ms: ms since the epoch
     :param deletion_vectors: whether later writers may mark rows deleted instead of rewriting files
     :returns: the version, also if this transaction was committed before
@@ -140,9 +158,8 @@ def replace_all(
     if transaction in before.transactions:
         return before.transactions[transaction]
     version = before.version + 1
-    name = f"{folder}/_delta_log/{version:020}.json"
     actions = [
-        {"commitInfo": _commit_info(files, properties, before, now_ms)},
+        {"commitInfo": _commit_info("Overwrite", files, properties, before, now_ms)},
         {"protocol": _protocol(before.protocol, deletion_vectors)},
         {
             "metaData": {
@@ -155,15 +172,52 @@ def replace_all(
             }
         },
         # The version of a transaction is that of the table, so that who comes again learns it.
-        {"txn": {"appId": transaction, "version": version, "lastUpdated": now_ms}},
+        *_transactions({**(also or {}), transaction: version}, now_ms),
         *({"remove": _removal(content, now_ms)} for content in before.files),
         *({"add": _addition(file)} for file in files),
     ]
+    return _commit(store, folder, version, actions)
+
+
+def append(
+    store: ObjectStore,
+    folder: str,
+    before: DeltaSnapshot,
+    files: Sequence[DataFile],
+    *,
+    transactions: Mapping[str, int],
+    now_ms: int,
+    constants: Mapping[str, int] | None = None,
+) -> int:
+    """Add files to a table that is there, in one commit that has looked at nothing else in it.
+
+    :param before: what the table was when it was decided to add these
+    :param transactions: versions by application id
+    :param now_ms: ms since the epoch
+    :param constants: columns that have the same number in all rows, for readers that skip files
+    :returns: the version
+    :raises ConcurrentCommitError: somebody has committed since ``before``
+    """
+    actions = [
+        {"commitInfo": _commit_info("Append", files, {}, before, now_ms)},
+        *_transactions(transactions, now_ms),
+        *({"add": _addition(file, constants)} for file in files),
+    ]
+    return _commit(store, folder, before.version + 1, actions)
+
+
+def _commit(store: ObjectStore, folder: str, version: int, actions: Sequence[Action]) -> int:
+    name = f"{folder}/_delta_log/{version:020}.json"
     try:
         store.put(name, b"".join(json.dumps(action).encode() + b"\n" for action in actions), if_absent=True)
     except AlreadyExistsError as error:
         raise ConcurrentCommitError(f"{store.uri(name)}: another writer has committed this version") from error
     return version
+
+
+def _transactions(versions: Mapping[str, int], now_ms: int) -> Iterable[Action]:
+    for application, version in versions.items():
+        yield {"txn": {"appId": application, "version": version, "lastUpdated": now_ms}}
 
 
 def _last_checkpoint(keys: Iterable[str]) -> tuple[int, list[str]]:
@@ -221,16 +275,17 @@ def _protocol(before: Action, deletion_vectors: bool) -> Action:
 
 
 def _commit_info(
-    files: Sequence[DataFile], properties: Mapping[str, str], before: DeltaSnapshot, now_ms: int
+    mode: str, files: Sequence[DataFile], properties: Mapping[str, str], before: DeltaSnapshot, now_ms: int
 ) -> Action:
     own = {name.removeprefix("ringsync."): v for name, v in properties.items() if name.startswith("ringsync.")}
     return {
         "timestamp": now_ms,
         "operation": "WRITE",
-        "operationParameters": {"mode": "Overwrite", "partitionBy": "[]"},
+        "operationParameters": {"mode": mode, "partitionBy": "[]"},
         "readVersion": before.version if before.version >= 0 else None,
         "isolationLevel": "Serializable",
-        "isBlindAppend": False,
+        # Writers that have read the table may commit after a blind append as if it were not there.
+        "isBlindAppend": mode == "Append",
         "operationMetrics": {
             "numFiles": str(len(files)),
             "numOutputRows": str(sum(file.rows for file in files)),
@@ -241,12 +296,13 @@ def _commit_info(
     }
 
 
-def _addition(file: DataFile) -> Action:
+def _addition(file: DataFile, constants: Mapping[str, int] | None = None) -> Action:
+    same = dict(constants or {})
     stats = {
         "numRecords": file.rows,
-        "minValues": {"token": file.min_token},
-        "maxValues": {"token": file.max_token},
-        "nullCount": {"token": 0},
+        "minValues": {"token": file.min_token, **same},
+        "maxValues": {"token": file.max_token, **same},
+        "nullCount": {"token": 0, **dict.fromkeys(same, 0)},
         "tightBounds": True,
     }
     return {

@@ -1,6 +1,6 @@
 """What differs between two versions of one row, named by column and element. Plain Python: only few rows come here.
 
-A row is a dict with the columns of the live view in canonical form (:func:`ringsync.replica.checksum.canonical`),
+A row is a dict with the columns of the live view in canonical form (:func:`ringsync.replica.digests.canonical`),
 as ``to_pylist`` gives it: dates in days, timestamps in µs, floats as their bits, maps as lists of key and value.
 """
 

@@ -31,6 +31,8 @@ DEFAULT_CONF: dict[str, str] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "8",
+    # VACUUM would list a folder with 10,000 tasks.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),

@@ -2,7 +2,8 @@
 
 ``<uri>/base`` is a plain Delta table of row images (:mod:`ringsync.schema.row_image`): deletion vectors, no column
 mapping, type widening or clustering, so that any engine reads it (docs/replica.md). Its properties
-``ringsync.*`` say what it is.
+``ringsync.*`` say what it is. ``<uri>/changes``, if it is there, holds newer images of some rows
+(:mod:`ringsync.replica.changes`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from ringsync.replica.base import ReplicaMismatchError, check_table_id, identity, own_properties
+from ringsync.replica.base import ReplicaMismatchError, check_same_schema, identity, own_properties
+from ringsync.replica.changes import ReplicaState
+from ringsync.replica.keys import key_columns_sql, same_key_sql
 from ringsync.schema.table import TableSchema
 
 
@@ -50,9 +53,19 @@ class ReplicaTable:
         return f"{self.uri.rstrip('/')}/base"
 
     @property
+    def changes_uri(self) -> str:
+        """Folder of the Delta table of changes, which need not be there."""
+        return f"{self.uri.rstrip('/')}/changes"
+
+    @property
     def sql_name(self) -> str:
-        """The Delta table as Spark SQL names it."""
-        return "delta.`" + self.base_uri.replace("`", "``") + "`"
+        """The base as Spark SQL names it."""
+        return _sql_name(self.base_uri)
+
+    @property
+    def changes_sql_name(self) -> str:
+        """The table of changes as Spark SQL names it."""
+        return _sql_name(self.changes_uri)
 
     def replace_ranges(
         self, rows: DataFrame, ranges: Sequence[tuple[int, int]], *, properties: Mapping[str, str]
@@ -82,12 +95,37 @@ class ReplicaTable:
         """The row images of the base, cells that have expired included (:func:`ringsync.replica.view.live`)."""
         return spark.read.format("delta").load(self.base_uri)
 
+    def read_changes(self, spark: SparkSession) -> DataFrame | None:
+        """All images in the table of changes, with ``_version``; None: the base has none."""
+        theirs, own = _properties(spark, self.changes_uri), self.properties(spark)
+        if not theirs or theirs.get("base", "") != own.get("base", ""):
+            return None
+        return spark.read.format("delta").load(self.changes_uri)
+
+    def read_images(self, spark: SparkSession) -> DataFrame:
+        """The newest image of each row, of base and changes: also rows that are deleted, cells that have expired."""
+        changes, base = self.read_changes(spark), self.read_base(spark)
+        return base if changes is None else newest_images(base, changes, self.table)
+
+    def images_at(self, spark: SparkSession, state: ReplicaState) -> DataFrame:
+        """The same as of a state of the replica, whatever is written to it meanwhile."""
+        base = _at(spark, self.base_uri, state.base_version)
+        if state.changes_version < 0:
+            return base
+        return newest_images(base, _at(spark, self.changes_uri, state.changes_version), self.table)
+
+    def forget_changes(self, spark: SparkSession, ranges: Sequence[tuple[int, int]], up_to_pass: int) -> None:
+        """Delete the images of these ranges and passes from the table of changes, if it is there, in one commit.
+
+        :param ranges: (start, end], not wrapping
+        """
+        if DeltaTable.isDeltaTable(spark, self.changes_uri):
+            condition = f"_version <= {up_to_pass} AND ({token_condition(ranges)})"
+            spark.sql(f"DELETE FROM {self.changes_sql_name} WHERE {condition}")
+
     def properties(self, spark: SparkSession) -> dict[str, str]:
         """The base's ``ringsync.*`` properties without that prefix; empty when there is no base or it is not ours."""
-        if not DeltaTable.isDeltaTable(spark, self.base_uri):
-            return {}
-        found = spark.sql(f"DESCRIBE DETAIL {self.sql_name}").collect()[0]["properties"]
-        return own_properties(found)
+        return _properties(spark, self.base_uri)
 
     def check_same_table(self, spark: SparkSession) -> None:
         """Look whether the base, if there is one, is the replica of this table with this schema.
@@ -96,13 +134,7 @@ class ReplicaTable:
         """
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             return
-        found = self.properties(spark)
-        check_table_id(self.base_uri, found, self.table)
-        if found.get("schema_digest") != self.table.digest:
-            raise ReplicaMismatchError(
-                f"the schema of {self.table.full_name} changed since the replica {self.base_uri} was made: "
-                "trigger bootstrap_table again"
-            )
+        check_same_schema(self.base_uri, self.properties(spark), self.table)
 
     def _last_commit(self, spark: SparkSession, description: Mapping[str, str]) -> WriteResult:
         """The newest commit with this description: another writer may have committed since."""
@@ -116,6 +148,53 @@ class ReplicaTable:
             files=int(metrics.get("numFiles", metrics.get("numAddedFiles", 0))),
             bytes=int(metrics.get("numOutputBytes", metrics.get("numAddedBytes", 0))),
         )
+
+
+def newest_images(base: DataFrame, changes: DataFrame, table: TableSchema) -> DataFrame:
+    """Of each key the image with the greatest ``_version`` in the changes, else the base's; columns as in the base."""
+    return base.sparkSession.sql(
+        # Changes first: Delta resolves tables from left to right, and what a merge moves from the changes to the base
+        # in between must be seen twice rather than not at all.
+        f"""
+        SELECT {_columns(base)} FROM {{newest}} AS newest
+        UNION ALL
+        SELECT {_columns(base)} FROM {{base}} AS base
+        LEFT ANTI JOIN {{changes}} AS changes ON {same_key_sql(table, "base", "changes")}""",
+        base=base,
+        changes=changes,
+        newest=newest_changes(changes, table),
+    )
+
+
+def newest_changes(changes: DataFrame, table: TableSchema) -> DataFrame:
+    """Of each key the image with the greatest ``_version``."""
+    keys = ", ".join(key_columns_sql(table, "changes"))
+    return changes.sparkSession.sql(
+        f"""
+        SELECT {_columns(changes)} FROM (
+            SELECT *, row_number() OVER (PARTITION BY {keys} ORDER BY _version DESC) AS `#number`
+            FROM {{changes}} AS changes)
+        WHERE `#number` = 1""",
+        changes=changes,
+    )
+
+
+def _columns(rows: DataFrame) -> str:
+    return ", ".join(f"`{name}`" for name in rows.columns)
+
+
+def _at(spark: SparkSession, uri: str, version: int) -> DataFrame:
+    return spark.read.format("delta").option("versionAsOf", version).load(uri)
+
+
+def _sql_name(uri: str) -> str:
+    return "delta.`" + uri.replace("`", "``") + "`"
+
+
+def _properties(spark: SparkSession, uri: str) -> dict[str, str]:
+    if not DeltaTable.isDeltaTable(spark, uri):
+        return {}
+    return own_properties(spark.sql(f"DESCRIBE DETAIL {_sql_name(uri)}").collect()[0]["properties"])
 
 
 def token_condition(ranges: Sequence[tuple[int, int]]) -> str:

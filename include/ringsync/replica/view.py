@@ -50,12 +50,14 @@ def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
 
 
 def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: str) -> None:
-    """Create a temporary view of the replica's rows that are alive at the moment of each query.
+    """Create a temporary view of the replica's rows that are alive at the moment of each query, changes included.
+
+    Create it again after a bootstrap.
 
     :param uri: the replica's folder, as for :class:`ReplicaTable`
     :param name: the view's name
     """
-    marked = _marked(ReplicaTable(uri, table).read_base(spark), table, None)
+    marked = _marked(ReplicaTable(uri, table).read_images(spark), table, None)
     with_static_rows = bool(table.of_kind("static") and table.clustering)
     shown = _with_static_rows(marked, table) if with_static_rows else _shown(marked.where("`#alive`"), table)
     shown.createOrReplaceTempView(name)
@@ -77,7 +79,7 @@ def _shown(marked: DataFrame, table: TableSchema) -> DataFrame:
 
 
 def _with_static_rows(marked: DataFrame, table: TableSchema) -> DataFrame:
-    """Live rows; and where all rows of a partition have expired while a static cell lives, one without clustering.
+    """Live rows; and where all rows of a partition are dead while a static cell lives, one without clustering.
 
     That is what Cassandra's SELECT shows.
     """
@@ -94,12 +96,15 @@ def _with_static_rows(marked: DataFrame, table: TableSchema) -> DataFrame:
         f"'{names[c.name]}', " + ("NULL" if c.kind == "clustering" else f"_cells.`{names[c.name]}`")
         for c in table.columns
     )
+    # An image without clustering comes first: its static cells are those that all others repeat.
+    name = names[table.clustering[0].name]
+    has_clustering = f"`{name}` IS NOT NULL OR _cells.`{name}`.raw IS NOT NULL"
     cells = marked.schema["_cells"].dataType.simpleString()
     return marked.sparkSession.sql(
         f"""
         WITH marked AS (SELECT *, struct(token, {key}) AS `#partition` FROM {{marked}}),
         expired AS (
-            SELECT *, row_number() OVER (PARTITION BY `#partition` ORDER BY token) AS `#number`
+            SELECT *, row_number() OVER (PARTITION BY `#partition` ORDER BY {has_clustering}) AS `#number`
             FROM marked WHERE `#static` AND NOT `#alive`)
         SELECT token, {columns}, _cells FROM marked WHERE `#alive`
         UNION ALL

@@ -30,6 +30,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ReplicaMismatchError: the replica is of another table id or schema
     """
     from ringsync.replica.base import base_folder, own_properties, replica_folder
+    from ringsync.replica.changes import ReplicaState, replica_state
     from ringsync.replica.checksum import range_checksums
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
@@ -39,7 +40,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     from ringsync.sources.cassandra_table import CassandraTable
 
     config, store = application.config, application.store
-    keyspace, name = application.table
+    keyspace, name = application.one_table
     folder = base_folder(keyspace, name)
     properties = own_properties(read_snapshot(store, folder).metadata.get("configuration") or {})
     if not properties:
@@ -52,35 +53,42 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     spark = spark_session(f"replica_verify {table.full_name} {application.run}")
     spark.dataSource.register(CassandraTable)
     replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
-    replica.check_same_table(spark)
+
+    def state() -> ReplicaState:
+        found = replica_state(store, table)
+        assert found is not None, f"{replica.uri} was there a moment ago"
+        return found
 
     def source_images(ranges: Ranges) -> Any:
         reader = spark.read.format("cassandra_table").option("config", application.config_path)
         return reader.option("plan", within(plan, ranges).to_json()).load()
 
-    def compare(boundaries: Sequence[int]) -> Comparison:
-        base = replica.read_base(spark)
+    def compare(seen: ReplicaState) -> Comparison:
+        images = replica.images_at(spark, seen)
+        edges = boundaries(config)
         return compare_ranges(
-            source_checksums(spark, application, plan, boundaries),
-            range_checksums(base, table, boundaries, plan.now),
+            source_checksums(spark, application, plan, edges),
+            range_checksums(images, table, edges, plan.now),
             lambda ranges: as_selected(source_images(ranges), table, plan.now),
-            lambda: live(base, table, plan.now),
-            boundaries,
+            lambda: live(images, table, plan.now),
+            edges,
             table,
-            changed_after_us=int(properties["as_of_us"]),
+            changed_after_us=seen.as_of_us,
             limit=config.verify.max_listed_differences,
         )
 
-    found = compare(boundaries(config))
-    report = describe(found, plan)
+    seen = state()
+    found = compare(seen)
+    report = {**describe(found, plan), "replica_pass": seen.applied}
     if application.options.repair and not found.is_equal:
         written = repair(
             replica,
             source_images(found.differing_ranges),
             found.differing_ranges,
+            up_to_pass=seen.applied,
             properties={"run_id": application.run},
         )
-        found = compare(boundaries(config))
+        found = compare(state())
         report = {**describe(found, plan), "before_repair": report, "repair": asdict(written)}
     return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
 

@@ -66,6 +66,22 @@ def spark_conf(
     return conf | {"spark.delta.logStore.gs.impl": "io.delta.storage.GCSLogStore"}
 
 
+def delta_options(
+    url: str,
+    *,
+    gcs_endpoint: str | None = None,
+    gcs_project: str | None = None,
+    gcs_credentials_file: str | None = None,
+) -> dict[str, str]:
+    """``storage_options`` with which delta-rs reaches what ``open_store`` opens. Parameters as for that."""
+    if _folder(url) is not None:
+        return {}
+    _bucket(url)
+    if gcs_endpoint is not None:
+        return {"google_base_url": gcs_endpoint.rstrip("/"), "google_skip_signature": "true", "allow_http": "true"}
+    return {} if gcs_credentials_file is None else {"google_application_credentials": gcs_credentials_file}
+
+
 _CONNECTOR = {
     "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
     "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",

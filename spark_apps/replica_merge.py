@@ -1,0 +1,23 @@
+"""Merge the newest row images into the bases of the replicas; run by the DAG ``replica_merge``.
+
+Without ``--table`` every table whose turn it is. Exit code 1: some table could not be merged, the report says why.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ringsync.steps import replica_merge
+from ringsync.steps.application import run_application
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--table", metavar="KEYSPACE.TABLE", help="merge this one now; else all whose turn it is")
+
+
+def main(argv: Sequence[str]) -> int:
+    return run_application("replica_merge", __doc__, replica_merge.run, argv, _options, of_table=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

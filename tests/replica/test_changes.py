@@ -1,0 +1,105 @@
+"""The table of changes: passes are added once, in order, to the base that they were made for; no Spark."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.changes import StaleStateError, append_pass, applied_pass, begin_changes, replica_state
+from ringsync.replica.delta_log import read_snapshot
+from ringsync.storage.local import LocalStore
+from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_file, write_pass
+from tests.replica.test_table import images, simple, simple_images, table
+
+CHANGES = "replica/shop/orders/changes"
+
+
+def newest(store: Path) -> list[tuple[int, int, str]]:
+    """(pass, id, v) of all images, as delta-rs reads them."""
+    changes = DeltaTable(f"{replica_uri(store, simple())}/changes")
+    found = QueryBuilder().register("c", changes).execute("SELECT _version, id, v FROM c ORDER BY _version, id")
+    return [tuple(row.values()) for row in pa.table(found.read_all()).to_pylist()]
+
+
+def test_a_pass_is_added_once_and_in_order(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert replica_state(store, simple()) is None
+    assert applied_pass(store, simple()) == 0
+    write_base(tmp_path, simple(), simple_images(3), as_of_us=5)
+    before = state_of(tmp_path, simple())
+    assert (before.applied, before.changes_version, before.as_of_us) == (0, -1, 5)
+    file = write_file(tmp_path, simple(), simple_images(2, "one"), 1)
+    assert append_pass(store, simple(), 1, [file], NOW_MS, seen=before, as_of_us=7) == 1
+    # Repeated, by one who knows what is there and by one who does not.
+    assert append_pass(store, simple(), 1, [file], NOW_MS, seen=before) == 1
+    assert append_pass(store, simple(), 1, [file], NOW_MS, seen=state_of(tmp_path, simple())) == 1
+    with pytest.raises(StaleStateError, match="pass 2 was made for base test-0 with pass 0"):
+        append_pass(store, simple(), 2, [file], NOW_MS, seen=before)
+    assert write_pass(tmp_path, simple(), simple_images(0), 2) == 2
+    write_pass(tmp_path, simple(), simple_images(1, "three"), 3, as_of_us=6)
+    now = state_of(tmp_path, simple())
+    assert (now.applied, now.as_of_us, now.changed_rows, now.base_rows) == (3, 7, 3, 3)
+    assert newest(tmp_path) == [(1, 0, "one"), (1, 1, "one"), (3, 0, "three")]
+
+
+def test_zombies_and_rivals_of_one_pass(tmp_path: Path) -> None:
+    write_base(tmp_path, simple(), simple_images(3))
+    for number in range(1, 24):
+        seen = state_of(tmp_path, simple())
+
+        def rival(_: int, number: int = number, seen: object = seen) -> int:
+            file = write_file(tmp_path, simple(), simple_images(2, str(number)), number)
+            return append_pass(LocalStore(tmp_path), simple(), number, [file], NOW_MS, seen=seen)
+
+        with ThreadPoolExecutor(3) as threads:
+            assert len(set(threads.map(rival, range(3)))) == 1
+    assert [row[0] for row in newest(tmp_path)] == sorted([*range(1, 24)] * 2)
+    # Read from a checkpoint, as versions 10 and 20 have made.
+    assert (tmp_path / CHANGES / "_delta_log" / f"{20:020}.checkpoint.parquet").exists()
+    assert state_of(tmp_path, simple()).applied == 23
+
+
+def test_a_new_base_begins_anew(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    write_base(tmp_path, simple(), simple_images(3))
+    for number in (1, 2, 3):
+        write_pass(tmp_path, simple(), simple_images(2, "old"), number)
+    old = state_of(tmp_path, simple())
+    write_base(tmp_path, simple(), simple_images(4), from_pass=3)
+    # Killed before the table of changes was emptied: its images belong to another base.
+    now = state_of(tmp_path, simple())
+    assert (now.applied, now.changes_version, now.changed_rows, now.base_rows) == (2, -1, 0, 4)
+    with pytest.raises(StaleStateError):
+        append_pass(store, simple(), 4, [], NOW_MS, seen=old)
+    for _ in range(2):
+        begin_changes(store, simple(), NOW_MS)
+    assert newest(tmp_path) == []
+    write_pass(tmp_path, simple(), simple_images(1, "new"), 3)
+    begin_changes(store, simple(), NOW_MS)
+    assert newest(tmp_path) == [(3, 0, "new")]
+    assert state_of(tmp_path, simple()).applied == 3
+
+
+def test_another_schema_needs_another_base(tmp_path: Path) -> None:
+    wider = table(("id", "partition_key", simple().columns[0].type), ("w", "regular", simple().columns[0].type))
+    write_base(tmp_path, simple(), simple_images(3))
+    write_pass(tmp_path, simple(), simple_images(1), 1)
+    seen = state_of(tmp_path, simple())
+    for call in (lambda: replica_state(LocalStore(tmp_path), wider), lambda: write_pass(tmp_path, wider, None, 2)):
+        with pytest.raises(ReplicaMismatchError, match=r"schema of .* changed"):
+            call()
+    with pytest.raises(ReplicaMismatchError, match="dropped and created again"):
+        replica_state(LocalStore(tmp_path), replace(simple(), table_id="2" * 32))
+    rows = images(wider, {"id": pa.array([1], pa.int32()), "w": pa.array([5], pa.int32())})
+    write_base(tmp_path, wider, rows, from_pass=2)
+    write_pass(tmp_path, wider, rows, 2)
+    assert state_of(tmp_path, wider).applied == 2
+    assert "w" in DeltaTable(f"{replica_uri(tmp_path, wider)}/changes").schema().to_arrow().names
+    assert seen.base != state_of(tmp_path, wider).base
+    assert read_snapshot(LocalStore(tmp_path), CHANGES).rows == 1
