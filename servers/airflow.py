@@ -49,7 +49,7 @@ class Airflow(Server):
     :param dags: folder of the DAGs.
     :param plugins: folder of the plugins; None: none.
     :param environment: further environment variables for all components and tasks, for example `RINGSYNC_CONFIG`.
-    :param parallelism: how many tasks run at once.
+    :param parallelism: how many tasks run at once; the loops of the sync are three.
     """
 
     username = "admin"
@@ -61,7 +61,7 @@ class Airflow(Server):
         dags: Path,
         plugins: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        parallelism: int = 4,
+        parallelism: int = 6,
     ) -> None:
         self.home = home.resolve()
         self.port = port
@@ -156,7 +156,13 @@ class Airflow(Server):
             "logging": {"base_log_folder": self.home / "logs"},
             "api": {"host": ADDRESS, "port": self.port, "base_url": self.url, "workers": 1},
             "dag_processor": {"refresh_interval": 5, "min_file_process_interval": 5, "parsing_processes": 1},
-            "scheduler": {"enable_health_check": False},
+            "scheduler": {
+                "enable_health_check": False,
+                # A loop of the sync whose worker was killed stands still for so long: the default is five minutes.
+                "task_instance_heartbeat_timeout": 60,
+            },
+            # On busy cores the API server's answer may take longer than the default of five seconds.
+            "workers": {"execution_api_timeout": 30},
         }
         variables = {
             f"AIRFLOW__{section}__{key}".upper(): str(value)

@@ -17,6 +17,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
@@ -147,7 +148,7 @@ def run_client(pom: Path, target: Path, cache: Path) -> None:
     """
     java_home = find_java_home()
     maven = shutil.which("mvn")
-    whole = jar_with_dependencies(pom)
+    whole = whole_artifact(pom)
     repository = target.parent / "repository"
     if whole is not None and maven is None:
         raise ServerError(f"Only Maven can fetch {pom.stem}: install it, so that mvn is on PATH.")
@@ -178,28 +179,47 @@ def run_client(pom: Path, target: Path, cache: Path) -> None:
     if whole is not None:
         for jar in repository.rglob("*-jar-with-dependencies.jar"):
             jar.rename(target / jar.name)
+        for archive in repository.rglob("*-all.tar.gz"):
+            take_jars(archive, target)
 
 
-def jar_with_dependencies(pom: Path) -> str | None:
+def whole_artifact(pom: Path) -> str | None:
     """
-    Return the coordinates of the jar with all that it needs that a pom asks for, or None if it asks for others.
+    Return the coordinates of the one file with all that it needs that a pom asks for, or None if it asks for others.
+
+    That is a jar with dependencies, or an archive of jars.
 
     :param pom: the file with the coordinates.
     """
     for dependency in ElementTree.parse(pom).iterfind("m:dependencies/m:dependency", POM_NAMESPACE):
         parts = [dependency.findtext(f"m:{name}", "", POM_NAMESPACE) for name in ("groupId", "artifactId", "version")]
         classifier = dependency.findtext("m:classifier", "", POM_NAMESPACE)
-        if classifier == "jar-with-dependencies":
-            return ":".join([*parts, "jar", classifier])
+        if classifier in ("jar-with-dependencies", "all"):
+            return ":".join([*parts, dependency.findtext("m:type", "jar", POM_NAMESPACE), classifier])
     return None
+
+
+def take_jars(archive: Path, target: Path) -> None:
+    """
+    Copy the jars in an archive, in whatever folder they are there, into one folder.
+
+    :param archive: a tar file.
+    :param target: the folder for the jars.
+    """
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            content = opened.extractfile(member) if member.name.endswith(".jar") else None
+            if content is not None:
+                with content, (target / Path(member.name).name).open("wb") as jar:
+                    shutil.copyfileobj(content, jar)
 
 
 def maven_get_command(maven: str, artifact: str, repository: Path) -> list[str]:
     """
-    Return the command by which Maven fetches one jar and does not look at what it depends on.
+    Return the command by which Maven fetches one file and does not look at what it depends on.
 
     :param maven: the `mvn` program.
-    :param artifact: `group:artifact:version:jar:classifier`.
+    :param artifact: `group:artifact:version:type:classifier`.
     :param repository: the folder where Maven puts it, and its own plugins.
     """
     # Version 3 of the plugin reads the jar's pom, and that of its parent, even if it is not to look any further.

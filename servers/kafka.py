@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import socket
+import ssl
 import struct
 import subprocess
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from servers import ServerError, last_lines
+from servers.certificates import Certificates
 from servers.jars import fetch
 from servers.java import find_java_home
 from servers.ports import free_port, require_free
@@ -33,6 +35,8 @@ class BrokerSettings:
     :param heap_mb: Java heap, in MiB; the process takes about 100 MiB more.
     :param short_lived: compile quickly and optimise less; switch it off in benchmarks.
     :param partitions: of a topic that is created because a client names it.
+    :param certificates: clients speak TLS, without certificates of their own; None: in clear.
+    :param login: user and password that clients log in with (SCRAM-SHA-512); None: anybody may.
     """
 
     address: str = "127.0.0.1"
@@ -41,6 +45,8 @@ class BrokerSettings:
     heap_mb: int = 256
     short_lived: bool = True
     partitions: int = 1
+    certificates: Certificates | None = None
+    login: tuple[str, str] | None = field(default=None, repr=False)
 
     def on_free_ports(self) -> BrokerSettings:
         """Return the same settings with two ports on which nothing listens now."""
@@ -97,7 +103,10 @@ class KafkaBroker(OneProcess):
 
     def _format(self, jars: Path) -> None:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        options = ("format", "--standalone", "-t", cluster_id, "-c", str(self.folder / "server.properties"))
+        options = ["format", "--standalone", "-t", cluster_id, "-c", str(self.folder / "server.properties")]
+        if self.settings.login:
+            user, password = self.settings.login
+            options += ["--add-scram", f"SCRAM-SHA-512=[name={user},password={password}]"]
         answer = subprocess.run(
             java_command(jars, self.settings, "kafka.tools.StorageTool", *options),
             capture_output=True,
@@ -110,13 +119,21 @@ class KafkaBroker(OneProcess):
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection((self.settings.address, self.settings.port), timeout=2) as connection:
+            with self._connection() as connection:
                 connection.sendall(_API_VERSIONS)
                 answer = connection.recv(10)
         except OSError:
             return False
         # Size, correlation id, error code.
         return len(answer) == 10 and answer[4:] == bytes((0, 0, 0, 1, 0, 0))
+
+    def _connection(self) -> socket.socket:
+        settings = self.settings
+        plain = socket.create_connection((settings.address, settings.port), timeout=2)
+        if settings.certificates is None:
+            return plain
+        context = ssl.create_default_context(cafile=settings.certificates.authority)
+        return context.wrap_socket(plain, server_hostname=settings.address)
 
 
 def java_command(jars: Path, settings: BrokerSettings, main_class: str, *arguments: str) -> list[str]:
@@ -149,9 +166,11 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.bootstrap.servers": controller,
-        "listeners": f"PLAINTEXT://{client},CONTROLLER://{controller}",
-        "advertised.listeners": f"PLAINTEXT://{client}",
+        "listeners": f"CLIENTS://{client},CONTROLLER://{controller}",
+        "advertised.listeners": f"CLIENTS://{client}",
         "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "CLIENTS",
+        **_security(settings),
         "log.dirs": folder / "data",
         "num.partitions": settings.partitions,
         # There is one broker.
@@ -169,3 +188,31 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
         "broker.heartbeat.interval.ms": 1000,
     }
     return "".join(f"{key}={value}\n" for key, value in found.items())
+
+
+def _security(settings: BrokerSettings) -> dict[str, object]:
+    """How clients are spoken to."""
+    tls, login = settings.certificates, settings.login
+    protocol = ("SASL_" if login else "") + ("SSL" if tls else "PLAINTEXT")
+    found: dict[str, object] = {"listener.security.protocol.map": f"CLIENTS:{protocol},CONTROLLER:PLAINTEXT"}
+    if tls:
+        found |= {
+            "ssl.keystore.type": "PKCS12",
+            "ssl.keystore.location": tls.keystore,
+            "ssl.keystore.password": tls.password,
+            "ssl.key.password": tls.password,
+            # The broker itself is a client, too.
+            "ssl.truststore.type": "PKCS12",
+            "ssl.truststore.location": tls.truststore,
+            "ssl.truststore.password": tls.password,
+        }
+    if login:
+        module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        found |= {
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
+            "listener.name.clients.scram-sha-512.sasl.jaas.config": (
+                f'{module} required username="{login[0]}" password="{login[1]}";'
+            ),
+        }
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cassandra.protocol import QueryMessage, _ProtocolHandler
@@ -46,7 +46,15 @@ class _WithNow:
 
 
 def replay(session: Any, text: str) -> int:
-    """Execute all statements; their number.
+    """Execute all statements of a text; their number.
+
+    :param session: of the driver, for this only
+    """
+    return execute(session, statements(text))
+
+
+def execute(session: Any, found: Iterable[tuple[str, int | None]]) -> int:
+    """Execute statements, each as of the second beside it, if there is one; their number.
 
     :param session: of the driver, for this only
     """
@@ -61,7 +69,7 @@ def replay(session: Any, text: str) -> int:
 
     session.client_protocol_handler = Replaying
     count = 0
-    for statement, now in statements(text):
+    for statement, now in found:
         moment[0] = now
         try:
             session.execute(statement)

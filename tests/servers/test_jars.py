@@ -104,7 +104,7 @@ def test_a_full_disk(tmp_path: Path, maven: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_an_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(
-        ServerError, match=r"'cassandra-3\.0'; known are cassandra-4\.0, cassandra-4\.1, cassandra-5\.0"
+        ServerError, match=r"'cassandra-3\.0'; known are apicurio, cassandra-4\.0, cassandra-4\.1, cassandra-5\.0"
     ):
         fetch("cassandra-3.0", tmp_path)
 

@@ -15,7 +15,7 @@ from servers.kafka import BrokerSettings, KafkaBroker, properties
 
 def test_listens_on_its_address_only(tmp_path: Path) -> None:
     text = properties(tmp_path, BrokerSettings(address="127.0.0.9", port=1, controller_port=2))
-    assert "\nlisteners=PLAINTEXT://127.0.0.9:1,CONTROLLER://127.0.0.9:2\n" in text
+    assert "\nlisteners=CLIENTS://127.0.0.9:1,CONTROLLER://127.0.0.9:2\n" in text
 
 
 @pytest.mark.server

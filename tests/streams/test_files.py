@@ -34,7 +34,8 @@ def messages(first: int, count: int) -> Messages:
     numbers = pa.array(range(first, first + count), pa.int32())
     keys = encode_rows(KEY, pa.StructArray.from_arrays([numbers], names=["id"]))
     values = encode_rows(VALUE, pa.StructArray.from_arrays([numbers.cast(pa.int64())], names=["at"]))
-    return Messages(keys, values, pa.nulls(count, pa.binary(16)))
+    event_ids = pa.array([number.to_bytes(16, "big") for number in range(first, first + count)], pa.binary(16))
+    return Messages(keys, values, event_ids)
 
 
 def container_file(schema: Any, rows: list[pa.Array], codec: Any, sync: bytes, rows_per_block: int) -> bytes:
@@ -126,6 +127,9 @@ def test_a_part_may_be_written_again_until_it_is_published(stream: FileStream, t
     assert list(stream.read("b")) == expected(50, 3)
     assert write_part(stream, "b", "a", [messages(50, 3)], 1) == part
     assert not part_file(stream, tmp_path, "b", abandoned).exists()
+    assert sorted(file.name for file in part_file(stream, tmp_path, "b", part).parent.iterdir()) == sorted(
+        [f"{part.name}.avro", f"{part.name}.index", "manifest.json"]
+    )
     with pytest.raises(StreamConflictError, match="published already"):
         write_part(stream, "b", "a", [messages(0, 3)], 1)
     assert list(stream.read("b")) == expected(50, 3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ringsync.cql.avro import AvroMappingError, Mapping, arrow_values, without_logical_types
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, arrow_type
-from ringsync.schema.row_image import ROW_TIMES, lake_names, row_image_schema
+from ringsync.schema.row_image import MERGE, ROW_TIMES, lake_names, row_image_schema
 from ringsync.schema.table import Column, ColumnKind, TableSchema
 from ringsync.streams.messages import Messages, envelope_schema, key_schema, message_schema, snapshot_messages
 from tests.cql.strategies import cql_types, plain, python_values, serialise
@@ -120,7 +120,8 @@ def cell(writetime: int | None, expires_at: int | None, raw: bytes | None = None
 
 
 def element(identity: Any, writetime: int, expires_at: int | None) -> dict[str, Any]:
-    return {"identity": identity, "writetime": writetime, "expires_at": expires_at, "deleted_at": None}
+    times = {"writetime": writetime, "expires_at": expires_at, "deleted_at": None}
+    return {"identity": identity, **times, "raw": None}
 
 
 def collection(*elements: dict[str, Any], raw: bytes | None = None, known: bool = True) -> dict[str, Any]:
@@ -148,6 +149,7 @@ def test_a_whole_message() -> None:
             "late": False,
         },
         "ts_ms": 42,
+        "range": None,
         "after": {
             "id": ID,
             "Line_no": 3,
@@ -300,7 +302,9 @@ def random_images(draw: st.DrawFn) -> tuple[TableSchema, pa.RecordBatch]:
     schema = row_image_schema(table)
     x = [dict(zip(differences, each, strict=True)) for each in zip(*differences.values(), strict=True)]
     token = pa.array(range(count), pa.int64())
-    return table, pa.RecordBatch.from_arrays([token, *arrays, row, pa.array(x, schema.field("_x").type)], schema=schema)
+    merge = pa.nulls(count, MERGE)
+    arrays = [token, *arrays, row, pa.array(x, schema.field("_x").type), merge]
+    return table, pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def cell_differences(column: Column, value: Any) -> st.SearchStrategy[dict[str, Any]]:

@@ -178,7 +178,7 @@ def arrow_values(cql_type: CqlType, data: Sequence[Any]) -> pa.Array:
     """
     match cql_type:
         case Native("decimal" | "varint"):
-            return pa.array([None if one is None else _big_decimal_text(one) for one in data], pa.string())
+            return pa.array([None if one is None else big_decimal_text(one) for one in data], pa.string())
         case Native("timestamp"):
             return pc.multiply_checked(pa.array(data, pa.int64()), 1000).cast(arrow_type(cql_type))
         case Native() | CustomType():
@@ -294,7 +294,7 @@ def _big_decimals(unscaled: pa.Array, scale: npt.NDArray[np.int32], valid: pa.Ar
     return pc.if_else(valid, encoded, pa.scalar(None, encoded.type))
 
 
-def _big_decimal_text(data: bytes) -> str:
+def big_decimal_text(data: bytes) -> str:
     """A big-decimal as Java's BigDecimal.toString prints it; with scale 0 that is an integer's plain form."""
     length, start = _read_long(data, 0)
     scale, _ = _read_long(data, start + length)

@@ -88,6 +88,21 @@ def partition_key_bytes(columns: Sequence[pa.Array]) -> pa.Array:
     return _narrow(keys, "partition key")
 
 
+def frozen_values(parts: Sequence[pa.Array], counts: Int64Array, *, counted: bool) -> pa.Array:
+    """Collections or user-defined types in their frozen form, put together from serialised parts.
+
+    :param parts: binary arrays with a value per item: element of a list or set; key, value of a map; each field
+    :param counts: items of each value; a user-defined type is one item
+    :param counted: whether the number of items belongs to the form: of collections
+    :returns: pa.binary(), as long as ``counts``
+    """
+    items = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=items[1:])
+    large = [part.cast(pa.large_binary()) for part in parts]
+    all_there = pa.nulls(len(counts)).is_null()
+    return _narrow(_compose(large, items, all_there, kernels.INT_LENGTH, counted=counted), "frozen values")
+
+
 def _narrow(encoded: pa.Array, what: str) -> pa.Array:
     if len(encoded) and int(offsets_of(encoded)[-1]) > LARGEST_BINARY:
         raise ValueError(f"{what}: {len(encoded)} values take more than 2 GiB; encode fewer rows at once")

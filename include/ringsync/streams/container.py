@@ -5,13 +5,14 @@ https://avro.apache.org/docs/1.12.0/specification/#object-container-files
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from fastavro import block_reader, parse_schema, schemaless_reader
+from fastavro import parse_schema, schemaless_reader
 from fastavro.write import Writer
 from isal import isal_zlib
 
@@ -24,6 +25,20 @@ Codec = Literal["null", "deflate"]
 _DEFLATE_LEVEL = 1
 """ISA-L's level 2 and 3 take longer and save nothing of messages."""
 
+_SYNC_BYTES = 16
+_HEADER = parse_schema(
+    {
+        "type": "record",
+        "name": "Header",
+        "fields": [
+            {"name": "magic", "type": {"type": "fixed", "name": "Magic", "size": 4}},
+            {"name": "meta", "type": {"type": "map", "values": "bytes"}},
+            {"name": "sync", "type": {"type": "fixed", "name": "Sync", "size": _SYNC_BYTES}},
+        ],
+    }
+)
+_LONG = parse_schema("long")
+
 
 class ContainerWriter:
     """One container file in the making, in memory. The same calls give the same bytes.
@@ -35,7 +50,7 @@ class ContainerWriter:
     """
 
     def __init__(self, schema: AvroSchema, codec: Codec, sync: bytes, rows_per_block: int) -> None:
-        if len(sync) != 16:
+        if len(sync) != _SYNC_BYTES:
             raise ValueError(f"an Avro sync marker has 16 bytes, not {len(sync)}")
         self._file = BytesIO()
         Writer(self._file, schema, codec=codec, sync_marker=sync).flush()  # the header: there are no rows yet
@@ -73,12 +88,37 @@ def read_container(data: bytes) -> Iterator[dict[str, Any]]:
 
     :raises ValueError: it is not a container file
     """
-    schema: Any = None
-    for block in block_reader(BytesIO(data)):
-        if schema is None:
-            schema = parse_schema(without_logical_types(block.writer_schema))
-        for _ in range(block.num_records):
-            yield schemaless_reader(block.bytes_, schema)
+    schema, blocks = read_blocks(data)
+    reader_schema = parse_schema(without_logical_types(schema))
+    for rows, block in blocks:
+        stream = BytesIO(block)
+        for _ in range(rows):
+            yield schemaless_reader(stream, reader_schema)
+
+
+def read_blocks(data: bytes) -> tuple[AvroSchema, Iterator[tuple[int, bytes]]]:
+    """A container file's schema, and of each block the number of rows and their bytes, decompressed.
+
+    :raises ValueError: it is not a container file, or has a codec other than null and deflate
+    """
+    stream = BytesIO(data)
+    if not data.startswith(b"Obj\x01"):
+        raise ValueError("it is not an Avro container file: it does not begin with 'Obj' and 1")
+    header: Any = schemaless_reader(stream, _HEADER)
+    codec = header["meta"].get("avro.codec", b"null").decode()
+    if codec not in ("null", "deflate"):
+        raise ValueError(f"it has the Avro codec {codec!r}; null and deflate are written")
+    return json.loads(header["meta"]["avro.schema"]), _decompressed(stream, len(data), codec, header["sync"])
+
+
+def _decompressed(stream: BytesIO, end: int, codec: str, sync: bytes) -> Iterator[tuple[int, bytes]]:
+    while stream.tell() < end:
+        rows: Any = schemaless_reader(stream, _LONG)
+        size: Any = schemaless_reader(stream, _LONG)
+        block = stream.read(size)
+        if stream.read(_SYNC_BYTES) != sync:
+            raise ValueError(f"a block does not end in the file's sync marker, at byte {stream.tell()}")
+        yield rows, isal_zlib.decompress(block, wbits=-15) if codec == "deflate" else block
 
 
 def _raw_deflate(data: memoryview) -> bytes:

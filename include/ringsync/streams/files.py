@@ -3,6 +3,7 @@
 ======================================================  ====================================================
 ``streams/<topic>/schemas/key-<version>.avsc``          the key's schema, and ``value-<version>.avsc``
 ``streams/<topic>/<bucket>/<part>-<crc32c>.avro``       messages: Avro container of ``{key, value}``
+``streams/<topic>/<bucket>/<part>-<crc32c>.index``      where its messages begin (:mod:`ringsync.streams.part_index`)
 ``streams/<topic>/<bucket>/manifest.json``              which parts make up the bucket; it is there or not
 ======================================================  ====================================================
 
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
 from ringsync.streams.container import Codec, ContainerWriter, read_container
 from ringsync.streams.messages import AvroRecord, Messages, message_schema
+from ringsync.streams.part_index import MessageBlock, PartIndex, blocks_by_decoding, blocks_by_index
 
 ROWS_PER_BLOCK = 2000
 """Messages in a block of a container file: about a megabyte before compression."""
@@ -89,6 +91,26 @@ class FileStream:
                     f"{self.store.uri(name)} holds another schema: a changed schema needs a version of its own"
                 )
 
+    def put_next_schemas(self, key: AvroRecord, value: AvroRecord) -> int:
+        """Publish schemas under the first version that has them, or none yet.
+
+        :returns: the version, from 1
+        """
+        version = 1
+        while True:
+            try:
+                self.put_schemas(version, key, value)
+                return version
+            except StreamConflictError:
+                version += 1
+
+    def schemas(self, version: int) -> tuple[AvroRecord, AvroRecord]:
+        """The schemas of key and value of a version.
+
+        :raises StreamError: no schemas were put for this version
+        """
+        return self._schema("key", version), self._schema("value", version)
+
     def open_part(self, bucket: str, part: str, schema_version: int, codec: Codec = "deflate") -> PartWriter:
         """Begin a file of messages.
 
@@ -99,8 +121,9 @@ class FileStream:
         _check_name("bucket", bucket)
         _check_name("part", part)
         sync = hashlib.sha256(f"{self.root}/{bucket}/{part}".encode()).digest()[:16]
-        schema = message_schema(self._schema("key", schema_version), self._schema("value", schema_version))
-        return PartWriter(self, bucket, part, ContainerWriter(schema, codec, sync, ROWS_PER_BLOCK))
+        schema = message_schema(*self.schemas(schema_version))
+        container = ContainerWriter(schema, codec, sync, ROWS_PER_BLOCK)
+        return PartWriter(self, bucket, part, container, PartIndex(schema_version))
 
     def publish(self, bucket: str, parts: Sequence[Part]) -> None:
         """Make a bucket of these parts, in this order, visible. The same again is fine.
@@ -123,15 +146,26 @@ class FileStream:
                 f"bucket {bucket!r} of {self.topic} was published with {_names(self.parts(bucket) or [])}; "
                 f"it cannot be published with {_names(parts)}"
             )
-        listed = {self._part_key(bucket, part) for part in parts}
+        listed = {key(bucket, part) for part in parts for key in (self._part_key, self._index_key)}
         for stat in self.store.list(f"{self.root}/{bucket}/"):
-            if stat.key not in listed and stat.key.endswith(".avro"):
+            if stat.key not in listed and stat.key.endswith((".avro", ".index")):
                 self.store.delete(stat.key)
 
-    def put_part(self, bucket: str, part: Part, data: bytes) -> None:
-        """Write a part's file; called by :meth:`PartWriter.finish`."""
+    def move(self, bucket: str, parts: Sequence[Part], to: FileStream) -> None:
+        """Publish a bucket in another stream of the same messages, and remove it from this one. Again is fine."""
+        if to.parts(bucket) is None:
+            for part in parts:
+                to.put_part(bucket, part, self._read_part(bucket, part), self.store.get(self._index_key(bucket, part)))
+            to.publish(bucket, parts)
+        for stat in self.store.list(f"{self.root}/{bucket}/"):
+            self.store.delete(stat.key)
+
+    def put_part(self, bucket: str, part: Part, data: bytes, index: bytes) -> None:
+        """Write a part's file and its index; called by :meth:`PartWriter.finish`."""
         published = self.parts(bucket)
         if published is None:
+            # The index first: whoever finds the part finds the index.
+            self.store.put(self._index_key(bucket, part), index)
             self.store.put(self._part_key(bucket, part), data)
         elif part not in published:
             raise StreamConflictError(
@@ -167,6 +201,27 @@ class FileStream:
             raise StreamError(f"bucket {bucket!r} of {self.topic} is not published")
         for part in parts:
             yield from read_container(self._read_part(bucket, part))
+
+    def blocks(self, bucket: str, part: Part) -> Iterator[MessageBlock]:
+        """The messages of a part as they were encoded, some thousands at a time.
+
+        They are cut out by the part's index. A part that was written before there were indexes is decoded, which
+        takes some twenty times as long.
+
+        :raises StreamDamagedError: part or index are damaged, or the part is missing
+        """
+        data, key = self._read_part(bucket, part), self._index_key(bucket, part)
+        try:
+            index = self.store.get(key)
+        except NotFoundError:
+            yield from blocks_by_decoding(data)
+            return
+        except ChecksumError as error:
+            raise StreamDamagedError(f"the index of part {part.name} is damaged, remove it: {error}") from error
+        try:
+            yield from blocks_by_index(data, part.crc32c, index)
+        except ValueError as error:
+            raise StreamDamagedError(f"{self.store.uri(key)}: {error}; remove it: it is not needed") from error
 
     def _read_part(self, bucket: str, part: Part) -> bytes:
         key = self._part_key(bucket, part)
@@ -215,17 +270,26 @@ class FileStream:
         return f"{self.root}/{_check_name('bucket', bucket)}/manifest.json"
 
     def _part_key(self, bucket: str, part: Part) -> str:
-        return f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part.name)}.avro"
+        return f"{self._part_path(bucket, part)}.avro"
+
+    def _index_key(self, bucket: str, part: Part) -> str:
+        return f"{self._part_path(bucket, part)}.index"
+
+    def _part_path(self, bucket: str, part: Part) -> str:
+        return f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part.name)}"
 
 
 class PartWriter:
     """One file of messages in the making (:meth:`FileStream.open_part`)."""
 
-    def __init__(self, stream: FileStream, bucket: str, name: str, container: ContainerWriter) -> None:
+    def __init__(
+        self, stream: FileStream, bucket: str, name: str, container: ContainerWriter, index: PartIndex
+    ) -> None:
         self._stream = stream
         self._bucket = bucket
         self._name = name
         self._container = container
+        self._index = index
 
     @property
     def size(self) -> int:
@@ -236,6 +300,7 @@ class PartWriter:
         """Append messages, as :meth:`FileStream.put_schemas` of the part's schema version describes them."""
         # Each key followed by its value is one record of both.
         self._container.add(pc.binary_join_element_wise(messages.keys, messages.values, b""))
+        self._index.add(messages)
 
     def finish(self) -> Part:
         """Put the file into the store; no reader sees it before :meth:`FileStream.publish` lists it.
@@ -245,7 +310,7 @@ class PartWriter:
         data = self._container.finish()
         crc32c = google_crc32c.value(data)
         written = Part(f"{self._name}-{crc32c:08x}", self._container.rows, len(data), crc32c)
-        self._stream.put_part(self._bucket, written, data)
+        self._stream.put_part(self._bucket, written, data, self._index.finish(crc32c))
         return written
 
 

@@ -17,6 +17,14 @@ def data_topic(server_name: str, table: TableSchema) -> str:
     return ".".join([server_name, _part(table.keyspace), _part(table.name)])
 
 
+def bootstrap_topic(topic: str) -> str:
+    """``bootstrap.<server>.<keyspace>.<table>``: where a table's changes wait while it is copied.
+
+    :param topic: of the table's changes
+    """
+    return f"bootstrap.{topic}"
+
+
 def _part(name: str) -> str:
     portable = portable_names([name])[0]
     return portable if portable == name else f"{portable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

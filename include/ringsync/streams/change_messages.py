@@ -1,0 +1,253 @@
+"""Messages of changes: what was written or deleted, and the row after it (DESIGN §10).
+
+``after`` says what is there, ``cells`` says since when; what a change deleted is in ``cells`` only. So whoever keeps
+the greatest time of each cell, element and deletion has the source's rows, in whatever order messages come.
+An event id is the digest of the change row: the same from every replica, whenever it is published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
+from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.cql.avro import Mapping
+from ringsync.cql.avro_rows import encode_rows
+from ringsync.cql.cells import Cells, cells_of
+from ringsync.cql.decode import decode
+from ringsync.schema.row_image import lake_names
+from ringsync.schema.table import Column, TableSchema
+from ringsync.streams.message_cells import (
+    Deletions,
+    cells_record,
+    column_values,
+    key_record,
+    mapped,
+    raw_of,
+    row_liveness,
+    struct,
+)
+from ringsync.streams.messages import (
+    Messages,
+    after_record,
+    encode_content,
+    encode_head,
+    envelope_schema,
+    hexadecimal,
+    key_schema,
+    milliseconds,
+)
+
+Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.intp]
+Columns = dict[str, pa.Array]
+"""By CQL name."""
+
+
+def change_messages(
+    changes: pa.RecordBatch,
+    after: pa.RecordBatch,
+    visible: Mask,
+    table: TableSchema,
+    server: str,
+    mapping: Mapping,
+    *,
+    hostnames: pa.Array,
+    processed_at_ms: int,
+    schema_version: int,
+    version: str,
+    late: bool = False,
+    queries: pa.Array | None = None,
+) -> Messages:
+    """One message for each change row, in their order.
+
+    ``op`` is ``d`` for deletions of partitions and ranges and where no row is left, ``c`` where the change has
+    written the row's own liveness, as INSERT does, else ``u``.
+
+    :param changes: merged change rows (``CHANGE_ROWS``) of this table
+    :param after: a row image for each: the row after the change; anything where ``visible`` does not say so
+    :param visible: whether the row is there after the change; where images say only what the change says: whether
+        that is more than that the row was deleted. Not looked at for deletions of partitions and ranges
+    :param hostnames: string by row: the node that it was read from, as ``source.hostname``
+    :param processed_at_ms: ms since the epoch
+    :param schema_version: of the table, as in the schema history
+    :param version: of ringsync
+    :param late: whether the changes came after their buckets had closed
+    :param queries: ``source.query`` by row; None: null
+    :raises AvroMappingError: a value that mapping ``classic`` cannot express; names the column
+    """
+    kinds = numbers(changes["kind"])
+    shown = visible & ((kinds == ROW) | (kinds == STATIC))
+    images = _only_shown(after, table, shown, kinds == STATIC)
+    values = column_values(images, table, mapping)
+    envelope = envelope_schema(table, server, mapping)
+    cells, _ = cells_record(
+        images, table, values, mapping, _row_times(changes, images, shown & (kinds == ROW)), _deletions(changes, table)
+    )
+    content = encode_content(envelope, after_record(table, values, pa.array(shown)), cells)
+    count = len(changes)
+    has_liveness = changes["liveness"].is_valid().to_numpy(zero_copy_only=False)
+    ops = pa.array(["d", "u", "c"]).take(pa.array(np.where(shown, 1 + has_liveness, 0)))
+    ts_us = changes["write_time"]
+    source = {
+        "version": pa.repeat(version, count),
+        "hostname": hostnames,
+        "file": changes["file"],
+        "pos": changes["position"],
+        "ts_ms": milliseconds(ts_us),
+        "snapshot": pa.repeat(False, count),
+        "query": pa.nulls(count, pa.string()) if queries is None else queries,
+        "ts_us": ts_us,
+        "token": changes["token"],
+        "schema_version": pa.repeat(pa.scalar(schema_version, pa.int32()), count),
+        "event_id": hexadecimal(changes["digest"]),
+        "late": pa.repeat(late, count),
+    }
+    head = {
+        "op": ops,
+        "source": struct(source),
+        "ts_ms": pa.repeat(processed_at_ms, count),
+        "range": _ranges(changes, table, mapping, kinds == RANGE_DELETION),
+    }
+    keys = encode_rows(key_schema(table, server, mapping), _keys(changes, table, mapping, kinds == ROW))
+    return Messages(keys, encode_head(envelope, head, content), changes["digest"])
+
+
+def _only_shown(images: pa.RecordBatch, table: TableSchema, shown: Mask, static: Mask) -> pa.RecordBatch:
+    """Row images without rows that are not there, and without what is not static in static rows."""
+    if shown.all() and not static.any():
+        return images
+    names = lake_names(table)
+    hidden = {names[c.name]: ~shown | static if c.kind in ("clustering", "regular") else ~shown for c in table.columns}
+    x_type = images.schema.field("_x").type
+    x = dict(zip([field.name for field in x_type], images["_x"].flatten(), strict=True))
+    parts = [_without(x[field.name], hidden[field.name]) for field in x_type]
+    replaced = {
+        **{name: _without(images[name], rows) for name, rows in hidden.items()},
+        "_x": pa.StructArray.from_arrays(parts, fields=list(x_type)),
+        **{name: _without(images[name], ~shown) for name in ("_row", "_merge")},
+    }
+    arrays = [replaced.get(name, images[name]) for name in images.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=images.schema)
+
+
+def _without(array: pa.Array, hidden: Mask) -> pa.Array:
+    """The array, null where it is hidden."""
+    if not hidden.any():
+        return array
+    return array.take(pa.array(np.arange(len(array)), mask=hidden))
+
+
+def _row_times(changes: pa.RecordBatch, images: pa.RecordBatch, shown: Mask) -> Columns:
+    """Of the rows themselves: their liveness, as the image or else the change knows it; what the change deleted."""
+    live, expires_at = row_liveness(images)
+    written, written_expires_at = (pc.struct_field(changes["liveness"], name) for name in ("timestamp", "expires_at"))
+    nothing = pa.scalar(None, pa.int64())
+    return {
+        "writetime": pc.if_else(pa.array(shown), pc.coalesce(live, written), nothing),
+        "expires_at": pc.if_else(pa.array(shown), pc.if_else(live.is_valid(), expires_at, written_expires_at), nothing),
+        "deleted_at": pc.struct_field(changes["deletion"], "timestamp"),
+    }
+
+
+def _deletions(changes: pa.RecordBatch, table: TableSchema) -> dict[str, Deletions]:
+    """What the changes deleted of each column that still is there."""
+    row_of_cell, cells = _flat(changes["cells"])
+    gone = np.flatnonzero(numbers(cells.field("kind")) == TOMBSTONE)
+    row_of_cell, cells = row_of_cell[gone], cells.take(pa.array(gone))
+    column_of_cell = numbers(cells.field("column"))
+    row_of_deletion, deletions = _flat(changes["complex_deletions"])
+    column_of_deletion = numbers(deletions.field("column"))
+    found = {}
+    # The columns that are there are numbered as they come (changes.tables.columns_of).
+    for number, column in enumerate(table.value_columns):
+        own = np.flatnonzero(column_of_cell == number)
+        whole = np.flatnonzero(column_of_deletion == number)
+        if not len(own) and not len(whole):
+            continue
+        times = cells.field("timestamp").take(pa.array(own))
+        if column.is_multicell:
+            at = _by_row(row_of_deletion[whole], deletions.field("timestamp").take(pa.array(whole)), len(changes))
+            paths = cells.field("path").take(pa.array(own))
+            found[column.name] = Deletions(at, row_of_cell[own], paths, times)
+        else:
+            at = _by_row(row_of_cell[own], times, len(changes))
+            found[column.name] = Deletions(at, row_of_cell[:0], pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64()))
+    return found
+
+
+def _flat(lists: pa.Array) -> tuple[Places, pa.StructArray]:
+    """The entries of lists, and the row of each."""
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return np.repeat(np.arange(len(lists)), counts), lists.flatten()
+
+
+def _by_row(rows: Places, values: pa.Array, count: int) -> pa.Array:
+    """Values at their rows, null elsewhere."""
+    places = np.full(count, -1)
+    places[rows] = np.arange(len(rows))
+    return values.take(pa.array(places, mask=places < 0))
+
+
+def _keys(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_row: Mask) -> pa.Array:
+    cells = cells_of(changes["partition_key"])
+    parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
+    values, raw = _decoded(table, table.partition_key, parts, mapping)
+    _, clustering = _clusterings(changes["clustering"], table, mapping, is_row)
+    return struct(key_record(table, table.key_columns, {**values, **clustering.values}, {**raw, **clustering.raw}))
+
+
+@dataclass(frozen=True)
+class _Clusterings:
+    """The clusterings of some rows, null in the others."""
+
+    values: Columns
+    raw: Columns
+    columns: pa.Array
+    inclusive: pa.Array
+
+
+def _ranges(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_range: Mask) -> pa.Array:
+    if not is_range.any():
+        return pa.nulls(len(changes))
+    bounds = {}
+    for name, encoded in (("start", changes["clustering"]), ("end", changes["range_end"])):
+        there, found = _clusterings(encoded, table, mapping, is_range)
+        clustering = struct(key_record(table, table.clustering, found.values, found.raw))
+        bounds[name] = struct({"clustering": clustering, "columns": found.columns, "inclusive": found.inclusive}, there)
+    return struct(bounds, pa.array(is_range))
+
+
+def _clusterings(
+    encoded: pa.Array, table: TableSchema, mapping: Mapping, wanted: Mask
+) -> tuple[pa.Array, _Clusterings]:
+    """Clusterings or bounds of ranges, where they are wanted and there."""
+    every = cells_of(encoded)
+    there = wanted & (every.lengths >= 0)
+    rows = np.flatnonzero(there)
+    cells = only(every, rows)
+    counts, parts, ends = clustering_parts(cells, len(table.clustering))
+    inclusive = (ends == cells.lengths) | (cells.buffer[cells.offsets + np.minimum(ends, cells.lengths - 1)] > 0)
+    values, raw = _decoded(table, table.clustering, parts, mapping)
+    values, raw = ({name: _by_row(rows, array, len(encoded)) for name, array in one.items()} for one in (values, raw))
+    columns, belongs = (
+        _by_row(rows, pa.array(one), len(encoded)) for one in (counts.astype(np.int32), inclusive.astype(np.bool_))
+    )
+    return pa.array(there), _Clusterings(values, raw, columns, belongs)
+
+
+def _decoded(
+    table: TableSchema, columns: tuple[Column, ...], parts: list[Cells], mapping: Mapping
+) -> tuple[Columns, Columns]:
+    """Key columns for Avro, and their bytes where there is no value for them."""
+    values, raw = {}, {}
+    for column, cells in zip(columns, parts, strict=True):
+        found = decode(column.type, cells)
+        values[column.name] = mapped(found.values, table, column, mapping)
+        raw[column.name] = raw_of(found, cells)
+    return values, raw

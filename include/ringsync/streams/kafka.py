@@ -1,0 +1,130 @@
+"""The relay: what a file stream has published is copied to Kafka. The file stream is the outbox.
+
+A message is sent before the cursor (:mod:`ringsync.streams.relay_cursor`) moves behind it, and the cursor moves only
+after Kafka has confirmed every message: whatever is killed or down, each message comes at least once, under one event
+id, in the order of the stream; what is repeated is repeated in order, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream, StreamError
+from ringsync.streams.json_messages import json_converter
+from ringsync.streams.kafka_topics import KafkaTopics
+from ringsync.streams.messages import AvroRecord
+from ringsync.streams.part_index import MessageBlock
+from ringsync.streams.relay_cursor import CursorObject
+
+CONFIRM_AFTER = 100_000
+"""Messages between two confirmations, at least: the cursor of small buckets is not written for each of them."""
+
+Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
+"""Keys and values of messages as they go to Kafka."""
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """What a relay has done.
+
+    :ivar buckets: that Kafka has wholly now
+    :ivar messages: that were confirmed
+    :ivar waiting: published buckets that it has left, as it was asked to stop
+    """
+
+    buckets: tuple[str, ...] = ()
+    messages: int = 0
+    waiting: int = 0
+
+
+def relay(
+    store: ObjectStore,
+    topic: str,
+    kafka: KafkaTopics,
+    *,
+    kafka_topic: str | None = None,
+    buckets: Sequence[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Relayed:
+    """Copy the published buckets of a file stream that Kafka does not have yet, in the order of their names.
+
+    Several relays of one topic at once do no harm, but repeat each other's work.
+
+    :param topic: of the file stream
+    :param kafka_topic: None: the same name
+    :param buckets: published ones to look at, in order; None: all, which lists every file of the stream
+    :param stop: asked after every part; True ends the relay, which has then kept how far it came
+    :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
+    :raises RelayError: Kafka or the registry refuses
+    :raises CursorError: the cursor is damaged, or of another Kafka topic
+    :raises StreamError: a bucket is not published, or damaged
+    """
+    stream, target = FileStream(store, topic), kafka_topic or topic
+    place = CursorObject(store, topic, target)
+    cursor = place.load()
+    waiting = [bucket for bucket in (stream.buckets() if buckets is None else buckets) if bucket not in cursor]
+    if not waiting:
+        return Relayed()
+    kafka.open(target)
+    serialisers: dict[int, Serialise] = {}
+    done: list[str] = []
+    confirmed = unconfirmed = 0
+    for bucket in waiting:
+        if bucket in cursor:  # another relay was faster
+            continue
+        parts = stream.parts(bucket)
+        if parts is None:
+            raise StreamError(f"bucket {bucket!r} of {topic} is not published")
+        for number in range(cursor.parts_of(bucket), len(parts)):
+            _send(stream.blocks(bucket, parts[number]), stream, target, kafka, serialisers)
+            cursor = cursor.within(bucket, number + 1)
+            unconfirmed += parts[number].records
+            stopped = stop()
+            if unconfirmed >= CONFIRM_AFTER or stopped:
+                confirmed += kafka.confirm(target)
+                cursor, unconfirmed = place.save(cursor), 0
+            if stopped:
+                return Relayed(tuple(done), confirmed, len(waiting) - len(done))
+        cursor = cursor.behind(bucket)
+        done.append(bucket)
+    confirmed += kafka.confirm(target)
+    place.save(cursor)
+    return Relayed(tuple(done), confirmed)
+
+
+def _send(
+    blocks: Iterable[MessageBlock],
+    stream: FileStream,
+    target: str,
+    kafka: KafkaTopics,
+    serialisers: dict[int, Serialise],
+) -> None:
+    for block in blocks:
+        version = block.schema_version
+        if version not in serialisers:
+            serialisers[version] = _serialiser(*stream.schemas(version), target, kafka)
+        keys, values = serialisers[version](block)
+        kafka.send(target, keys, values, block.event_ids, version)
+
+
+def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:
+    """How messages of a version of the schemas are written, by the settings."""
+    if kafka.settings.serialisation == "json":
+        key_json, value_json = json_converter(key), json_converter(value)
+        return lambda block: ([key_json(datum) for datum in block.keys], [value_json(datum) for datum in block.values])
+    if kafka.registry is None:
+        return lambda block: (block.keys, block.values)
+    key_prefix = _confluent_prefix(kafka.registry.register(f"{target}-key", key))
+    value_prefix = _confluent_prefix(kafka.registry.register(f"{target}-value", value))
+    return lambda block: (
+        [key_prefix + datum for datum in block.keys],
+        [value_prefix + datum for datum in block.values],
+    )
+
+
+def _confluent_prefix(schema_id: int) -> bytes:
+    """What Confluent's wire format has before a datum: 0 and the schema's id."""
+    return struct.pack(">bI", 0, schema_id)

@@ -1,0 +1,306 @@
+"""The values and cells of messages: what row images hold, and what changes deleted, as an Avro writer takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as AnyMapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.image_columns import cell_times
+from ringsync.cql.avro import AvroMappingError, Mapping, avro_values
+from ringsync.cql.cells import Cells, cells_of, raw_values
+from ringsync.cql.decode import Decoded, decode
+from ringsync.cql.identifiers import portable_names
+from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
+from ringsync.schema.row_image import NO_LIVENESS, lake_names
+from ringsync.schema.table import Column, TableSchema
+
+Integers = npt.NDArray[np.int64]
+
+_TIMEUUID = Native("timeuuid")
+
+
+@dataclass(frozen=True)
+class Deletions:
+    """What changes delete of one column.
+
+    :ivar at: µs by row, of the cell, or of all cells of a column of many; null: nothing
+    :ivar rows: of single elements, the row of each, ascending
+    :ivar paths: binary, Cassandra's name of each
+    :ivar times: µs, when each was deleted
+    """
+
+    at: pa.Array
+    rows: Integers
+    paths: pa.Array
+    times: pa.Array
+
+
+@dataclass(frozen=True)
+class ColumnTimes:
+    """When the cells of a column were written: int64 µs by row, or lists of them; and which rows have one."""
+
+    writetimes: pa.Array
+    present: pa.Array
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """Elements of a multi-cell column, those of a row together; all arrays have one entry for each."""
+
+    rows: Integers
+    identity: pa.Array
+    writetime: pa.Array
+    expires_at: pa.Array
+    deleted_at: pa.Array
+    raw: pa.Array
+
+
+def column_values(batch: pa.RecordBatch, table: TableSchema, mapping: Mapping) -> dict[str, pa.Array]:
+    """The columns of row images for Avro, by CQL name.
+
+    :raises AvroMappingError: a value that the mapping cannot express; names the column
+    """
+    names = lake_names(table)
+    return {c.name: mapped(batch.column(names[c.name]), table, c, mapping) for c in table.columns}
+
+
+def mapped(values: pa.Array, table: TableSchema, column: Column, mapping: Mapping) -> pa.Array:
+    """Values of a column, or of the column's type, for Avro.
+
+    :raises AvroMappingError: as :func:`column_values`
+    """
+    try:
+        return avro_values(column.type, mapping, values)
+    except AvroMappingError as error:
+        raise AvroMappingError(f"table {table.full_name}, column {column.name!r}: {error}") from error
+
+
+def key_record(
+    table: TableSchema, columns: tuple[Column, ...], values: AnyMapping[str, pa.Array], raw: AnyMapping[str, pa.Array]
+) -> dict[str, pa.Array]:
+    """Key columns by their names in the lake, and ``_x``.
+
+    :param values: by CQL name, for Avro
+    :param raw: by CQL name, Cassandra's bytes where the value cannot be had from them, else null
+    """
+    names = lake_names(table)
+    bytes_ = {names[column.name]: raw[column.name] for column in columns}
+    present = any_of([array.is_valid() for array in bytes_.values()])
+    return {**{names[column.name]: values[column.name] for column in columns}, "_x": struct(bytes_, present)}
+
+
+def raw_of(decoded: Decoded, cells: Cells) -> pa.Array:
+    """The bytes of the cells that could not be decoded, else null."""
+    if decoded.misfits is None:
+        return pa.nulls(len(cells), pa.binary())
+    return raw_values(cells.without(~decoded.misfits))
+
+
+def raw_column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Bytes that row images keep of a column.
+
+    :param name: of the column in the lake
+    """
+    return pc.struct_field(batch.column("_x"), [name, "raw"])
+
+
+def row_liveness(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+    """Writetime (µs) and expiry (s) of the rows themselves as row images know them; null: unknown, or none."""
+    live = pc.struct_field(batch.column("_row"), "live")
+    live = pc.if_else(pc.equal(live, NO_LIVENESS), pa.scalar(None, pa.int64()), live)
+    expires_at = pc.struct_field(batch.column("_merge"), "live_expires_at")
+    return live, pc.if_else(live.is_valid(), expires_at, pa.scalar(None, pa.int64()))
+
+
+def cells_record(
+    batch: pa.RecordBatch,
+    table: TableSchema,
+    values: AnyMapping[str, pa.Array],
+    mapping: Mapping,
+    row: AnyMapping[str, pa.Array],
+    deletions: AnyMapping[str, Deletions],
+) -> tuple[pa.Array, list[ColumnTimes]]:
+    """The record ``Cells`` of every row, and the writetimes in it.
+
+    :param batch: row images
+    :param values: :func:`column_values` of them
+    :param row: ``writetime``, ``expires_at`` and ``deleted_at`` of the rows themselves
+    :param deletions: what changes deleted, by CQL name; columns of which they deleted nothing may be missing
+    """
+    names = lake_names(table)
+    fields = {"_row": struct(dict(row), any_of([array.is_valid() for array in row.values()]))}
+    times = []
+    nothing = Deletions(
+        pa.nulls(len(batch), pa.int64()), np.empty(0, np.int64), pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64())
+    )
+    for column in table.columns:
+        name, value = names[column.name], values[column.name]
+        raw = raw_column(batch, name)
+        if column.is_key:
+            fields[name] = struct({"raw": raw}, raw.is_valid())
+            continue
+        deleted = deletions.get(column.name, nothing)
+        held = pc.or_(value.is_valid(), raw.is_valid())
+        present = pc.or_(held, deleted.at.is_valid())
+        writetime, expires_at = cell_times(batch, table, column.name)
+        times.append(ColumnTimes(writetime, held))
+        if column.is_multicell:
+            live = _live_elements(batch, column, value, writetime, expires_at)
+            every = _together(live, _deleted_elements(column, deleted, mapping)) if len(deleted.rows) else live
+            elements = _listed(every, len(batch))
+            cell = {"deleted_at": deleted.at, "raw": raw, "elements": elements}
+            present = pc.or_(present, elements.is_valid())
+        else:
+            cell = {"writetime": writetime, "expires_at": expires_at, "deleted_at": deleted.at, "raw": raw}
+        fields[name] = struct(cell, present)
+    return struct(fields), times
+
+
+def _live_elements(
+    batch: pa.RecordBatch, column: Column, value: pa.Array, writetime: pa.Array, expires_at: pa.Array
+) -> _Elements:
+    """The elements that a column holds, each with its times; none where the times are not known.
+
+    :param value: the column as :func:`column_values` gives it
+    """
+    known = pc.and_(value.is_valid(), pc.greater(pc.fill_null(pc.list_value_length(writetime), 0), 0))
+    rows = np.flatnonzero(known.to_numpy(zero_copy_only=False))
+    value, times = value.filter(known), [array.filter(known) for array in (writetime, expires_at)]
+    counts, identity, chosen = _identities(column.type, value)
+    slots = counts if chosen is None else np.full(len(value), len(value.type.fields))
+    for array in times:
+        if (pc.list_value_length(array).to_numpy(zero_copy_only=False) != slots).any():
+            raise ValueError(f"column {column.name!r}: a row's times are not as many as its elements")
+    flat = [array.flatten() for array in times]
+    if chosen is not None:
+        flat = [array.filter(chosen) for array in flat]
+    row_of = np.repeat(rows, counts)
+    if isinstance(column.type, ListType):
+        identity = _entry_names(batch, column, rows, counts)
+    nothing = pa.nulls(len(row_of), pa.int64())
+    return _Elements(row_of, identity, flat[0], flat[1], nothing, pa.nulls(len(row_of), pa.binary()))
+
+
+def _identities(cql_type: CqlType, value: pa.Array) -> tuple[npt.NDArray[np.int32], pa.Array, pa.Array | None]:
+    """Per row the number of elements; the identity of each; for a UDT, which of all its fields are set."""
+    if isinstance(cql_type, UserType):
+        is_set = np.array([value.field(i).is_valid().to_numpy(zero_copy_only=False) for i in range(len(value.type))])
+        names = pa.array([field.name for field in value.type], pa.string())
+        field_index = np.tile(np.arange(len(names)), len(value))[is_set.T.ravel()]
+        return is_set.sum(axis=0, dtype=np.int32), names.take(pa.array(field_index)), pa.array(is_set.T.ravel())
+    offsets = value.offsets.to_numpy()
+    counts = np.diff(offsets)
+    if pa.types.is_map(value.type):
+        items = value.keys
+    else:
+        items = value.values.field("key") if isinstance(cql_type, MapType) else value.values
+    return counts, items[int(offsets[0]) : int(offsets[-1])], None
+
+
+def _entry_names(batch: pa.RecordBatch, column: Column, rows: Integers, counts: npt.NDArray[np.int32]) -> pa.Array:
+    """The timeuuids of a list column's entries as text, null where the row images do not know them.
+
+    :param rows: whose entries are wanted, and how many each has
+    """
+    entries = pc.struct_field(batch.column("_merge"), "entries")
+    sizes = pc.fill_null(pc.list_value_length(entries), 0).to_numpy(zero_copy_only=False)
+    flat = entries.flatten()
+    own = np.flatnonzero(
+        pc.fill_null(pc.equal(flat.field("column"), column.name), False).to_numpy(zero_copy_only=False)
+    )
+    row_of = np.repeat(np.arange(len(batch)), sizes)[own]
+    place_of_row = np.full(len(batch), -1)
+    place_of_row[row_of] = np.arange(len(own))
+    paths = flat.field("paths").take(pa.array(own))
+    lengths = pc.fill_null(pc.list_value_length(paths), 0).to_numpy(zero_copy_only=False)
+    places = place_of_row[rows]
+    told = places >= 0
+    told[told] = lengths[places[told]] == counts[told]
+    starts = np.cumsum(lengths) - lengths
+    # Where the first entry of each row is among all paths; what is not told lies nowhere.
+    first = np.where(told, starts[np.where(told, places, 0)] if len(starts) else 0, 0)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = pa.array(np.repeat(first, counts) + within, mask=~np.repeat(told, counts))
+    return _timeuuids(paths.flatten().take(index))
+
+
+def _deleted_elements(column: Column, deleted: Deletions, mapping: Mapping) -> _Elements:
+    cells = cells_of(deleted.paths)
+    raw = pa.nulls(len(cells), pa.binary())
+    match column.type:
+        case SetType(element=kind) | MapType(key=kind):
+            decoded = decode(kind, cells)
+            identity, raw = avro_values(kind, mapping, decoded.values), raw_of(decoded, cells)
+        case UserType() as kind:
+            identity, raw = _field_names(kind, deleted.paths, cells)
+        case _:
+            identity = _timeuuids(deleted.paths)
+    nothing = pa.nulls(len(cells), pa.int64())
+    return _Elements(deleted.rows, identity, nothing, nothing, deleted.times, raw)
+
+
+def _timeuuids(paths: pa.Array) -> pa.Array:
+    """Names of list entries as text; null for the version 0, which stands for a name that is not known."""
+    texts = decode(_TIMEUUID, cells_of(paths)).values
+    unknown = pc.equal(pc.utf8_slice_codeunits(texts, 14, 15), "0")
+    return pc.if_else(unknown, pa.scalar(None, pa.string()), texts)
+
+
+def _field_names(kind: UserType, paths: pa.Array, cells: Cells) -> tuple[pa.Array, pa.Array]:
+    """Fields of a UDT by their numbers, int16; and the numbers themselves where there is no such field."""
+    numbers = decode(Native("smallint"), cells).values
+    count = len(kind.field_names)
+    there = pc.fill_null(pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, count)), False)
+    names = pa.array(portable_names(kind.field_names), pa.string())
+    nowhere = pa.scalar(None, pa.binary())
+    return names.take(pc.if_else(there, numbers, None)), pc.if_else(there, nowhere, paths)
+
+
+def _together(live: _Elements, deleted: _Elements) -> _Elements:
+    """The elements of each row: those that live, then those that were deleted."""
+    rows = np.concatenate([live.rows, deleted.rows])
+    order = np.argsort(rows, kind="stable")
+    arrays = [
+        pa.concat_arrays([ours, theirs.cast(ours.type)]).take(pa.array(order))
+        for ours, theirs in (
+            (live.identity, deleted.identity),
+            (live.writetime, deleted.writetime),
+            (live.expires_at, deleted.expires_at),
+            (live.deleted_at, deleted.deleted_at),
+            (live.raw, deleted.raw),
+        )
+    ]
+    return _Elements(rows[order], *arrays)
+
+
+def _listed(elements: _Elements, count: int) -> pa.Array:
+    """A list of each row's elements, null where there are none."""
+    counts = np.bincount(elements.rows, minlength=count)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    entries = {
+        "identity": elements.identity,
+        "writetime": elements.writetime,
+        "expires_at": elements.expires_at,
+        "deleted_at": elements.deleted_at,
+        "raw": elements.raw,
+    }
+    return pa.ListArray.from_arrays(pa.array(offsets), struct(entries), mask=pa.array(counts == 0))
+
+
+def struct(fields: dict[str, pa.Array], present: pa.Array | None = None) -> pa.Array:
+    """A struct of these fields, null where it is not present."""
+    mask = None if present is None else pc.invert(present)
+    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields), mask=mask)
+
+
+def any_of(conditions: list[pa.Array]) -> pa.Array:
+    """Row by row: whether one of the conditions holds."""
+    found = conditions[0]
+    for condition in conditions[1:]:
+        found = pc.or_(found, condition)
+    return found

@@ -1,0 +1,147 @@
+"""A part's index: the length of each key and value, and the event ids, so that messages are copied, not decoded.
+
+An Arrow IPC stream of ``key_length``, ``value_length``, ``event_id``, a row for each message, with the schema's
+version and the CRC-32C of the part in its metadata. Some 20 bytes a message. It says nothing that the part does not
+say: without it the part is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from fastavro import parse_schema, schemaless_reader
+
+from ringsync.cql.avro import without_logical_types
+from ringsync.streams.container import read_blocks
+from ringsync.streams.messages import Messages
+
+EVENT_ID_BYTES = 16
+_SCHEMA = pa.schema(
+    [
+        pa.field("key_length", pa.int32(), nullable=False),
+        pa.field("value_length", pa.int32(), nullable=False),
+        pa.field("event_id", pa.binary(EVENT_ID_BYTES), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class MessageBlock:
+    """Some messages of a part, in order.
+
+    :ivar keys: Avro datums
+    :ivar values: Avro datums, as many
+    :ivar event_ids: as many, each of 32 hexadecimal digits
+    :ivar schema_version: the stream's schemas that they follow
+    """
+
+    keys: list[bytes]
+    values: list[bytes]
+    event_ids: list[bytes]
+    schema_version: int
+
+
+class PartIndex:
+    """The index of a part in the making.
+
+    :param schema_version: of the part's messages
+    """
+
+    def __init__(self, schema_version: int) -> None:
+        self._schema_version = schema_version
+        self._batches: list[pa.RecordBatch] = []
+
+    def add(self, messages: Messages) -> None:
+        """Append what the part was given.
+
+        :raises ValueError: a message has no event id
+        """
+        if messages.event_ids.null_count:
+            raise ValueError(f"{messages.event_ids.null_count} of {len(messages.event_ids)} messages have no event id")
+        lengths = [pc.binary_length(array).cast(pa.int32()) for array in (messages.keys, messages.values)]
+        self._batches.append(pa.RecordBatch.from_arrays([*lengths, messages.event_ids], schema=_SCHEMA))
+
+    def finish(self, crc32c: int) -> bytes:
+        """The index's file.
+
+        :param crc32c: of the part's file
+        """
+        told = {"schema_version": str(self._schema_version), "crc32c": f"{crc32c:08x}"}
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_stream(sink, _SCHEMA.with_metadata(told), options=options) as writer:
+            for batch in self._batches:
+                writer.write_batch(batch)
+        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def blocks_by_index(data: bytes, crc32c: int, index: bytes) -> Iterator[MessageBlock]:
+    """The messages of a part.
+
+    :param data: the part's file
+    :param crc32c: its CRC-32C
+    :param index: what :meth:`PartIndex.finish` gave
+    :raises ValueError: this is no index, or another part's
+    """
+    table = pa.ipc.open_stream(index).read_all()
+    told = table.schema.metadata or {}
+    if told.get(b"crc32c") != f"{crc32c:08x}".encode() or table.schema.remove_metadata() != _SCHEMA:
+        raise ValueError("it is not the index of this part")
+    version = int(told[b"schema_version"])
+    first = 0
+    for rows, block in read_blocks(data)[1]:
+        yield _block(block, table.slice(first, rows), rows, version)
+        first += rows
+    if first != len(table):
+        raise ValueError(f"it has {len(table)} messages, the part {first}")
+
+
+def _block(data: bytes, index: pa.Table, rows: int, version: int) -> MessageBlock:
+    lengths = np.stack([index.column(i).to_numpy() for i in range(2)], axis=1).ravel()
+    bounds = np.zeros(2 * len(index) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    if len(index) != rows or bounds[-1] != len(data):
+        raise ValueError(f"it has {len(index)} messages of {bounds[-1]} bytes where the part has {rows} of {len(data)}")
+    ends = bounds.tolist()
+    return MessageBlock(
+        [data[a:b] for a, b in zip(ends[:-1:2], ends[1::2], strict=True)],
+        [data[a:b] for a, b in zip(ends[1::2], ends[2::2], strict=True)],
+        _hexadecimal(index.column(2)),
+        version,
+    )
+
+
+def _hexadecimal(event_ids: pa.ChunkedArray) -> list[bytes]:
+    digits = b"".join(event_ids.to_numpy()).hex().encode()
+    width = 2 * EVENT_ID_BYTES
+    return [digits[i : i + width] for i in range(0, len(digits), width)]
+
+
+def blocks_by_decoding(data: bytes) -> Iterator[MessageBlock]:
+    """The messages of a part that has no index, one Python object after the other.
+
+    :param data: the part's file
+    :raises ValueError: it is not a part of change messages
+    """
+    schema: Any
+    schema, blocks = read_blocks(data)
+    key, value = (parse_schema(without_logical_types(field["type"])) for field in schema["fields"])
+    for rows, block in blocks:
+        stream = BytesIO(block)
+        keys, values, sources = [], [], []
+        for _ in range(rows):
+            start = stream.tell()
+            schemaless_reader(stream, key)
+            middle = stream.tell()
+            envelope: Any = schemaless_reader(stream, value)
+            keys.append(block[start:middle])
+            values.append(block[middle : stream.tell()])
+            sources.append(envelope["source"])
+        event_ids = [source["event_id"].encode() for source in sources]
+        yield MessageBlock(keys, values, event_ids, sources[0]["schema_version"])

@@ -1,0 +1,242 @@
+"""What has been published of a table: its passes, numbered from 1, as objects that are put once.
+
+==================================================  ========================================================
+``sync/<table id>/passes/<number>.json``            a pass: its messages, merged change rows, digests, counts
+``sync/<table id>/changes/<number>-<part>.arrow``   the merged change rows that its messages tell of
+``sync/<table id>/deletions/<number>-<part>.arrow`` those of them that delete partitions and ranges
+``sync/<table id>/published/<bucket>/<number>``     the digests of the change rows that it has published
+==================================================  ========================================================
+
+A pass exists once its object does: of many who want to make the same number exactly one succeeds. Who makes one knows
+all passes before it, so that nothing is published twice; who was too late begins anew. All that follows — the bucket of
+the stream, the replica — is made from what the object says and may be repeated.
+
+Two kinds of passes publish nothing: ``begin`` and ``cutover`` enclose a bootstrap. What is published between them goes
+to the bootstrap stream, and behind the cut-over to the table's own; so the flip is one conditional write.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.streams.files import Part
+
+PassKind = Literal["changes", "begin", "cutover"]
+Digests = npt.NDArray[np.uint64]
+"""uint64[rows, 2]: the halves of 16-byte digests as they lie in memory."""
+
+LATE = "late"
+"""In the place of a bucket: digests of rows that came late, or were published in a bucket of another time."""
+
+_NUMBER = re.compile(r"/(\d{12})\.json$")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the settled rows of a table.
+
+    :ivar number: from 1
+    :ivar kind: ``begin`` and ``cutover`` of a bootstrap have neither messages nor rows
+    :ivar bootstrap: whose topic the messages go to first, and which ``begin`` and ``cutover`` enclose; empty: none
+    :ivar late: its rows were late
+    :ivar created_at_ms: ms since the epoch
+    :ivar parts: of the stream's bucket
+    :ivar changes: keys of files of merged change rows
+    :ivar deletions: keys of files with its deletions of partitions and ranges: rows that are older may still come
+    :ivar digests: by bucket (or :data:`LATE`) the keys of the digests of what was published
+    :ivar counts: of this pass
+    """
+
+    number: int
+    kind: PassKind
+    table_id: str
+    created_at_ms: int
+    bootstrap: str = ""
+    late: bool = False
+    parts: tuple[Part, ...] = ()
+    changes: tuple[str, ...] = ()
+    deletions: tuple[str, ...] = ()
+    digests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def bucket(self) -> str:
+        """Of the stream."""
+        return pass_bucket(self.number)
+
+
+def pass_bucket(number: int) -> str:
+    """The stream's bucket of a pass; sorts behind the buckets of bootstraps."""
+    return f"pass-{number:012}"
+
+
+def put_pass(store: ObjectStore, made: Pass) -> bool:
+    """Commit a pass.
+
+    :returns: False: there is another of this number
+    """
+    try:
+        store.put(_key(made.table_id, made.number), json.dumps(asdict(made)).encode(), if_absent=True)
+    except AlreadyExistsError:
+        return get_pass(store, made.table_id, made.number) == made
+    return True
+
+
+def get_pass(store: ObjectStore, table_id: str, number: int) -> Pass:
+    """Read a pass."""
+    document = json.loads(store.get(_key(table_id, number)))
+    return Pass(
+        **{
+            **document,
+            "parts": tuple(Part(**part) for part in document["parts"]),
+            "changes": tuple(document["changes"]),
+            "deletions": tuple(document["deletions"]),
+            "digests": {bucket: tuple(keys) for bucket, keys in document["digests"].items()},
+        }
+    )
+
+
+def passes_behind(store: ObjectStore, table_id: str, number: int) -> list[Pass]:
+    """The passes after this one, in their order; what many passes are before them costs nothing."""
+    found: list[Pass] = []
+    while store.stat(_key(table_id, number + 1)):
+        found.append(get_pass(store, table_id, number + 1))
+        number += 1
+    return found
+
+
+def pass_numbers(store: ObjectStore, table_id: str) -> list[int]:
+    """The passes of a table that have not been forgotten, rising."""
+    keys = (stat.key for stat in store.list(f"sync/{table_id}/passes/"))
+    return sorted(int(found[1]) for key in keys if (found := _NUMBER.search(key)))
+
+
+def _key(table_id: str, number: int) -> str:
+    return f"sync/{table_id}/passes/{number:012}.json"
+
+
+def changes_key(table_id: str, number: int, name: str) -> str:
+    """Key of a file of a pass's merged change rows."""
+    return f"sync/{table_id}/changes/{number:012}-{name}.arrow"
+
+
+def deletions_key(table_id: str, number: int, name: str) -> str:
+    """Key of a file of a pass's deletions of partitions and ranges."""
+    return f"sync/{table_id}/deletions/{number:012}-{name}.arrow"
+
+
+def digests_key(table_id: str, bucket: str, number: int, name: str) -> str:
+    """Key of a file of digests that a pass has published."""
+    return f"sync/{table_id}/published/{bucket}/{number:012}-{name}.digests"
+
+
+def published_digests(store: ObjectStore, table_id: str, buckets: Iterable[str], up_to: int) -> list[str]:
+    """Keys of the digests of what passes up to this number have published in these buckets.
+
+    What a pass that was never committed has left there does not count: its rows have not been published.
+    """
+    found: list[str] = []
+    passes: dict[int, Pass] = {}
+    for bucket in buckets:
+        for stat in store.list(f"sync/{table_id}/published/{bucket}/"):
+            number = int(stat.key.rpartition("/")[2][:12])
+            if number <= up_to:
+                passes[number] = passes.get(number) or get_pass(store, table_id, number)
+                if stat.key in passes[number].digests.get(bucket, ()):
+                    found.append(stat.key)
+    return found
+
+
+def encode_digests(digests: pa.Array) -> bytes:
+    """The digests of change rows as the bytes of a file: sorted, each once.
+
+    :param digests: binary(16)
+    """
+    return bytes(sorted_digests(digest_halves(digests)).tobytes())
+
+
+def read_digests(store: ObjectStore, keys: Iterable[str]) -> Digests:
+    """All digests in these files, sorted."""
+    found = [np.frombuffer(store.get(key), np.uint64).reshape(-1, 2) for key in keys]
+    return sorted_digests(np.concatenate(found)) if found else np.empty((0, 2), np.uint64)
+
+
+def digest_halves(digests: pa.Array) -> Digests:
+    """An array of binary(16) as numbers, in its order."""
+    halves = np.frombuffer(digests.buffers()[1], np.uint64) if len(digests) else np.empty(0, np.uint64)
+    return halves.reshape(-1, 2)[digests.offset : digests.offset + len(digests)]
+
+
+def sorted_digests(halves: Digests) -> Digests:
+    """Sorted by both halves, each once."""
+    ordered = halves[np.lexsort((halves[:, 1], halves[:, 0]))]
+    again = np.zeros(len(ordered), np.bool_)
+    again[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
+    return ordered[~again]
+
+
+def first_of_each(halves: Digests) -> npt.NDArray[np.bool_]:
+    """Where digests are seen for the first time."""
+    order = np.lexsort((np.arange(len(halves)), halves[:, 1], halves[:, 0]))
+    ordered = halves[order]
+    first = np.ones(len(halves), np.bool_)
+    first[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return first
+
+
+def among(halves: Digests, published: Digests) -> npt.NDArray[np.bool_]:
+    """Which digests are among those that are published (sorted)."""
+    # The first halves are practically unique; what has the same one is looked at.
+    start = np.searchsorted(published[:, 0], halves[:, 0], side="left")
+    end = np.searchsorted(published[:, 0], halves[:, 0], side="right")
+    found = np.zeros(len(halves), np.bool_)
+    step = start.copy()
+    while (left := (step < end) & ~found).any():
+        found[left] = published[step[left], 1] == halves[left, 1]
+        step += 1
+    return found
+
+
+def mark(store: ObjectStore, table_id: str, kind: Literal["begin", "cutover"], bootstrap: str, now_ms: int) -> int:
+    """Begin a bootstrap, or end it: what is published from here on goes elsewhere. Again is fine.
+
+    :param now_ms: ms since the epoch
+    :returns: the number of the pass that says so
+    """
+    while True:
+        numbers = pass_numbers(store, table_id)
+        for number in reversed(numbers):
+            found = get_pass(store, table_id, number)
+            if found.kind == kind and found.bootstrap == bootstrap:
+                return number
+            if found.kind == "begin" or (found.kind == "changes" and not found.bootstrap):
+                break
+        candidate = Pass((numbers[-1] if numbers else 0) + 1, kind, table_id, now_ms, bootstrap)
+        if put_pass(store, candidate):
+            return candidate.number
+
+
+def forget_changes(store: ObjectStore, one: Pass) -> None:
+    """Remove the merged change rows of a pass: the replica has them, and no bootstrap will ask for them."""
+    for key in one.changes:
+        store.delete(key)
+
+
+def forget_pass(store: ObjectStore, one: Pass) -> None:
+    """Remove a pass: its digests are no longer asked for. The last pass of a table must stay."""
+    forget_changes(store, one)
+    for key in one.deletions:
+        store.delete(key)
+    for keys in one.digests.values():
+        for key in keys:
+            store.delete(key)
+    store.delete(_key(one.table_id, one.number))

@@ -1,0 +1,79 @@
+"""Schemas in a registry that speaks Confluent's REST API, and the ids under which messages name them.
+
+https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from ringsync.streams.messages import AvroRecord
+from ringsync.streams.relay_errors import BrokerUnavailableError, RelayError
+
+TIMEOUT_SECONDS = 10
+COMPATIBILITY = "BACKWARD"
+_HEADERS = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
+_NO_SUBJECT = 404
+
+
+class SchemaRegistry:
+    """A schema registry.
+
+    :param url: its root, e.g. ``http://registry:8081``
+    :param ca_file: certificates that an ``https`` registry is checked against; None: the system's
+    :param client_certificate: files of a certificate and its key that it may ask for
+    """
+
+    def __init__(self, url: str, ca_file: str | None = None, client_certificate: tuple[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._session = requests.Session()
+        self._session.verify = ca_file or True
+        self._session.cert = client_certificate
+        self._ids: dict[tuple[str, str], int] = {}
+
+    def register(self, subject: str, schema: AvroRecord) -> int:
+        """The id of a schema, which is the subject's newest version from now on, compatible BACKWARD.
+
+        :raises RelayError: it is not compatible with the version before, or not allowed
+        :raises BrokerUnavailableError: no answer
+        """
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+        known = self._ids.get((subject, text))
+        if known is not None:
+            return known
+        path, config = f"/subjects/{quote(subject, safe='')}/versions", f"/config/{quote(subject, safe='')}"
+        # Before, so that it holds for this schema. Some registries have no settings for a subject without versions.
+        compatible = self._ask("PUT", config, {"compatibility": COMPATIBILITY}, subject, or_none=_NO_SUBJECT)
+        answer = self._ask("POST", path, {"schema": text, "schemaType": "AVRO"}, subject)
+        if compatible is None:
+            self._ask("PUT", config, {"compatibility": COMPATIBILITY}, subject)
+        found = int(answer["id"])
+        self._ids[subject, text] = found
+        return found
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._session.close()
+
+    def _ask(self, method: str, path: str, body: Any, subject: str, or_none: int | None = None) -> Any:
+        try:
+            answer = self._session.request(
+                method, self.url + path, data=json.dumps(body).encode(), headers=_HEADERS, timeout=TIMEOUT_SECONDS
+            )
+        except requests.RequestException as error:
+            raise BrokerUnavailableError(f"the schema registry {self.url} does not answer: {error}") from error
+        if answer.status_code == or_none:
+            return None
+        if answer.status_code >= 500:
+            raise BrokerUnavailableError(f"the schema registry {self.url} fails: {_told(answer)}")
+        if not answer.ok:
+            raise RelayError(f"the schema registry {self.url} refuses {method} for {subject}: {_told(answer)}")
+        return answer.json()
+
+
+def _told(answer: requests.Response) -> str:
+    return f"{answer.status_code} {answer.reason}: {answer.text[:500]}"

@@ -1,0 +1,203 @@
+"""The relay against a real broker: what the file stream has, Kafka has, whoever is killed when."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.streams.files import FileStream
+from ringsync.streams.kafka import relay
+from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
+from ringsync.streams.relay_errors import BrokerUnavailableError, CursorError, RelayError
+from servers.kafka import BrokerSettings, KafkaBroker
+from tests.kafka_reading import Record, avro_of, json_payload, kafka_messages, read_topic
+from tests.streams.outbox import notes, outbox, publish, published
+
+pytestmark = pytest.mark.server
+
+CHILD = """
+import sys
+from ringsync.storage.local import LocalStore
+from ringsync.streams.kafka import relay
+from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
+
+def wait_to_be_killed():
+    print("part", flush=True)
+    sys.stdin.readline()
+    return False
+
+with KafkaTopics(KafkaSettings((sys.argv[1],))) as kafka:
+    relay(LocalStore(sys.argv[2]), sys.argv[3], kafka, stop=wait_to_be_killed)
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[KafkaBroker]:
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), BrokerSettings().on_free_ports(), cache) as found:
+        yield found
+
+
+def settings_of(broker: KafkaBroker, **other: Any) -> KafkaSettings:
+    return KafkaSettings((broker.bootstrap,), **other)
+
+
+def delivered(broker: KafkaBroker, stream: FileStream) -> tuple[list[Record], dict[str, dict[str, Any]]]:
+    """The records of a topic of plain Avro, and the messages that they are."""
+    records = read_topic(broker.bootstrap, stream.topic)
+    return records, kafka_messages(records, avro_of(stream, 0), avro_of(stream, 1))
+
+
+def by_key(messages: dict[str, dict[str, Any]]) -> dict[str, list[Any]]:
+    """The values of each key, in order."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for message in messages.values():
+        found[json.dumps(message["key"])].append(message["value"])
+    return found
+
+
+def test_published_buckets_come_once_each_in_the_order_of_their_keys(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.once")
+    publish(stream, "bootstrap-b", notes(0, 5000), notes(5000, 100))
+    publish(stream, "pass-000000000001", notes(20, 3000))
+    publish(stream, "pass-000000000002")
+    with KafkaTopics(settings_of(broker)) as kafka:
+        done = relay(stream.store, stream.topic, kafka)
+        assert (done.buckets, done.messages) == (tuple(stream.buckets()), 8100)
+        assert relay(stream.store, stream.topic, kafka).messages == 0
+        assert by_key(delivered(broker, stream)[1]) == by_key(published(stream))
+        publish(stream, "bootstrap-a", notes(10, 50))
+        publish(stream, "pass-000000000003", notes(30, 50))
+        assert relay(stream.store, stream.topic, kafka, buckets=["pass-000000000003"]).messages == 50
+        assert relay(stream.store, stream.topic, kafka).buckets == ("bootstrap-a",)
+    records, found = delivered(broker, stream)
+    assert len(records) == 8200
+    assert {record.partition for record in records} == {0, 1, 2, 3}
+    assert all(message["value"]["source"]["event_id"] == event_id for event_id, message in found.items())
+    assert found == published(stream)
+
+
+def test_parts_without_an_index_are_relayed(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.old")
+    publish(stream, "bootstrap-a", notes(0, 2500))
+    for index in tmp_path.rglob("*.index"):
+        index.unlink()
+    with KafkaTopics(settings_of(broker)) as kafka:
+        assert relay(stream.store, stream.topic, kafka).messages == 2500
+    assert delivered(broker, stream)[1] == published(stream)
+
+
+def test_json(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.json")
+    publish(stream, "bootstrap-a", notes(0, 200))
+    with KafkaTopics(settings_of(broker, serialisation="json", partitions=1)) as kafka:
+        assert relay(stream.store, stream.topic, kafka, kafka_topic="other.name").messages == 200
+        with pytest.raises(
+            CursorError, match=r"kafka.json is about the Kafka topic 'other.name', not 'demo.shop.json'"
+        ):
+            relay(stream.store, stream.topic, kafka)
+    records = read_topic(broker.bootstrap, "other.name")
+    found = kafka_messages(records, json_payload, json_payload)
+    expected = published(stream)
+    for number, message in enumerate(expected.values()):
+        message["value"]["after"]["paid"] = f"{number}.50"
+    assert found == expected
+    schema = json.loads(records[0].key)["schema"]
+    assert (schema["type"], schema["name"], schema["optional"]) == ("struct", "demo.shop.notes.Key", False)
+    assert schema["fields"][0] == {"field": "id", "type": "int32", "optional": True}
+
+
+def test_a_relay_that_stops_goes_on_with_the_next_part(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.stop")
+    publish(stream, "bootstrap-a", *(notes(1000 * n, 1000) for n in range(3)))
+    publish(stream, "pass-000000000001", notes(5000, 10))
+    with KafkaTopics(settings_of(broker)) as kafka:
+        stopped = relay(stream.store, stream.topic, kafka, stop=lambda: True)
+        assert (stopped.buckets, stopped.messages, stopped.waiting) == ((), 1000, 2)
+        assert relay(stream.store, stream.topic, kafka).messages == 2010
+    records, found = delivered(broker, stream)
+    assert len(records) == 3010
+    assert found == published(stream)
+
+
+def test_a_killed_relay_is_repeated_under_the_same_event_ids(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.killed")
+    publish(stream, "bootstrap-a", *(notes(4000 * n, 4000) for n in range(3)))
+    arguments = [sys.executable, "-c", CHILD, broker.bootstrap, str(tmp_path), stream.topic]
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+    child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "part\n"
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "part\n"
+    finally:
+        child.kill()
+        child.wait()
+        child.communicate()
+    with KafkaTopics(settings_of(broker)) as kafka:
+        assert relay(stream.store, stream.topic, kafka).messages == 12_000
+    records, found = delivered(broker, stream)
+    assert len(records) > 12_000
+    assert found == published(stream)
+
+
+@pytest.mark.chaos
+def test_a_broker_that_is_killed_and_comes_back_loses_nothing(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.restarted")
+    publish(stream, "bootstrap-a", *(notes(4000 * n, 4000) for n in range(3)))
+    starting: list[threading.Thread] = []
+
+    def kill_once() -> bool:
+        if not starting:
+            broker.kill()
+            starting.append(threading.Thread(target=broker.start))
+            starting[0].start()
+        return False
+
+    with KafkaTopics(settings_of(broker)) as kafka:
+        done = relay(stream.store, stream.topic, kafka, stop=kill_once)
+    starting[0].join()
+    assert done.messages == 12_000
+    assert delivered(broker, stream)[1] == published(stream)
+
+
+def test_while_the_broker_is_down_nothing_is_lost(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.down")
+    publish(stream, "bootstrap-a", notes(0, 4000))
+    publish(stream, "bootstrap-b", notes(4000, 4000), notes(8000, 10))
+    impatient = settings_of(broker, answer_timeout_s=2.0, delivery_timeout_s=2.0)
+
+    def kill() -> bool:
+        broker.kill()
+        return False
+
+    with KafkaTopics(impatient) as kafka:
+        assert relay(stream.store, stream.topic, kafka, buckets=["bootstrap-a"]).messages == 4000
+        with pytest.raises(BrokerUnavailableError, match=f"{broker.bootstrap} is not available, topic demo.shop.down"):
+            relay(stream.store, stream.topic, kafka, stop=kill)
+        with pytest.raises(BrokerUnavailableError, match=r"last: .*refused"):
+            relay(stream.store, stream.topic, kafka)
+        broker.start()
+        assert relay(stream.store, stream.topic, kafka).messages == 4010
+    assert delivered(broker, stream)[1] == published(stream)
+
+
+def test_what_a_broker_refuses_is_said(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.refused")
+    publish(stream, "bootstrap-a", notes(0, 1))
+    with (
+        KafkaTopics(replace(settings_of(broker), replication_factor=3)) as kafka,
+        pytest.raises(RelayError, match=r"refuses, topic demo\.shop\.refused: .*replication"),
+    ):
+        relay(stream.store, stream.topic, kafka)
