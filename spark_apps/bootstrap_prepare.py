@@ -19,6 +19,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-range", type=parse_token_range, metavar="START:END", help="tokens to copy")
     parser.add_argument("--where", metavar="CQL", help="condition on key columns")
     parser.add_argument("--restart", action="store_true", help="do not continue an earlier bootstrap")
+    parser.add_argument("--enable-cdc", action="store_true", help="ALTER the table, so that its changes are logged")
     parser.add_argument("--dry-run", action="store_true", help="only check and forecast")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +13,12 @@ from ringsync.ring.tokens import TokenRange
 from ringsync.state.bootstrap import (
     COMPLETED,
     SCANNING,
-    TABLES,
     Bootstrap,
     BootstrapState,
     CommittedRange,
     LostOwnershipError,
-    StateError,
 )
+from ringsync.state.session import StateError
 
 pytestmark = pytest.mark.server
 
@@ -119,9 +117,3 @@ def test_heartbeat(state: BootstrapState) -> None:
     assert state.alive("heart") == "run-7"
     ledger.rest()
     assert state.alive("heart") is None
-
-
-def test_the_statements_for_administrators_are_those_that_ringsync_runs() -> None:
-    documented = " ".join((Path(__file__).parents[2] / "docs" / "state.md").read_text().split())
-    for statement in TABLES:
-        assert " ".join(statement.format(keyspace="cdc").split()) + ";" in documented

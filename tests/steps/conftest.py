@@ -10,15 +10,20 @@ import yaml
 
 from examples.flights.load import load
 from ringsync.config import load_config
-from ringsync.steps import bootstrap_prepare, bootstrap_scan, replica_verify
+from ringsync.steps import bootstrap_prepare, bootstrap_scan, replica_merge, replica_verify
 from ringsync.steps.application import Application, ExitCode, Report
 from servers.cassandra import CassandraNode
 
-STEPS = {"bootstrap_prepare": bootstrap_prepare, "bootstrap_scan": bootstrap_scan, "replica_verify": replica_verify}
+STEPS = {
+    "bootstrap_prepare": bootstrap_prepare,
+    "bootstrap_scan": bootstrap_scan,
+    "replica_merge": replica_merge,
+    "replica_verify": replica_verify,
+}
 
 DEFAULTS = {
-    **dict.fromkeys(("splits", "columns", "token_range", "where")),
-    **dict.fromkeys(("dry_run", "restart", "repair"), False),
+    **dict.fromkeys(("splits", "columns", "token_range", "where", "table")),
+    **dict.fromkeys(("dry_run", "restart", "repair", "enable_cdc"), False),
 }
 
 Step = Callable[..., tuple[Report, ExitCode]]

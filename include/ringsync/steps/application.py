@@ -45,7 +45,7 @@ class Application:
     """One run of one application.
 
     :ivar name: e.g. ``bootstrap_scan``; its reports are under ``reports/<name>/``
-    :ivar table: keyspace and table
+    :ivar table: keyspace and table; None: the application works on all tables with cdc
     :ivar run: id of the run, the same for all steps of one DAG run
     :ivar options: further arguments by name
     """
@@ -54,9 +54,15 @@ class Application:
     config_path: str
     config: Config
     store: ObjectStore
-    table: tuple[str, str]
+    table: tuple[str, str] | None
     run: str
     options: argparse.Namespace
+
+    @property
+    def one_table(self) -> tuple[str, str]:
+        """Keyspace and table of an application that works on one."""
+        assert self.table is not None, f"{self.name} was started without a table"
+        return self.table
 
 
 def run_application(
@@ -65,6 +71,8 @@ def run_application(
     step: Callable[[Application], tuple[Report, ExitCode]],
     argv: Sequence[str],
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    *,
+    of_table: bool = True,
 ) -> int:
     """Run a step as a program.
 
@@ -74,17 +82,19 @@ def run_application(
 
     :param step: gets the run, returns its report and exit code
     :param options: adds the step's own arguments
+    :param of_table: whether it works on one table, which ``--table`` names
     :returns: the exit code
     """
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--conf", required=True, metavar="PATH", help="ringsync.yaml")
-    parser.add_argument("--table", required=True, metavar="KEYSPACE.TABLE")
+    if of_table:
+        parser.add_argument("--table", required=True, metavar="KEYSPACE.TABLE")
     parser.add_argument("--run", required=True, type=_run_id, metavar="ID", help="id of the run")
     options(parser)
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.conf)
-        table = parse_table_name(arguments.table)
+        table = parse_table_name(arguments.table) if of_table else None
         application = Application(name, arguments.conf, config, config.open_store(), table, arguments.run, arguments)
         return _run(application, step)
     except (ConfigError, ValueError, StorageError) as error:
@@ -97,7 +107,8 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     from ringsync.ring.ring import RingError
     from ringsync.schema.table import SchemaError
     from ringsync.sources.session import ClusterError
-    from ringsync.state.bootstrap import LostOwnershipError, StateError
+    from ringsync.state.bootstrap import LostOwnershipError
+    from ringsync.state.session import StateError
 
     started = time.time()
     try:
@@ -124,8 +135,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     report = {
         "application": application.name,
         "run": application.run,
-        "keyspace": application.table[0],
-        "table": application.table[1],
+        **(dict(zip(("keyspace", "table"), application.table, strict=True)) if application.table else {}),
         "started_at": _iso(started),
         "seconds": round(time.time() - started, 3),
         "exit_code": int(code),

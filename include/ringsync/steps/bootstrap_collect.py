@@ -17,7 +17,8 @@ from typing import Any
 from ringsync.progress import Progress
 from ringsync.ring.coverage import TokenSet, fraction, subtract
 from ringsync.ring.tokens import RING_WIDTH, TokenRange
-from ringsync.state.bootstrap import CommittedRange, LostOwnershipError, RangeLedger, StateError
+from ringsync.state.bootstrap import CommittedRange, LostOwnershipError, RangeLedger
+from ringsync.state.session import StateError
 from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import ObjectStore, StorageError
 

@@ -14,17 +14,20 @@ import json
 import secrets
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from cassandra import InvalidRequest, Unauthorized
+from cassandra.protocol import ConfigurationException
 
 from ringsync.config import Config
 from ringsync.replica.base import base_folder, check_replaceable
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.ring.coverage import fraction
-from ringsync.ring.ring import RingSnapshot
-from ringsync.sources.cluster import read_ring, read_size_estimate
+from ringsync.schema.table import TableSchema
+from ringsync.sources.cluster import read_size_estimate
 from ringsync.sources.forecast import Forecast, sample
 from ringsync.sources.plan import ScanPlan, Selection
 from ringsync.sources.planning import make_scan_plan
@@ -33,7 +36,9 @@ from ringsync.sources.session import connect
 from ringsync.state.bootstrap import HEARTBEAT_TTL_S, SCANNING, Bootstrap, BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_publish import bootstrap_bucket, remove_outputs
+from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
+from ringsync.streams.pass_log import mark
 from ringsync.streams.topics import data_topic
 
 OUTPUTS_VERSION = 2
@@ -94,7 +99,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ReplicaMismatchError: the replica's folder holds another table
     """
     config, options, store = application.config, application.options, application.store
-    keyspace, name = application.table
+    keyspace, name = application.one_table
     session = connect(config.cluster_settings())
     selection = Selection(options.columns, options.token_range, options.where)
     now = int(clock())
@@ -115,7 +120,9 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     }
     if options.dry_run:
         return report, ExitCode.OK
-    state.create(config.state.replication or _replication(read_ring(session, keyspace)))
+    create_state(session, config)
+    if options.enable_cdc:
+        report["cdc"] = enable_cdc(session, scan.table)
     plan = find_plan(store, application.run)
     if plan is None:
         bootstrap = continued or begin(application, state, scan, specification, latest)
@@ -136,7 +143,31 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             f"run {application.run} has a plan for {plan.scan.table.full_name} with other parameters or another "
             "schema: use another run id"
         )
+    # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
+    begin_pass = mark(store, scan.table.table_id, "begin", plan.bootstrap.id, int(clock() * 1000))
+    report["begin_pass"] = begin_pass
     return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic, "bucket": plan.bucket}, ExitCode.OK
+
+
+def enable_cdc(session: Any, table: TableSchema) -> str:
+    """Have the cluster log the table's changes for us.
+
+    :returns: what was done
+    :raises StepError: the nodes do not allow it, or do not agree on the schema
+    """
+    query = "SELECT cdc FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+    if session.execute(query, (table.keyspace, table.name)).one().cdc:
+        return "was enabled"
+    try:
+        altered = session.execute(f"ALTER TABLE {table.full_name} WITH cdc = true")
+    except (InvalidRequest, ConfigurationException, Unauthorized) as error:
+        raise StepError(
+            f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
+            "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
+        ) from error
+    if not altered.response_future.is_schema_agreed:
+        raise StepError("the nodes do not agree on the schema after cdc was enabled: try again once all of them are up")
+    return "enabled now"
 
 
 def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep) -> Forecast:
@@ -301,10 +332,3 @@ def _with_splits(config: Config, splits: int | None) -> Config:
     return config.model_copy(
         update={"scan": config.scan.model_copy(update={"min_splits": splits, "max_splits": splits})}
     )
-
-
-def _replication(ring: RingSnapshot) -> Mapping[str, str]:
-    """Three replicas in each datacenter, or as many as it has nodes."""
-    nodes = Counter(host.datacenter for host in ring.hosts)
-    factors = {datacenter: str(min(3, count)) for datacenter, count in sorted(nodes.items())}
-    return {"class": "NetworkTopologyStrategy", **factors}

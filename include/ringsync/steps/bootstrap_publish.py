@@ -1,7 +1,8 @@
 """Make the files of a bootstrap's committed ranges the replica and a bucket of the stream, and nothing else.
 
-Each of the three writes is idempotent and may be repeated after a kill between any two: the replica takes a
-bootstrap's transaction once, the bucket's manifest is put once, and the bootstrap is then marked completed.
+Each of the writes is idempotent and may be repeated after a kill between any two: the replica takes a bootstrap's
+transaction once, its table of changes begins anew once for each base, the bucket's manifest is put once, and the
+bootstrap is then marked completed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ringsync.config import Config
 from ringsync.replica.base import base_folder, check_replaceable, replace_base
+from ringsync.replica.changes import begin_changes
 from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CommittedRange, RangeLedger
@@ -56,11 +58,18 @@ def bootstrap_bucket(bootstrap_id: str) -> str:
 
 
 def publish(
-    store: ObjectStore, config: Config, plan: BootstrapPlan, ledger: RangeLedger, ranges: Sequence[CommittedRange]
+    store: ObjectStore,
+    config: Config,
+    plan: BootstrapPlan,
+    ledger: RangeLedger,
+    ranges: Sequence[CommittedRange],
+    *,
+    from_pass: int = 1,
 ) -> Report:
     """Publish what the ledger holds, which must be everything that was selected.
 
     :param ranges: of the ledger, in token order
+    :param from_pass: the first pass of the sync that these rows may lack something of
     :returns: part of the report
     :raises StepError: the counts do not reconcile; nothing was published
     :raises LostOwnershipError: another run has taken over
@@ -96,8 +105,10 @@ def publish(
         },
         transaction=f"bootstrap-{plan.bootstrap.id}",
         now_ms=int(time.time() * 1000),
+        from_pass=from_pass,
         deletion_vectors=config.replica.deletion_vectors,
     )
+    begin_changes(store, table, int(time.time() * 1000))
     FileStream(store, plan.topic).publish(plan.bucket, parts)
     _remove_files(store, table, plan.bootstrap.id, {file.name for file in files})
     return {

@@ -30,8 +30,10 @@ from ringsync.steps.bootstrap_collect import Collector, reported
 from ringsync.steps.bootstrap_prepare import BootstrapPlan, load_plan, wait_until_free
 from ringsync.steps.bootstrap_publish import publish
 from ringsync.steps.bootstrap_task import BootstrapTask, SplitResult
-from ringsync.streams.files import FileStream, StreamConflictError
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
+from ringsync.streams.pass_log import mark
 
 IDLE_WAVES = 3
 """After so many waves that brought nothing, what is left counts as unreadable."""
@@ -75,9 +77,14 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         report = describe(collector, ledger, results, seconds)
         if collector.left:
             return report, ExitCode.COMPLETED_WITH_ERRORS
-        report |= publish(store, config, plan, ledger, collector.ranges)
+        report |= publish(store, config, plan, ledger, collector.ranges, from_pass=begin_pass(store, plan) + 1)
         state.complete(plan.bootstrap)
     return report, ExitCode.OK
+
+
+def begin_pass(store: ObjectStore, plan: BootstrapPlan) -> int:
+    """The pass of the sync with which the bootstrap has begun: what comes behind it the scan may have missed."""
+    return mark(store, plan.scan.table.table_id, "begin", plan.bootstrap.id, int(time.time() * 1000))
 
 
 def read_all(
@@ -201,15 +208,8 @@ def put_schemas(application: Application, plan: BootstrapPlan) -> int:
     :returns: the version, from 1
     """
     server, mapping = application.config.server_name, application.config.stream.mapping
-    stream = FileStream(application.store, plan.topic)
     key, value = key_schema(plan.scan.table, server, mapping), envelope_schema(plan.scan.table, server, mapping)
-    version = 1
-    while True:
-        try:
-            stream.put_schemas(version, key, value)
-            return version
-        except StreamConflictError:
-            version += 1
+    return FileStream(application.store, plan.topic).put_next_schemas(key, value)
 
 
 def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResult], seconds: float) -> Report:

@@ -20,6 +20,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 import ringsync
+from ringsync.changes.queries import snapshot_queries
 from ringsync.config import Config, load_config
 from ringsync.replica.base import base_folder
 from ringsync.replica.data_files import DataFileWriter, first_row_of_last_token, last_token
@@ -311,6 +312,7 @@ class RowFiles:
 
     def _messages(self, batch: pa.RecordBatch) -> Messages:
         plan, config = self._task.plan, self._config
+        wanted = config.sync.source_query
         return snapshot_messages(
             batch,
             plan.scan.table,
@@ -320,6 +322,7 @@ class RowFiles:
             processed_at_ms=plan.scan.now * 1000,
             schema_version=self._task.schema_version,
             version=ringsync.__version__,
+            queries=snapshot_queries(batch, plan.scan.table, plan.scan.now * 1_000_000) if wanted else None,
         )
 
 

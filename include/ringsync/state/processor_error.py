@@ -1,0 +1,74 @@
+"""Records of commit logs that could not be decoded, kept with their bytes until somebody has mended the cause.
+
+One partition per segment, which bounds it, and one row per record: who stages a segment twice writes the same rows.
+Mutations of more than :data:`LARGEST_INLINE` bytes lie in the object store as ``errors/<node>/<file>/<position>``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from cassandra.cluster import Session
+
+from ringsync.state.session import StateSession
+from ringsync.storage.port import ObjectStore
+
+LARGEST_INLINE = 1_000_000
+"""Bytes of a mutation that a row may hold."""
+
+_ROWS_AT_ONCE = 100
+
+
+class ErrorTable:
+    """The table ``processor_error``.
+
+    :param session: with the driver's default row factory
+    :param keyspace: of ringsync's own state
+    :param store: for large mutations
+    """
+
+    def __init__(self, session: Session, keyspace: str, store: ObjectStore) -> None:
+        self._state = StateSession(session, keyspace)
+        self._store = store
+        self._table = f"{self._state.keyspace}.processor_error"
+
+    def put(self, errors: pa.RecordBatch, node: str) -> None:
+        """Keep records; the same again are the same rows.
+
+        :param errors: of :data:`ringsync.formats.commitlog.reader.UNDECODED` with the segment's name as ``file``; of
+            damaged bytes ``raw`` is null
+        :param node: host id of the node whose log they are from
+        :raises StateError: the cluster does not take them
+        :raises UnavailableError: the object store does not take a large one
+        """
+        cql = (
+            f"INSERT INTO {self._table} (node, file, position, length, reason, table_id, raw, raw_object) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        self._state.write_all(self._state.bind(cql, (node, *row)) for row in self._rows(errors, node))
+
+    def _rows(self, errors: pa.RecordBatch, node: str) -> Iterator[tuple[Any, ...]]:
+        """What is written of each record; what is too large for a row is in the store before its row is made."""
+        for start in range(0, len(errors), _ROWS_AT_ONCE):
+            for row in errors.slice(start, _ROWS_AT_ONCE).to_pylist():
+                key = None
+                if row["raw"] is not None and len(row["raw"]) > LARGEST_INLINE:
+                    key = f"errors/{node}/{row['file']}/{row['position']}"
+                    self._store.put(key, row["raw"])
+                    row["raw"] = None
+                yield *(row[name] for name in ("file", "position", "length", "reason", "table_id", "raw")), key
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """How many records are kept, by node and reason. Reads all rows but not their bytes: for people.
+
+        :raises StateError: the cluster does not give them
+        """
+        segments = next(self._state.read_all([self._state.bind(f"SELECT DISTINCT node, file FROM {self._table}", ())]))
+        of_segment = f"SELECT node, reason FROM {self._table} WHERE node = ? AND file = ?"
+        found: Counter[tuple[str, str]] = Counter()
+        for rows in self._state.read_all(self._state.bind(of_segment, (node, file)) for node, file in segments):
+            found.update((row.node, row.reason) for row in rows)
+        return found

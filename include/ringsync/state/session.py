@@ -1,0 +1,172 @@
+"""ringsync's own keyspace in the source cluster: how its tables are created, read and written.
+
+Every statement here may be repeated: one whose outcome is unknown, or that did not reach enough replicas, is tried
+again until :data:`RETRY_DELAYS_S` are used up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cassandra import (
+    ConsistencyLevel,
+    DriverException,
+    InvalidRequest,
+    OperationTimedOut,
+    RequestExecutionException,
+    Unauthorized,
+)
+from cassandra.cluster import NoHostAvailable, Session
+from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, SimpleStatement
+
+from ringsync.cql.identifiers import quote
+from ringsync.state.tables import TABLES
+
+RETRY_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+"""Pauses before a write whose outcome is unknown, or that did not reach enough replicas, is tried again."""
+
+CONCURRENT_REQUESTS = 32
+"""Statements of :meth:`StateSession.read_all` under way at once."""
+
+_REFUSED = (Unauthorized, InvalidRequest)
+_UNCERTAIN = (RequestExecutionException, OperationTimedOut, NoHostAvailable, DriverException)
+
+
+class StateError(Exception):
+    """The state in the cluster could not be read or written; the message says why and what to do."""
+
+
+class StateSession:
+    """The keyspace.
+
+    :param session: with the driver's default row factory
+    :param keyspace: of ringsync's own state
+    :param sleep: waits so many seconds
+    """
+
+    def __init__(self, session: Session, keyspace: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._session = session
+        self.keyspace = quote(keyspace)
+        self._sleep = sleep
+        self._prepared: dict[str, PreparedStatement] = {}
+
+    def create(self, replication: Mapping[str, str]) -> None:
+        """Create keyspace and tables where they are missing.
+
+        :param replication: CQL's replication map
+        :raises StateError: they cannot be created; names the permissions
+        """
+        existing = self._existing()
+        statements = [text.format(keyspace=self.keyspace) for name, text in TABLES.items() if name not in existing]
+        if not existing:
+            options = ", ".join(f"'{name}': '{value}'" for name, value in replication.items())
+            statements.insert(0, f"CREATE KEYSPACE IF NOT EXISTS {self.keyspace} WITH replication = {{{options}}}")
+        try:
+            for statement in statements:
+                self._session.execute(statement)
+        except (*_REFUSED, *_UNCERTAIN) as error:
+            raise StateError(
+                f"ringsync's own keyspace {self.keyspace} cannot be created: {error}. Let an administrator create it "
+                f"with the statements in docs/state.md, and GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace}"
+            ) from error
+
+    def has(self, tables: Collection[str]) -> bool:
+        """Whether all these tables exist."""
+        return set(tables) <= self._existing()
+
+    def _existing(self) -> set[str]:
+        rows = self._session.execute(
+            "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (self.keyspace.strip('"'),)
+        )
+        return {row.table_name for row in rows}
+
+    def execute(self, cql: str, parameters: Sequence[Any]) -> Any:
+        """Execute what may be repeated: reads see every conditional write that came to its end before.
+
+        :raises StateError: the cluster does not let us, or not in many attempts
+        """
+        statement = SimpleStatement(
+            cql,
+            consistency_level=ConsistencyLevel.SERIAL if cql.startswith("SELECT") else ConsistencyLevel.QUORUM,
+            serial_consistency_level=ConsistencyLevel.SERIAL,
+            is_idempotent=True,
+        )
+        return self._repeat(lambda: self._session.execute(statement, parameters))
+
+    def conditional(self, cql: str, parameters: Sequence[Any], is_done: Callable[[Mapping[str, Any]], bool]) -> bool:
+        """Execute a conditional write.
+
+        :param is_done: whether what was found shows our own write: it may have been done by an attempt of which
+            only the answer was lost
+        :raises StateError: as :meth:`execute`
+        """
+        found = self.execute(cql, parameters).one()._asdict()
+        return bool(found["applied"]) or is_done(found)
+
+    def bind(self, cql: str, parameters: Sequence[Any]) -> BoundStatement:
+        """A statement for :meth:`read_all`, at QUORUM; prepared at the first call.
+
+        :param cql: with ``?`` for the parameters
+        """
+        prepared = self._prepared.get(cql)
+        if prepared is None:
+            prepared = self._prepared[cql] = self._repeat(lambda: self._session.prepare(cql))
+            prepared.consistency_level = ConsistencyLevel.QUORUM
+            prepared.is_idempotent = True
+        return prepared.bind(parameters)
+
+    def batch(self, cql: str, rows: Iterable[Sequence[Any]]) -> BatchStatement:
+        """One statement for many rows of one partition: one mutation for the cluster, one request for us."""
+        batch = BatchStatement(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.QUORUM)
+        for row in rows:
+            batch.add(self.bind(cql, row))
+        batch.is_idempotent = True
+        return batch
+
+    def read_all(self, statements: Iterable[BoundStatement | BatchStatement]) -> Iterator[list[Any]]:
+        """Execute statements that do not depend on each other, some at once; all may be repeated.
+
+        :returns: the rows of each, in the order of the statements
+        :raises StateError: as :meth:`execute`
+        """
+        under_way: deque[tuple[Any, Any]] = deque()
+
+        def finish() -> list[Any]:
+            statement, future = under_way.popleft()
+            first = iter((future.result,))
+            rows: list[Any] = self._repeat(lambda: next(first, lambda: self._session.execute(statement))().all())
+            return rows
+
+        for statement in statements:
+            if len(under_way) == CONCURRENT_REQUESTS:
+                yield finish()
+            under_way.append((statement, self._session.execute_async(statement)))
+        while under_way:
+            yield finish()
+
+    def write_all(self, statements: Iterable[BoundStatement | BatchStatement]) -> None:
+        """As :meth:`read_all`, for what gives no rows."""
+        deque(self.read_all(statements), maxlen=0)
+
+    def _repeat(self, attempt: Callable[[], Any]) -> Any:
+        delays = iter(RETRY_DELAYS_S)
+        while True:
+            try:
+                return attempt()
+            except Unauthorized as error:
+                raise StateError(f"{error}: GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace} to this user") from error
+            except InvalidRequest as error:
+                raise StateError(
+                    f"keyspace {self.keyspace} is not as this version of ringsync made it: {error}"
+                ) from error
+            except _UNCERTAIN as error:
+                delay = next(delays, None)
+                if delay is None:
+                    raise StateError(
+                        f"keyspace {self.keyspace} could not be used in {len(RETRY_DELAYS_S) + 1} attempts: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                self._sleep(delay)

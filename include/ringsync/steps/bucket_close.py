@@ -1,0 +1,357 @@
+"""Close buckets and publish (DESIGN §5, steps 3 to 5): a loop.
+
+In each cycle and for each table: what the live replicas agree on, and all of buckets that are closed, becomes a pass —
+messages of the stream and merged change rows — and every pass is then followed up: stream, replica, Kafka. A row that
+comes after its range was settled is published by the next pass over the range; what was published is known by digest.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ringsync.config import Config
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.sources.control import ControlServer
+from ringsync.state.staging import (
+    Bucket,
+    StageCommit,
+    closed_until,
+    commit_keys,
+    get_commit,
+    put_closed_until,
+    retire_commit,
+)
+from ringsync.steps.agreement import OpenBucket, Settled, settle
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.close_task import CloseTask, SliceOfBucket, SliceResult
+from ringsync.steps.follow_ups import FollowUps
+from ringsync.steps.kafka_feed import KafkaFeed
+from ringsync.steps.loop import Patience, connect_patiently, cycles, put_metrics, put_status, seconds_left
+from ringsync.steps.passes import PassContext, commit
+from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of
+from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.streams.pass_log import published_digests
+
+SLICE_ROWS = 50_000
+"""A task publishes about so many rows."""
+
+PASS_ROWS = 2_000_000
+"""A pass has about so many rows at most: of a backlog the oldest buckets come first."""
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Close and publish until the time is over.
+
+    :raises ClusterError: the cluster cannot be reached at the beginning
+    :raises StepError: the counts do not reconcile
+    """
+    from ringsync.replica.session import spark_session
+
+    config, store = application.config, application.store
+    spark = spark_session(f"bucket_close {application.run}")
+    session = connect_patiently(config.cluster_settings())
+    with (
+        ControlServer(host=_driver_host(spark.sparkContext)) as control,
+        KafkaFeed(store, config.kafka_settings()) as feed,
+    ):
+        control.watch_limits(store, application.run, config.cluster_limits())
+        closer = Closer(application, session, spark.sparkContext, control, feed)
+        patience = Patience()
+        run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
+        for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+            error = patience.tried(closer.cycle)
+            put_status(store, "bucket_close", "close", {"tables": closer.status(), "error": error})
+            put_metrics(store, config.metrics.prometheus_file, number)
+    return closer.report(), ExitCode.OK
+
+
+def _driver_host(context: Any) -> str:
+    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+
+@dataclass
+class TableState:
+    """What this run knows of a table.
+
+    :ivar buckets: those that have staged files
+    :ivar lags_ms: from write to message, of rows of the last pass
+    """
+
+    table: SyncTable
+    follow_ups: FollowUps
+    buckets: dict[Bucket, OpenBucket] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    lags_ms: list[int] = field(default_factory=list)
+
+
+class Closer:
+    """All tables.
+
+    :param context: Spark's
+    :param control: keeps the limits of reading after-images
+    :param feed: of Kafka
+    """
+
+    def __init__(
+        self, application: Application, session: Any, context: Any, control: ControlServer, feed: KafkaFeed
+    ) -> None:
+        self._application = application
+        self._config: Config = application.config
+        self._store: ObjectStore = application.store
+        self._session = session
+        self._context = context
+        self._control = control
+        self._feed = feed
+        self._commits: dict[str, StageCommit] = {}
+        self._tables: dict[str, TableState] = {}
+        self._plan: SyncPlan | None = None
+        self._rings: dict[str, RankedRing] = {}
+        self._closed_until = closed_until(self._store)
+        self._began_ms = int(time.time() * 1000)
+
+    def cycle(self) -> None:
+        """Publish what is settled.
+
+        :raises StepError: the counts do not reconcile
+        """
+        now_ms = int(time.time() * 1000)
+        plan = self._read_plan(now_ms)
+        self._close_buckets(plan, now_ms)
+        self._read_commits()
+        for state in self._tables.values():
+            state.follow_ups.catch_up()
+            settled = self._settled(state, now_ms)
+            if settled and self._publish(state, settled):
+                state.follow_ups.catch_up()
+        self._retire()
+
+    def _read_plan(self, now_ms: int) -> SyncPlan:
+        interval = interval_at(now_ms, self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != interval:
+            self._plan = plan_of(self._store, self._config, self._session, interval)
+            self._rings = {keyspace: ranked(self._plan.ring(keyspace)) for keyspace in self._plan.replications}
+            for table in self._plan.tables:
+                if table.table_id not in self._tables:
+                    follow_ups = FollowUps(
+                        self._application, table, self._context, self._control.address, self._feed.announce
+                    )
+                    self._feed.watch(table.topic)
+                    self._tables[table.table_id] = TableState(table, follow_ups)
+                self._tables[table.table_id].follow_ups.ring = self._rings[table.schema.keyspace]
+        return self._plan
+
+    def _close_buckets(self, plan: SyncPlan, now_ms: int) -> None:
+        """Close what is old enough: once every live node has staged what it logged then, or patience is over."""
+        length = plan.interval.length
+        window = (self._config.commitlog_processor_window_count - 1) * length
+        seen = self._clear_at()
+        clear = min((seen.get(host.id, 0) for host in plan.hosts if host.up), default=now_ms)
+        until = min(now_ms, clear) - window
+        if now_ms - self._began_ms > window + length:
+            until = max(until, now_ms - 2 * window - length)
+        until = until // length * length
+        if until > self._closed_until:
+            put_closed_until(self._store, until)
+            self._closed_until = until
+
+    def _clear_at(self) -> dict[str, int]:
+        """By host id the last moment (ms) at which all that the node had synced was staged."""
+        found: dict[str, int] = {}
+        for queue in self._config.sync.queues:
+            try:
+                status = json.loads(self._store.get(f"status/commitlog_stage/{queue}.json"))
+            except NotFoundError:
+                continue
+            found |= {node: int(one["clear_at_ms"]) for node, one in status["nodes"].items()}
+        return found
+
+    def _read_commits(self) -> None:
+        """Take in what was staged since; of a table that is not in the plan yet in a later cycle."""
+        for key in commit_keys(self._store):
+            if key in self._commits:
+                continue
+            found = get_commit(self._store, key)
+            files = [file for file in found.files if file.bucket]
+            if all(file.table_id in self._tables for file in files):
+                self._commits[key] = found
+                for file in files:
+                    buckets, bucket = self._tables[file.table_id].buckets, Bucket.parse(file.bucket)
+                    buckets.setdefault(bucket, OpenBucket(bucket)).files[file.key] = (found.node, file)
+
+    def _settled(self, state: TableState, now_ms: int) -> list[Settled]:
+        ring = self._rings[state.table.schema.keyspace]
+        found: list[Settled] = []
+        rows = 0
+        for bucket in sorted(state.buckets):
+            one = settle(state.buckets[bucket], ring, now_ms, is_closed=bucket.end <= self._closed_until)
+            if one is not None and (rows < PASS_ROWS):
+                found.append(one)
+                rows += sum(reading.rows for _, reading in one.readings)
+        return found
+
+    def _publish(self, state: TableState, settled: Sequence[Settled]) -> bool:
+        """Make a pass, unless all was published before.
+
+        :returns: False: another process has made a pass meanwhile; all is done anew in the next cycle
+        """
+        follow_ups = state.follow_ups
+        number = follow_ups.last + 1
+        context = PassContext(
+            config_path=self._application.config_path,
+            reader=self._reader(state),
+            topic=follow_ups.topic,
+            number=number,
+            attempt=secrets.token_hex(4),
+            bootstrap=follow_ups.bootstrap,
+            late=False,
+            endpoints={host.id: host.address for host in (self._plan.hosts if self._plan else ())},
+            schema_version=follow_ups.schema_version,
+        )
+        slices = self._slices(state, settled, number - 1)
+        results: list[SliceResult] = []
+        if slices:
+            task = CloseTask(context)
+            results = self._context.parallelize(slices, len(slices)).mapPartitions(task).collect()
+        counts = count(settled, results)
+        outputs = [result.outputs for result in results if result.outputs]
+        if outputs:
+            made = commit(self._store, context, outputs, counts)
+            if made is None:
+                return False
+            follow_ups.made(made)
+        for one in settled:
+            open_bucket = state.buckets[one.bucket]
+            open_bucket.settled, open_bucket.united = one.sums, set(one.united)
+            open_bucket.ring = self._rings[state.table.schema.keyspace].ring.digest
+        state.counts.update({**counts, "messages": sum(one.messages for one in outputs)})
+        state.lags_ms = [lag for one in outputs for lag in one.lags_ms] or state.lags_ms
+        return True
+
+    def _reader(self, state: TableState) -> AfterReader:
+        return state.follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name))
+
+    def _slices(
+        self, state: TableState, settled: Sequence[Settled], up_to: int
+    ) -> list[tuple[str, tuple[SliceOfBucket, ...]]]:
+        """Cut what is settled into tasks by token: all rows of a key are in one of them."""
+        table_id = state.table.table_id
+        rows: Counter[int] = Counter()
+        for one in settled:
+            for number, reading in one.readings:
+                rows[number] += reading.rows
+        groups = group_ranges(rows, SLICE_ROWS)
+        published = {
+            one.bucket: tuple(published_digests(self._store, table_id, self._digest_buckets(one), up_to))
+            for one in settled
+            if one.readings
+        }
+        slices = []
+        for place, group in enumerate(groups):
+            parts = [
+                SliceOfBucket(str(one.bucket), readings, published[one.bucket])
+                for one in settled
+                if (readings := tuple(reading for number, reading in one.readings if number in group))
+            ]
+            slices.append((f"{place:04}", tuple(parts)))
+        return slices
+
+    def _digest_buckets(self, one: Settled) -> list[str]:
+        """Where a row of this bucket may have been published: rows that are not of its time also in its neighbours."""
+        reach = self._config.commitlog_processor_window_count if one.displaced else 0
+        start, length = one.bucket.start, one.bucket.length
+        return [str(Bucket(start + place * length, length)) for place in range(-reach, reach + 1)]
+
+    def _retire(self) -> None:
+        """Forget closed buckets all of whose files are published, and commits all of whose files are forgotten."""
+        for state in self._tables.values():
+            for bucket, one in list(state.buckets.items()):
+                if bucket.end <= self._closed_until and one.files.keys() <= one.united:
+                    state.counts["copies"] += sum(file.rows for _, file in one.files.values())
+                    del state.buckets[bucket]
+        open_files = {key for state in self._tables.values() for one in state.buckets.values() for key in one.files}
+        last: dict[tuple[str, int], int] = defaultdict(int)
+        for found in self._commits.values():
+            place = (found.node, found.segment_id)
+            last[place] = max(last[place], found.start)
+        for key, found in list(self._commits.items()):
+            files = [file for file in found.files if file.bucket]
+            is_last = last[found.node, found.segment_id] == found.start
+            if not any(file.key in open_files for file in files) and (files or not is_last):
+                retire_commit(self._store, found, is_last=is_last)
+                self._commits[key] = replace(found, files=())
+                if not is_last:
+                    del self._commits[key]
+
+    def status(self) -> dict[str, Any]:
+        """How things stand, by table."""
+        return {state.table.schema.full_name: self._status_of(state) for state in self._tables.values()}
+
+    def _status_of(self, state: TableState) -> dict[str, Any]:
+        lags = state.lags_ms
+        return {
+            "table_id": state.table.table_id,
+            "open_buckets": len(state.buckets),
+            "oldest_open_bucket_ms": min((bucket.start for bucket in state.buckets), default=None),
+            "rows_published": state.counts["rows"],
+            "messages": state.counts["messages"],
+            "duplicates": state.counts["repeated"] + state.counts["published_before"],
+            "only_one_replica": state.counts["only_one"],
+            "lag_ms": {
+                "message_p50": int(np.percentile(lags, 50)) if lags else None,
+                "message_p99": int(np.percentile(lags, 99)) if lags else None,
+            },
+            **state.follow_ups.status(),
+            "kafka": self._feed.status(state.table.topic),
+        }
+
+    def report(self) -> Report:
+        """What was published by this run."""
+        return {"tables": self.status(), "closed_until_ms": self._closed_until}
+
+
+def group_ranges(rows: Counter[int], size: int) -> list[frozenset[int]]:
+    """Numbers of token ranges in groups of neighbours that have about so many rows together."""
+    groups: list[frozenset[int]] = []
+    present: set[int] = set()
+    total = 0
+    for number in sorted(rows):
+        present.add(number)
+        total += rows[number]
+        if total >= size:
+            groups.append(frozenset(present))
+            present, total = set(), 0
+    return [*groups, frozenset(present)] if present else groups
+
+
+def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> dict[str, int]:
+    """Add up what tasks have read and what became of it.
+
+    :raises StepError: a row has no outcome, or a range had other rows than its digests say
+    """
+    total: Counter[str] = Counter()
+    for result in results:
+        rows = result.outputs.rows if result.outputs else 0
+        total.update(
+            read=result.read,
+            repeated=result.repeated,
+            published_before=result.published_before,
+            only_one=result.only_one,
+            rows=rows,
+        )
+    expected = sum(reading.rows for one in settled for _, reading in one.readings)
+    outcomes = total["rows"] + total["repeated"] + total["published_before"]
+    if total["read"] != expected or total["read"] != outcomes:
+        raise StepError(
+            f"the counts do not reconcile: {expected} rows are staged, {total['read']} were read, {outcomes} "
+            "accounted for; nothing was published"
+        )
+    return dict(total)

@@ -1,0 +1,263 @@
+"""What follows from a pass: its bucket of the stream, its images in the replica, its messages in Kafka.
+
+Everything here is made from what committed passes say, in their order, and may be repeated after a kill at any point:
+a bucket is published once by its manifest, the replica takes each pass once, and Kafka is fed behind a cursor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ringsync.config import Config
+from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.changes import ReplicaState, StaleStateError, append_pass, replica_state
+from ringsync.ring.ranks import RankedRing
+from ringsync.sources.control import ControlAddress
+from ringsync.steps.application import Application
+from ringsync.steps.replica_task import ReplicaTask
+from ringsync.steps.rows_after import AfterReader, Mode
+from ringsync.steps.sync_plan import SyncTable
+from ringsync.storage import delta_options
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream
+from ringsync.streams.messages import envelope_schema, key_schema
+from ringsync.streams.pass_log import Pass, forget_changes, forget_pass, get_pass, pass_numbers, passes_behind
+from ringsync.streams.topics import bootstrap_topic
+
+
+def put_schemas(store: ObjectStore, config: Config, table: SyncTable, topic: str) -> int:
+    """Put the schemas of messages beside a stream of a table, under the version that its own topic has for them.
+
+    :returns: the version
+    """
+    key, value = (
+        make(table.schema, config.server_name, config.stream.mapping) for make in (key_schema, envelope_schema)
+    )
+    version = FileStream(store, table.topic).put_next_schemas(key, value)
+    if topic != table.topic:
+        FileStream(store, topic).put_schemas(version, key, value)
+    return version
+
+
+def publish_pass(
+    store: ObjectStore,
+    config: Config,
+    table: SyncTable,
+    passes: Mapping[int, Pass],
+    number: int,
+    announce: Callable[[str, str], None] = lambda topic, bucket: None,
+) -> None:
+    """Make a pass's bucket of the stream visible. A cut-over moves what has waited in the bootstrap stream there.
+
+    :param passes: all up to this number
+    :param announce: is told the topic and the bucket that has become visible
+    """
+    one = passes[number]
+    waiting, stream = FileStream(store, bootstrap_topic(table.topic)), FileStream(store, table.topic)
+    if one.kind == "changes" and one.bootstrap:
+        # Moved already, if this is done again after the cut-over.
+        if stream.parts(one.bucket) is None:
+            waiting.publish(one.bucket, one.parts)
+    elif one.kind == "changes":
+        stream.publish(one.bucket, one.parts)
+        announce(stream.topic, one.bucket)
+    elif one.kind == "cutover":
+        put_schemas(store, config, table, waiting.topic)
+        for before in _since_cutover(passes, number):
+            waiting.move(before.bucket, before.parts, stream)
+            announce(stream.topic, before.bucket)
+
+
+def _since_cutover(passes: Mapping[int, Pass], number: int) -> list[Pass]:
+    """The passes before this one that wait in the bootstrap stream."""
+    found: list[Pass] = []
+    for before in sorted((known for known in passes if known < number), reverse=True):
+        if passes[before].kind == "cutover":
+            break
+        if passes[before].kind == "changes" and passes[before].bootstrap:
+            found.append(passes[before])
+    return found[::-1]
+
+
+class FollowUps:
+    """Of one table.
+
+    :param context: Spark's
+    :param control: keeps the limits of reading the cluster
+    :param announce: is told the topic and the bucket of everything that becomes visible
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        table: SyncTable,
+        context: Any,
+        control: ControlAddress,
+        announce: Callable[[str, str], None] = lambda topic, bucket: None,
+    ) -> None:
+        self._application = application
+        self._store = application.store
+        self._table = table
+        self._context = context
+        self._control = control
+        self._announce = announce
+        self.ring: RankedRing | None = None
+        self._passes: dict[int, Pass] = {}
+        self.refresh()
+        self._mismatch: str | None = None
+        self._published = self._last_published()
+        self._forgotten = 0
+        self._replica_lag_ms: int | None = None
+        self._versions: dict[str, int] = {}
+
+    @property
+    def last(self) -> int:
+        """The number of the last pass; 0: there is none."""
+        return max(self._passes, default=0)
+
+    @property
+    def passes(self) -> Sequence[Pass]:
+        """Those that have not been forgotten, in their order."""
+        return [self._passes[number] for number in sorted(self._passes)]
+
+    @property
+    def bootstrap(self) -> str:
+        """The bootstrap that is going on; empty: none."""
+        latest = self._passes.get(self.last)
+        return "" if latest is None or latest.kind == "cutover" else latest.bootstrap
+
+    @property
+    def topic(self) -> str:
+        """Where the messages of the next pass go."""
+        return bootstrap_topic(self._table.topic) if self.bootstrap else self._table.topic
+
+    @property
+    def schema_version(self) -> int:
+        """Of the schemas of the stream, which are put beside it if they are not there."""
+        if self.topic not in self._versions:
+            self._versions[self.topic] = put_schemas(self._store, self._application.config, self._table, self.topic)
+        return self._versions[self.topic]
+
+    def _last_published(self) -> int:
+        """Up to which pass all buckets are visible: they become so in their order."""
+        topics = [self._table.topic, bootstrap_topic(self._table.topic)]
+        for number in sorted(self._passes, reverse=True):
+            one = self._passes[number]
+            if one.kind == "changes" and any(FileStream(self._store, topic).parts(one.bucket) for topic in topics):
+                return number
+        return 0
+
+    def reader(self, mode: Mode) -> AfterReader:
+        """How tasks find the rows after changes."""
+        assert self.ring is not None
+        return AfterReader(
+            config_path=self._application.config_path,
+            table=self._table.schema,
+            mode=mode,
+            ring=self.ring,
+            control=self._control,
+            replica=self._replica(),
+            recent=tuple(key for one in self._recent(self.last + 1, int(time.time() * 1000)) for key in one.changes),
+        )
+
+    def _replica(self) -> ReplicaState | None:
+        """The replica as it is; None: the table has none, or none that can follow its changes."""
+        options = delta_options(**self._application.config.store.model_dump())
+        try:
+            state = replica_state(self._store, self._table.schema, options)
+        except ReplicaMismatchError as error:
+            self._mismatch = str(error)
+            return None
+        self._mismatch = None if state is None or state.whole else "only a selection was copied: it is not kept in sync"
+        return state if state is not None and state.whole else None
+
+    def made(self, one: Pass) -> None:
+        """A pass has been committed by this process."""
+        self._passes[one.number] = one
+
+    def refresh(self) -> None:
+        """Take in passes that others have made or forgotten."""
+        numbers = pass_numbers(self._store, self._table.table_id)
+        known = self._passes
+        self._passes = {
+            number: known.get(number) or get_pass(self._store, self._table.table_id, number) for number in numbers
+        }
+
+    def catch_up(self) -> None:
+        """Do all that is left to do for all passes."""
+        for one in passes_behind(self._store, self._table.table_id, self.last):
+            self._passes[one.number] = one
+        for number in sorted(self._passes):
+            if number > self._published:
+                publish_pass(self._store, self._application.config, self._table, self._passes, number, self._announce)
+                self._published = number
+        self._update_replica()
+        self._forget()
+
+    def _update_replica(self) -> None:
+        """Bring the replica up to the last pass; while a bootstrap goes on, the one that it makes is waited for."""
+        table = self._table.schema
+        while not self.bootstrap:
+            state = self._replica()
+            if state is None or not (waiting := [number for number in sorted(self._passes) if number > state.applied]):
+                return
+            one = self._passes[waiting[0]]
+            reader = replace(self.reader("replica"), replica=state)
+            task = ReplicaTask(reader, one.number, one.late, self._deletions_before(one))
+            files = []
+            if one.changes:
+                results = self._context.parallelize(one.changes, len(one.changes)).mapPartitions(task).collect()
+                files = [file for file in results if file]
+            now_ms = int(time.time() * 1000)
+            try:
+                append_pass(self._store, table, one.number, files, now_ms, seen=state)
+            except StaleStateError as error:
+                print(f"ringsync: {error}", flush=True)
+
+    def _deletions_before(self, one: Pass) -> tuple[str, ...]:
+        """Deletions of partitions and ranges that older rows may still follow: who comes later is read at quorum."""
+        return tuple(key for known in self._recent(one.number, one.created_at_ms) for key in known.deletions)
+
+    def _recent(self, number: int, moment_ms: int) -> list[Pass]:
+        """The passes before this one that rows may still be older than, though they are not late."""
+        since_ms = moment_ms - self._reach_ms
+        return [known for known in self.passes if known.number < number and known.created_at_ms >= since_ms]
+
+    @property
+    def _reach_ms(self) -> int:
+        """So long a row may be older than what was published: those whose writers set the times, as long as we know."""
+        config = self._application.config
+        if self._table.by_arrival:
+            return int(config.sync.digest_retention_h * 3_600_000)
+        return (2 * config.commitlog_processor_window_count + 2) * config.commitlog_processor_window_interval_ms
+
+    def _forget(self) -> None:
+        """Remove merged change rows that nobody will ask for, and passes whose digests are old enough."""
+        if self.bootstrap:
+            return
+        state = self._replica()
+        done = state.applied if state else self.last
+        since_ms = time.time() * 1000 - self._reach_ms
+        for number in sorted(number for number in self._passes if self._forgotten < number <= done):
+            if self._passes[number].created_at_ms > since_ms:
+                break
+            forget_changes(self._store, self._passes[number])
+            self._forgotten = number
+        oldest_ms = time.time() * 1000 - self._application.config.sync.digest_retention_h * 3_600_000
+        for number in sorted(self._passes)[:-1]:
+            if self._passes[number].created_at_ms > oldest_ms or number > self._forgotten:
+                break
+            forget_pass(self._store, self._passes.pop(number))
+
+    def status(self) -> dict[str, Any]:
+        """How far the table's passes have come."""
+        state = self._replica()
+        return {
+            "last_pass": self.last,
+            "bootstrap": self.bootstrap,
+            "replica_error": self._mismatch,
+            "replica_pass": state.applied if state else None,
+        }

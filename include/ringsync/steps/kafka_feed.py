@@ -1,0 +1,94 @@
+"""Kafka fed from the streams' files, beside the loop that writes them: a broker that is away holds up nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.streams.files import StreamError
+from ringsync.streams.kafka import relay
+from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
+from ringsync.streams.relay_errors import RelayError
+
+PAUSE_S = 1.0
+"""Between two looks at the streams."""
+
+LISTED_EVERY = 60
+"""So often, in looks, all buckets of a stream are listed; otherwise only those are looked at that are announced."""
+
+
+class KafkaFeed:
+    """A thread that copies published buckets to Kafka, each topic's in their order.
+
+    :param settings: None: there is no Kafka, and nothing is done
+    """
+
+    def __init__(self, store: ObjectStore, settings: KafkaSettings | None) -> None:
+        self._store = store
+        self._settings = settings
+        self._buckets: dict[str, list[str]] = {}
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kafka-feed", daemon=True)
+        self._status: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> Self:
+        if self._settings is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._settings is not None:
+            self._thread.join()
+
+    def announce(self, topic: str, bucket: str) -> None:
+        """A bucket is published."""
+        with self._lock:
+            self._buckets.setdefault(topic, []).append(bucket)
+
+    def watch(self, topic: str) -> None:
+        """There is a stream; what it has published is looked up."""
+        with self._lock:
+            self._buckets.setdefault(topic, [])
+
+    def status(self, topic: str) -> Mapping[str, Any] | None:
+        """How far a topic has come; None: there is no Kafka."""
+        return None if self._settings is None else self._status.get(topic, {"messages": 0, "error": None})
+
+    def _run(self) -> None:
+        assert self._settings is not None
+        look = 0
+        with KafkaTopics(self._settings) as kafka:
+            while True:
+                ending = self._ended.is_set()
+                for topic in list(self._buckets):
+                    self._relay(kafka, topic, listed=look % LISTED_EVERY == 0)
+                look += 1
+                if ending:
+                    return
+                self._ended.wait(PAUSE_S)
+
+    def _relay(self, kafka: KafkaTopics, topic: str, *, listed: bool) -> None:
+        with self._lock:
+            announced = list(self._buckets[topic])
+        whole = listed or topic not in self._seen
+        before = self._status.get(topic, {"messages": 0})["messages"]
+        try:
+            done = relay(self._store, topic, kafka, buckets=None if whole else announced, stop=self._ended.is_set)
+        except (RelayError, StreamError, StorageError) as error:
+            if self._status.get(topic, {}).get("error") != str(error):
+                print(f"ringsync: warning: {error}", flush=True)
+            self._status[topic] = {"messages": before, "error": str(error)}
+            return
+        self._seen.add(topic)
+        self._status[topic] = {"messages": before + done.messages, "error": None}
+        with self._lock:
+            gone = set(announced) if not done.waiting else set(done.buckets)
+            self._buckets[topic] = [bucket for bucket in self._buckets[topic] if bucket not in gone]

@@ -1,0 +1,177 @@
+"""What late rows need of the cluster and do to the stream: quorum reads, and passes of their own (late_rows.py).
+
+``bucket_close`` publishes at the same time. Both number the passes of a table with one counter, and look at all passes
+before their own: whoever is second begins anew, so no row is in two passes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.changes.cells import Numbers, numbers
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.schema.table import TableSchema
+from ringsync.sources.control import ControlAddress, ControlClient
+from ringsync.sources.row_reads import read_rows
+from ringsync.sources.scan import scan_session
+from ringsync.state.staging import Bucket, closed_until
+from ringsync.steps.application import Application, StepError
+from ringsync.steps.follow_ups import FollowUps
+from ringsync.steps.late_rows import Mask, UnreadableRowsError
+from ringsync.steps.passes import PassContext, commit, make_outputs
+from ringsync.steps.rows_after import AfterReader, UnreadRowsError
+from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
+from ringsync.storage.port import NotFoundError
+from ringsync.streams.pass_log import LATE, among, digest_halves, read_digests
+
+QUORUM = "LOCAL_QUORUM"
+
+ATTEMPTS = 20
+"""How often another process may be faster with a pass before we give up."""
+
+OWN_BUCKET_MS = 3_600_000
+"""A bucket that has closed so long ago gets no more rows, not even from a task that has not heard of it."""
+
+_FILES = 256
+"""Files of digests that are kept in memory."""
+
+
+class LatePasses:
+    """The real :class:`ringsync.steps.late_rows.Effects`.
+
+    :param session: with the driver's default row factory
+    :param control: keeps the limits of reading the cluster
+    """
+
+    def __init__(self, application: Application, session: Any, control: ControlAddress) -> None:
+        self._application = application
+        self._config = application.config
+        self._store = application.store
+        self._session = session
+        self._control = control
+        self._plan: SyncPlan | None = None
+        self._rings: dict[str, RankedRing] = {}
+        self._follow_ups: dict[str, FollowUps] = {}
+        self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, [key]))
+
+    def table(self, table_id: str) -> TableSchema | None:
+        """See :class:`ringsync.steps.late_rows.Effects`."""
+        plan = self._read_plan()
+        return next((table.schema for table in plan.tables if table.table_id == table_id), None)
+
+    def _read_plan(self) -> SyncPlan:
+        """The plan of the present interval: ring, tables and their schemas."""
+        interval = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != interval:
+            self._plan = plan_of(self._store, self._config, self._session, interval)
+            self._rings = {keyspace: ranked(self._plan.ring(keyspace)) for keyspace in self._plan.replications}
+            for table in self._plan.tables:
+                if table.table_id not in self._follow_ups:
+                    self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
+                self._follow_ups[table.table_id].ring = self._rings[table.schema.keyspace]
+        return self._plan
+
+    def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
+        """See :class:`ringsync.steps.late_rows.Effects`."""
+        follow_ups = self._follow_ups[table.table_id]
+        while True:
+            follow_ups.refresh()
+            buckets = self._buckets_before(follow_ups, numbers(rows["write_time"]) // 1000)
+            keys = [key for one in follow_ups.passes for bucket in buckets for key in one.digests.get(bucket, ())]
+            try:
+                return self._among(rows, keys)
+            except NotFoundError:
+                continue  # a pass was forgotten, with its digests, since we looked for passes
+
+    def _among(self, rows: pa.RecordBatch, keys: Iterable[str]) -> Mask:
+        halves = digest_halves(rows["digest"])
+        found = np.zeros(len(rows), np.bool_)
+        for key in keys:
+            found |= among(halves, self._digests(key))
+        return found
+
+    def _buckets_before(self, follow_ups: FollowUps, write_times_ms: Numbers) -> list[str]:
+        """Buckets in which these rows may have been published: of their time, and, as long as a row may be ahead of it,
+        those before."""
+        ahead = self._config.commitlog_processor_window_count * self._config.commitlog_processor_window_interval_ms
+        times = np.sort(write_times_ms)
+        names = {bucket for one in follow_ups.passes for bucket in one.digests} - {LATE}
+        found = [LATE]
+        for bucket in map(Bucket.parse, names):
+            first, last = np.searchsorted(times, [bucket.start, bucket.end + ahead], side="left")
+            if last > first:
+                found.append(str(bucket))
+        return found
+
+    def read(self, table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """See :class:`ringsync.steps.late_rows.Effects`."""
+        reader = self._reader(table)
+        settings = replace(self._config.cluster_settings(), consistency_level=QUORUM)
+        with ControlClient(self._control) as permits:
+            found = read_rows(
+                scan_session(settings, int(time.time())),
+                table,
+                keys,
+                reader.ring,
+                settings,
+                permits,
+                element_times=reader.element_times,
+                misfits=self._config.replica.unrepresentable_values,
+            )
+        if found.unread:
+            raise UnreadableRowsError(f"{len(found.unread)} late rows, the first: {found.unread[0].reason}")
+        return found.images
+
+    def _reader(self, table: TableSchema) -> AfterReader:
+        """Rows after late changes are read at quorum, whoever was late."""
+        mode = self._config.sync.after_image_of(table.full_name)
+        reader = self._follow_ups[table.table_id].reader("none" if mode == "none" else "source")
+        return replace(reader, quorum=True)
+
+    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> int:
+        """See :class:`ringsync.steps.late_rows.Effects`."""
+        follow_ups = self._follow_ups[table.table_id]
+        for _ in range(ATTEMPTS):
+            left = rows.filter(pa.array(~self.published(table, rows)))
+            if not len(left):
+                return 0
+            context = PassContext(
+                config_path=self._application.config_path,
+                reader=self._reader(table),
+                topic=follow_ups.topic,
+                number=follow_ups.last + 1,
+                attempt=secrets.token_hex(4),
+                bootstrap=follow_ups.bootstrap,
+                late=True,
+                endpoints={host.id: host.address for host in self._read_plan().hosts},
+                schema_version=follow_ups.schema_version,
+            )
+            try:
+                outputs = make_outputs(context, self._store, self._by_bucket(left), "late")
+            except UnreadRowsError as error:
+                raise UnreadableRowsError(str(error)) from error
+            made = commit(self._store, context, [outputs], {})
+            if made is not None:
+                follow_ups.made(made)
+                return len(left)
+        raise StepError(
+            f"{table.full_name}: {ATTEMPTS} times another process was faster with a pass: does bucket_close run twice?"
+        )
+
+    def _by_bucket(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+        """The rows by where their digests are kept: a bucket that may still be published must know them."""
+        length = self._config.commitlog_processor_window_interval_ms
+        starts = numbers(rows["write_time"]) // 1000 // length * length
+        starts[starts < closed_until(self._store) - OWN_BUCKET_MS] = -1
+        return {
+            str(Bucket(start, length)) if start >= 0 else LATE: rows.filter(pa.array(starts == start))
+            for start in np.unique(starts).tolist()
+        }

@@ -1,0 +1,152 @@
+"""Steps that are loops: a Spark application that works through short cycles, for as long as one DAG run lasts.
+
+A Spark application takes some twenty CPU seconds before it works, so that windows shorter than a minute cannot have one
+each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cassandra.cluster import Session
+
+from ringsync.config import ConfigError
+from ringsync.metrics import write_prometheus
+from ringsync.sources.session import ClusterSettings, UnreachableError, connect
+from ringsync.status import STOP_KEY, read_statuses
+from ringsync.steps.application import StepError
+from ringsync.storage.port import ObjectStore, StorageError
+
+PATIENCE_S = 120.0
+"""So long a loop waits for the cluster when it begins."""
+
+MAX_FAILURES = 30
+"""Cycles in a row that may fail before the loop does."""
+
+METRICS_EVERY = 5
+"""Cycles from one writing of the metrics' file to the next."""
+
+
+def add_until(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--until`` of loops that share a DAG run."""
+    parser.add_argument(
+        "--until", type=float, metavar="SECONDS", help="since the epoch: end then, if sync.run_s is not over before"
+    )
+
+
+def seconds_left(run_s: float, until: float | None, now_s: float) -> float:
+    """How long a loop works that begins now: one that was killed and started again ends when the others end.
+
+    :param run_s: how long it works at most
+    :param until: when the others end, seconds since the epoch; None: there are none
+    :param now_s: seconds since the epoch
+    """
+    return run_s if until is None else max(0.0, min(run_s, until - now_s))
+
+
+def cycles(
+    store: ObjectStore,
+    run_s: float,
+    poll_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[int]:
+    """Numbers of cycles, from 0: each begins ``poll_s`` after the one before it, or at once if that took longer.
+
+    :param run_s: seconds until the loop ends
+    :param poll_s: seconds
+    """
+    end = clock() + run_s
+    number = 0
+    while True:
+        began = clock()
+        yield number
+        number += 1
+        if clock() >= end or is_stopped(store):
+            return
+        sleep(max(0.0, began + poll_s - clock()))
+
+
+class Patience:
+    """Lets a loop survive cycles that fail: nodes, brokers and stores go away and return.
+
+    What trying again cannot mend ends the loop at once: a :class:`StepError`, a wrong configuration.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def tried(self, cycle: Callable[[], None]) -> str | None:
+        """Run a cycle.
+
+        :returns: why it failed; None: it did not
+        :raises Exception: its own, after :data:`MAX_FAILURES` failures in a row
+        """
+        try:
+            cycle()
+        except (StepError, ConfigError):
+            raise
+        except Exception as error:
+            self._failures += 1
+            if self._failures >= MAX_FAILURES:
+                raise
+            said = f"{type(error).__name__}: {error}"
+            print(f"ringsync: warning: a cycle failed, it is tried again: {said[:2000]}", flush=True)
+            return said
+        self._failures = 0
+        return None
+
+
+def connect_patiently(
+    settings: ClusterSettings, patience_s: float = PATIENCE_S, sleep: Callable[[float], None] = time.sleep
+) -> Session:
+    """Connect to a cluster that may be away for a moment; a wrong password or certificate is told at once.
+
+    :param patience_s: seconds until it counts as unreachable
+    :raises ClusterError: one of its subclasses
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return connect(settings)
+        except UnreachableError as error:
+            if time.monotonic() >= deadline:
+                raise
+            print(f"ringsync: warning: {error}", flush=True)
+            sleep(2.0)
+
+
+def is_stopped(store: ObjectStore) -> bool:
+    """Whether somebody has asked the loops to end."""
+    return store.stat(STOP_KEY) is not None
+
+
+def put_status(store: ObjectStore, application: str, name: str, status: dict[str, Any]) -> None:
+    """Say how things stand, for ``cdcservice status``; what cannot be said now is said in the next cycle.
+
+    :param name: of the loop among those of its application
+    """
+    try:
+        store.put(
+            f"status/{application}/{name}.json", json.dumps({"at_ms": int(time.time() * 1000), **status}).encode()
+        )
+    except StorageError as error:
+        print(f"ringsync: warning: {error}", flush=True)
+
+
+def put_metrics(store: ObjectStore, path: str | None, number: int) -> None:
+    """Write what all loops say of themselves for Prometheus, now and then.
+
+    :param path: ``metrics.prometheus_file``; None: nowhere
+    :param number: of the cycle
+    """
+    if path is None or number % METRICS_EVERY:
+        return
+    try:
+        write_prometheus(path, read_statuses(store))
+    except (OSError, StorageError) as error:
+        print(f"ringsync: warning: metrics.prometheus_file: {error}", flush=True)

@@ -1,0 +1,52 @@
+"""Publish what came late (DESIGN §7): a loop that works through the queue ``out_of_sequence``.
+
+In each cycle: new files of late rows are admitted, but for what was published before; what is due is read at quorum,
+and published as the row is now if the read holds the late write or something newer. See late_rows.py.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ringsync.sources.control import ControlServer
+from ringsync.state.out_of_sequence import OutOfSequence
+from ringsync.steps.application import Application, ExitCode, Report
+from ringsync.steps.late_pass import LatePasses
+from ringsync.steps.late_rows import LateRows
+from ringsync.steps.loop import connect_patiently, cycles, is_stopped, put_status
+from ringsync.steps.own_keyspace import create_state
+
+STATUS_EVERY_S = 5.0
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Publish late rows until the time is over.
+
+    :returns: exit code 1 when something keeps rows from being published
+    :raises ClusterError: the cluster cannot be reached at the beginning
+    :raises StateError: ringsync's own keyspace cannot be used
+    :raises StepError: the counts do not reconcile
+    """
+    config, store = application.config, application.store
+    session = connect_patiently(config.cluster_settings())
+    create_state(session, config)
+    end = time.monotonic() + config.sync.run_s
+    said = 0.0
+
+    def goes_on() -> bool:
+        nonlocal said
+        if time.monotonic() >= said + STATUS_EVERY_S:
+            said = time.monotonic()
+            put_status(store, "out_of_sequence", "queue", late.status())
+        return time.monotonic() < end and not is_stopped(store)
+
+    with ControlServer() as control:
+        control.watch_limits(store, application.run, config.cluster_limits())
+        queue = OutOfSequence(session, config.state.keyspace)
+        late = LateRows(store, queue, LatePasses(application, session, control.address), goes_on=goes_on)
+        for _ in cycles(store, config.sync.run_s, config.out_of_sequence_processor_poll_interval_ms / 1000):
+            late.cycle()
+            put_status(store, "out_of_sequence", "queue", late.status())
+    problems = late.problems
+    report = {"counts": dict(late.counts), **late.status(), "problems": problems}
+    return report, ExitCode.COMPLETED_WITH_ERRORS if problems else ExitCode.OK

@@ -1,0 +1,30 @@
+"""ringsync's own keyspace, made by the first application that needs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringsync.config import Config
+from ringsync.ring.ring import Host
+from ringsync.sources.cluster import read_hosts
+from ringsync.state.session import StateSession
+from ringsync.state.tables import TABLES
+
+
+def create_state(session: Any, config: Config) -> None:
+    """Create keyspace and tables where they are missing, replicated as configured.
+
+    :raises StateError: they cannot be created
+    """
+    state = StateSession(session, config.state.keyspace)
+    if not state.has(TABLES):
+        state.create(config.state.replication or replication(read_hosts(session)))
+
+
+def replication(hosts: Sequence[Host]) -> Mapping[str, str]:
+    """Three replicas in each datacenter, or as many as it has nodes."""
+    nodes = Counter(host.datacenter for host in hosts)
+    factors = {datacenter: str(min(3, count)) for datacenter, count in sorted(nodes.items())}
+    return {"class": "NetworkTopologyStrategy", **factors}

@@ -1,0 +1,177 @@
+"""Passes in the making: settled change rows become messages, merged change rows for the replica, and digests.
+
+Tasks write files (:func:`make_outputs`); the driver commits a pass that names them (:func:`commit`), and then does what
+follows from it (:mod:`ringsync.steps.follow_ups`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+import ringsync
+from ringsync.changes.cells import numbers
+from ringsync.changes.merge import merge
+from ringsync.changes.queries import queries
+from ringsync.changes.schema import PARTITION_DELETION
+from ringsync.config import load_config
+from ringsync.state.staging import encode_rows
+from ringsync.steps.rows_after import AfterReader, images_after
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.change_messages import change_messages
+from ringsync.streams.files import FileStream, Part
+from ringsync.streams.pass_log import (
+    Pass,
+    changes_key,
+    deletions_key,
+    digests_key,
+    encode_digests,
+    pass_bucket,
+    put_pass,
+)
+
+LAG_SAMPLE = 1000
+"""Rows of a slice whose lag is remembered."""
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What all tasks of a pass need to know.
+
+    :ivar reader: how rows after changes are found
+    :ivar topic: of the stream that the messages go to
+    :ivar number: of the pass
+    :ivar attempt: different for every attempt to make it
+    :ivar bootstrap: that is going on; empty: none
+    :ivar late: the rows were late
+    :ivar endpoints: of nodes by host id
+    :ivar schema_version: of the stream's schemas
+    """
+
+    config_path: str
+    reader: AfterReader
+    topic: str
+    number: int
+    attempt: str
+    bootstrap: str
+    late: bool
+    endpoints: Mapping[str, str]
+    schema_version: int
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files of a slice.
+
+    :ivar deletions: None: it has none
+    :ivar digests: by bucket
+    :ivar lags_ms: from write to message, of some of the rows
+    """
+
+    part: Part
+    changes: str
+    deletions: str | None
+    digests: Mapping[str, str]
+    rows: int
+    messages: int
+    lags_ms: tuple[int, ...]
+
+
+def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Outputs:
+    """Make messages of change rows of one table, and write all files of a slice.
+
+    :param rows: by bucket: change rows that were never published, each once
+    :param name: of the slice, unique in the pass
+    """
+    config = load_config(context.config_path)
+    table = context.reader.table
+    every = pa.concat_batches(list(rows.values()))
+    merged = merge(every, table)
+    after = images_after(context.reader, merged)
+    now_ms = int(time.time() * 1000)
+    messages = change_messages(
+        merged,
+        after.images,
+        after.visible,
+        table,
+        config.server_name,
+        config.stream.mapping,
+        hostnames=_endpoints(merged["node"], context.endpoints),
+        processed_at_ms=now_ms,
+        schema_version=context.schema_version,
+        version=ringsync.__version__,
+        late=context.late,
+        queries=queries(merged, table) if config.sync.source_query else pa.nulls(merged.num_rows, pa.string()),
+    )
+    writer = FileStream(store, context.topic).open_part(
+        pass_bucket(context.number), f"{context.attempt}-{name}", context.schema_version, config.stream.codec
+    )
+    writer.add(messages)
+    own = f"{context.attempt}-{name}"
+    changes = changes_key(table.table_id, context.number, own)
+    store.put(changes, encode_rows(merged))
+    deleting = merged.filter(pa.array(numbers(merged["kind"]) >= PARTITION_DELETION))
+    deletions = deletions_key(table.table_id, context.number, own) if deleting.num_rows else None
+    if deletions:
+        store.put(deletions, encode_rows(deleting))
+    digests = {}
+    for bucket, batch in rows.items():
+        digests[bucket] = digests_key(table.table_id, bucket, context.number, own)
+        store.put(digests[bucket], encode_digests(batch["digest"]))
+    lags = now_ms - numbers(every["write_time"]) // 1000
+    sample = np.sort(lags)[:: max(1, len(lags) // LAG_SAMPLE)]
+    return Outputs(
+        part=writer.finish(),
+        changes=changes,
+        deletions=deletions,
+        digests=digests,
+        rows=every.num_rows,
+        messages=merged.num_rows,
+        lags_ms=tuple(sample.tolist()),
+    )
+
+
+def commit(
+    store: ObjectStore, context: PassContext, outputs: Iterable[Outputs], counts: Mapping[str, int]
+) -> Pass | None:
+    """Commit a pass.
+
+    :returns: None: another pass has this number; what was made for this one is removed, and must be made anew from what
+        is left
+    """
+    made = list(outputs)
+    table_id = context.reader.table.table_id
+    digests: dict[str, tuple[str, ...]] = {}
+    for one in made:
+        for bucket, key in one.digests.items():
+            digests[bucket] = (*digests.get(bucket, ()), key)
+    candidate = Pass(
+        number=context.number,
+        kind="changes",
+        table_id=table_id,
+        created_at_ms=int(time.time() * 1000),
+        bootstrap=context.bootstrap,
+        late=context.late,
+        parts=tuple(one.part for one in made),
+        changes=tuple(one.changes for one in made),
+        deletions=tuple(one.deletions for one in made if one.deletions),
+        digests=digests,
+        counts={**counts, "rows": sum(one.rows for one in made), "messages": sum(one.messages for one in made)},
+    )
+    if put_pass(store, candidate):
+        return candidate
+    for one in made:
+        for made_key in filter(None, (one.changes, one.deletions, *one.digests.values())):
+            store.delete(made_key)
+    return None
+
+
+def _endpoints(nodes: pa.Array, endpoints: Mapping[str, str]) -> pa.Array:
+    """Addresses of host ids; what is not known any more stays a host id."""
+    encoded = nodes.dictionary_encode()
+    names = pa.array([endpoints.get(node, node) for node in encoded.dictionary.to_pylist()], pa.string())
+    return names.take(encoded.indices)

@@ -1,0 +1,18 @@
+"""Move the changes that were made while a table was copied behind the rows that were copied.
+
+Run by the DAG ``bootstrap_table`` after ``bootstrap_scan``.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from ringsync.steps import bootstrap_drain
+from ringsync.steps.application import run_application
+
+
+def main(argv: Sequence[str]) -> int:
+    return run_application("bootstrap_drain", __doc__, bootstrap_drain.run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,19 @@
+"""Publish what is staged: messages to the streams, images to the replicas; for as long as ``sync.run_s`` says.
+
+Run by the DAG ``commitlog_sync``; one at a time, though two do no harm.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from ringsync.steps import bucket_close
+from ringsync.steps.application import run_application
+from ringsync.steps.loop import add_until
+
+
+def main(argv: Sequence[str]) -> int:
+    return run_application("bucket_close", __doc__, bucket_close.run, argv, add_until, of_table=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,19 @@
+"""Publish what came late: rows that arrived after their bucket had closed, read at quorum, each once.
+
+Run by the DAG ``out_of_sequence`` for ``sync.run_s`` seconds at a time. Exit code 1: rows are left that cannot be
+published, the report says which and why.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from ringsync.steps import out_of_sequence
+from ringsync.steps.application import run_application
+
+
+def main(argv: Sequence[str]) -> int:
+    return run_application("out_of_sequence", __doc__, out_of_sequence.run, argv, of_table=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Settling of buckets, simulated: whatever replicas have, and whenever it is staged, each row is published once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import Host, Replication, RingSnapshot
+from ringsync.state.staging import Bucket, StagedFile
+from ringsync.steps.agreement import OpenBucket, settle
+from ringsync.steps.stage_task import range_sums
+
+BUCKET = Bucket(60_000, 60_000)
+NODES = ("a", "b", "c")
+
+
+def ring(*, down: str = "", moved: bool = False) -> RankedRing:
+    """Three nodes with two tokens each; or with others, after one has moved."""
+    tokens = {"a": (-50, 0 if not moved else 5), "b": (-30, 20), "c": (-10, 40)}
+    hosts = [Host(name, f"127.0.0.{i}", 9042, "dc", "r1", tokens[name], name != down) for i, name in enumerate(NODES)]
+    return ranked(RingSnapshot(tuple(hosts), Replication("SimpleStrategy", (("", 3),))))
+
+
+def staged(where: RankedRing, key: str, rows: dict[int, int]) -> StagedFile:
+    """A file with these rows: token by digest."""
+    halves = np.array([(digest, digest * 7919) for digest in rows], np.uint64)
+    sums = range_sums(where, np.array(list(rows.values()), np.int64), halves)
+    return StagedFile(key, "t", str(BUCKET), len(rows), 0, where.ring.digest, sums)
+
+
+ROWS = st.dictionaries(st.integers(1, 60), st.integers(-60, 60), min_size=1, max_size=25)
+
+
+@given(data=st.data(), rows=ROWS, down=st.sampled_from(["", "", "c"]), moved=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_every_row_is_published_once(data: st.DataObject, rows: dict[int, int], down: str, moved: bool) -> None:
+    before, now = ring(down=down), ring(down=down, moved=moved)
+    # Each row is on at least one node; each node stages its rows in some files, at some moments.
+    holders = {digest: data.draw(st.sets(st.sampled_from(NODES), min_size=1)) for digest in rows}
+    arrivals = [(node, digest) for digest in rows for node in sorted(holders[digest])]
+    arrivals = data.draw(st.permutations(arrivals))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(arrivals)), max_size=4)))
+    contents: dict[str, dict[int, int]] = {}
+    bucket = OpenBucket(BUCKET)
+    published: list[int] = []
+
+    def cycle(where: RankedRing, is_closed: bool) -> None:
+        found = settle(bucket, where, BUCKET.end, is_closed=is_closed)
+        if found is None:
+            return
+        for _, reading in found.readings:
+            read = [
+                digest
+                for key, _ in reading.files
+                for digest, token in contents[key].items()
+                if any(token in part for part in reading.ranges)
+            ]
+            assert len(read) == reading.rows
+            if not reading.united:
+                assert len({node for _, node in reading.files}) == 1
+            published.extend(sorted(set(read) - set(published)))
+        bucket.settled, bucket.united, bucket.ring = found.sums, set(found.united), where.ring.digest
+
+    for start, end in zip([0, *cuts], [*cuts, len(arrivals)], strict=True):
+        for node in NODES:
+            own = {digest: rows[digest] for n, digest in arrivals[start:end] if n == node}
+            if own:
+                key = f"{node}{start}"
+                contents[key] = own
+                bucket.files[key] = (node, staged(before, key, own))
+        cycle(before, False)
+    agreed = set(published)
+    cycle(now, True)
+    assert sorted(published) == sorted(rows)
+    assert bucket.united == set(contents)
+    # What all live replicas have needs no waiting for the close.
+    everywhere = {digest for digest in rows if holders[digest] >= set(NODES) - {down}}
+    if everywhere == set(rows):
+        assert agreed == set(rows)
+    # A straggler's file, even after the close.
+    contents["late"] = {1000: 7, next(iter(rows)): rows[next(iter(rows))]}
+    bucket.files["late"] = ("b", staged(before, "late", contents["late"]))
+    cycle(now, True)
+    assert sorted(published) == sorted([*rows, 1000])
+
+
+def test_nothing_is_settled_before_its_interval_is_over() -> None:
+    where = ring()
+    bucket = OpenBucket(BUCKET, {node: (node, staged(where, node, {1: 5})) for node in NODES})
+    assert settle(bucket, where, BUCKET.end - 1, is_closed=False) is None
+    found = settle(bucket, where, BUCKET.end, is_closed=False)
+    assert found is not None
+    assert [reading.files for _, reading in found.readings] == [((node, node),) for node in ("b",)]
+
+
+def test_ranks_are_the_same_for_all_and_the_dead_come_last() -> None:
+    alive, one_down = ring(), ring(down="b")
+    for number, hosts in enumerate(alive.hosts):
+        assert sorted(host.id for host in hosts) == list(NODES)
+        assert hosts[0].tokens.count(int(alive.ends[number])) == 1
+        assert [h.id for h in one_down.hosts[number]] == [h.id for h in hosts if h.id != "b"] + ["b"]
+    assert replace(alive).numbers_of(np.array([-51, -50, -49, 40, 41])).tolist() == [0, 0, 1, 5, 0]

@@ -1,0 +1,303 @@
+"""Late rows from their file to a pass, on a real node: each is published once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+
+from ringsync.changes.images import row_images_of
+from ringsync.changes.merge import merge
+from ringsync.config import Config, load_config
+from ringsync.schema.from_cluster import read_table
+from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.table import TableSchema
+from ringsync.sources.control import ControlServer
+from ringsync.sources.session import close_all, connect
+from ringsync.state.out_of_sequence import OutOfSequence
+from ringsync.steps import out_of_sequence
+from ringsync.steps.application import Application, ExitCode
+from ringsync.steps.late_pass import LatePasses
+from ringsync.steps.late_rows import ATTEMPTS, FOLDER, LateRows, UnreadableRowsError
+from ringsync.steps.own_keyspace import create_state
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream
+from ringsync.streams.pass_log import get_pass, pass_numbers
+from servers.cassandra import CassandraNode
+from tests.steps.late_files import Write, change_rows, put_late
+
+pytestmark = pytest.mark.server
+
+HOUR_AGO = int(time.time() - 3600) * 10**6
+
+
+@pytest.fixture(scope="module")
+def table(session: Any, keyspace: str) -> TableSchema:
+    session.execute(f"CREATE TABLE {keyspace}.t (id int, seq int, v text, PRIMARY KEY (id, seq)) WITH cdc = true")
+    return read_table(session, keyspace, "t")
+
+
+@pytest.fixture
+def application(cassandra: CassandraNode, tmp_path: Path) -> Application:
+    document = {
+        "server_name": "test",
+        "cassandra": {"contact_points": [cassandra.contact_point], "port": cassandra.port},
+        "store": {"url": "lake"},
+        "state": {"keyspace": "t_late"},
+        "out_of_sequence_processor_poll_interval_ms": 200,
+        "sync": {"run_s": 1.0},
+    }
+    path = tmp_path / "ringsync.yaml"
+    path.write_text(yaml.safe_dump(document))
+    config = load_config(path)
+    return Application("out_of_sequence", str(path), config, config.open_store(), None, "r", argparse.Namespace())
+
+
+@pytest.fixture(scope="module")
+def state(session: Any) -> Iterator[None]:
+    create_state(session, Config.model_validate({**MINIMAL, "state": {"keyspace": "t_late"}}))
+    yield
+    session.execute("DROP KEYSPACE t_late")
+    close_all()
+
+
+MINIMAL = {"server_name": "test", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "/nowhere"}}
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def messages(store: ObjectStore, table: TableSchema) -> list[dict[str, Any]]:
+    """What the passes of a table say, made visible as ``bucket_close`` does."""
+    stream = FileStream(store, f"test.{table.keyspace}.{table.name}")
+    found = []
+    for number in pass_numbers(store, table.table_id):
+        made = get_pass(store, table.table_id, number)
+        stream.publish(made.bucket, made.parts)
+        found += [message["value"] for message in stream.read(made.bucket)]
+    return found
+
+
+@pytest.mark.usefixtures("state")
+def test_from_file_to_message(application: Application, table: TableSchema, session: Any) -> None:
+    store, clock, t = application.store, Clock(), HOUR_AGO
+    there, overwritten, deleted = Write(1, 1, "there", t), Write(1, 2, "old", t + 1), Write(2, 1, None, t + 5)
+    coming, never, forgotten = Write(3, 1, "coming", t + 2), Write(4, 1, "never", t + 3), Write(5, 1, "done", t + 4)
+    for write in (there, Write(1, 2, "newer", t + 100), Write(2, 1, "gone", t + 4), deleted):
+        session.execute(write.cql(table.full_name))
+    put_late(store, [there, overwritten, deleted, coming], table, "node-1-a")
+    put_late(store, [there, coming, never], table, "node-2-a", "node-2")
+    with ControlServer() as control:
+        passes = LatePasses(application, connect(application.config.cluster_settings()), control.address)
+        assert passes.table("0" * 32) is None
+        assert passes.table(table.table_id) == table
+        assert passes.publish(table, change_rows([forgotten], table)) == 1
+        put_late(store, [Write(6, None, None, t + 6)], table, "node-1-0")
+        put_late(store, [forgotten], table, "node-1-b")
+        late = LateRows(store, OutOfSequence(session, "t_late"), passes, clock)
+        late.cycle()
+        # coming is in both files: it waits in one of them.
+        assert late.status()["waiting"] == 2
+        assert [stat.key for stat in store.list(FOLDER)] == [f"{FOLDER}{table.table_id}/{n}.arrow" for n in WAITING]
+        late.cycle()
+        session.execute(coming.cql(table.full_name))
+        clock.now += 10
+        late.cycle()
+        assert late.status()["waiting"] == 1
+        for _ in range(ATTEMPTS - 2):
+            assert late.counts["unseen"] == 0
+            clock.now += 600
+            late.cycle()
+        # Another process knows what was published, and a copy that comes later still is a duplicate.
+        put_late(store, [never, there], table, "node-3-a", "node-3")
+        again = LateRows(store, OutOfSequence(session, "t_late"), passes, clock)
+        again.cycle()
+    assert not store.list(FOLDER)
+    assert session.execute("SELECT count(*) FROM t_late.out_of_sequence").one()[0] == 0
+    assert dict(late.counts) == {
+        **{"files": 4, "read": 9, "duplicates": 1, "admitted": 8},
+        **{"due": 14, "published": 6, "unseen": 1, "repeated": 2, "postponed": 6},
+    }
+    assert (again.counts["read"], again.counts["duplicates"]) == (2, 2)
+    said = messages(store, table)
+    assert all(one["source"]["late"] for one in said)
+    assert sorted((one["source"]["ts_us"], one["op"], (one["after"] or {}).get("v")) for one in said) == [
+        (t, "c", "there"),
+        (t + 1, "c", "newer"),
+        (t + 2, "c", "coming"),
+        (t + 3, "c", "never"),
+        (t + 4, "c", "done"),
+        (t + 5, "d", None),
+        (t + 6, "d", None),
+    ]
+
+
+WAITING = ("node-1-a", "node-2-a")
+
+
+@pytest.mark.usefixtures("state")
+def test_a_row_that_a_pass_has_published_meanwhile_is_left_out(
+    application: Application, table: TableSchema, session: Any
+) -> None:
+    """Two processes publish the same rows at once: the second one finds the first one's pass, and begins anew."""
+    writes = [Write(7, seq, "x", HOUR_AGO + seq) for seq in range(10)]
+    rows = change_rows(writes, table)
+    with ControlServer() as control:
+        connected = connect(application.config.cluster_settings())
+        first, second = (LatePasses(application, connected, control.address) for _ in range(2))
+        assert first.table(table.table_id) == second.table(table.table_id) == table
+        real = second.published
+
+        def published(table: TableSchema, rows: pa.RecordBatch) -> Any:
+            """Another is faster after we have looked."""
+            found = real(table, rows)
+            second.published = real  # type: ignore[method-assign]
+            assert first.publish(table, change_rows(writes[:4], table)) == 4
+            return found
+
+        second.published = published  # type: ignore[method-assign]
+        assert second.publish(table, rows) == 6
+    found = sorted(one["source"]["ts_us"] for one in messages(application.store, table))
+    assert found == [write.at for write in writes]
+
+
+@pytest.mark.usefixtures("state")
+def test_the_application(application: Application, table: TableSchema, session: Any) -> None:
+    write = Write(8, 1, "x", HOUR_AGO)
+    session.execute(write.cql(table.full_name))
+    put_late(application.store, [write], table, "a")
+    application.store.put(f"{FOLDER}{table.table_id}/damaged.arrow", b"no Arrow file")
+    application.store.put(f"{FOLDER}{'0' * 32}/b.arrow", b"of a table that is gone")
+    report, code = out_of_sequence.run(application)
+    assert code == ExitCode.COMPLETED_WITH_ERRORS
+    assert report["counts"]["published"] == 1
+    assert len(report["problems"]) == 2
+    assert [stat.key.rpartition("/")[2] for stat in application.store.list(FOLDER)] == ["b.arrow", "damaged.arrow"]
+    assert b'"published": 1' in application.store.get("status/out_of_sequence/queue.json")
+
+
+class Killed(Exception):
+    pass
+
+
+class Deadly:
+    """Passes calls on, until one of them, whichever it is that is the last, is killed: before or after it was done."""
+
+    def __init__(self, calls: int, after: bool) -> None:
+        self.calls, self.after = calls, after
+
+    def guard(self, one: Any) -> Any:
+        outer = self
+
+        class Guarded:
+            def __getattr__(self, name: str) -> Any:
+                found = getattr(one, name)
+                return outer.killing(found) if callable(found) else found
+
+        return Guarded()
+
+    def killing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            self.calls -= 1
+            if not self.calls and not self.after:
+                raise Killed
+            found = call(*arguments)
+            if not self.calls:
+                raise Killed
+            return found
+
+        return called
+
+
+class Published:
+    """Effects that remember what was published; a quorum shows ``seen``."""
+
+    def __init__(self, table: TableSchema, seen: list[Write]) -> None:
+        self.known, self.seen = table, seen
+        self.times: list[bytes] = []
+
+    def table(self, table_id: str) -> TableSchema | None:
+        return self.known if table_id == self.known.table_id else None
+
+    def published(self, table: TableSchema, rows: pa.RecordBatch) -> Any:
+        return np.array([digest in self.times for digest in rows["digest"].to_pylist()], np.bool_)
+
+    def read(self, table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.seen:
+            return pa.RecordBatch.from_pylist([], schema=row_image_schema(table))
+        return row_images_of(merge(change_rows(self.seen, table), table), table, "error")
+
+    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> int:
+        new = rows.filter(pa.array(~self.published(table, rows)))
+        self.times += new["digest"].to_pylist()
+        return len(new)
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_kill_anywhere_loses_and_repeats_nothing(
+    after: bool, table: TableSchema, session: Any, tmp_path: Path
+) -> None:
+    shown = [Write(1, seq, "x", HOUR_AGO + seq) for seq in range(6)]
+    hidden = [Write(2, seq, "y", HOUR_AGO + seq) for seq in range(3)]
+    kills = 0
+    for calls in range(1 + after, 100, 3):
+        store, clock, effects = LocalStore(tmp_path / f"{calls}"), Clock(), Published(table, shown)
+        effects.times = [shown[0].digest]
+        put_late(store, [*shown, *hidden], table, f"a{calls}")
+        put_late(store, [*shown[3:], hidden[0]], table, f"b{calls}", "node-2")
+        deadly = Deadly(calls, after)
+        queue = OutOfSequence(session, "t_late")
+        try:
+            guarded = [deadly.guard(one) for one in (store, queue, effects)]
+            late = LateRows(*guarded, clock)
+            for _ in range(ATTEMPTS + 1):
+                late.cycle()
+                clock.now += 700
+        except Killed:
+            kills += 1
+        late = LateRows(store, queue, effects, clock)
+        for _ in range(ATTEMPTS + 1):
+            late.cycle()
+            clock.now += 700
+        assert sorted(effects.times) == sorted(write.digest for write in (*shown, *hidden)), f"killed at call {calls}"
+        assert not store.list(FOLDER)
+        if deadly.calls > 0:
+            break
+    assert kills > 6
+    assert session.execute("SELECT count(*) FROM t_late.out_of_sequence").one()[0] == 0
+
+
+@pytest.mark.usefixtures("state")
+def test_what_cannot_be_read_waits_without_losing_patience(table: TableSchema, session: Any, tmp_path: Path) -> None:
+    effects, store, clock = Published(table, [Write(1, 1, "x", HOUR_AGO)]), LocalStore(tmp_path), Clock()
+    real = effects.read
+
+    def unreadable(table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+        raise UnreadableRowsError("two of three nodes are down")
+
+    effects.read = unreadable  # type: ignore[method-assign]
+    put_late(store, effects.seen, table, "unreadable")
+    late = LateRows(store, OutOfSequence(session, "t_late"), effects, clock)
+    for _ in range(ATTEMPTS + 1):
+        late.cycle()
+    assert late.problems == [f"{table.full_name}: two of three nodes are down"]
+    assert (late.status()["waiting"], late.counts["due"]) == (1, 0)
+    effects.read = real  # type: ignore[method-assign]
+    late.cycle()
+    assert (late.problems, late.counts["published"], late.counts["unseen"]) == ([], 1, 0)
