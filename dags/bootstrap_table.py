@@ -1,7 +1,8 @@
 """Make a verified replica of a Cassandra table.
 
 **What it does.** `prepare` checks rights, settings and schema, and plans the token ranges; `scan` reads every row
-with the writetime and TTL of each cell and writes it to the replica (Delta) and to the change stream (Avro);
+with the writetime and TTL of each cell and writes it to the replica (Delta) and to the change stream (Avro); `drain`
+moves the changes that were made meanwhile behind these rows;
 `verify` compares source and replica cell by cell.
 
 **Inputs.** A table of the cluster in `ringsync.yaml` (`RINGSYNC_CONFIG`) and the parameters below.
@@ -25,6 +26,7 @@ from airflow.sdk import DAG, Param
 from ringsync_spark import SparkApplicationOperator
 
 from ringsync.orchestration import (
+    BOOTSTRAP_DRAIN,
     BOOTSTRAP_PARAMETERS,
     BOOTSTRAP_PREPARE,
     BOOTSTRAP_SCAN,
@@ -49,7 +51,8 @@ with DAG(
     scan = SparkApplicationOperator(
         task_id="scan", spark=BOOTSTRAP_SCAN, skip_if="{{ 'dry run: nothing is copied' if params.dry_run else '' }}"
     )
+    drain = SparkApplicationOperator(task_id="drain", spark=BOOTSTRAP_DRAIN)
     verify = SparkApplicationOperator(
         task_id="verify", spark=REPLICA_VERIFY, skip_if="{{ '' if params.verify else 'verify was switched off' }}"
     )
-    prepare >> scan >> verify
+    prepare >> scan >> drain >> verify

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Connection, Context
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowNotFoundException,
-    AirflowSkipException,
-)
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from ringsync_tasks import prepare_environment, send_report
 
 from ringsync import orchestration
-from ringsync.config import ConfigError, connection_variable, load_config
+from ringsync.config import DEFAULT_QUEUE
 
 
 class SparkApplicationOperator(SparkSubmitOperator):
@@ -31,23 +27,26 @@ class SparkApplicationOperator(SparkSubmitOperator):
     :param skip_if: template of a reason to skip the step; renders to nothing when it is to run
     """
 
-    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "skip_if")
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "skip_if", "report")
     ui_color = "#e8f1fb"
 
     def __init__(self, *, spark: orchestration.SparkApplication, skip_if: str = "", **kwargs: Any) -> None:
+        if spark.queue and spark.queue != DEFAULT_QUEUE:  # Airflow's own default queue may have another name
+            kwargs["queue"] = spark.queue
         super().__init__(
             application=spark.path,
             application_args=spark.arguments(),
             conf=spark.spark_conf(),
             driver_memory=spark.driver_memory,
-            name=f"{spark.name} {{{{ params.table }}}} {{{{ safe_run_id(run_id) }}}}",
+            name=spark.title,
             conn_id=orchestration.SPARK_CONNECTION,
-            pool=orchestration.SPARK_POOL,
-            retries=orchestration.RETRIES,
-            retry_delay=timedelta(seconds=30),
+            pool=spark.pool,
+            retries=spark.retries,
+            retry_delay=timedelta(seconds=spark.retry_delay_s),
             **kwargs,
         )
-        self.spark_name = spark.name
+        self.spark_name, self.loop = spark.name, spark.loop
+        self.report = f"reports/{spark.name}/{spark.run}.json"
         self.skip_if = skip_if
 
     def execute(self, context: Context) -> None:
@@ -61,18 +60,19 @@ class SparkApplicationOperator(SparkSubmitOperator):
             raise AirflowSkipException(self.skip_if)
         self.application_args = orchestration.given(self.application_args or [])
         try:
-            Connection.get(self._conn_id)  # the hook would go to YARN silently if it were missing
-            for connection_id in load_config(orchestration.config_path()).airflow_connections():
-                os.environ[connection_variable(connection_id)] = Connection.get(connection_id).password or ""
-        except ConfigError as error:
-            raise AirflowFailException(f"configuration: {error}") from None
-        except AirflowNotFoundException as error:
-            raise AirflowFailException(
-                f"{error}: create it in Airflow (Admin → Connections), see docs/airflow.md"
-            ) from None
+            self._run(context)
+        except AirflowFailException:
+            if self.loop:
+                time.sleep(orchestration.LOOP_REST_S)
+            raise
+
+    def _run(self, context: Context) -> None:
+        config, started = prepare_environment(self._conn_id), time.time()
         try:
             super().execute(context)
         except AirflowException as error:
             failure = orchestration.explain_failure(self.spark_name, str(error))
             kind = AirflowException if failure.may_retry else AirflowFailException
             raise kind(failure.message) from None
+        finally:
+            send_report(config, self.report, started, self.log)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cassandra.cluster import Session
+from cassandra.cqltypes import DateType
 from cassandra.protocol import _ProtocolHandler
 from deltalake import DeltaTable, QueryBuilder
 
@@ -33,7 +34,7 @@ def source_rows(session: Session, table: TableSchema, now: int, element_times: b
     statement = session.prepare(f'SELECT {", ".join(selected)} FROM "{table.keyspace}"."{table.name}"')
     statement.fetch_size = 1000
     rows: Rows = {}
-    for row in session.execute(statement):
+    for row in _with_whole_timestamps(session, statement):
         values = iter(tuple(row))
         key = tuple(_plain(next(values), column.type) for column in table.key_columns)
         cells = {}
@@ -51,7 +52,14 @@ def source_rows(session: Session, table: TableSchema, now: int, element_times: b
 
 def replica_rows(uri: str, table: TableSchema) -> Rows:
     """Every row of the replica's base table, read by delta-rs."""
-    batches = QueryBuilder().register("base", DeltaTable(uri)).execute("SELECT * FROM base").read_all()
+    return image_rows(QueryBuilder().register("base", DeltaTable(uri)).execute("SELECT * FROM base").read_all(), table)
+
+
+def image_rows(batches: Any, table: TableSchema) -> Rows:
+    """The rows of row images, of which no two may have the same key.
+
+    :param batches: anything that Arrow can make a table of
+    """
     names = lake_names(table)
     rows: Rows = {}
     for row in _to_python(batches):
@@ -61,9 +69,61 @@ def replica_rows(uri: str, table: TableSchema) -> Rows:
             value = _lake_plain(row[names[column.name]], column.type)
             if value is not None:
                 cells[column.name] = (value, *_times(row, column, names[column.name], value))
-        assert key not in rows, f"the replica has {key} twice"
+        assert key not in rows, f"{key} is there twice"
         rows[key] = cells
     return rows
+
+
+def synced_rows(base: str, changes: str, table: TableSchema, now: int) -> Rows:
+    """The rows of a replica that is kept in sync, as of ``now`` (s): the newest image of each key, if it is alive."""
+    newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    names = lake_names(table)
+    for uri in (base, changes):
+        if not DeltaTable.is_deltatable(uri):
+            continue
+        batches = QueryBuilder().register("images", DeltaTable(uri)).execute("SELECT * FROM images").read_all()
+        for row in _to_python(batches):
+            key = tuple(_lake_plain(row[names[column.name]], column.type) for column in table.key_columns)
+            if key not in newest or row.get("_version", 0) > newest[key].get("_version", 0):
+                newest[key] = row
+    rows = {key: cells for key, row in newest.items() if (cells := _living_cells(row, table, names, now)) is not None}
+    first = len(table.partition_key)
+    if table.clustering:
+        partitions = {key[:first] for key in rows if key[first] is not None}
+        rows = {key: cells for key, cells in rows.items() if key[first] is not None or key[:first] not in partitions}
+    return rows
+
+
+def _living_cells(row: Mapping[str, Any], table: TableSchema, names: Mapping[str, str], now: int) -> Any:
+    """The cells of an image that have not expired; None: the row is dead."""
+    cells: dict[str, Cell] = {}
+    for column in table.value_columns:
+        value = _lake_plain(row[names[column.name]], column.type)
+        if value is not None:
+            cell = _unexpired(column, value, *_times(row, column, names[column.name], value), now)
+            if cell is not None:
+                cells[column.name] = cell
+    regular = any(column.kind == "regular" and column.name in cells for column in table.value_columns)
+    if table.clustering and row[names[table.clustering[0].name]] is None:
+        return {name: cell for name, cell in cells.items() if table.column(name).kind == "static"} or None
+    times, merge = row["_row"] or {}, row["_merge"] or {}
+    live, deleted = times.get("live"), times.get("deleted_at")
+    if live is None:
+        had_cells = any(row[names[column.name]] is not None for column in table.of_kind("regular"))
+        lives = merge.get("unseen_at") is None and not had_cells
+    else:
+        expires = merge.get("live_expires_at")
+        lives = live > -(2**63) and (deleted is None or live > deleted) and (expires is None or expires > now)
+    return cells if regular or lives else None
+
+
+def _unexpired(column: Column, value: Any, writetime: Any, expires: Any, now: int) -> Cell | None:
+    if not isinstance(expires, list):
+        return None if expires is not None and expires <= now else (value, writetime, expires)
+    assert all(one is None or one > now for one in expires), (
+        f"an element of {column.name} has expired: not handled here"
+    )
+    return value, writetime, expires
 
 
 def differences(source: Rows, replica: Rows) -> list[str]:
@@ -84,12 +144,26 @@ def _to_python(batches: Any) -> list[dict[str, Any]]:
     table = pa.table(batches)
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
-        if pa.types.is_date(field.type):
-            column = column.cast(pa.int32())
-        elif pa.types.is_timestamp(field.type):
-            column = column.cast(pa.int64())
+        column = column.cast(_numbered(field.type))
         columns.append(column.to_pylist())
     return [dict(zip(table.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _numbered(kind: Any) -> Any:
+    """A type with numbers in the place of dates and timestamps, for Python's own end with the year 9999."""
+    import pyarrow as pa
+
+    if pa.types.is_date(kind):
+        return pa.int32()
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_map(kind):
+        return pa.map_(_numbered(kind.key_type), _numbered(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_numbered(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _numbered(one.type)) for one in kind])
+    return kind
 
 
 def _times(row: Mapping[str, Any], column: Column, name: str, value: Any) -> tuple[Any, Any]:
@@ -145,12 +219,22 @@ def _plain(value: Any, cql_type: Any) -> Any:
         case "time":
             return value.nanosecond_time
         case "timestamp":
-            return _milliseconds(value) * 1000
+            return (value if isinstance(value, int) else _milliseconds(value)) * 1000
         case "duration":
             return (value.months, value.days, value.nanoseconds)
         case "decimal" | "varint" | "uuid" | "timeuuid" | "inet":
             return str(value)
     return value
+
+
+def _with_whole_timestamps(session: Session, statement: Any) -> list[Any]:
+    """All rows of a query; timestamps in ms, since Python's datetime ends with the year 9999."""
+    original = DateType.deserialize
+    DateType.deserialize = staticmethod(lambda data, version: int.from_bytes(data, "big", signed=True))
+    try:
+        return list(session.execute(statement))
+    finally:
+        DateType.deserialize = original
 
 
 def _lake_plain(value: Any, cql_type: Any) -> Any:

@@ -16,10 +16,11 @@ LAYERS = [
     {"storage"},
     {"config"},
     {"sources", "streams", "replica", "state"},
-    {"progress"},
+    {"progress", "status", "metrics"},
     {"warm"},
     {"steps", "spark_daemon"},
     {"orchestration", "airflow_client", "inspect"},
+    {"service"},
     {"cli"},
 ]
 """From the bottom; a module may import its own room and rooms below its own."""

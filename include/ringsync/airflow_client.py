@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from urllib.parse import quote
 import requests
 
 TIMEOUT_S = 30.0
+RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+"""Pauses before what may be repeated is asked again, where Airflow failed: its database may be busy (SQLite)."""
 FINISHED = frozenset({"success", "failed"})
 
 
@@ -96,7 +99,9 @@ class AirflowClient:
         :returns: True if the DAG was paused and has been unpaused for it
         :raises AirflowError: unreachable, login refused, DAG unknown or broken, parameters refused, id taken
         """
-        unpaused = self._ensure_runnable(dag)
+        unpaused = self.is_paused(dag)
+        if unpaused:
+            self.set_paused(dag, False)
         body = {"dag_run_id": run, "logical_date": None, "conf": dict(parameters), "note": note}
         self._request("POST", f"dags/{quote(dag)}/dagRuns", body)
         return unpaused
@@ -118,18 +123,37 @@ class AirflowClient:
         path = f"dags/{quote(dag)}/dagRuns/{quote(run)}/taskInstances/{quote(task.task)}/logs/{max(task.try_number, 1)}"
         return find_failure(self._request("GET", f"{path}?full_content=true")["content"])
 
-    def run_page(self, dag: str, run: str) -> str:
-        """Address of a run in Airflow's UI."""
-        return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
+    def is_paused(self, dag: str) -> bool:
+        """Whether a DAG that could run is paused.
 
-    def _ensure_runnable(self, dag: str) -> bool:
+        :raises AirflowError: unreachable, login refused, DAG unknown or broken
+        """
         details = self._dag(dag)
         if details.get("has_import_errors"):
             raise AirflowError(f"the file of DAG {dag} has errors, so it cannot run:\n{self._import_errors()}")
-        if not details["is_paused"]:
-            return False
-        self._request("PATCH", f"dags/{quote(dag)}?update_mask=is_paused", {"is_paused": False})
-        return True
+        return bool(details["is_paused"])
+
+    def set_paused(self, dag: str, paused: bool) -> None:
+        """Pause a DAG, so that no run or task of it begins, or let it run again.
+
+        :raises AirflowError: unreachable, login refused, DAG unknown, no rights
+        """
+        self._request("PATCH", f"dags/{quote(dag)}?update_mask=is_paused", {"is_paused": paused})
+
+    def busy_tasks(self, dag: str) -> list[str]:
+        """The tasks of a DAG that run, or are about to though the DAG may be paused meanwhile."""
+        states = "&".join(f"state={state}" for state in ("running", "queued", "restarting", "deferred"))
+        found = self._request("GET", f"dags/{quote(dag)}/dagRuns/~/taskInstances?{states}")["task_instances"]
+        return sorted(task["task_id"] for task in found)
+
+    def newest_run(self, dag: str) -> RunState | None:
+        """The run of a DAG that began last; None: it never ran."""
+        found = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
+        return self.state(dag, found[0]["dag_run_id"]) if found else None
+
+    def run_page(self, dag: str, run: str) -> str:
+        """Address of a run in Airflow's UI."""
+        return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
 
     def _dag(self, dag: str) -> dict[str, Any]:
         try:
@@ -155,6 +179,10 @@ class AirflowClient:
         if response.status_code == 401:  # the token lasts a day, a bootstrap may last longer
             self._log_in()
             response = self._send(method, f"{self.url}/api/v2/{path}", body)
+        delays = iter(RETRY_DELAYS_S if method != "POST" else ())
+        while response.status_code >= 500 and (delay := next(delays, None)) is not None:
+            time.sleep(delay)
+            response = self._send(method, f"{self.url}/api/v2/{path}", body)
         if response.ok:
             return response.json() if response.content else None
         reason = _reason(response)
@@ -162,6 +190,8 @@ class AirflowClient:
             raise _NotFoundError(f"Airflow at {self.url} does not know {path}: {reason}")
         if response.status_code == 403:
             raise AirflowError(f"the Airflow user {self._username} may not do this ({method} {path}): {reason}")
+        if response.status_code >= 500:
+            raise AirflowUnreachableError(f"Airflow at {self.url} fails ({response.status_code}): {reason}")
         raise AirflowError(f"Airflow refuses ({response.status_code}): {reason}")
 
     def _log_in(self) -> None:

@@ -22,6 +22,7 @@ from ringsync.inspect.command import add_inspect
 from ringsync.orchestration import config_path, safe_run_id
 from ringsync.progress import duration, follow, read_progress
 from ringsync.ring.tokens import parse_token_range
+from ringsync.service.command import add_service
 from ringsync.sources.control import get_limits, put_limits, reset_limits
 from ringsync.sources.limits import LimitsError
 from ringsync.steps.application import ExitCode
@@ -30,6 +31,7 @@ from ringsync.storage.port import NotFoundError, ObjectStore, StorageError
 APPLICATIONS = {
     ("bootstrap_table", "prepare"): "bootstrap_prepare",
     ("bootstrap_table", "scan"): "bootstrap_scan",
+    ("bootstrap_table", "drain"): "bootstrap_drain",
     ("bootstrap_table", "verify"): "replica_verify",
     ("replica_verify", "verify"): "replica_verify",
 }
@@ -158,6 +160,7 @@ def _parser() -> _Parser:
         help="begin anew, even if an unfinished bootstrap could be continued",
     )
     bootstrap.add_argument("--no-verify", action="store_true", help="do not compare source and replica afterwards")
+    bootstrap.add_argument("--enable-cdc", action="store_true", help="ALTER the table, so that the sync follows it")
     bootstrap.add_argument("--dry-run", action="store_true", help="check and plan only, copy nothing")
     bootstrap.set_defaults(
         dag="bootstrap_table",
@@ -168,6 +171,7 @@ def _parser() -> _Parser:
             "where": given.where,
             "restart": given.restart,
             "verify": not given.no_verify,
+            "enable_cdc": given.enable_cdc,
             "dry_run": given.dry_run,
         },
     )
@@ -195,6 +199,7 @@ def _parser() -> _Parser:
         limits.add_argument(limit.option, dest=name, type=kind, metavar="N", help=f"{limit.help}; none: no limit")
     limits.add_argument("--reset", action="store_true", help="go back to the limits of the configuration")
     limits.set_defaults(command=_limits)
+    add_service(commands, _conf)
     add_inspect(commands)
     return parser
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 OWNER = "ringsync"
-TAGS = frozenset({"ringsync", "bootstrap", "verify"})
+TAGS = frozenset({"ringsync", "bootstrap", "verify", "sync"})
 """The only tags that DAGs may bear: a test holds them to it."""
 
 NAME_PATTERN = r'("([^"]|"")+"|[A-Za-z][A-Za-z0-9_]*)'
@@ -28,8 +28,17 @@ SPARK_CONNECTION = "spark_default"
 SPARK_POOL = os.environ.get("RINGSYNC_SPARK_POOL") or "default_pool"
 """Pool of Spark JVMs, one slot each; Airflow has a default_pool always, any other must be created first."""
 
-RETRIES = 2
+LOOP_POOL = "default_pool"
+"""Pool of the loops, which always run: they must not wait behind bootstraps, nor take their slots for good."""
+
+RETRIES, RETRY_DELAY_S = 2, 30.0
 """Further tries of a step whose application crashed, was killed or interrupted; other failures get none."""
+LOOP_RETRIES, LOOP_RETRY_DELAY_S = 100, 5.0
+"""The same of a loop, which goes on where it was: as many as there is time for."""
+LOOP_REST_S = 30.0
+"""Seconds for which a loop that failed for good keeps its run open, as ``@continuous`` starts the next one at once."""
+MERGE_LOOK_S = 300.0
+"""Seconds from one look at what there is to merge into the replicas' bases to the next, at most."""
 
 _LOG_SETTINGS = PROJECT / "config" / "spark-log4j2.properties"
 _LEAN_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -60,22 +69,54 @@ class SparkApplication:
         one that renders to nothing is left out (:func:`given`)
     :ivar driver_memory: greatest heap of the driver's JVM
     :ivar lean: start fast rather than run fast
+    :ivar of_table: its run is for one table, the parameter ``table``
+    :ivar loop: it works for some minutes and can be killed and started again at any time
+    :ivar queue: of the workers that can run it; None: any
     """
 
     name: str
     options: tuple[str, ...]
     driver_memory: str
     lean: bool = False
+    of_table: bool = True
+    loop: bool = False
+    queue: str | None = None
 
     @property
     def path(self) -> str:
         """The application's file."""
         return str(PROJECT / "spark_apps" / f"{self.name}.py")
 
+    @property
+    def pool(self) -> str:
+        """Airflow pool of its tasks."""
+        return LOOP_POOL if self.loop else SPARK_POOL
+
+    @property
+    def retries(self) -> int:
+        """How often a task is tried again."""
+        return LOOP_RETRIES if self.loop else RETRIES
+
+    @property
+    def retry_delay_s(self) -> float:
+        """Seconds until it is."""
+        return LOOP_RETRY_DELAY_S if self.loop else RETRY_DELAY_S
+
+    @property
+    def run(self) -> str:
+        """Template of the run's id, by which the report is found; ``safe_run_id`` is a macro of the DAGs."""
+        return f"{{{{ safe_run_id(run_id ~ '.{self.queue}') }}}}" if self.queue else "{{ safe_run_id(run_id) }}"
+
+    @property
+    def title(self) -> str:
+        """Template of the name that Spark shows."""
+        return " ".join((self.name, *(["{{ params.table }}"] if self.of_table else []), self.run))
+
     def arguments(self) -> list[str]:
-        """Arguments of the application, as templates; ``safe_run_id`` is a macro of the DAGs."""
-        common = ["--conf", config_path(), "--table", "{{ params.table }}", "--run", "{{ safe_run_id(run_id) }}"]
-        return [*common, *self.options]
+        """Arguments of the application, as templates."""
+        table = ["--table", "{{ params.table }}"] if self.of_table else []
+        queue = ["--queue", self.queue] if self.queue else []
+        return ["--conf", config_path(), *table, "--run", self.run, *queue, *self.options]
 
     def spark_conf(self) -> dict[str, str]:
         """Settings that must be known before the JVM starts; all others are the application's own."""
@@ -103,13 +144,29 @@ BOOTSTRAP_PREPARE = SparkApplication(
     "bootstrap_prepare",
     (
         *map(option, ("splits", "columns", "token_range", "where")),
-        *map(flag, ("restart", "dry_run")),
+        *map(flag, ("restart", "enable_cdc", "dry_run")),
     ),
     driver_memory="1g",
     lean=True,
 )
 BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
+BOOTSTRAP_DRAIN = SparkApplication("bootstrap_drain", (), driver_memory="1g", lean=True)
 REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
+
+UNTIL = "--until={{ (dag_run.start_date.timestamp() + run_s) | int }}"
+"""When the loops of one DAG run end, in seconds since the epoch, also those that were killed and started again: else
+one would go on alone, and the next run of all wait for it. ``run_s`` is a macro of the DAG."""
+
+BUCKET_CLOSE = SparkApplication("bucket_close", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True)
+OUT_OF_SEQUENCE = SparkApplication("out_of_sequence", (), driver_memory="1g", lean=True, of_table=False, loop=True)
+REPLICA_MERGE = SparkApplication("replica_merge", (option("table"),), driver_memory="2g", of_table=False)
+
+
+def commitlog_stage(queue: str) -> SparkApplication:
+    """The application that reads the logs of a queue's nodes."""
+    return SparkApplication(
+        "commitlog_stage", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True, queue=queue
+    )
 
 
 Parameter = dict[str, Any]
@@ -138,6 +195,10 @@ BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
     "table": TABLE_PARAMETER,
     "dry_run": _switch("Dry run", "Check and forecast only; copy nothing"),
     "verify": _switch("Verify", "Compare source and replica cell by cell afterwards", default=True),
+    "enable_cdc": _switch(
+        "Enable cdc",
+        "`ALTER TABLE … WITH cdc = true`, so that the sync follows the table; off: it is not touched",
+    ),
     "restart": _switch("Restart", "Begin anew, even if an earlier run left an unfinished bootstrap to continue"),
     "columns": _text("Columns", "`name, name, …`: copy only these value columns, and the key; empty: all columns"),
     "token_range": _text("Token range", "`START:END`: copy only tokens above START, up to END; empty: the whole ring"),
@@ -155,6 +216,15 @@ VERIFY_PARAMETERS: dict[str, Parameter] = {
     "repair": _switch("Repair", "Read rows that differ again and mend the replica"),
 }
 """Of the DAG ``replica_verify``."""
+
+MERGE_PARAMETERS: dict[str, Parameter] = {
+    "table": {
+        **TABLE_PARAMETER,
+        **{"default": None, "type": ["null", "string"]},
+        "description_md": "`keyspace.table`: merge this one now; empty: all for which it is time",
+    },
+}
+"""Of the DAG ``replica_merge``."""
 
 
 def given(arguments: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ from ringsync.cql.types import (
 from ringsync.formats.commitlog.reader import read_changes
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import Section
+from ringsync.formats.result_page import page_cells
 from ringsync.formats.row_images import ResultColumn, row_images
 from ringsync.replica.checksum import partial_checksums
 from ringsync.schema.table import Column, TableSchema
@@ -58,6 +59,7 @@ def warm() -> None:
     query = scan_query(table, times=True, element_times=True)
     page = struct.pack(">i", 1) + b"".join(_cell(table, column) for column in query.layout)
     batch = row_images([page], table, query.layout, NOW, "raw")
+    page_cells(page, len(query.layout))
     edges = np.array([-(2**63), 0, 2**63 - 1])
     partial_checksums([batch], table, edges, NOW)
     _read_record(table)

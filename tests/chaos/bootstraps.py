@@ -68,7 +68,11 @@ def load_partitions(session: Any, table: str, partitions: Iterable[int], rows: i
 def prepare(conf: Path, table: str, run: str, **options: Any) -> str:
     """The first step, in this process; gives the id of the bootstrap."""
     config = load_config(conf)
-    given = dict.fromkeys(("splits", "columns", "token_range", "where")) | {"dry_run": False, "restart": False}
+    given = dict.fromkeys(("splits", "columns", "token_range", "where")) | {
+        "dry_run": False,
+        "restart": False,
+        "enable_cdc": False,
+    }
     keyspace, _, name = table.partition(".")
     arguments = argparse.Namespace(**{**given, **options})
     store = config.open_store()
@@ -108,9 +112,10 @@ def check(conf: Path, table: str, session: Any, report: Any, rows: int) -> None:
     topic, bucket = report["stream"]["topic"], report["stream"]["bucket"]
     parts = {part.name for part in FileStream(store, topic).parts(bucket) or ()}
     found = store.list(f"streams/{topic}/{bucket}/")
-    assert {s.key.rsplit("/")[-1].removesuffix(".avro") for s in found} == parts | {"manifest.json"}
-    files = [s for s in store.list(f"{base_folder(*table.split('.'))}/") if s.key.endswith(".parquet")]
-    assert len(files) == report["replica"]["files"]
+    files = {f"{part}.{kind}" for part in parts for kind in ("avro", "index")}
+    assert {s.key.rsplit("/")[-1] for s in found} == files | {"manifest.json"}
+    data = [s for s in store.list(f"{base_folder(*table.split('.'))}/") if s.key.endswith(".parquet")]
+    assert len(data) == report["replica"]["files"]
 
 
 def check_rows(conf: Path, table: str, session: Any, report: Any, rows: int) -> None:

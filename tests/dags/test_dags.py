@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "dags"
 HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
+SYNC = {"commitlog_sync", "out_of_sequence", "replica_merge"}
+STARTED = 1795234200
+"""When the run began, in seconds since the epoch."""
 RUN = "manual__2026-11-21T04:20:00+00:00"
 
 
@@ -40,7 +45,7 @@ def bag(airflow_home: None) -> Any:
 
 def test_all_dags_load_and_no_others(bag: Any) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"bootstrap_table", "replica_verify"}
+    assert set(bag.dags) == {"bootstrap_table", "replica_verify", *SYNC}
 
 
 def test_parsing_imports_nothing_heavy() -> None:
@@ -57,7 +62,7 @@ print("RESULT", json.dumps([sorted(bag.dags), sorted(set(sys.modules) - before)]
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     dags, modules = json.loads(line.removeprefix("RESULT "))
-    assert len(dags) == 2
+    assert len(dags) == 5
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 
@@ -67,17 +72,48 @@ def test_files_are_short(file: Path) -> None:
 
 
 def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
-    from ringsync.orchestration import OWNER, RETRIES, SPARK_POOL, TAGS
+    from ringsync.orchestration import OWNER, TAGS
 
     for dag in bag.dags.values():
         assert dag.tags <= TAGS
         assert "ringsync" in dag.tags
         assert dag.description
-        assert dag.schedule is None
+        assert (dag.schedule is not None) is bool(dag.is_paused_upon_creation) is (dag.dag_id in SYNC), dag.dag_id
         for topic in ("What it does", "Inputs", "Outputs", "To re-run", "When it fails"):
             assert f"**{topic}" in dag.doc_md, f"{dag.dag_id}: {topic}"
         for task in dag.tasks:
-            assert (task.owner, task.retries, task.pool) == (OWNER, RETRIES, SPARK_POOL)
+            assert task.owner == OWNER
+
+
+def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
+    loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
+    assert {task.task_id for task in loops} == {"stage_default", "close", "publish"}
+    for task in loops:
+        assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
+    for dag_id in ("bootstrap_table", "replica_verify", "replica_merge"):
+        for task in bag.dags[dag_id].tasks:
+            assert (task.retries, task.retry_delay.total_seconds()) == (2, 30)
+
+
+def test_each_queue_of_workers_has_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.dag_processing.dagbag import BundleDagBag
+
+    nodes = {f"10.0.0.{node}": f"rack-{node % 2}" for node in range(9)}
+    document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}}
+    (tmp_path / "ringsync.yaml").write_text(json.dumps({**document, "sync": {"queue_of_node": nodes, "run_s": 120.0}}))
+    monkeypatch.setenv("RINGSYNC_CONFIG", str(tmp_path / "ringsync.yaml"))
+    dag = BundleDagBag(DAGS / "commitlog_sync.py", bundle_path=DAGS, bundle_name="dags").dags["commitlog_sync"]
+    assert dag.max_active_tasks == 4
+    assert {task.task_id: (task.queue, task.downstream_task_ids) for task in dag.tasks} == {
+        "stage_default": ("default", set()),
+        "stage_rack-0": ("rack-0", set()),
+        "stage_rack-1": ("rack-1", set()),
+        "close": ("default", set()),
+    }
+    task = dag.get_task("stage_rack-1").prepare_for_execution()
+    task.render_template_fields(context(dag.params))
+    assert task.application_args[2:] == ["--run", f"{RUN}.rack-1", "--queue", "rack-1", f"--until={STARTED + 120}"]
+    assert task.report == f"reports/commitlog_stage/{RUN}.rack-1.json"
 
 
 def test_parameters_explain_themselves(bag: Any) -> None:
@@ -95,6 +131,8 @@ def test_parameters_explain_themselves(bag: Any) -> None:
         ("bootstrap_table", {"table": "shop.orders", "splits": None}),
         ("bootstrap_table", {"table": "shop.orders", "columns": "a,b", "token_range": "-5:7", "where": "x > 1"}),
         ("replica_verify", {"table": "shop.orders", "repair": True}),
+        ("replica_merge", {}),
+        ("replica_merge", {"table": "shop.orders"}),
     ],
 )
 def test_good_parameters_are_taken(bag: Any, dag_id: str, conf: dict[str, Any]) -> None:
@@ -113,6 +151,7 @@ def test_good_parameters_are_taken(bag: Any, dag_id: str, conf: dict[str, Any]) 
         ("bootstrap_table", {"table": "shop.orders", "splits": "8"}),
         ("bootstrap_table", {"table": "shop.orders", "verify": "no"}),
         ("replica_verify", {"table": "shop.orders", "repair": 1}),
+        ("replica_merge", {"table": "shop"}),
     ],
 )
 def test_bad_parameters_are_refused(bag: Any, dag_id: str, conf: dict[str, Any]) -> None:
@@ -158,6 +197,30 @@ def test_the_command_that_is_submitted(
 
 
 @pytest.mark.parametrize(
+    ("dag_id", "task_id", "conf", "application", "options"),
+    [
+        ("commitlog_sync", "stage_default", {}, "commitlog_stage", ["--queue", "default", "--until=1795234800"]),
+        ("commitlog_sync", "close", {}, "bucket_close", ["--until=1795234800"]),
+        ("out_of_sequence", "publish", {}, "out_of_sequence", []),
+        ("replica_merge", "merge", {}, "replica_merge", []),
+        ("replica_merge", "merge", {"table": "shop.orders"}, "replica_merge", ["--table=shop.orders"]),
+    ],
+)
+def test_applications_of_the_sync_are_for_all_tables(
+    bag: Any, dag_id: str, task_id: str, conf: dict[str, Any], application: str, options: list[str]
+) -> None:
+    from ringsync.orchestration import given
+
+    task = rendered(bag, dag_id, task_id, conf)
+    run = f"{RUN}.default" if task_id == "stage_default" else RUN
+    expected = ["--conf", str(ROOT / "config" / "ringsync.yaml"), "--run", run, *options]
+    assert given(task.application_args) == expected
+    assert task.name == f"{application} {run}"
+    assert task.report == f"reports/{application}/{run}.json"
+    assert Path(task.application) == ROOT / "spark_apps" / f"{application}.py"
+
+
+@pytest.mark.parametrize(
     ("task_id", "conf", "skipped"),
     [
         ("prepare", {"dry_run": True}, False),
@@ -179,7 +242,7 @@ def test_what_is_left_out(bag: Any, task_id: str, conf: dict[str, Any], skipped:
 
 def test_steps_come_in_order(bag: Any) -> None:
     tasks = {task.task_id: task.downstream_task_ids for task in bag.dags["bootstrap_table"].tasks}
-    assert tasks == {"prepare": {"scan"}, "scan": {"verify"}, "verify": set()}
+    assert tasks == {"prepare": {"scan"}, "scan": {"drain"}, "drain": {"verify"}, "verify": set()}
 
 
 def parameters(bag: Any, dag_id: str, conf: dict[str, Any]) -> dict[str, Any]:
@@ -190,8 +253,14 @@ def parameters(bag: Any, dag_id: str, conf: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def context(params: Any) -> dict[str, Any]:
+    """What a worker renders templates with."""
+    run = SimpleNamespace(start_date=datetime.fromtimestamp(STARTED, UTC))
+    return {"params": params, "run_id": RUN, "ti": None, "dag_run": run}
+
+
 def rendered(bag: Any, dag_id: str, task_id: str, conf: dict[str, Any]) -> Any:
     """A copy of a task with its templates rendered as the worker does."""
     task = bag.dags[dag_id].get_task(task_id).prepare_for_execution()
-    task.render_template_fields({"params": parameters(bag, dag_id, conf), "run_id": RUN, "ti": None})
+    task.render_template_fields(context(parameters(bag, dag_id, conf)))
     return task

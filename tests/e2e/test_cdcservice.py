@@ -1,8 +1,10 @@
-"""What a user does: ``cdcservice bootstrap`` and ``verify`` through a real Airflow, Spark and Cassandra."""
+"""What a user does with ``cdcservice``, through a real Airflow, Spark and Cassandra."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ def cdcservice(cassandra: CassandraNode, tmp_path_factory: pytest.TempPathFactor
         "server_name": "test",
         "cassandra": {"contact_points": [cassandra.contact_point], "port": cassandra.port},
         "store": {"url": "lake"},
+        "commitlog_processor_window_interval_ms": 5000,
         "airflow": {"url": airflow.url, "username": airflow.username},
     }
     (folder / "ringsync.yaml").write_text(yaml.safe_dump(document))
@@ -69,3 +72,27 @@ def test_bootstrap_verify_and_what_goes_wrong(cdcservice: Run, session: Any, key
     unknown = cdcservice("bootstrap", "--table", f"{keyspace}.order", "--wait")
     assert unknown.returncode == 3, unknown.stdout + unknown.stderr
     assert f"did you mean {keyspace}.orders?" in unknown.stdout
+
+
+def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str) -> None:
+    table = f"{keyspace}.changes"
+    session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text) WITH cdc = true")
+    started = cdcservice("start")
+    assert started.returncode == 0, started.stdout + started.stderr
+    assert table in started.stdout
+    for i in range(20):
+        session.execute(f"INSERT INTO {table} (id, v) VALUES (%s, 'x')", (i,))
+    end = time.monotonic() + 240
+    while True:
+        status = cdcservice("status", "--json")
+        found = json.loads(status.stdout)
+        close = found["loops"].get("bucket_close/close", {"tables": {}})
+        published = close["tables"].get(table, {}).get("rows_published", 0)
+        if status.returncode == 0 and published == 20:
+            break
+        assert published <= 20, found
+        assert time.monotonic() < end, found
+        time.sleep(2)
+    stopped = cdcservice("stop", "--timeout", "120")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert cdcservice("status").returncode == 1

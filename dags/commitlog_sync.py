@@ -1,0 +1,48 @@
+"""Follow the commit logs: what is written to tables with `cdc = true` becomes messages and the newest replica.
+
+**What it does.** Two loops side by side, for `sync.run_s` seconds, then the next run begins. `stage_…`, one task for
+each queue of workers, reads what its nodes' commit logs have synced, and puts the change rows into buckets. `close`
+publishes what the replicas agree on, or what the closed buckets hold, and hands it to the replica and to Kafka.
+
+**Inputs.** The nodes' `cdc_raw` folders and the configuration `ringsync.yaml` (`RINGSYNC_CONFIG`), whose
+`sync.queue_of_node` says in which Airflow queue a node's task runs.
+
+**Outputs,** all in the object store: `streams/<topic>/`, the tables `changes` of `replica/<keyspace>/<table>/`, what
+lies between under `staging/` and `sync/`, numbers every few seconds under `status/`, and a report per task,
+`reports/<application>/<run>.json`.
+
+**To re-run.** Nothing to do: a loop that was killed is started again after five seconds and goes on where it was, and
+a run that has ended is followed by the next. `cdcservice start` and `stop` switch it on and off.
+
+**When it fails.** `cdcservice status` shows what stands still and why; the last line of the task's log says what failed
+and what to do. With exit code 3 (configuration, connection or rights) the loop is tried again in the next run only.
+docs/sync.md tells what each number means.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG
+from ringsync_spark import SparkApplicationOperator
+
+from ringsync.config import load_config
+from ringsync.orchestration import BUCKET_CLOSE, OWNER, commitlog_stage, config_path, safe_run_id
+
+SYNC = load_config(config_path()).sync
+
+with DAG(
+    "commitlog_sync",
+    dag_display_name="Follow the commit logs",
+    description="Changes in the nodes' commit logs become messages and the newest replica",
+    doc_md=__doc__,
+    schedule="@continuous",
+    catchup=False,
+    max_active_runs=1,
+    max_active_tasks=len(SYNC.queues) + 1,
+    is_paused_upon_creation=True,
+    tags=["ringsync", "sync"],
+    default_args={"owner": OWNER},
+    user_defined_macros={"safe_run_id": safe_run_id, "run_s": SYNC.run_s},
+):
+    for queue in SYNC.queues:
+        SparkApplicationOperator(task_id=f"stage_{queue}", spark=commitlog_stage(queue))
+    SparkApplicationOperator(task_id="close", spark=BUCKET_CLOSE)

@@ -1,0 +1,39 @@
+"""Publish what came late: changes whose bucket was closed before any replica's log showed them.
+
+**What it does.** A loop, for `sync.run_s` seconds, then the next run begins. It takes the rows that wait in
+`cdc.out_of_sequence`, drops those that were published already, reads the others from the cluster at quorum, and
+publishes them as they are now. What a quorum does not show yet waits for another look.
+
+**Inputs.** The table `cdc.out_of_sequence`, which `commitlog_sync` fills, and `ringsync.yaml` (`RINGSYNC_CONFIG`).
+
+**Outputs.** Messages with `source.late`, the replica, numbers every few seconds under `status/out_of_sequence/`, and
+the report `reports/out_of_sequence/<run>.json` in the object store.
+
+**To re-run.** Nothing to do: a loop that was killed is started again after five seconds and goes on where it was, and
+a run that has ended is followed by the next. `cdcservice start` and `stop` switch it on and off.
+
+**When it fails.** `cdcservice status` shows how many rows wait, and since when; the last line of the task's log says
+what failed and what to do. With exit code 3 (configuration, connection or rights) it is tried again in the next run.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG
+from ringsync_spark import SparkApplicationOperator
+
+from ringsync.orchestration import OUT_OF_SEQUENCE, OWNER, safe_run_id
+
+with DAG(
+    "out_of_sequence",
+    dag_display_name="Publish what came late",
+    description="Late changes are read at quorum and published as the rows are now",
+    doc_md=__doc__,
+    schedule="@continuous",
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=True,
+    tags=["ringsync", "sync"],
+    default_args={"owner": OWNER},
+    user_defined_macros={"safe_run_id": safe_run_id},
+):
+    SparkApplicationOperator(task_id="publish", spark=OUT_OF_SEQUENCE)

@@ -1,0 +1,43 @@
+"""Merge the newest row images into the replicas' bases.
+
+**What it does.** A replica is a base and the changes since. Readers of `<table>_live` see both; this merges them, so
+that few changes are left to look through. A table's turn comes after `replica.merge_interval_s` seconds, or when its
+changes are more than `replica.merge_rows_fraction` of its rows.
+
+**Inputs.** Replicas that `bootstrap_table` has made and `commitlog_sync` has changed. The parameter *table* names one
+that is to be merged now.
+
+**Outputs.** The tables `base` and `changes` of `replica/<keyspace>/<table>/`, and the report
+`reports/replica_merge/<run>.json` in the object store.
+
+**To re-run.** Clear the task, or trigger it again: what was merged already is merged with the same result.
+
+**When it fails.** Readers still see everything, only slower. The last line of the task's log says what failed and what
+to do; the next run tries all tables again.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+from ringsync_spark import SparkApplicationOperator
+
+from ringsync.config import load_config
+from ringsync.orchestration import MERGE_LOOK_S, MERGE_PARAMETERS, OWNER, REPLICA_MERGE, config_path, safe_run_id
+
+with DAG(
+    "replica_merge",
+    dag_display_name="Merge changes into replicas",
+    description="The newest images of changed rows go into the replicas' bases",
+    doc_md=__doc__,
+    schedule=timedelta(seconds=min(MERGE_LOOK_S, load_config(config_path()).replica.merge_interval_s)),
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=True,
+    tags=["ringsync", "sync"],
+    default_args={"owner": OWNER},
+    user_defined_macros={"safe_run_id": safe_run_id},
+    params={name: Param(**parameter) for name, parameter in MERGE_PARAMETERS.items()},
+):
+    SparkApplicationOperator(task_id="merge", spark=REPLICA_MERGE)

@@ -1,0 +1,60 @@
+"""What a task does around its Spark application: secrets before it, metrics after it."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from typing import Any
+
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
+from airflow.sdk.observability.stats import gauge, incr
+
+from ringsync.config import Config, ConfigError, connection_variable, load_config
+from ringsync.metrics import report_metrics
+from ringsync.orchestration import config_path
+
+
+def prepare_environment(spark_connection: str) -> Config:
+    """Put the passwords that are in Airflow connections where spark-submit finds them, and nobody else.
+
+    :param spark_connection: must be there, too
+    :raises AirflowFailException: a connection is missing, or the configuration is wrong
+    """
+    try:
+        Connection.get(spark_connection)  # the hook would go to YARN silently if it were missing
+        config = load_config(config_path())
+        for connection in config.airflow_connections():
+            os.environ[connection_variable(connection)] = Connection.get(connection).password or ""
+    except ConfigError as error:
+        raise AirflowFailException(f"configuration: {error}") from None
+    except AirflowNotFoundException as error:
+        raise AirflowFailException(
+            f"{error}: create it in Airflow (Admin → Connections), see docs/airflow.md"
+        ) from None
+    return config
+
+
+def send_report(config: Config, key: str, since: float, log: Any) -> None:
+    """Send the numbers of an application's report as Airflow's section ``[metrics]`` says; it never fails a task.
+
+    :param key: of the report in the object store
+    :param since: when the task began, in seconds since the epoch: an older report is of an earlier try
+    """
+    from ringsync.storage.port import NotFoundError, StorageError
+
+    try:
+        report = json.loads(config.open_store().get(key))
+    except NotFoundError:
+        return  # killed before it could write one
+    except (ConfigError, StorageError) as error:
+        log.warning("no metrics of this task: %s", error)
+        return
+    if datetime.fromisoformat(report["started_at"]).timestamp() < int(since):
+        return
+    for number in report_metrics(report):
+        if number.kind == "counter":
+            incr(number.name, round(number.value), tags=dict(number.tags))
+        else:
+            gauge(number.name, number.value, tags=dict(number.tags))

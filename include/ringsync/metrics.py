@@ -1,0 +1,200 @@
+"""The numbers of the sync for monitoring: as Prometheus reads them from a file, and as Airflow sends them.
+
+Prometheus gets what the loops say of themselves all the time (:mod:`ringsync.status`); Airflow's own metrics get the
+report of each task when it ends. It imports nothing but the standard library, since the DAGs import it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["gauge", "counter"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """All numbers of one name.
+
+    :ivar source: keys of the status object, from outside to inside, joined by dots
+    :ivar scale: by which its number is multiplied: Prometheus counts in seconds and bytes
+    :ivar labels: of all its numbers, besides those of node, queue or table
+    """
+
+    source: str
+    name: str
+    kind: Kind
+    help: str
+    scale: float = 1
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One number."""
+
+    family: Family
+    labels: Mapping[str, str]
+    value: float
+
+
+_LAG = ("ringsync_table_lag_seconds", "gauge", "Time from the write to the message, or to the replicas' agreement")
+_AT = Family("at_ms", "ringsync_status_timestamp_seconds", "gauge", "When the loop last gave a sign of life", 1e-3)
+
+STAGE = (
+    Family("up", "ringsync_node_up", "gauge", "Whether the cluster takes the node for alive"),
+    Family("error", "ringsync_node_failing", "gauge", "Whether the node's log cannot be read"),
+    Family("position", "ringsync_node_position_bytes", "gauge", "How far the node's newest segment has been read"),
+    Family("backlog_bytes", "ringsync_node_backlog_bytes", "gauge", "Synced commit log that has not been read yet"),
+    Family("records", "ringsync_node_records_total", "counter", "Commit log records read by this run"),
+    Family("rows", "ringsync_node_rows_total", "counter", "Change rows in them"),
+    Family("late", "ringsync_node_late_total", "counter", "Change rows whose bucket was closed"),
+    Family("errors", "ringsync_node_errors_total", "counter", "Records that could not be decoded"),
+)
+"""Of each node, in ``commitlog_stage``."""
+
+CLOSE = (
+    Family("open_buckets", "ringsync_table_open_buckets", "gauge", "Buckets that are not wholly published"),
+    Family("last_pass", "ringsync_table_pass", "gauge", "Number of the last pass that was published"),
+    Family("replica_pass", "ringsync_table_replica_pass", "gauge", "Number of the last pass in the replica"),
+    Family("kafka", "ringsync_table_kafka_pass", "gauge", "Number of the last pass that Kafka has"),
+    Family("rows_published", "ringsync_table_rows_total", "counter", "Change rows published by this run"),
+    Family("duplicates", "ringsync_table_duplicates_total", "counter", "Copies of them on other replicas"),
+    Family("only_one_replica", "ringsync_table_only_one_replica_total", "counter", "Of them, only one replica had"),
+    Family("lag_ms.message_p50", *_LAG, 1e-3, {"until": "message", "quantile": "0.5"}),  # type: ignore[arg-type]
+    Family("lag_ms.message_p99", *_LAG, 1e-3, {"until": "message", "quantile": "0.99"}),  # type: ignore[arg-type]
+    Family("lag_ms.agreement_p50", *_LAG, 1e-3, {"until": "agreement", "quantile": "0.5"}),  # type: ignore[arg-type]
+)
+"""Of each table, in ``bucket_close``."""
+
+LATE = (
+    Family("waiting", "ringsync_late_waiting", "gauge", "Late rows that wait to be published"),
+    Family("published", "ringsync_late_published_total", "counter", "Late rows published by this run"),
+    Family("duplicates", "ringsync_late_duplicates_total", "counter", "Late rows that were published before"),
+)
+"""Of the queue, in ``out_of_sequence``."""
+
+
+def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
+    """All numbers in the loops' status objects.
+
+    :param statuses: as :func:`ringsync.status.read_statuses` gives them
+    """
+    for key, status in statuses.items():
+        application, _, name = key.partition("/")
+        yield from _numbers((_AT,), status, {"loop": application, "queue": name})
+        for node, inner in status.get("nodes", {}).items():
+            labels = {"node": node, "endpoint": str(inner.get("endpoint", "")), "queue": name}
+            yield from _numbers(STAGE, inner, labels)
+        for table, inner in status.get("tables", {}).items():
+            yield from _numbers(CLOSE, inner, {"table": table})
+        if application == "out_of_sequence":
+            yield from _numbers(LATE, status, {})
+
+
+def _numbers(families: Iterable[Family], status: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Sample]:
+    for family in families:
+        value: Any = status
+        for part in family.source.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if family.source == "error":
+            value = value is not None
+        if isinstance(value, int | float):
+            yield Sample(family, {**labels, **family.labels}, value * family.scale)
+
+
+def exposition(statuses: Mapping[str, Mapping[str, Any]]) -> str:
+    """The numbers as Prometheus reads them (its text format 0.0.4).
+
+    :param statuses: as :func:`ringsync.status.read_statuses` gives them
+    """
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples(statuses):
+        by_name.setdefault(sample.family.name, []).append(sample)
+    lines = []
+    for name, members in sorted(by_name.items()):
+        lines += [f"# HELP {name} {members[0].family.help}", f"# TYPE {name} {members[0].family.kind}"]
+        for member in members:
+            labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in member.labels.items())
+            lines.append(f"{name}{{{labels}}} {member.value!r}" if labels else f"{name} {member.value!r}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def write_prometheus(path: str | Path, statuses: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace a file of Prometheus's textfile collector at once: readers see the old one or the new one.
+
+    :param path: ``metrics.prometheus_file``; its folder must be there
+    :param statuses: of all loops, as :func:`ringsync.status.read_statuses` gives them
+    :raises OSError: it cannot be written
+    """
+    path = Path(path)
+    # The collector reads *.prom only, and may run as another user.
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(exposition(statuses))
+            os.fchmod(descriptor, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A number in an application's report, for Airflow's metrics.
+
+    :ivar name: e.g. ``ringsync.bucket_close.duplicates``
+    :ivar tags: application, and table or node where the number is of one
+    """
+
+    name: str
+    kind: Kind
+    value: float
+    tags: Mapping[str, str]
+
+
+COUNTED = frozenset(
+    [
+        *("records", "rows", "cells", "ranges", "bytes", "pages", "files", "messages", "staged", "late", "errors"),
+        *("repeated", "not_cdc", "published", "duplicates", "rows_published", "only_one_replica", "superseded"),
+        "differences",
+    ]
+)
+"""Keys of reports that add up over runs; all other numbers are gauges."""
+
+_TAGS = {"tables": "table", "merged": "table", "nodes": "node"}
+_NOT_METRICS = frozenset({"exit_code", "at_ms", "clear_at_ms"})
+
+
+def report_metrics(report: Mapping[str, Any]) -> list[Reported]:
+    """The numbers of a report, also those within objects; ``tables`` and ``nodes`` become tags.
+
+    :param report: ``reports/<application>/<run>.json``
+    """
+    tags = {"application": str(report["application"])}
+    if report.get("table") and report.get("keyspace"):
+        tags["table"] = f"{report['keyspace']}.{report['table']}"
+    return list(_reported(report, f"ringsync.{report['application']}", tags))
+
+
+def _reported(document: Mapping[str, Any], name: str, tags: Mapping[str, str]) -> Iterator[Reported]:
+    for key, value in document.items():
+        path = f"{name}.{re.sub(r'[^A-Za-z0-9_.-]', '_', key)}"
+        if isinstance(value, Mapping) and key in _TAGS:
+            for member, inner in value.items():
+                if isinstance(inner, Mapping):
+                    yield from _reported(inner, name, {**tags, _TAGS[key]: member})
+        elif isinstance(value, Mapping):
+            yield from _reported(value, path, tags)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and key not in _NOT_METRICS:
+            yield Reported(path, "counter" if key in COUNTED else "gauge", value, tags)

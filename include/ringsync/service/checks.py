@@ -1,0 +1,232 @@
+"""What ``cdcservice start`` looks at before it starts anything: cluster, object store, broker, registry.
+
+Each check gives remarks for the operator, or raises what says which key or address is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+from cassandra import DriverException, OperationTimedOut, RequestExecutionException, Unauthorized
+from cassandra.cluster import NoHostAvailable
+
+from ringsync.config import Config
+from ringsync.cql.identifiers import printable, quote
+from ringsync.sources.session import ClusterError, connect, endpoint_of, explained_errors
+
+ANSWER_S = 10.0
+"""Seconds within which brokers and registry must answer."""
+
+_SETTINGS = (
+    *("cdc_enabled", "cdc_raw_directory", "cdc_block_writes", "cdc_total_space", "cdc_total_space_in_mb"),
+    *("commitlog_sync_period", "commitlog_sync_period_in_ms"),
+)
+_DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class CheckError(Exception):
+    """Something that the sync needs is not there or does not work; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster.
+
+    :ivar endpoint: ``address:port``
+    :ivar settings: by name in cassandra.yaml, those that it has; None: it is down and was not asked
+    """
+
+    endpoint: str
+    settings: Mapping[str, str] | None
+
+    @property
+    def has_cdc(self) -> bool:
+        """Whether it captures changes, as far as is known."""
+        return self.settings is not None and self.settings.get("cdc_enabled") == "true"
+
+    @property
+    def sync_period_ms(self) -> int:
+        """How often it syncs its commit log, and what is new can be read; 0: not known."""
+        settings = self.settings or {}
+        if text := settings.get("commitlog_sync_period"):
+            return duration_ms(text)
+        return int(settings.get("commitlog_sync_period_in_ms") or 0)
+
+
+def check_cluster(config: Config) -> list[str]:
+    """The cluster answers, we may read what the loops read, and some node captures changes.
+
+    :raises ClusterError: unreachable, no login, no rights
+    :raises CheckError: no node captures changes
+    :raises ConfigError: the password cannot be read
+    """
+    session = connect(config.cluster_settings())
+    try:
+        with explained_errors(config.cassandra.username):
+            nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
+            tables = tables_with_cdc(session)
+            for keyspace, table in tables:
+                check_readable(session, keyspace, table)
+    except (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException) as error:
+        raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
+    remarks = judge_nodes(nodes, config)
+    if tables:
+        names = ", ".join(f"{printable(keyspace)}.{printable(table)}" for keyspace, table in tables)
+        return [f"tables with cdc = true: {names}", *remarks]
+    return ["no table has cdc = true yet: ALTER TABLE … WITH cdc = true, or cdcservice bootstrap", *remarks]
+
+
+def read_node(session: Any, host: Any) -> Node:
+    """What a node says of its own settings; each node knows its own only.
+
+    :param host: one of the driver's
+    :raises Unauthorized: we may not read system_views
+    """
+    names = ", ".join(f"'{name}'" for name in _SETTINGS)
+    try:
+        rows = session.execute(f"SELECT name, value FROM system_views.settings WHERE name IN ({names})", host=host)
+    except Unauthorized:
+        raise
+    except (NoHostAvailable, OperationTimedOut, RequestExecutionException, DriverException):
+        return Node(endpoint_of(host), None)
+    return Node(endpoint_of(host), {row.name: row.value for row in rows if row.value is not None})
+
+
+def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
+    """Remarks about the nodes' settings.
+
+    :raises CheckError: no node captures changes, or they sync their logs too seldom for the windows
+    """
+    asked = [node for node in nodes if node.settings is not None]
+    capturing = [node for node in asked if node.has_cdc]
+    if not capturing:
+        raise CheckError(
+            "no node captures changes: set cdc_enabled: true in cassandra.yaml of each node and restart it "
+            f"(asked: {', '.join(node.endpoint for node in asked) or 'none, all are down'})"
+        )
+    open_ms = config.commitlog_processor_window_count * config.commitlog_processor_window_interval_ms
+    slowest = max(capturing, key=lambda node: node.sync_period_ms)
+    if slowest.sync_period_ms >= open_ms:
+        raise CheckError(
+            f"{slowest.endpoint} syncs its commit log every {slowest.sync_period_ms} ms, but buckets are open for "
+            f"{open_ms} ms: every change would be late. Lower commitlog_sync_period there, or raise "
+            "commitlog_processor_window_count or commitlog_processor_window_interval_ms"
+        )
+    remarks = [f"nodes that capture changes: {', '.join(node.endpoint for node in capturing)}"]
+    remarks += [f"warning: {node.endpoint} is down and was not asked" for node in nodes if node.settings is None]
+    remarks += [
+        f"warning: {node.endpoint} has cdc_enabled: false: what only this node has is not seen"
+        for node in asked
+        if not node.has_cdc
+    ]
+    remarks += [
+        f"warning: {node.endpoint} refuses writes once cdc_raw holds {node.settings.get('cdc_total_space')} "
+        "(cdc_block_writes: true): docs/sync.md"
+        for node in capturing
+        if node.settings and node.settings.get("cdc_block_writes") == "true"
+    ]
+    return remarks
+
+
+def tables_with_cdc(session: Any) -> list[tuple[str, str]]:
+    """Keyspace and name of the tables with ``cdc = true``."""
+    rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
+    return sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)
+
+
+def check_readable(session: Any, keyspace: str, table: str) -> None:
+    """We may select from a table: asks for a token that no row has.
+
+    :raises Unauthorized: we may not
+    """
+    rows = session.execute(
+        "SELECT column_name, kind, position FROM system_schema.columns WHERE keyspace_name = %s AND table_name = %s",
+        (keyspace, table),
+    )
+    key = [row.column_name for row in sorted(rows, key=lambda row: row.position) if row.kind == "partition_key"]
+    columns = ", ".join(map(quote, key))
+    name = f"{quote(keyspace)}.{quote(table)}"
+    session.execute(f"SELECT {columns} FROM {name} WHERE token({columns}) = {-(2**63)}")
+
+
+def check_store(config: Config) -> list[str]:
+    """The object store keeps what it gets.
+
+    :raises StorageError: it cannot be used
+    :raises CheckError: it does not give back what was put
+    :raises ConfigError: it cannot be opened
+    """
+    store = config.open_store()
+    key, content = f"control/probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
+    store.put(key, content, if_absent=True)
+    try:
+        if store.get(key) != content:
+            raise CheckError(f"{store.url}: what was put into {key} is not what is there (store.url)")
+    finally:
+        store.delete(key)
+    return [f"{store.url} can be written and read"]
+
+
+def check_kafka(config: Config) -> list[str]:
+    """The brokers answer, if there are to be any.
+
+    :raises CheckError: they do not, or refuse us
+    :raises ConfigError: the password cannot be read
+    """
+    settings = config.kafka_settings()
+    if settings is None:
+        return ["none configured: the streams are Avro files only"]
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    from ringsync.streams.kafka_topics import connection_settings
+
+    servers = ", ".join(settings.bootstrap_servers)
+    reasons: list[str] = []
+    admin = AdminClient(connection_settings(settings, lambda error: reasons.append(error.str())))
+    try:
+        metadata = admin.list_topics(timeout=ANSWER_S)
+    except KafkaException as error:
+        admin.poll(0)
+        reason = reasons[0] if reasons else error.args[0].str()  # the last says only that all are down
+        raise CheckError(
+            f"Kafka does not answer at {servers}: {reason}; check kafka.bootstrap_servers, kafka.tls and the login"
+        ) from error
+    return [f"{len(metadata.brokers)} brokers answer at {servers}"]
+
+
+def check_registry(config: Config) -> list[str]:
+    """The schema registry answers, if there is to be one.
+
+    :raises CheckError: it does not
+    """
+    settings = config.kafka_settings()
+    if settings is None or settings.schema_registry_url is None:
+        return []
+    tls, url = settings.tls, settings.schema_registry_url.rstrip("/")
+    own = (tls.certificate_file, tls.key_file) if tls and tls.certificate_file and tls.key_file else None
+    try:
+        answer = requests.get(f"{url}/subjects", verify=(tls and tls.ca_file) or True, cert=own, timeout=ANSWER_S)
+        subjects = answer.json() if answer.ok else None
+    except requests.RequestException as error:
+        raise CheckError(
+            f"the schema registry {url} does not answer: {type(error).__name__}; check kafka.schema_registry_url"
+        ) from error
+    if not isinstance(subjects, list):
+        raise CheckError(f"what answers at {url} is no schema registry ({answer.status_code} {answer.reason})")
+    return [f"{url} answers, {len(subjects)} subjects"]
+
+
+CHECKS = {"cluster": check_cluster, "store": check_store, "kafka": check_kafka, "schema registry": check_registry}
+"""By what they look at."""
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of one of Cassandra's durations, e.g. ``10s`` or ``1500ms``; 0: it is none."""
+    number = text.rstrip("dhms")
+    unit = _DURATIONS_MS.get(text[len(number) :])
+    return int(number) * unit if number.isdecimal() and unit else 0

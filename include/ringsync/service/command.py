@@ -1,0 +1,206 @@
+"""``cdcservice start``, ``stop`` and ``status``: the sync as a whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from ringsync.airflow_client import AirflowClient, AirflowError
+from ringsync.config import Config, ConfigError, load_config
+from ringsync.metrics import exposition
+from ringsync.service.checks import CHECKS, CheckError
+from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
+from ringsync.service.show import status_lines
+from ringsync.sources.session import ClusterError
+from ringsync.status import STOP_KEY, forget, read_statuses
+from ringsync.steps.application import ExitCode
+from ringsync.storage.port import StorageError
+
+EXIT_CODES = """\
+exit codes: 0 done, or all is well; 1 of stop: not ended in time, of status: something is wrong; 3 configuration,
+connection or rights: nothing was started; 4 interrupted"""
+
+STOP_TIMEOUT_S = 300.0
+"""Seconds that ``stop`` waits for the loops, by default; a merge of replicas may take longer."""
+
+Subparsers = Any
+
+
+def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the commands to cdcservice's parser.
+
+    :param add_conf: adds the option ``--conf``
+    """
+    start = commands.add_parser(
+        "start",
+        help="follow the commit logs",
+        description="Check configuration, cluster, object store, brokers and Airflow, and start the sync.",
+        epilog=EXIT_CODES,
+    )
+    add_conf(start)
+    start.add_argument("--check", action="store_true", help="check only, start nothing")
+    start.set_defaults(command=_start)
+
+    stop = commands.add_parser(
+        "stop",
+        help="stop following the commit logs",
+        description="Let the loops finish what they are at, and start nothing more.",
+        epilog=EXIT_CODES,
+    )
+    add_conf(stop)
+    stop.add_argument(
+        "--timeout", type=_seconds, default=STOP_TIMEOUT_S, metavar="S", help="wait so long (default: %(default).0f s)"
+    )
+    stop.set_defaults(command=_stop)
+
+    status = commands.add_parser(
+        "status",
+        help="lag, backlog and what is wrong",
+        description="Show how the sync stands: docs/sync.md tells what each number means.",
+        epilog=EXIT_CODES,
+    )
+    add_conf(status)
+    form = status.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="everything as one JSON object")
+    form.add_argument("--prometheus", action="store_true", help="the numbers as Prometheus reads them")
+    status.set_defaults(command=_status)
+
+
+def _seconds(text: str) -> float:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return float(text)
+
+
+def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    config = load_config(arguments.conf)
+    checks = {**CHECKS, "airflow": check_airflow}
+    failed = [name for name, check in checks.items() if not _passes(name, check, config, console)]
+    if failed:
+        _say(console, f"nothing was started: {', '.join(failed)}")
+        return ExitCode.FATAL
+    if arguments.check:
+        return ExitCode.OK
+    store, client = config.open_store(), _client(config)
+    expected = expected_loops(config.sync.queues)
+    for loop in read_statuses(store):
+        if loop not in expected:
+            forget(store, loop)
+    store.delete(STOP_KEY)
+    for dag in DAGS:
+        client.set_paused(dag, False)
+    _say(console, f"started: {', '.join(DAGS)}; cdcservice status shows how they stand")
+    return ExitCode.OK
+
+
+def _passes(name: str, check: Callable[[Config], list[str]], config: Config, console: Console) -> bool:
+    try:
+        remarks = check(config)
+    except (CheckError, ConfigError, ClusterError, StorageError, AirflowError) as error:
+        print(f"ringsync: error: {error}", file=sys.stderr, flush=True)
+        return False
+    for remark in remarks:
+        _say(console, f"{name}: {remark}")
+    return True
+
+
+def check_airflow(config: Config) -> list[str]:
+    """Airflow answers, lets us in, and has the DAGs.
+
+    :raises AirflowError: it does not
+    :raises ConfigError: the password cannot be read
+    """
+    client = _client(config)
+    paused = [dag for dag in DAGS if client.is_paused(dag)]
+    return [f"{client.url} has the DAGs" + (f", paused: {', '.join(paused)}" if paused else ", all running")]
+
+
+def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    config = load_config(arguments.conf)
+    store, client = config.open_store(), _client(config)
+    # First of all: the loops end by it also while Airflow is away.
+    store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
+    for dag in DAGS:
+        client.set_paused(dag, True)
+    busy = wait_until_idle(client, arguments.timeout, console)
+    if busy:
+        print(
+            f"ringsync: error: after {arguments.timeout:.0f} s there still run: {', '.join(busy)}; they end when they "
+            "are done, nothing new begins",
+            file=sys.stderr,
+        )
+        return ExitCode.COMPLETED_WITH_ERRORS
+    _say(console, "stopped; cdc_raw of the nodes fills until cdcservice start")
+    return ExitCode.OK
+
+
+def wait_until_idle(
+    client: AirflowClient,
+    timeout_s: float,
+    console: Console,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Wait until no task of the sync runs.
+
+    :returns: those that still do, ``DAG.task``
+    """
+    end, told = clock() + timeout_s, None
+    while busy := [f"{dag}.{task}" for dag in DAGS for task in client.busy_tasks(dag)]:
+        if clock() >= end:
+            return busy
+        if busy != told:
+            _say(console, f"waiting for {', '.join(busy)}")
+            told = busy
+        sleep(1.0)
+    return []
+
+
+def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    config = load_config(arguments.conf)
+    store = config.open_store()
+    statuses, stopped, now_s = read_statuses(store), store.stat(STOP_KEY) is not None, time.time()
+    if arguments.prometheus:
+        sys.stdout.write(exposition(statuses))
+        return ExitCode.OK
+    dags: dict[str, DagHealth] = {}
+    unknown: list[str] = []
+    try:
+        client = _client(config)
+        dags.update({dag: DagHealth(client.is_paused(dag), client.newest_run(dag)) for dag in DAGS})
+    except AirflowError as error:
+        unknown.append(str(error))
+    wrong = [*unknown, *problems(statuses, dags, config.sync.queues, stopped, now_s)]
+    if arguments.json:
+        document = {
+            "healthy": not wrong,
+            "problems": wrong,
+            "stopped": stopped,
+            "loops": statuses,
+            "dags": {dag: asdict(health) for dag, health in dags.items()},
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        for line in status_lines(statuses, dags, now_s):
+            _say(console, line)
+        for problem in wrong:
+            _say(console, f"! {problem}")
+        if not wrong:
+            _say(console, "all is well")
+    return ExitCode.COMPLETED_WITH_ERRORS if wrong else ExitCode.OK
+
+
+def _client(config: Config) -> AirflowClient:
+    airflow = config.airflow
+    return AirflowClient(airflow.url, airflow.username, airflow.password.resolve("airflow.password"))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)

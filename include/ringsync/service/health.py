@@ -1,0 +1,82 @@
+"""Whether the sync works: what its loops say of themselves, and what Airflow says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ringsync.airflow_client import RunState
+from ringsync.status import STALE_AFTER_S, Status, age_s
+
+DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge")
+"""What ``cdcservice start`` switches on."""
+
+
+@dataclass(frozen=True)
+class DagHealth:
+    """A DAG of the sync.
+
+    :ivar run: the one that began last; None: it never ran
+    """
+
+    paused: bool
+    run: RunState | None
+
+
+def expected_loops(queues: Sequence[str]) -> tuple[str, ...]:
+    """Keys of the status objects that must be there.
+
+    :param queues: of workers, ``config.sync.queues``
+    """
+    return (*(f"commitlog_stage/{queue}" for queue in queues), "bucket_close/close", "out_of_sequence/queue")
+
+
+def problems(
+    statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], queues: Sequence[str], stopped: bool, now_s: float
+) -> list[str]:
+    """What is wrong, each in a sentence; nothing: all is well.
+
+    :param statuses: of the loops
+    :param dags: of Airflow, those that could be asked
+    :param queues: of workers
+    :param stopped: whether ``cdcservice stop`` was the last word
+    :param now_s: seconds since the epoch
+    """
+    if stopped:
+        return ["stopped: cdc_raw of the nodes fills until cdcservice start"]
+    found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
+    for loop in expected_loops(queues):
+        if loop not in statuses:
+            found.append(f"{loop}: no sign of life yet")
+        elif (age := age_s(statuses[loop], now_s)) > STALE_AFTER_S:
+            found.append(f"{loop}: no sign of life for {age:.0f} s")
+    return [*found, *(problem for loop, status in statuses.items() for problem in _told(loop, status))]
+
+
+def _of_dag(dag: str, health: DagHealth) -> Iterator[str]:
+    if health.paused:
+        yield f"DAG {dag} is paused: cdcservice start"
+    if health.run is not None:
+        if health.run.state == "failed":
+            yield f"DAG {dag}: its last run failed, {health.run.run}"
+        for task in health.run.tasks:
+            if task.state == "failed":
+                yield f"DAG {dag}: task {task.task} failed: see its log in Airflow"
+
+
+def _told(loop: str, status: Status) -> Iterator[str]:
+    """What a loop itself says is wrong."""
+    if status.get("error"):
+        yield f"{loop}: {status['error']}"
+    if status.get("files_broken"):
+        yield f"{loop}: {status['files_broken']:,} files of late rows cannot be read: its report says why"
+    for node, one in status.get("nodes", {}).items():
+        where = f"{loop}: node {one.get('endpoint', node)}"
+        if one.get("error"):
+            yield f"{where}: {one['error']}"
+        if one.get("errors"):
+            yield f"{where}: {one['errors']:,} records cannot be decoded: table processor_error"
+    for table, one in status.get("tables", {}).items():
+        for key, value in one.items():
+            if key.endswith("error") and value:
+                yield f"{table}: {value}"

@@ -1,0 +1,95 @@
+"""The status of the sync as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ringsync.progress import duration
+from ringsync.service.health import DagHealth
+from ringsync.status import Status, age_s
+
+Row = Sequence[Any]
+
+
+def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], now_s: float) -> Iterator[str]:
+    """All that is known, for people.
+
+    :param now_s: seconds since the epoch
+    """
+    yield from _table(("DAG", "state", "tasks"), [_dag(dag, health) for dag, health in dags.items()])
+    yield from _table(
+        ("loop", "last sign of life"), [(loop, f"{age_s(one, now_s):.0f} s ago") for loop, one in statuses.items()]
+    )
+    nodes = [one for status in statuses.values() for one in status.get("nodes", {}).items()]
+    yield from _table(
+        ("node", "state", "segment", "position", "backlog MB", "records", "rows", "late", "errors"),
+        [_node(node, one) for node, one in nodes],
+    )
+    tables = [one for status in statuses.values() for one in status.get("tables", {}).items()]
+    yield from _table(
+        (
+            *("table", "lag p50 s", "p99 s", "agreement s", "open buckets", "oldest", "last pass", "replica", "kafka"),
+            *("rows", "duplicates", "only one replica"),
+        ),
+        [_published(table, one, now_s) for table, one in tables],
+    )
+    if late := statuses.get("out_of_sequence/queue"):
+        yield from _table(
+            ("late rows waiting", "oldest", "published", "duplicates"),
+            [(late.get("waiting"), _ago(late.get("oldest_ms"), now_s), late.get("published"), late.get("duplicates"))],
+        )
+
+
+def _dag(dag: str, health: DagHealth) -> Row:
+    if health.run is None:
+        return dag, "paused" if health.paused else "not run yet", ""
+    tasks = ", ".join(
+        f"{task.task} {task.state}" + (f" (try {task.try_number})" if task.try_number > 1 else "")
+        for task in health.run.tasks
+    )
+    return dag, f"paused ({health.run.state})" if health.paused else health.run.state, tasks
+
+
+def _node(node: str, one: Status) -> Row:
+    backlog = one.get("backlog_bytes")
+    return (
+        one.get("endpoint") or node,
+        "up" if one.get("up") else "down",
+        one.get("segment"),
+        one.get("position"),
+        None if backlog is None else f"{backlog / 1e6:,.1f}",
+        *(one.get(name) for name in ("records", "rows", "late", "errors")),
+    )
+
+
+def _published(table: str, one: Status, now_s: float) -> Row:
+    lag = one.get("lag_ms") or {}
+    seconds = [
+        None if lag.get(name) is None else f"{lag[name] / 1000:,.1f}"
+        for name in ("message_p50", "message_p99", "agreement_p50")
+    ]
+    counts = [one.get(name) for name in ("last_pass", "replica_pass", "kafka")]
+    rows = [one.get(name) for name in ("rows_published", "duplicates", "only_one_replica")]
+    return table, *seconds, one.get("open_buckets"), _ago(one.get("oldest_open_bucket_ms"), now_s), *counts, *rows
+
+
+def _ago(moment_ms: int | None, now_s: float) -> str | None:
+    return None if moment_ms is None else f"{duration(max(0.0, now_s - moment_ms / 1000))} ago"
+
+
+def _table(head: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
+    """Columns as wide as they need to be; nothing where there are no rows."""
+    if not rows:
+        return
+    texts = [list(head), *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in texts) for column in range(len(head))]
+    for line in texts:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    yield ""
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return "–"
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)

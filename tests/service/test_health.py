@@ -1,0 +1,138 @@
+"""What is wrong with a sync, what a cluster's settings mean for it, and how its status looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.airflow_client import RunState, TaskState
+from ringsync.config import Config
+from ringsync.service.checks import CheckError, Node, duration_ms, judge_nodes
+from ringsync.service.health import DagHealth, problems
+from ringsync.service.show import status_lines
+from ringsync.status import forget, read_statuses
+from ringsync.storage import open_store
+from tests.test_metrics import NODE, TABLE
+
+NOW_S = 50.0
+RUNNING = DagHealth(False, RunState("commitlog_sync", "r", "running", (TaskState("close", "running", 1, None),)))
+
+
+def healthy() -> dict[str, Any]:
+    return {
+        "commitlog_stage/default": {"at_ms": 45_000, "nodes": {"4e5d": NODE}},
+        "bucket_close/close": {"at_ms": 49_000, "tables": {"shop.orders": TABLE}},
+        "out_of_sequence/queue": {"at_ms": 40_000, "waiting": 3, "oldest_ms": 20_000},
+    }
+
+
+def found(statuses: dict[str, Any], dags: dict[str, DagHealth], stopped: bool = False) -> list[str]:
+    return problems(statuses, dags, ("default",), stopped, NOW_S)
+
+
+def test_nothing_is_wrong() -> None:
+    assert found(healthy(), {"commitlog_sync": RUNNING}) == []
+
+
+def test_a_loop_that_is_silent_is_named() -> None:
+    statuses = healthy()
+    statuses["bucket_close/close"]["at_ms"] = 9_000
+    del statuses["out_of_sequence/queue"]
+    assert found(statuses, {}) == [
+        "bucket_close/close: no sign of life for 41 s",
+        "out_of_sequence/queue: no sign of life yet",
+    ]
+
+
+def test_what_loops_tell_of_nodes_and_tables() -> None:
+    statuses = healthy()
+    statuses["commitlog_stage/default"]["nodes"] = {"4e5d": {**NODE, "error": "no such folder", "errors": 1200}}
+    statuses["bucket_close/close"]["tables"] = {"shop.orders": {**TABLE, "kafka_error": "Kafka is not available"}}
+    statuses["out_of_sequence/queue"] |= {"error": "no quorum", "files_broken": 2, "tables_unknown": 0}
+    assert found(statuses, {}) == [
+        "commitlog_stage/default: node 10.0.0.1:9042: no such folder",
+        "commitlog_stage/default: node 10.0.0.1:9042: 1,200 records cannot be decoded: table processor_error",
+        "shop.orders: Kafka is not available",
+        "out_of_sequence/queue: no quorum",
+        "out_of_sequence/queue: 2 files of late rows cannot be read: its report says why",
+    ]
+
+
+def test_what_airflow_tells() -> None:
+    failed = RunState("out_of_sequence", "r7", "failed", (TaskState("publish", "failed", 3, 1.0),))
+    dags = {"commitlog_sync": DagHealth(True, None), "out_of_sequence": DagHealth(False, failed)}
+    assert found(healthy(), dags) == [
+        "DAG commitlog_sync is paused: cdcservice start",
+        "DAG out_of_sequence: its last run failed, r7",
+        "DAG out_of_sequence: task publish failed: see its log in Airflow",
+    ]
+    assert found(healthy(), dags, stopped=True) == ["stopped: cdc_raw of the nodes fills until cdcservice start"]
+
+
+def test_the_status_shows_what_there_is_in_columns() -> None:
+    lines = list(status_lines(healthy(), {"commitlog_sync": RUNNING}, NOW_S))
+    assert "DAG             state    tasks" in lines
+    assert "commitlog_sync  running  close running" in lines
+    assert "bucket_close/close       1 s ago" in lines
+    node = next(line for line in lines if line.startswith("10.0.0.1"))
+    assert node.split() == ["10.0.0.1:9042", "up", "17", "4,096", "0.0", "5", "9", "1", "0"]
+    table = next(line for line in lines if line.startswith("shop.orders"))
+    assert table.split() == [
+        *("shop.orders", "1.5", "20.0", "–", "2", "0:00:49", "ago", "7", "6", "–", "40", "80", "0"),
+    ]
+    assert lines[-2].split() == ["3", "0:00:30", "ago", "–", "–"]
+
+
+def test_statuses_lie_in_the_store(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    assert read_statuses(store) == {}
+    store.put("status/commitlog_stage/default.json", b'{"at_ms": 1}')
+    store.put("status/bucket_close/close.json", b'{"at_ms": 2}')
+    forget(store, "commitlog_stage/default")
+    assert read_statuses(store) == {"bucket_close/close": {"at_ms": 2}}
+
+
+def settings(**changes: Any) -> Config:
+    document = {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "lake"}, **changes}
+    return Config.model_validate(document)
+
+
+CAPTURING = {"cdc_enabled": "true", "commitlog_sync_period": "10s", "cdc_block_writes": "false"}
+
+
+def test_a_cluster_without_cdc_is_refused() -> None:
+    nodes = [Node("a:9042", {"cdc_enabled": "false"}), Node("b:9042", None)]
+    with pytest.raises(CheckError, match=r"no node captures changes: set cdc_enabled: true .* \(asked: a:9042\)"):
+        judge_nodes(nodes, settings())
+
+
+def test_logs_that_are_synced_too_seldom_are_refused() -> None:
+    short = settings(commitlog_processor_window_interval_ms=2000)
+    with pytest.raises(
+        CheckError, match="a:9042 syncs its commit log every 10000 ms, but buckets are open for 10000 ms"
+    ):
+        judge_nodes([Node("a:9042", CAPTURING)], short)
+    old = {"cdc_enabled": "true", "commitlog_sync_period_in_ms": "10000"}
+    with pytest.raises(CheckError, match="every 10000 ms"):
+        judge_nodes([Node("a:9042", old)], short)
+
+
+def test_remarks_about_nodes() -> None:
+    blocking = {**CAPTURING, "cdc_block_writes": "true", "cdc_total_space": "4096MiB"}
+    nodes = [
+        *(Node("a:9042", CAPTURING), Node("b:9042", {"cdc_enabled": "false"})),
+        *(Node("c:9042", None), Node("d:9042", blocking)),
+    ]
+    assert judge_nodes(nodes, settings()) == [
+        "nodes that capture changes: a:9042, d:9042",
+        "warning: c:9042 is down and was not asked",
+        "warning: b:9042 has cdc_enabled: false: what only this node has is not seen",
+        "warning: d:9042 refuses writes once cdc_raw holds 4096MiB (cdc_block_writes: true): docs/sync.md",
+    ]
+
+
+@pytest.mark.parametrize(("text", "ms"), [("10s", 10_000), ("1500ms", 1500), ("2m", 120_000), ("", 0), ("soon", 0)])
+def test_durations(text: str, ms: int) -> None:
+    assert duration_ms(text) == ms

@@ -1,0 +1,129 @@
+"""``cdcservice start``, ``status`` and ``stop`` with a real Airflow and a real Cassandra."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ringsync.cli import main
+from ringsync.config import load_config
+from ringsync.status import read_statuses
+from servers.airflow import Airflow
+from servers.cassandra import CassandraNode
+from servers.ports import free_port
+from tests.service.conftest import Collector
+
+pytestmark = [pytest.mark.server, pytest.mark.airflow]
+
+LOOPS = {"commitlog_stage/default", "bucket_close/close", "out_of_sequence/queue"}
+
+
+@pytest.fixture(scope="module")
+def document(cassandra: CassandraNode, airflow: Airflow) -> dict[str, Any]:
+    return {
+        "server_name": "test",
+        "cassandra": {"contact_points": [cassandra.contact_point], "port": cassandra.port},
+        "store": {"url": "../lake"},
+        "airflow": {"url": airflow.url, "username": airflow.username},
+    }
+
+
+@pytest.fixture(autouse=True)
+def password(airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGSYNC_AIRFLOW_PASSWORD", airflow.password)
+
+
+def test_start_status_and_stop(
+    project: Path,
+    document: dict[str, Any],
+    collector: Collector,
+    session: Any,
+    keyspace: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    session.execute(f"CREATE TABLE {keyspace}.orders (id int PRIMARY KEY, v text) WITH cdc = true")
+    conf = project / "config" / "ringsync.yaml"
+    conf.write_text(yaml.safe_dump(document))
+
+    def status() -> tuple[int, dict[str, Any]]:
+        code = main(["status", "--json", "--conf", str(conf)])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, found = status()
+    assert code == 1
+    assert "DAG commitlog_sync is paused: cdcservice start" in found["problems"]
+    assert main(["start", "--conf", str(conf)]) == 0
+    said = capsys.readouterr().out
+    assert f"{keyspace}.orders" in said
+    assert "nodes that capture changes: 127.0.0.1" in said
+    assert "started: commitlog_sync, out_of_sequence, replica_merge" in said
+
+    found = until(lambda: healthy(status()), 240)
+    assert set(found["loops"]) == LOOPS
+    assert {name: dag["run"]["state"] for name, dag in found["dags"].items() if name != "replica_merge"} == {
+        "commitlog_sync": "running",
+        "out_of_sequence": "running",
+    }
+    assert main(["status", "--conf", str(conf)]) == 0
+    assert "all is well" in capsys.readouterr().out
+    assert main(["status", "--prometheus", "--conf", str(conf)]) == 0
+    assert 'ringsync_status_timestamp_seconds{loop="bucket_close",queue="close"}' in capsys.readouterr().out
+
+    store = load_config(conf).open_store()
+    before = read_statuses(store)["commitlog_stage/default"]
+    os.kill(before["pid"], signal.SIGKILL)
+    killed = time.monotonic()
+    until(lambda: read_statuses(store)["commitlog_stage/default"]["pid"] != before["pid"], 60)
+    seconds = time.monotonic() - killed
+    assert read_statuses(store)["commitlog_stage/default"]["until"] == before["until"]
+
+    assert main(["stop", "--conf", str(conf), "--timeout", "120"]) == 0, capsys.readouterr().err
+    assert "waiting for commitlog_sync.close, commitlog_sync.stage_default" in capsys.readouterr().out
+    code, found = status()
+    assert (code, found["problems"]) == (1, ["stopped: cdc_raw of the nodes fills until cdcservice start"])
+    print(f"a killed loop worked again after {seconds:.1f} s")
+    tags = {"application": "commitlog_stage"}
+    until(lambda: ("airflow.ringsync.commitlog_stage.rows", 17, tags) in collector.numbers, 30)
+    node = {**tags, "node": "n1"}
+    assert ("airflow.ringsync.commitlog_stage.backlog_bytes", 2.5, node) in collector.numbers
+
+
+def test_start_names_everything_that_does_not_work(
+    tmp_path: Path, document: dict[str, Any], airflow: Airflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = free_port()
+    (tmp_path / "file").touch()
+    broken = {
+        "cassandra": {**document["cassandra"], "port": nowhere},
+        "store": {"url": "file/lake"},
+        "airflow": {**document["airflow"], "username": "nobody"},
+    }
+    (tmp_path / "ringsync.yaml").write_text(yaml.safe_dump({**document, **broken}))
+    assert main(["start", "--conf", str(tmp_path / "ringsync.yaml")]) == 3
+    said = capsys.readouterr()
+    assert "nothing was started: cluster, store, airflow" in said.out
+    assert f"cannot reach the cluster at 127.0.0.1:{nowhere} (Connection refused)" in said.err
+    assert "file/lake" in said.err
+    assert "refuses the login of user nobody" in said.err
+
+
+def healthy(status: tuple[int, dict[str, Any]]) -> dict[str, Any] | None:
+    code, found = status
+    assert found["healthy"] is (code == 0)
+    return found if code == 0 else None
+
+
+def until(holds: Callable[[], Any], seconds: float) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.5)
+    return found

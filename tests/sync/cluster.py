@@ -1,0 +1,52 @@
+"""Three nodes with cdc and RF 3, sessions at the consistency levels of the oracle, and a random workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+
+from servers.cassandra import CassandraNode, NodeSettings
+from servers.ports import free_port
+
+
+@contextmanager
+def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Iterator[list[CassandraNode]]:
+    """Three nodes of one cluster, at 127.0.0.<first> and the two addresses behind it.
+
+    :param settings: of ``NodeSettings``, for all of them
+    """
+    common = NodeSettings(
+        address=f"127.0.0.{first}", num_tokens=8, heap_mb=256, cluster_name=f"ring{first}", **settings
+    ).on_free_ports()
+    common = replace(common, seeds=(common.address,))
+    nodes = [
+        CassandraNode(folder / str(n), replace(common, address=f"127.0.0.{n}", jmx_port=free_port()), cache)
+        for n in range(first, first + 3)
+    ]
+    try:
+        for node in nodes:
+            node.start()
+        yield nodes
+    finally:
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            list(pool.map(CassandraNode.stop, nodes))
+
+
+@contextmanager
+def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s: float = 20) -> Iterator[Any]:
+    """A session whose statements have a consistency level."""
+    profile = ExecutionProfile(consistency_level=consistency_level, request_timeout=timeout_s)
+    points = [node.contact_point for node in nodes]
+    cluster = Cluster(
+        points, port=nodes[0].port, protocol_version=5, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
+    )
+    try:
+        yield cluster.connect()
+    finally:
+        cluster.shutdown()

@@ -1,0 +1,156 @@
+"""The sync as its users run it: applications as processes, which may be killed and are started again; and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ringsync.config import load_config
+from servers.cassandra import CassandraNode
+from servers.jars import fetch
+from tests.chaos.applications import PROJECT, environment, session_of
+
+LOOPS = ("commitlog_stage", "bucket_close", "out_of_sequence")
+
+
+def write_conf(folder: Path, nodes: Sequence[CassandraNode], *, window_ms: int, **sections: Any) -> Path:
+    """A configuration for these nodes; the store is the folder's ``lake``."""
+    document: dict[str, Any] = {
+        "server_name": "test",
+        "cassandra": {"contact_points": [node.contact_point for node in nodes], "port": nodes[0].port},
+        "store": {"url": "lake"},
+        "commitlog_processor_window_interval_ms": window_ms,
+        "out_of_sequence_processor_poll_interval_ms": 1000,
+        "sync": {"run_s": 3600, "poll_interval_ms": 500},
+        "stream": {"codec": "null"},
+    }
+    for name, section in sections.items():
+        document[name] = {**document.get(name, {}), **section} if isinstance(section, dict) else section
+    path = folder / "ringsync.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+class Pipeline:
+    """The loops of the sync.
+
+    :ivar running: by name of the application
+    """
+
+    def __init__(self, conf: Path, folder: Path, cache: Path) -> None:
+        self.conf = conf
+        self._folder = folder
+        jars = [str(jar) for jar in fetch("delta", cache).glob("*.jar") if jar.name.startswith(("delta-", "unity"))]
+        self.environment = {**environment(), "RINGSYNC_SPARK_JARS": ",".join(jars)}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.store = load_config(conf).open_store()
+
+    def start(self, name: str, *options: str) -> None:
+        """Start an application; again if it has ended."""
+        log = self._folder / f"{name}.log"
+        arguments = [
+            str(PROJECT / ".venv/bin/python"),
+            str(PROJECT / "spark_apps" / f"{name}.py"),
+            "--conf",
+            str(self.conf),
+            "--run",
+            f"{name}-{time.time():.0f}",
+            *options,
+        ]
+        with log.open("ab") as out:
+            self.running[name] = subprocess.Popen(
+                arguments, env=self.environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def check(self) -> None:
+        """Fail if an application has ended that nobody has killed."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                tail = (self._folder / f"{name}.log").read_text()[-3000:]
+                raise AssertionError(f"{name} has ended with {process.returncode}:\n{tail}")
+
+    def kill(self, name: str) -> None:
+        """Kill an application's driver and all its workers at once."""
+        process = self.running.pop(name)
+        for pid in session_of(process.pid):
+            with_suppressed(os.kill, pid, signal.SIGKILL)
+        process.wait()
+
+    def end(self) -> None:
+        """Kill whatever runs."""
+        for name in list(self.running):
+            self.kill(name)
+
+    def status(self, application: str, name: str) -> dict[str, Any]:
+        """What an application said last; empty: nothing yet."""
+        key = f"status/{application}/{name}.json"
+        return json.loads(self.store.get(key)) if self.store.stat(key) else {}
+
+
+def with_suppressed(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function on a process that may have ended."""
+    try:
+        function(*arguments)
+    except ProcessLookupError:
+        return
+
+
+@contextmanager
+def pipeline(conf: Path, folder: Path, cache: Path) -> Iterator[Pipeline]:
+    """The loops, all of which have ended when this ends."""
+    found = Pipeline(conf, folder, cache)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def wait_until_drained(pipeline: Pipeline, timeout_s: float) -> None:
+    """Wait until all that the nodes have logged is staged, published, and in the replicas; nobody writes any more.
+
+    :raises AssertionError: it is not in time, or an application has ended
+    """
+    begun_ms = int(time.time() * 1000)
+    deadline = time.monotonic() + timeout_s
+    reason = ""
+    while time.monotonic() < deadline:
+        pipeline.check()
+        reason = what_is_left(pipeline, begun_ms)
+        if not reason:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"not drained after {timeout_s} s: {reason}")
+
+
+def what_is_left(pipeline: Pipeline, begun_ms: int) -> str:
+    """What is not done yet; empty: everything is.
+
+    :param begun_ms: ms since the epoch: what was logged and synced before must be published
+    """
+    stage, close = pipeline.status("commitlog_stage", "default"), pipeline.status("bucket_close", "close")
+    late = pipeline.status("out_of_sequence", "queue")
+    # A log is synced every second.
+    clear = min((one["clear_at_ms"] for one in stage.get("nodes", {}).values()), default=0)
+    if clear < begun_ms + 3000:
+        return f"staging is not clear: {stage}"
+    if close.get("at_ms", 0) < begun_ms + 6000:
+        return "bucket_close is silent"
+    for name, table in close["tables"].items():
+        if table["open_buckets"]:
+            return f"{name} has open buckets: {table}"
+        if table["replica_pass"] is not None and table["replica_pass"] != table["last_pass"]:
+            return f"the replica of {name} lacks passes: {table}"
+    if pipeline.store.list("staging/late/"):
+        return f"{len(pipeline.store.list('staging/late/'))} files of late rows"
+    if late.get("waiting"):
+        return f"late rows wait: {late}"
+    return ""

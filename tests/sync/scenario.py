@@ -1,0 +1,85 @@
+"""A random workload on three nodes while the sync runs, tables are bootstrapped, and processes are killed."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from cassandra import InvalidRequest, OperationTimedOut, Unavailable, WriteFailure, WriteTimeout
+from cassandra.cluster import NoHostAvailable
+
+from tests.chaos.applications import PROJECT
+from tests.commitlogs.workload import KEYSPACE, random_schema, random_statements, tables
+from tests.sync.pipeline import LOOPS, Pipeline
+
+VERSION = "5.0"
+TABLES = tuple(f"{KEYSPACE}.{table.name}" for table in tables(VERSION))
+BY_ARRIVAL = {name: {"bucket_by": "arrival"} for name in TABLES}
+"""The workload sets times of years ago: by them everything would be late."""
+
+
+def create_schema(session: Any) -> None:
+    """The workload's tables, with cdc, on three replicas."""
+    for statement in random_schema(VERSION):
+        session.execute(statement.replace("'replication_factor': 1", "'replication_factor': 3"))
+
+
+def statements(seed: int, count: int) -> Iterator[str]:
+    """Statements of the workload; the same for the same seed."""
+    return random_statements(seed, count, VERSION)
+
+
+def write(session: Any, workload: Iterator[str], count: int, give_up_s: float = 60) -> int:
+    """Execute some statements. Who gets no answer asks again; counters that may have counted twice are no matter.
+
+    :returns: how many the server did not take: an empty key, say
+    """
+    refused = 0
+    for statement in islice(workload, count):
+        deadline = time.monotonic() + give_up_s
+        while True:
+            try:
+                session.execute(statement)
+                break
+            except InvalidRequest:
+                refused += 1
+                break
+            except (Unavailable, WriteTimeout, WriteFailure, OperationTimedOut, NoHostAvailable):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+    return refused
+
+
+def start_loops(pipeline: Pipeline) -> None:
+    """Start all three."""
+    for name in LOOPS:
+        pipeline.start(name)
+
+
+def kill_and_start(pipeline: Pipeline, name: str) -> None:
+    """Kill a loop with all its workers, and start it again, as Airflow does."""
+    pipeline.kill(name)
+    pipeline.start(name)
+
+
+def bootstrap(pipeline: Pipeline, table: str, run: str, during: Sequence[Callable[[], object]] = ()) -> None:
+    """Bootstrap a table, as the DAG does.
+
+    :param during: done after each application but the last
+    """
+    for place, name in enumerate(("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")):
+        arguments = ["--conf", str(pipeline.conf), "--table", table, "--run", run]
+        done = subprocess.run(
+            [str(PROJECT / ".venv/bin/python"), str(PROJECT / "spark_apps" / f"{name}.py"), *arguments],
+            env=pipeline.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (name, done.stdout[-2000:], done.stderr[-3000:])
+        if place < len(during):
+            during[place]()
