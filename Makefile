@@ -16,12 +16,12 @@ demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tab
 
 .PHONY: test
 test: $(ENVIRONMENT) lint ## Lint, types and all tests (real servers, Spark and Airflow); under 20 minutes
-	$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta
+	$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta kafka
 	$(BIN)/python -m pytest
 
 .PHONY: test-chaos
 test-chaos: $(ENVIRONMENT) ## The long tests, most of an hour: kills, nodes that die, limits over minutes
-	$(BIN)/python -m servers.jars cassandra-5.0 delta
+	$(BIN)/python -m servers.jars cassandra-5.0 delta kafka apicurio
 	$(BIN)/python -m pytest -m chaos
 
 .PHONY: lint
@@ -35,6 +35,8 @@ bench: $(ENVIRONMENT) ## Benchmarks against peers, forty minutes: each prints a 
 	$(BIN)/python bench/page_decode.py
 	$(BIN)/python bench/scan.py
 	$(BIN)/python bench/commitlog.py
+	$(BIN)/python bench/kafka_relay.py
+	$(BIN)/python bench/row_reads.py
 
 .PHONY: environment
 environment: $(ENVIRONMENT) ## Python environment in .venv with exactly the locked packages
