@@ -16,7 +16,7 @@ from ringsync.replica.lookup import previous_images
 from ringsync.replica.merge import dead_for_good, due, merge_changes, tidy
 from ringsync.replica.table import ReplicaTable
 from ringsync.replica.view import register_live_view
-from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.row_image import NO_LIVENESS, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_pass
@@ -71,7 +71,12 @@ def image(rng: random.Random, value: int, *, dead_at: int | None = None) -> Row:
         "m": clustering[1],
         "s": None if dead else number,
         "v": None if dead or clustering[0] is None else value,
-        "_row": {"writetime": value, "expires_at": None, "deleted_at": value if dead else None, "live": None},
+        "_row": {
+            "writetime": value,
+            "expires_at": None,
+            "deleted_at": value if dead else None,
+            "live": NO_LIVENESS if dead else None,
+        },
         "_x": {**raw, "s": cell, "v": cell},
         "_merge": merge if dead else None,
     }

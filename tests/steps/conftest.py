@@ -22,7 +22,7 @@ STEPS = {
 }
 
 DEFAULTS = {
-    **dict.fromkeys(("splits", "columns", "token_range", "where", "table")),
+    **dict.fromkeys(("splits", "columns", "token_range", "where")),
     **dict.fromkeys(("dry_run", "restart", "repair", "enable_cdc"), False),
 }
 
@@ -57,7 +57,7 @@ def step(cassandra: CassandraNode, spark: Any, lake: Path) -> Step:
     def run(name: str, table: str, run_id: str, **options: Any) -> tuple[Report, ExitCode]:
         keyspace, _, table_name = table.partition(".")
         config = load_config(path)
-        given = argparse.Namespace(**{**DEFAULTS, **options})
+        given = argparse.Namespace(**{**DEFAULTS, "table": table or None, **options})
         application = Application(name, str(path), config, config.open_store(), (keyspace, table_name), run_id, given)
         return STEPS[name].run(application)
 

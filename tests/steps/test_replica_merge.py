@@ -51,29 +51,30 @@ def images(store: Path, table: TableSchema, session: Any, ids: range, value: int
 
 def test_passes_are_verified_repaired_and_merged(table: TableSchema, session: Any, step: Any, lake: Path) -> None:
     name = f"{table.keyspace}.{table.name}"
-    write_pass(lake, table, images(lake, table, session, range(5), 100), 1)
+    first = state_of(lake, table).applied + 1
+    write_pass(lake, table, images(lake, table, session, range(5), 100), first)
     report, code = step("replica_verify", name, "wrong")
     assert (report["differences_by_kind"], code) == ({"value": 5, "writetime": 5}, ExitCode.COMPLETED_WITH_ERRORS)
-    assert report["replica_pass"] == 1
+    assert report["replica_pass"] == first
     repaired, code = step("replica_verify", name, "repaired", repair=True)
     assert (repaired["differences"], code) == (0, ExitCode.OK)
 
     for i in range(5):
         session.execute(f"INSERT INTO {name} (id, v) VALUES (%s, 100) USING TIMESTAMP 2000", (float(i),))
-    write_pass(lake, table, images(lake, table, session, range(5), 100), 2)
-    write_pass(lake, table, images(lake, table, session, range(3), None), 3)
+    write_pass(lake, table, images(lake, table, session, range(5), 100), first + 1)
+    write_pass(lake, table, images(lake, table, session, range(3), None), first + 2)
     report, code = step("replica_verify", name, "right")
     assert (report["differences"], report["replica_rows"], code) == (0, ROWS, ExitCode.OK)
 
-    options = {"table": name}
-    report, code = step("replica_merge", name, "merge", **options)
+    report, code = step("replica_merge", name, "merge")
     counts = {key: report["merged"][name][key] for key in ("read", "superseded", "updated", "merged_pass")}
-    assert (counts, code) == ({"read": 8, "superseded": 3, "updated": 5, "merged_pass": 3}, ExitCode.OK)
+    expected = {"read": 8, "superseded": 3, "updated": 5, "merged_pass": first + 2}
+    assert (counts, code) == (expected, ExitCode.OK)
     assert state_of(lake, table).changed_rows == 0
     report, code = step("replica_verify", name, "merged")
     assert (report["differences"], report["replica_rows"], code) == (0, ROWS, ExitCode.OK)
-    report, code = step("replica_merge", name, "all")
+    report, code = step("replica_merge", "", "all")
     assert (name in report["merged"], code) == (False, ExitCode.OK)
     with pytest.raises(StepError, match=r"no table shop\.nothing"):
-        step("replica_merge", name, "unknown", table="shop.nothing")
+        step("replica_merge", "shop.nothing", "unknown")
     assert pc.max(images(lake, table, session, range(5), None)["v"]).as_py() == 100
