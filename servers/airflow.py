@@ -70,6 +70,7 @@ class Airflow(Server):
         self.parallelism = parallelism
         self._environment = dict(environment or {})
         self._processes: dict[str, ServerProcess] = {}
+        self._dead: list[ServerProcess] = []
 
     @property
     def url(self) -> str:
@@ -115,9 +116,8 @@ class Airflow(Server):
         environment = self.environment()
         self._migrate(environment)
         try:
-            for name, options in COMPONENTS.items():
-                command = [*airflow_command(), name, *options]
-                self._processes[name] = ServerProcess(command, self.home / f"{name}.log", environment, self.home)
+            for name in COMPONENTS:
+                self._processes[name] = self._component(name, environment)
             self._processes["api-server"].wait_until(self._healthy, START_SECONDS, "Airflow")
         except BaseException:
             self.stop()
@@ -125,8 +125,25 @@ class Airflow(Server):
 
     def stop(self) -> None:
         """End all components and everything they started (SIGTERM; SIGKILL after 10 s, which running tasks need)."""
-        stop_together(list(self._processes.values()), STOP_SECONDS)
+        stop_together([*self._processes.values(), *self._dead], STOP_SECONDS)
         self._processes.clear()
+        self._dead.clear()
+
+    def revive(self, component: str) -> None:
+        """
+        Start a component anew that has died, as a service manager does; what it had started may live on until `stop`.
+
+        :param component: one of `COMPONENTS`.
+        :raises ServerError: it has not ended.
+        """
+        if not self._processes[component].ended:
+            raise ServerError(f"Airflow's {component} is running: it cannot be revived.")
+        self._dead.append(self._processes[component])
+        self._processes[component] = self._component(component, self.environment())
+
+    def _component(self, name: str, environment: Mapping[str, str]) -> ServerProcess:
+        command = [*airflow_command(), name, *COMPONENTS[name]]
+        return ServerProcess(command, self.home / f"{name}.log", environment, self.home)
 
     def environment(self) -> dict[str, str]:
         """

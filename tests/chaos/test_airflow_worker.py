@@ -23,6 +23,7 @@ from servers.ports import free_port
 from servers.process import session_members
 from servers.spark import lean_java_options
 from tests.chaos.bootstraps import check, load_partitions, progress_of, scan_report, write_conf
+from tests.chaos.processes import chain, command_of, is_alive, running
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.airflow, pytest.mark.spark]
@@ -137,34 +138,7 @@ def driver_of(run: str, other_than: int | None = None) -> int | None:
 
 def scans_of(run: str) -> list[int]:
     """All processes that have a run's scan in their command: spark-submit's and the driver."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return [pid for pid in pids if "bootstrap_scan.py" in (command := command_of(pid)) and run in command]
-
-
-def chain(pid: int, ancestor: int) -> list[int]:
-    """The processes between an ancestor and its descendant, and that one, from the top."""
-    found: list[int] = []
-    while pid != ancestor:
-        assert pid > 1, [command_of(one) for one in found]
-        found.insert(0, pid)
-        pid = parent_of(pid)
-    return found
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def command_of(pid: int) -> str:
-    """A process's command line, or what it calls itself; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def is_alive(pid: int) -> bool:
-    return bool(command_of(pid))
+    return running("bootstrap_scan.py", run)
 
 
 def leftovers(airflow: Airflow, run: str) -> list[str]:

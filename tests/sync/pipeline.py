@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,8 @@ from typing import Any
 import yaml
 
 from ringsync.config import load_config
+from ringsync.status import read_statuses
+from ringsync.storage.port import ObjectStore
 from servers.cassandra import CassandraNode
 from servers.jars import fetch
 from tests.chaos.applications import PROJECT, environment, session_of
@@ -90,11 +91,6 @@ class Pipeline:
         for name in list(self.running):
             self.kill(name)
 
-    def status(self, application: str, name: str) -> dict[str, Any]:
-        """What an application said last; empty: nothing yet."""
-        key = f"status/{application}/{name}.json"
-        return json.loads(self.store.get(key)) if self.store.stat(key) else {}
-
 
 def with_suppressed(function: Callable[..., object], *arguments: object) -> None:
     """Call a function on a process that may have ended."""
@@ -114,30 +110,32 @@ def pipeline(conf: Path, folder: Path, cache: Path) -> Iterator[Pipeline]:
         found.end()
 
 
-def wait_until_drained(pipeline: Pipeline, timeout_s: float) -> None:
+def wait_until_drained(store: ObjectStore, timeout_s: float, check: Callable[[], object] = lambda: None) -> None:
     """Wait until all that the nodes have logged is staged, published, and in the replicas; nobody writes any more.
 
-    :raises AssertionError: it is not in time, or an application has ended
+    :param check: called again and again meanwhile; it may raise
+    :raises AssertionError: it is not in time
     """
     begun_ms = int(time.time() * 1000)
     deadline = time.monotonic() + timeout_s
     reason = ""
     while time.monotonic() < deadline:
-        pipeline.check()
-        reason = what_is_left(pipeline, begun_ms)
+        check()
+        reason = what_is_left(store, begun_ms)
         if not reason:
             return
         time.sleep(0.5)
     raise AssertionError(f"not drained after {timeout_s} s: {reason}")
 
 
-def what_is_left(pipeline: Pipeline, begun_ms: int) -> str:
+def what_is_left(store: ObjectStore, begun_ms: int) -> str:
     """What is not done yet; empty: everything is.
 
     :param begun_ms: ms since the epoch: what was logged and synced before must be published
     """
-    stage, close = pipeline.status("commitlog_stage", "default"), pipeline.status("bucket_close", "close")
-    late = pipeline.status("out_of_sequence", "queue")
+    found = read_statuses(store)
+    stage, close = found.get("commitlog_stage/default", {}), found.get("bucket_close/close", {})
+    late = found.get("out_of_sequence/queue", {})
     # A log is synced every second.
     clear = min((one["clear_at_ms"] for one in stage.get("nodes", {}).values()), default=0)
     if clear < begun_ms + 3000:
@@ -149,8 +147,8 @@ def what_is_left(pipeline: Pipeline, begun_ms: int) -> str:
             return f"{name} has open buckets: {table}"
         if table["replica_pass"] is not None and table["replica_pass"] != table["last_pass"]:
             return f"the replica of {name} lacks passes: {table}"
-    if pipeline.store.list("staging/late/"):
-        return f"{len(pipeline.store.list('staging/late/'))} files of late rows"
+    if waiting := store.list("staging/late/"):
+        return f"{len(waiting)} files of late rows"
     if late.get("waiting"):
         return f"late rows wait: {late}"
     return ""

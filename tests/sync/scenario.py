@@ -21,15 +21,28 @@ BY_ARRIVAL = {name: {"bucket_by": "arrival"} for name in TABLES}
 """The workload sets times of years ago: by them everything would be late."""
 
 
-def create_schema(session: Any) -> None:
-    """The workload's tables, with cdc, on three replicas."""
+WITHOUT_CDC = f"{KEYSPACE}.without_cdc"
+"""A table that nobody follows: nothing of it may be anywhere."""
+
+
+def create_schema(session: Any, replicas: int = 3) -> None:
+    """The workload's tables, with cdc, and one without."""
     for statement in random_schema(VERSION):
-        session.execute(statement.replace("'replication_factor': 1", "'replication_factor': 3"))
+        session.execute(statement.replace("'replication_factor': 1", f"'replication_factor': {replicas}"))
+    session.execute(f"CREATE TABLE {WITHOUT_CDC} (k int PRIMARY KEY, v text)")
 
 
 def statements(seed: int, count: int) -> Iterator[str]:
-    """Statements of the workload; the same for the same seed."""
-    return random_statements(seed, count, VERSION)
+    """Statements of the workload; the same for the same seed. Every tenth is followed by one that nobody follows."""
+    for number, statement in enumerate(random_statements(seed, count, VERSION)):
+        yield statement
+        if number % 10 == 9:
+            yield f"INSERT INTO {WITHOUT_CDC} (k, v) VALUES ({number}, 'x')"
+
+
+def at_one(workload: Iterator[str]) -> Iterator[str]:
+    """The statements that a single replica can take: no conditions, no logged batches, which need two."""
+    return (one for one in workload if " IF " not in one and not one.startswith("BEGIN BATCH"))
 
 
 def write(session: Any, workload: Iterator[str], count: int, give_up_s: float = 60) -> int:

@@ -41,6 +41,6 @@ def test_stream_and_replica_are_what_the_nodes_hold(tmp_path: Path, cache: Path)
             write(session, workload, 60)
             kill_and_start(running, "bucket_close")
             write(session, workload, 600)
-            wait_until_drained(running, 240)
+            wait_until_drained(running.store, 240, running.check)
             rows = judge(running.store, session, TABLES, BOOTSTRAPPED, complete=True)
     assert min(rows.values()) > 5
