@@ -18,9 +18,11 @@ from ringsync.metrics import exposition
 from ringsync.service.checks import CHECKS, CheckError
 from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
 from ringsync.service.show import status_lines
-from ringsync.sources.session import ClusterError
+from ringsync.sources.session import ClusterError, connect
+from ringsync.state.session import StateError
 from ringsync.status import STOP_KEY, forget, read_statuses
 from ringsync.steps.application import ExitCode
+from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import StorageError
 
 EXIT_CODES = """\
@@ -88,6 +90,12 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.FATAL
     if arguments.check:
         return ExitCode.OK
+    try:
+        # The loops would do it, too, but two that create a table at the same moment may make two of it.
+        create_state(connect(config.cluster_settings()), config)
+    except (ClusterError, StateError) as error:
+        print(f"ringsync: error: {error}", file=sys.stderr, flush=True)
+        return ExitCode.FATAL
     store, client = config.open_store(), _client(config)
     expected = expected_loops(config.sync.queues)
     for loop in read_statuses(store):

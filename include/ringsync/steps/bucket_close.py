@@ -176,10 +176,16 @@ class Closer:
 
     def _read_commits(self) -> None:
         """Take in what was staged since; of a table that is not in the plan yet in a later cycle."""
-        for key in commit_keys(self._store):
+        listed = commit_keys(self._store)
+        for key in self._commits.keys() - set(listed):
+            del self._commits[key]
+        for key in listed:
             if key in self._commits:
                 continue
-            found = get_commit(self._store, key)
+            try:
+                found = get_commit(self._store, key)
+            except NotFoundError:
+                continue  # its segment was finished long ago
             files = [file for file in found.files if file.bucket]
             if all(file.table_id in self._tables for file in files):
                 self._commits[key] = found

@@ -8,7 +8,7 @@ complete and wholly committed is removed from ``cdc_raw``, and nothing else ever
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from ringsync.ring.ring import Host
 from ringsync.schema.from_cluster import read_tables
 from ringsync.schema.table import TableSchema
 from ringsync.sources.cluster import read_ring, read_settings
+from ringsync.state.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
 from ringsync.state.processor_error import ErrorTable
 from ringsync.state.staging import (
     StageCommit,
@@ -49,6 +50,7 @@ class NodeLog:
     :ivar folder: its ``cdc_raw``
     :ivar ends: logical position by segment id
     :ivar finished: segments of which nothing more will come, though Cassandra may link them again after a crash
+    :ivar folded: those of which that was known long before
     """
 
     node: str
@@ -56,6 +58,7 @@ class NodeLog:
     folder: Path
     ends: dict[int, int]
     finished: set[int]
+    folded: SegmentIds = field(default_factory=SegmentIds)
     counts: Counter[str] = field(default_factory=Counter)
     backlog: int = 0
     clear_at_ms: int = 0
@@ -140,7 +143,7 @@ class Stager:
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
         for host in hosts:
             if host.id not in self._logs and (folder := self._folder(host)) is not None:
-                self._logs[host.id] = read_node_log(self._store, host, folder)
+                self._logs[host.id] = read_node_log(self._store, host, folder, int(time.time() * 1000))
         return [self._logs[host.id] for host in hosts if host.id in self._logs]
 
     def _hosts(self) -> tuple[Host, ...]:
@@ -262,17 +265,25 @@ class Stager:
         return {"queue": self._queue, "nodes": self.status(), **total}
 
 
-def read_node_log(store: ObjectStore, host: Host, folder: Path) -> NodeLog:
-    """How far a node's log was staged before."""
+def read_node_log(store: ObjectStore, host: Host, folder: Path, now_ms: int) -> NodeLog:
+    """How far a node's log was staged before. What was finished long ago is put together in one object.
+
+    :param now_ms: ms since the epoch
+    """
     log = NodeLog(host.id, host.endpoint, folder, {}, set())
-    last: dict[str, str] = {}
+    keys: dict[str, list[str]] = defaultdict(list)
     for key in commit_keys(store, host.id):
-        last[key.rpartition("-")[0]] = key
-    for key in last.values():
-        commit = get_commit(store, key)
+        keys[key.rpartition("-")[0]].append(key)
+    old = []
+    for of_segment in keys.values():
+        commit = get_commit(store, of_segment[-1])
         log.ends[commit.segment_id] = commit.end
         if commit.finished:
             log.finished.add(commit.segment_id)
+            is_alone = len(of_segment) == 1 and not any(file.bucket for file in commit.files)
+            if is_alone and commit.read_at_ms < now_ms - REMEMBERED_S * 1000:
+                old.append(commit)
+    log.folded = fold_finished(store, host.id, old) if old else finished_segments(store, host.id)
     return log
 
 
@@ -286,7 +297,7 @@ def synced_parts(log: NodeLog) -> Iterator[tuple[StageWork, int]]:
         file, identity = index.with_name(segment_name(index.name)), segment_id(index.name)
         if identity is None:
             continue
-        if identity in log.finished:
+        if identity in log.finished or identity in log.folded:
             # Cassandra links a segment again when it replays it after a crash.
             remove_segment(file)
             continue
