@@ -18,7 +18,7 @@ NODE = {
 }
 TABLE = {
     **{"table_id": "00", "open_buckets": 2, "oldest_open_bucket_ms": 1_000, "last_pass": 7, "rows_published": 40},
-    **{"duplicates": 80, "only_one_replica": 0, "replica_pass": 6, "kafka": None},
+    **{"duplicates": 80, "only_one_replica": 0, "replica_pass": 6, "kafka_messages": None},
     "lag_ms": {"message_p50": 1500, "message_p99": 20_000, "agreement_p50": None},
 }
 STATUSES: dict[str, Any] = {
@@ -60,7 +60,7 @@ def test_prometheus_gets_every_number_in_its_base_unit() -> None:
     table = 'table="shop.orders"'
     assert found["ringsync_table_lag_seconds", f'{table},until="message",quantile="0.99"'] == 20
     assert found["ringsync_table_replica_pass", table] == 6
-    assert ("ringsync_table_kafka_pass", table) not in found
+    assert ("ringsync_table_kafka_messages_total", table) not in found
     assert found["ringsync_table_pass", r'table="a.\"b\\c\"\n"'] == 7
     assert found["ringsync_late_waiting", ""] == 3
     loop = 'loop="commitlog_stage",queue="rack-a"'

@@ -62,7 +62,7 @@ CLOSE = (
     Family("open_buckets", "ringsync_table_open_buckets", "gauge", "Buckets that are not wholly published"),
     Family("last_pass", "ringsync_table_pass", "gauge", "Number of the last pass that was published"),
     Family("replica_pass", "ringsync_table_replica_pass", "gauge", "Number of the last pass in the replica"),
-    Family("kafka", "ringsync_table_kafka_pass", "gauge", "Number of the last pass that Kafka has"),
+    Family("kafka_messages", "ringsync_table_kafka_messages_total", "counter", "Messages relayed to Kafka by this run"),
     Family("rows_published", "ringsync_table_rows_total", "counter", "Change rows published by this run"),
     Family("duplicates", "ringsync_table_duplicates_total", "counter", "Copies of them on other replicas"),
     Family("only_one_replica", "ringsync_table_only_one_replica_total", "counter", "Of them, only one replica had"),

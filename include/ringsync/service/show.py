@@ -29,7 +29,17 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
     tables = [one for status in statuses.values() for one in status.get("tables", {}).items()]
     yield from _table(
         (
-            *("table", "lag p50 s", "p99 s", "agreement s", "open buckets", "oldest", "last pass", "replica", "kafka"),
+            *(
+                "table",
+                "lag p50 s",
+                "p99 s",
+                "agreement s",
+                "open buckets",
+                "oldest",
+                "last pass",
+                "replica",
+                "to kafka",
+            ),
             *("rows", "duplicates", "only one replica"),
         ),
         [_published(table, one, now_s) for table, one in tables],
@@ -69,7 +79,7 @@ def _published(table: str, one: Status, now_s: float) -> Row:
         None if lag.get(name) is None else f"{lag[name] / 1000:,.1f}"
         for name in ("message_p50", "message_p99", "agreement_p50")
     ]
-    counts = [one.get(name) for name in ("last_pass", "replica_pass", "kafka")]
+    counts = [one.get(name) for name in ("last_pass", "replica_pass", "kafka_messages")]
     rows = [one.get(name) for name in ("rows_published", "duplicates", "only_one_replica")]
     return table, *seconds, one.get("open_buckets"), _ago(one.get("oldest_open_bucket_ms"), now_s), *counts, *rows
 

@@ -84,6 +84,7 @@ class TableState:
 
     :ivar buckets: those that have staged files
     :ivar lags_ms: from write to message, of rows of the last pass
+    :ivar agreement_ms: from write to agreement of the replicas, of rows of the last pass on which they agreed
     """
 
     table: SyncTable
@@ -91,6 +92,7 @@ class TableState:
     buckets: dict[Bucket, OpenBucket] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     lags_ms: list[int] = field(default_factory=list)
+    agreement_ms: list[int] = field(default_factory=list)
 
 
 class Closer:
@@ -130,7 +132,7 @@ class Closer:
         for state in self._tables.values():
             state.follow_ups.catch_up()
             settled = self._settled(state, now_ms)
-            if settled and self._publish(state, settled):
+            if settled and self._publish(state, settled, now_ms):
                 state.follow_ups.catch_up()
         self._retire()
 
@@ -204,9 +206,10 @@ class Closer:
                 rows += sum(reading.rows for _, reading in one.readings)
         return found
 
-    def _publish(self, state: TableState, settled: Sequence[Settled]) -> bool:
+    def _publish(self, state: TableState, settled: Sequence[Settled], settled_at_ms: int) -> bool:
         """Make a pass, unless all was published before.
 
+        :param settled_at_ms: ms since the epoch
         :returns: False: another process has made a pass meanwhile; all is done anew in the next cycle
         """
         follow_ups = state.follow_ups
@@ -240,6 +243,8 @@ class Closer:
             open_bucket.ring = self._rings[state.table.schema.keyspace].ring.digest
         state.counts.update({**counts, "messages": sum(one.messages for one in outputs)})
         state.lags_ms = [lag for one in outputs for lag in one.lags_ms] or state.lags_ms
+        if outputs and not counts["at_close"]:
+            state.agreement_ms = [lag - (one.made_at_ms - settled_at_ms) for one in outputs for lag in one.lags_ms]
         return True
 
     def _reader(self, state: TableState) -> AfterReader:
@@ -302,7 +307,8 @@ class Closer:
         return {state.table.schema.full_name: self._status_of(state) for state in self._tables.values()}
 
     def _status_of(self, state: TableState) -> dict[str, Any]:
-        lags = state.lags_ms
+        lags, agreements = state.lags_ms, state.agreement_ms
+        kafka = self._feed.status(state.table.topic) or {}
         return {
             "table_id": state.table.table_id,
             "open_buckets": len(state.buckets),
@@ -310,13 +316,17 @@ class Closer:
             "rows_published": state.counts["rows"],
             "messages": state.counts["messages"],
             "duplicates": state.counts["repeated"] + state.counts["published_before"],
+            "rows_agreed": state.counts["agreed"],
+            "rows_read_at_close": state.counts["at_close"],
             "only_one_replica": state.counts["only_one"],
             "lag_ms": {
                 "message_p50": int(np.percentile(lags, 50)) if lags else None,
                 "message_p99": int(np.percentile(lags, 99)) if lags else None,
+                "agreement_p50": int(np.percentile(agreements, 50)) if agreements else None,
             },
             **state.follow_ups.status(),
-            "kafka": self._feed.status(state.table.topic),
+            "kafka_messages": kafka.get("messages"),
+            "kafka_error": kafka.get("error"),
         }
 
     def report(self) -> Report:
@@ -353,7 +363,10 @@ def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> dict[st
             only_one=result.only_one,
             rows=rows,
         )
-    expected = sum(reading.rows for one in settled for _, reading in one.readings)
+    for one in settled:
+        for _, reading in one.readings:
+            total["at_close" if reading.united else "agreed"] += reading.rows
+    expected = total["agreed"] + total["at_close"]
     outcomes = total["rows"] + total["repeated"] + total["published_before"]
     if total["read"] != expected or total["read"] != outcomes:
         raise StepError(

@@ -70,6 +70,7 @@ class Outputs:
     :ivar deletions: None: it has none
     :ivar digests: by bucket
     :ivar lags_ms: from write to message, of some of the rows
+    :ivar made_at_ms: when the messages were made, ms since the epoch
     """
 
     part: Part
@@ -79,6 +80,7 @@ class Outputs:
     rows: int
     messages: int
     lags_ms: tuple[int, ...]
+    made_at_ms: int
 
 
 def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Outputs:
@@ -132,6 +134,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         rows=every.num_rows,
         messages=merged.num_rows,
         lags_ms=tuple(sample.tolist()),
+        made_at_ms=now_ms,
     )
 
 
