@@ -39,9 +39,20 @@ class RankedRing:
         """The number of the range that each token lies in."""
         return np.searchsorted(self.ends, tokens, side="left") % len(self.ranges)
 
-    def live(self, number: int) -> tuple[Host, ...]:
-        """The live replicas of a range, by rank."""
-        return tuple(host for host in self.hosts[number] if host.up)
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The host ids of all that replicate any range."""
+        return tuple(sorted({host.id for hosts in self.hosts for host in hosts}))
+
+    @cached_property
+    def live(self) -> Numbers:
+        """The live replicas by number of the range, then by rank: places in ``nodes``; behind them −1."""
+        places = {node: place for place, node in enumerate(self.nodes)}
+        found = np.full((len(self.hosts), max(map(len, self.hosts), default=0)), -1, np.int64)
+        for number, hosts in enumerate(self.hosts):
+            live = [places[host.id] for host in hosts if host.up]
+            found[number, : len(live)] = live
+        return found
 
 
 def ranked(ring: RingSnapshot) -> RankedRing:

@@ -118,18 +118,16 @@ def total_sums(files: Iterable[tuple[str, StagedFile]], ranges: int) -> dict[str
 
 def agreement(totals: Mapping[str, Sums], ring: RankedRing) -> tuple[Mask, Sums, list[str | None]]:
     """Whether all live replicas of each range have the same rows; the sums and the host id of its primary."""
-    nothing = np.zeros(3, np.uint64)
-    agreed = np.zeros(len(ring.ranges), np.bool_)
-    reference = np.zeros((len(ring.ranges), 3), np.uint64)
-    primary: list[str | None] = []
-    for number in range(len(ring.ranges)):
-        live = [host.id for host in ring.live(number)]
-        primary.append(live[0] if live else None)
-        found = [totals[node][number] if node in totals else nothing for node in live]
-        if found:
-            reference[number] = found[0]
-            agreed[number] = all((one == found[0]).all() for one in found)
-    return agreed, reference, primary
+    numbers = np.arange(len(ring.ranges))
+    nothing = np.zeros((len(numbers), 3), np.uint64)
+    # A place more, for −1: whoever is not there has nothing.
+    known = np.stack([*(totals.get(node, nothing) for node in ring.nodes), nothing])
+    first, others = ring.live[:, 0], ring.live[:, 1:]
+    reference = known[first, numbers]
+    agreed = first >= 0
+    for of_rank in others.T:
+        agreed &= (of_rank < 0) | (known[of_rank, numbers] == reference).all(axis=1)
+    return agreed, reference, [ring.nodes[place] if place >= 0 else None for place in first.tolist()]
 
 
 def _same_everywhere(totals: Mapping[str, Sums], reference: Sums) -> Mask:
@@ -147,16 +145,15 @@ def _of_primaries(
     reference: Sums,
     primary: Sequence[str | None],
 ) -> list[tuple[int, Reading]]:
-    found = []
-    for number in np.flatnonzero(fresh).tolist():
-        node = primary[number]
-        own = tuple(
-            (key, node_of_file)
-            for key, (node_of_file, file) in files.items()
-            if node_of_file == node and any(one[0] == number for one in file.sums)
-        )
-        found.append((number, Reading(own, ring.ranges[number].unwrap(), int(reference[number, 0]))))
-    return found
+    own: dict[int, list[tuple[str, str]]] = {number: [] for number in np.flatnonzero(fresh).tolist()}
+    for key, (node, file) in files.items():
+        for number, *_ in file.sums:
+            if number in own and primary[number] == node:
+                own[number].append((key, node))
+    return [
+        (number, Reading(tuple(found), ring.ranges[number].unwrap(), int(reference[number, 0])))
+        for number, found in own.items()
+    ]
 
 
 def _of_all(
@@ -167,11 +164,21 @@ def _of_all(
         return [
             (0, Reading(everything, WHOLE_RING.unwrap(), sum(file.rows for _, file in files.values()), united=True))
         ]
-    found = []
-    for number in np.flatnonzero(wanted).tolist():
-        own = [(key, node, sum(one[1] for one in file.sums if one[0] == number)) for key, (node, file) in files.items()]
-        there = tuple((key, node) for key, node, rows in own if rows)
-        if there:
-            rows = sum(rows for *_, rows in own)
-            found.append((number, Reading(there, ring.ranges[number].unwrap(), rows, united=True)))
-    return found
+    there: dict[int, list[tuple[str, str, int]]] = {number: [] for number in np.flatnonzero(wanted).tolist()}
+    for key, (node, file) in files.items():
+        for number, rows, *_ in file.sums:
+            if number in there:
+                there[number].append((key, node, rows))
+    return [
+        (
+            number,
+            Reading(
+                tuple((key, node) for key, node, _ in found),
+                ring.ranges[number].unwrap(),
+                sum(rows for *_, rows in found),
+                united=True,
+            ),
+        )
+        for number, found in there.items()
+        if found
+    ]
