@@ -15,9 +15,15 @@ demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tab
 	@$(BIN)/python -m examples.flights.demo
 
 .PHONY: test
-test: $(ENVIRONMENT) lint ## Lint, types and all tests (real servers, Spark and Airflow); under 20 minutes
-	$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta kafka
-	$(BIN)/python -m pytest
+test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow); under 20 minutes
+	@$(MAKE) --no-print-directory -j 2 lint prepare-test
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
+.PHONY: prepare-test
+prepare-test: $(ENVIRONMENT)
+	@$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta kafka
+	@$(BIN)/python -m servers.spark
+	@$(BIN)/python -m ringsync.warm
 
 .PHONY: test-chaos
 test-chaos: $(ENVIRONMENT) ## The long tests, most of an hour: kills, nodes that die, limits over minutes

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from servers import ServerError, last_lines
+from servers.jars import DEFAULT_CACHE, fetch
 from servers.java import find_java_home
 
 LEAN_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -64,3 +65,7 @@ def lean_java_options(cache: Path, jars: list[Path]) -> str:
             raise ServerError(f"Spark does not run:\n{last_lines(done.stdout + done.stderr)}")
         unfinished.replace(archive)
     return f"{LEAN_JVM} -XX:SharedArchiveFile={archive} -Xshare:auto"
+
+
+if __name__ == "__main__":
+    lean_java_options(DEFAULT_CACHE, sorted(fetch("delta", DEFAULT_CACHE).glob("*.jar")))

@@ -13,6 +13,7 @@ import pytest
 
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.jars import fetch
+from servers.spark import lean_java_options
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +57,24 @@ def spark(cache: Path) -> Iterator[Any]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent / "include")
-    jars = [str(j) for j in fetch("delta", cache).glob("*.jar") if j.name.startswith(("delta-", "unitycatalog-"))]
-    found = spark_session("tests", jars=jars, master="local[2]", lean=True, conf={"spark.sql.shuffle.partitions": "2"})
+    delta = sorted(fetch("delta", cache).glob("*.jar"))
+    jars = [str(jar) for jar in delta if jar.name.startswith(("delta-", "unitycatalog-"))]
+    with pytest.MonkeyPatch.context() as patch:
+        # For this JVM only: a server has other classes.
+        patch.setenv("JDK_JAVA_OPTIONS", lean_java_options(cache, delta))
+        found = spark_session("tests", jars=jars, master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
     yield found
     found.stop()
+
+
+FIRST = ("e2e", "sync", "steps", "replica", "sources", "service", "servers", "changes", "chaos", "spark_apps")
+"""Folders of tests that take longest: of two processes none shall begin them when the other has nothing left."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a folder stay together, in one process: they share servers."""
+    folders = {item: Path(item.path).relative_to(Path(__file__).parent).parts[0] for item in items}
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(folders[item], len(FIRST)))
+    for item, folder in folders.items():
+        item.add_marker(pytest.mark.xdist_group(folder))

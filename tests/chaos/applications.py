@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from servers.jars import DEFAULT_CACHE, fetch
+from servers.spark import lean_java_options
+
 PROJECT = Path(__file__).parents[2]
 
 
@@ -32,7 +35,7 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": str(PROJECT / "include"),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "JDK_JAVA_OPTIONS": lean_java_options(DEFAULT_CACHE, sorted(fetch("delta", DEFAULT_CACHE).glob("*.jar"))),
     }
 
 

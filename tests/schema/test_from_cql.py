@@ -238,7 +238,7 @@ def test_deep_types_do_not_exhaust_the_stack() -> None:
         parse_schema(f"CREATE TABLE k.t (id {'list<' * 100_000}int", "s")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(schemas(), st.integers(0, 10_000))
 def test_a_printed_schema_is_read_again(tables: list[TableSchema], layout: int) -> None:
     text = printed(tables, random.Random(layout).choice)
@@ -250,7 +250,7 @@ def read_or_fail_clearly(text: str) -> None:
         parse_schema(text, "schema.cql").by_id()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.sampled_from(VERSIONS), st.integers(0, 20_000), st.integers(0, 2_000))
 def test_cut_texts(version: str, start: int, length: int) -> None:
     text = recorded(f"{version}.cql")
@@ -281,7 +281,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(VERSIONS),
     st.lists(st.tuples(st.integers(0, 16_000), st.one_of(st.sampled_from(WORDS), st.characters())), max_size=5),

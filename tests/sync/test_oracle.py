@@ -23,11 +23,11 @@ from tests.sync.scenario import (
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
-BOOTSTRAPPED = ("workload.collections", "workload.keyed")
+BOOTSTRAPPED = ("workload.collections",)
 
 
 def test_stream_and_replica_are_what_the_nodes_hold(tmp_path: Path, cache: Path) -> None:
-    """All types and kinds of statements; two tables are copied in the middle, and loops are killed."""
+    """All types and kinds of statements; a table is copied in the middle, and loops are killed."""
     with three_nodes(tmp_path / "nodes", cache, 71) as nodes, connected(nodes, ConsistencyLevel.ALL) as session:
         create_schema(session)
         conf = write_conf(tmp_path, nodes, window_ms=3000, sync={"after_image": "source", "tables": BY_ARRIVAL})
