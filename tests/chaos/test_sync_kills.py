@@ -49,7 +49,7 @@ BOOTSTRAP_STEPS = ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")
 BOOTSTRAPPED = ("workload.single", "workload.collections")
 DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge")
 SEED = 20261121
-PATIENCE_S = 180
+PATIENCE_S = 300
 RUN_S = 90
 """Runs of the loops end and begin again in between, too."""
 
@@ -201,7 +201,7 @@ def bootstrap_under_fire(sync: Sync) -> None:
         sync.kill_driver(step, BOOTSTRAPPED[0])
         sync.kills[step] = 1
     for name in BOOTSTRAPPED:
-        until(partial(sync.succeeded, "bootstrap_table", name), 400)
+        until(partial(sync.succeeded, "bootstrap_table", name), 600)
 
 
 def judge_kafka(sync: Sync, session: Any) -> None:
