@@ -151,6 +151,19 @@ class AirflowClient:
         found = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
         return self.state(dag, found[0]["dag_run_id"]) if found else None
 
+    def end_unfinished(self, dag: str) -> list[str]:
+        """Mark the runs of a DAG that have not ended as failed: those of an Airflow that was killed, say.
+
+        :returns: their ids
+        :raises AirflowError: unreachable, login refused, DAG unknown, no rights
+        """
+        path = f"dags/{quote(dag)}/dagRuns"
+        found = self._request("GET", f"{path}?state=running&state=queued")["dag_runs"]
+        runs = [str(one["dag_run_id"]) for one in found]
+        for run in runs:
+            self._request("PATCH", f"{path}/{quote(run)}?update_mask=state", {"state": "failed"})
+        return runs
+
     def run_page(self, dag: str, run: str) -> str:
         """Address of a run in Airflow's UI."""
         return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"

@@ -86,6 +86,18 @@ def test_a_failed_run_says_why_at_once(client: AirflowClient) -> None:
     assert failure.final
 
 
+def test_a_run_that_has_not_ended_is_ended(client: AirflowClient) -> None:
+    client.trigger(DAG, "shop.slow__1", {"table": "shop.slow"})
+    end = time.monotonic() + 120
+    while not client.busy_tasks(DAG) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert client.end_unfinished(DAG) == ["shop.slow__1"]
+    assert client.state(DAG, "shop.slow__1").state == "failed"
+    while client.busy_tasks(DAG) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert (client.busy_tasks(DAG), client.end_unfinished(DAG)) == ([], [])
+
+
 def followed(client: AirflowClient, run: str, seconds: float = 180) -> RunState:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
