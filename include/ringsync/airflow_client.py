@@ -103,7 +103,7 @@ class AirflowClient:
         if unpaused:
             self.set_paused(dag, False)
         body = {"dag_run_id": run, "logical_date": None, "conf": dict(parameters), "note": note}
-        self._request("POST", f"dags/{quote(dag)}/dagRuns", body)
+        self._create(f"dags/{quote(dag)}/dagRuns", body)
         return unpaused
 
     def state(self, dag: str, run: str) -> RunState:
@@ -168,6 +168,24 @@ class AirflowClient:
         """Address of a run in Airflow's UI."""
         return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
 
+    def _create(self, path: str, body: Mapping[str, Any]) -> None:
+        """Create what has an id of our own: where Airflow failed it is asked again, and may have done it already."""
+        delays = iter(RETRY_DELAYS_S)
+        failed = False
+        while True:
+            try:
+                self._request("POST", path, body)
+                return
+            except _ConflictError:
+                if failed:
+                    return
+                raise
+            except AirflowUnreachableError:
+                failed, delay = True, next(delays, None)
+                if delay is None:
+                    raise
+                time.sleep(delay)
+
     def _dag(self, dag: str) -> dict[str, Any]:
         try:
             details: dict[str, Any] = self._request("GET", f"dags/{quote(dag)}")
@@ -205,7 +223,8 @@ class AirflowClient:
             raise AirflowError(f"the Airflow user {self._username} may not do this ({method} {path}): {reason}")
         if response.status_code >= 500:
             raise AirflowUnreachableError(f"Airflow at {self.url} fails ({response.status_code}): {reason}")
-        raise AirflowError(f"Airflow refuses ({response.status_code}): {reason}")
+        refused = _ConflictError if response.status_code == 409 else AirflowError
+        raise refused(f"Airflow refuses ({response.status_code}): {reason}")
 
     def _log_in(self) -> None:
         self._session.headers.pop("Authorization", None)
@@ -249,6 +268,10 @@ def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> Tas
     text = [str(entry.get("event", "")) for entry in entries]
     shown = [line for line in text if not line.startswith(("::group::", "::endgroup::"))]
     return TaskFailure("the end of its log:\n  " + "\n  ".join(shown[-lines:]), final=False)
+
+
+class _ConflictError(AirflowError):
+    """The API answered 409: it is there already."""
 
 
 class _NotFoundError(AirflowError):
