@@ -29,10 +29,11 @@ import ringsync.cli
 from examples.flights.changes import Writer, changes, read_keys
 from examples.flights.load import TABLES, load
 from ringsync.airflow_client import AirflowClient, AirflowError
-from ringsync.cli import Run, read_report, start
+from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.progress import Progress, follow, read_progress
 from ringsync.service.health import DAGS as SYNC_DAGS
+from ringsync.service.health import expected_loops
 from ringsync.status import read_statuses, wait_until_published
 from ringsync.steps.application import ExitCode
 from ringsync.storage.port import ObjectStore, StorageError
@@ -63,6 +64,7 @@ CHANGES_PER_S = 30
 WRITE_ON_S = 15
 """Changes go on for so long after the last bootstrap."""
 SEED = 2013
+SYNC_STARTS_WITHIN_S = 300
 PUBLISHED_WITHIN_S = 240
 LOG_SYNC_MS = 3_000
 """The node's ``commitlog_sync_period``, and what busy cores may add."""
@@ -118,7 +120,7 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
     os.environ["RINGSYNC_AIRFLOW_PASSWORD"] = airflow.password
     config = load_config(FOLDER / "ringsync.yaml")
     forget_interrupted(airflow)
-    cdcservice("start")
+    start_sync(config, console)
     cluster = node.cluster()
     servers.callback(cluster.shutdown)
     outcome = copy_while_writing(config, cluster.connect(), console)
@@ -143,6 +145,22 @@ def cdcservice(command: str) -> None:
         raise KeyboardInterrupt
     if code != ExitCode.OK:
         raise ServerError(f"cdcservice {command} ended with exit code {code}, see above")
+
+
+def start_sync(config: Config, console: Console) -> None:
+    """Start the sync, and wait until its loops work: they go first where the cores are few.
+
+    :raises ServerError: it does not start
+    """
+    store, begun_ms = config.open_store(), time.time() * 1000
+    cdcservice("start")
+    wanted = set(expected_loops(config.sync.queues))
+    end = time.monotonic() + SYNC_STARTS_WITHIN_S
+    with console.status("The loops of the sync start"):
+        while missing := wanted - {loop for loop, one in read_statuses(store).items() if one["at_ms"] > begun_ms}:
+            if time.monotonic() > end:
+                raise ServerError(f"no sign of life of {', '.join(sorted(missing))}: see their logs in the Airflow UI")
+            time.sleep(1)
 
 
 def forget_interrupted(airflow: Airflow) -> None:
@@ -268,7 +286,7 @@ def run_all(
     runs = [start(config, dag, f"{KEYSPACE}.{table}", options, quiet) for table in REPLICATED]
     follow(
         lambda: total([read_progress(run.store, run.run) for run in runs]),
-        lambda: stage(runs, writer),
+        patient(lambda: stage(runs, writer)),
         console,
         title,
         POLL_S,
