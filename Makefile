@@ -11,7 +11,7 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tables become verified replicas
+demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tables, copied while others write, 0 differences
 	@$(BIN)/python -m examples.flights.demo
 
 .PHONY: test

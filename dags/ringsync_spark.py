@@ -33,6 +33,8 @@ class SparkApplicationOperator(SparkSubmitOperator):
     def __init__(self, *, spark: orchestration.SparkApplication, skip_if: str = "", **kwargs: Any) -> None:
         if spark.queue and spark.queue != DEFAULT_QUEUE:  # Airflow's own default queue may have another name
             kwargs["queue"] = spark.queue
+        if spark.loop:
+            kwargs["priority_weight"] = orchestration.LOOP_PRIORITY
         super().__init__(
             application=spark.path,
             application_args=spark.arguments(),

@@ -1,7 +1,9 @@
 """``make demo``: a real Cassandra and a real Airflow on this machine, five tables, five verified replicas.
 
-Everything lies in ``.demo/`` and is used again by a second run; nothing listens outside the loopback interface.
-On a terminal it stays up until Ctrl-C, elsewhere it stops everything at once. Exit code 1: something differed.
+The sync follows the commit logs while the tables are copied and somebody writes to them; in the end every replica must
+equal its source. Everything lies in ``.demo/`` and is used again by a second run; nothing listens outside the loopback
+interface. On a terminal it stays up until Ctrl-C, elsewhere it stops everything at once. Exit code 1: something
+differed, or was not published.
 """
 
 from __future__ import annotations
@@ -12,19 +14,30 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+import ringsync.cli
+from examples.flights.changes import Writer, changes, read_keys
 from examples.flights.load import TABLES, load
-from ringsync.cli import Run, read_report, start
-from ringsync.config import load_config
+from ringsync.airflow_client import AirflowClient, AirflowError
+from ringsync.cli import Run, patient, read_report, start
+from ringsync.config import Config, ConfigError, load_config
 from ringsync.progress import Progress, follow, read_progress
+from ringsync.service.health import DAGS as SYNC_DAGS
+from ringsync.service.health import expected_loops
+from ringsync.status import read_statuses, wait_until_published
+from ringsync.steps.application import ExitCode
+from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.streams.pass_log import get_pass, pass_numbers
 from ringsync.warm import warm
 from servers import ServerError
 from servers.airflow import Airflow
@@ -40,18 +53,28 @@ CACHE = PROJECT / ".cache"
 NEEDED_BYTES = 3 * 2**30
 NODE = NodeSettings(address="127.0.0.1", native_port=29042, storage_port=27000, jmx_port=27199, cluster_name="demo")
 AIRFLOW_PORT = 28080
-PARALLELISM = 3
-"""Spark JVMs at once: one more than cores, since each waits now and then."""
+PARALLELISM = 5
+"""Spark JVMs at once: the three loops of the sync, and two others."""
 REPLICATED = tuple(table for table in TABLES if table != "route_counts")
 """The largest first. The counters are there to try it oneself: trigger `flights.route_counts` in the UI."""
 POLL_S = 3.0
+WINDOW_MS = 10_000
+"""Five of them must pass before everything is published: a minute each would be long for a demo."""
+CHANGES_PER_S = 30
+WRITE_ON_S = 15
+"""Changes go on for so long after the last bootstrap."""
+SEED = 2013
+SYNC_STARTS_WITHIN_S = 300
+PUBLISHED_WITHIN_S = 240
+LOG_SYNC_MS = 3_000
+"""The node's ``commitlog_sync_period``, and what busy cores may add."""
 KEYSPACE = "flights"
 
 
 def main() -> int:
     """Run the demo.
 
-    :returns: 0: every replica equals its source; 1: something differs; 3: it could not run; 4: Ctrl-C
+    :returns: 0: everything is published, and every replica equals its source; 1: not so; 3: it could not run; 4: Ctrl-C
     """
     console = Console(highlight=False)
     # However it is told to end, the servers are stopped; a shell's background jobs ignore SIGINT otherwise.
@@ -60,7 +83,7 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as servers:
             return _demo(console, servers)
-    except ServerError as error:
+    except (ServerError, AirflowError, ConfigError, StorageError) as error:
         print(f"ringsync: error: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
@@ -95,15 +118,56 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
         load_flights(node, console)
         starting.result()
     os.environ["RINGSYNC_AIRFLOW_PASSWORD"] = airflow.password
-    runs = bootstrap_all(console)
-    equal = summarise(runs, console, time.monotonic() - began)
+    config = load_config(FOLDER / "ringsync.yaml")
+    forget_interrupted(airflow)
+    start_sync(config, console)
+    cluster = node.cluster()
+    servers.callback(cluster.shutdown)
+    outcome = copy_while_writing(config, cluster.connect(), console)
+    good = summarise(outcome, console, time.monotonic() - began)
     show_places(airflow, console)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        console.print("\nEverything stays up until Ctrl-C.")
+        console.print("\nEverything stays up until Ctrl-C: write to the tables, and see what cdcservice status shows.")
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 time.sleep(1)
-    return 0 if equal else 1
+    cdcservice("stop")
+    return 0 if good else 1
+
+
+def cdcservice(command: str) -> None:
+    """Do what a user does.
+
+    :raises ServerError: it fails; it has said why
+    """
+    code = ringsync.cli.main([command, "--conf", str(FOLDER / "ringsync.yaml")])
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code != ExitCode.OK:
+        raise ServerError(f"cdcservice {command} ended with exit code {code}, see above")
+
+
+def start_sync(config: Config, console: Console) -> None:
+    """Start the sync, and wait until its loops work: they go first where the cores are few.
+
+    :raises ServerError: it does not start
+    """
+    store, begun_ms = config.open_store(), time.time() * 1000
+    cdcservice("start")
+    wanted = set(expected_loops(config.sync.queues))
+    end = time.monotonic() + SYNC_STARTS_WITHIN_S
+    with console.status("The loops of the sync start"):
+        while missing := wanted - {loop for loop, one in read_statuses(store).items() if one["at_ms"] > begun_ms}:
+            if time.monotonic() > end:
+                raise ServerError(f"no sign of life of {', '.join(sorted(missing))}: see their logs in the Airflow UI")
+            time.sleep(1)
+
+
+def forget_interrupted(airflow: Airflow) -> None:
+    """End what an earlier demo that was interrupted has left in Airflow's database: it would go on beside this one."""
+    client = AirflowClient(airflow.url, airflow.username, airflow.password)
+    for dag in ("bootstrap_table", "replica_verify", *SYNC_DAGS):
+        client.end_unfinished(dag)
 
 
 def check_machine() -> None:
@@ -128,6 +192,9 @@ def write_configuration(airflow: Airflow) -> None:
         "server_name": "demo",
         "cassandra": {"contact_points": [NODE.address], "port": NODE.native_port},
         "store": {"url": "lake"},
+        "commitlog_processor_window_interval_ms": WINDOW_MS,
+        "out_of_sequence_processor_poll_interval_ms": 2000,
+        "sync": {"run_s": 3600},
         "scan": {"min_splits": 2, "split_size_mb": 8},
         # Compressing would take longer than all else that is done to a message.
         "stream": {"codec": "null"},
@@ -146,7 +213,9 @@ def load_flights(node: CassandraNode, console: Console) -> None:
     try:
         with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("Loading 336,776 flights", total=None)
-            rows = load(cluster.connect(), progress=lambda done, total: bar.update(task, completed=done, total=total))
+            session = cluster.connect()
+            rows = load(session, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        begin_segment(session)
     finally:
         cluster.shutdown()
     node.nodetool("flush", KEYSPACE)
@@ -155,20 +224,87 @@ def load_flights(node: CassandraNode, console: Console) -> None:
     console.print(f"Loaded {sum(rows.values()):,} rows into {len(rows)} tables")
 
 
-def bootstrap_all(console: Console) -> list[Run]:
-    """Trigger ``bootstrap_table`` for every table through Airflow's API, and follow all runs to their ends."""
-    config = load_config(FOLDER / "ringsync.yaml")
+def begin_segment(session: Any) -> None:
+    """Have Cassandra begin a new segment of its commit log, as it does when a table is dropped.
+
+    Else the sync would find the last rows that were loaded in the segment in which ``cdc`` is enabled, and publish them
+    as late changes.
+    """
+    session.execute(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.nothing (id int PRIMARY KEY)")
+    session.execute(f"DROP TABLE {KEYSPACE}.nothing")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done.
+
+    :ivar bootstraps: runs of all tables
+    :ivar verifications: the same, when all was quiet
+    :ivar written: changes that were written
+    :ivar published: messages of them, by ``keyspace.table``
+    :ivar left: what was not published in time; empty: nothing
+    """
+
+    bootstraps: Sequence[Run]
+    verifications: Sequence[Run]
+    written: int
+    published: Mapping[str, int]
+    left: str
+
+
+def copy_while_writing(config: Config, session: Any, console: Console) -> Outcome:
+    """Bootstrap all tables while changes are written, and on; then verify what has become of both.
+
+    :raises ServerError: the changes could not be written
+    """
+    began_ms = int(time.time() * 1000)
+    with Writer(session, changes(SEED, read_keys(session)), CHANGES_PER_S) as writer:
+        options = {"enable_cdc": True, "verify": False}
+        bootstraps = run_all(config, "bootstrap_table", options, console, "Bootstrap", writer)
+        time.sleep(WRITE_ON_S)
+    if writer.error is not None:
+        raise ServerError(f"changes could not be written: {type(writer.error).__name__}: {writer.error}")
+    written, written_until_ms = sum(writer.written.values()), int(time.time() * 1000) + LOG_SYNC_MS
+    console.print(f"{written:,} changes were written, now they are published")
+    store = config.open_store()
+    with console.status("") as status:
+        left = wait_until_published(store, written_until_ms, PUBLISHED_WITHIN_S, status.update)
+    verifications = run_all(config, "replica_verify", {}, console, "Verify")
+    return Outcome(bootstraps, verifications, written, published_since(store, began_ms), left)
+
+
+def run_all(
+    config: Config, dag: str, options: dict[str, Any], console: Console, title: str, writer: Writer | None = None
+) -> list[Run]:
+    """Trigger a DAG for every table through Airflow's API, and follow all runs to their ends.
+
+    :param options: the DAG's parameters besides the table
+    :param writer: whose changes are shown
+    """
     quiet = Console(quiet=True)
     # The largest first, so that it does not begin last.
-    runs = [start(config, "bootstrap_table", f"{KEYSPACE}.{table}", {}, quiet) for table in REPLICATED]
+    runs = [start(config, dag, f"{KEYSPACE}.{table}", options, quiet) for table in REPLICATED]
     follow(
         lambda: total([read_progress(run.store, run.run) for run in runs]),
-        lambda: stage(runs),
+        patient(lambda: stage(runs, writer)),
         console,
-        "Bootstrap",
+        title,
         POLL_S,
     )
     return runs
+
+
+def published_since(store: ObjectStore, began_ms: int) -> dict[str, int]:
+    """How many messages of changes the sync has published, by ``keyspace.table``.
+
+    :param began_ms: ms since the epoch
+    """
+    tables = read_statuses(store).get("bucket_close/close", {}).get("tables", {})
+    found: dict[str, int] = {}
+    for name, one in tables.items():
+        passes = [get_pass(store, one["table_id"], number) for number in pass_numbers(store, one["table_id"])]
+        found[name] = sum(part.records for one in passes if one.created_at_ms >= began_ms for part in one.parts)
+    return found
 
 
 def total(parts: Sequence[Progress]) -> Progress:
@@ -184,40 +320,51 @@ def total(parts: Sequence[Progress]) -> Progress:
     )
 
 
-def stage(runs: Sequence[Run]) -> str | None:
-    """How many runs are over, e.g. ``2/5 tables``; None when all are."""
+def stage(runs: Sequence[Run], writer: Writer | None) -> str | None:
+    """How many runs are over, e.g. ``2/5 tables``; None when all are, or nobody writes any more who should."""
     finished = sum(run.client.state(run.dag, run.run).finished for run in runs)
-    return None if finished == len(runs) else f"{finished}/{len(runs)} tables"
+    if finished == len(runs) or (writer and writer.error):
+        return None
+    return f"{finished}/{len(runs)} tables" + (f"  {sum(writer.written.values()):,} changes" if writer else "")
 
 
-def summarise(runs: Sequence[Run], console: Console, seconds: float) -> bool:
+def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
     """Print what came out.
 
-    :returns: whether every table was replicated and verified without a difference
+    :returns: whether everything is published, and every replica equals its source
     """
     table = Table("table")
-    for name in ("rows", "cells", "scan s", "rows/s", "differences"):
+    for name in ("rows", "cells", "scanned rows/s", "changes published", "differences"):
         table.add_column(name, justify="right")
     equal = True
-    for run in runs:
-        scan, verify = (read_report(run.store, name, run.run) for name in ("bootstrap_scan", "replica_verify"))
-        differences = verify.get("differences")
-        equal &= differences == 0 and verify.get("rows") == scan.get("rows")
-        failed = next(_errors(run), None)
+    for bootstrap, verification in zip(outcome.bootstraps, outcome.verifications, strict=True):
+        published = outcome.published.get(bootstrap.table, 0)
+        failed = next(_errors(bootstrap, verification), None)
         if failed:
-            table.add_row(run.table, "", "", "", "", f"failed: {failed}")
+            equal = False
+            table.add_row(bootstrap.table, "", "", "", f"{published:,}", f"failed: {failed}")
             continue
-        speed = scan["rows"] / scan["seconds"]
-        numbers = (f"{scan['rows']:,}", f"{scan['cells']:,}", f"{scan['seconds']:.1f}", f"{speed:,.0f}")
-        table.add_row(run.table, *numbers, f"{differences:,}")
+        scan = read_report(bootstrap.store, "bootstrap_scan", bootstrap.run)
+        found = read_report(verification.store, "replica_verify", verification.run)
+        # Nobody writes any more: what has changed after the comparison's moment differs as well.
+        differences = found["differences"] + found["rows_of_differing_ranges"].get("changed_after", 0)
+        equal &= differences == 0 and found["rows"] == found["replica_rows"]
+        numbers = (found["rows"], found["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
+        table.add_row(bootstrap.table, *(f"{number:,}" for number in numbers))
     console.print(table)
+    console.print(
+        f"{outcome.written:,} changes written; those of one row within {WINDOW_MS // 1000} s are one message."
+    )
+    if outcome.left:
+        console.print(f"NOT everything is published after {PUBLISHED_WITHIN_S} s: {outcome.left}")
     verdict = "0 differences: every replica equals its source" if equal else "NOT every replica equals its source"
     console.print(f"{verdict}. {seconds:.0f} s from start to end.")
-    return equal
+    return equal and not outcome.left
 
 
-def _errors(run: Run) -> Iterator[str]:
-    for application in ("bootstrap_prepare", "bootstrap_scan", "replica_verify"):
+def _errors(bootstrap: Run, verification: Run) -> Iterator[str]:
+    applications = [(bootstrap, name) for name in ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")]
+    for run, application in (*applications, (verification, "replica_verify")):
         report = read_report(run.store, application, run.run)
         if not report or report.get("error"):
             yield str(report.get("error") or f"{application} left no report; its log is in the Airflow UI")

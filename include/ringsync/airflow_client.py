@@ -103,7 +103,7 @@ class AirflowClient:
         if unpaused:
             self.set_paused(dag, False)
         body = {"dag_run_id": run, "logical_date": None, "conf": dict(parameters), "note": note}
-        self._request("POST", f"dags/{quote(dag)}/dagRuns", body)
+        self._create(f"dags/{quote(dag)}/dagRuns", body)
         return unpaused
 
     def state(self, dag: str, run: str) -> RunState:
@@ -151,9 +151,40 @@ class AirflowClient:
         found = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
         return self.state(dag, found[0]["dag_run_id"]) if found else None
 
+    def end_unfinished(self, dag: str) -> list[str]:
+        """Mark the runs of a DAG that have not ended as failed: those of an Airflow that was killed, say.
+
+        :returns: their ids
+        :raises AirflowError: unreachable, login refused, DAG unknown, no rights
+        """
+        path = f"dags/{quote(dag)}/dagRuns"
+        found = self._request("GET", f"{path}?state=running&state=queued")["dag_runs"]
+        runs = [str(one["dag_run_id"]) for one in found]
+        for run in runs:
+            self._request("PATCH", f"{path}/{quote(run)}?update_mask=state", {"state": "failed"})
+        return runs
+
     def run_page(self, dag: str, run: str) -> str:
         """Address of a run in Airflow's UI."""
         return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
+
+    def _create(self, path: str, body: Mapping[str, Any]) -> None:
+        """Create what has an id of our own: where Airflow failed it is asked again, and may have done it already."""
+        delays = iter(RETRY_DELAYS_S)
+        failed = False
+        while True:
+            try:
+                self._request("POST", path, body)
+                return
+            except _ConflictError:
+                if failed:
+                    return
+                raise
+            except AirflowUnreachableError:
+                failed, delay = True, next(delays, None)
+                if delay is None:
+                    raise
+                time.sleep(delay)
 
     def _dag(self, dag: str) -> dict[str, Any]:
         try:
@@ -192,7 +223,8 @@ class AirflowClient:
             raise AirflowError(f"the Airflow user {self._username} may not do this ({method} {path}): {reason}")
         if response.status_code >= 500:
             raise AirflowUnreachableError(f"Airflow at {self.url} fails ({response.status_code}): {reason}")
-        raise AirflowError(f"Airflow refuses ({response.status_code}): {reason}")
+        refused = _ConflictError if response.status_code == 409 else AirflowError
+        raise refused(f"Airflow refuses ({response.status_code}): {reason}")
 
     def _log_in(self) -> None:
         self._session.headers.pop("Authorization", None)
@@ -236,6 +268,10 @@ def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> Tas
     text = [str(entry.get("event", "")) for entry in entries]
     shown = [line for line in text if not line.startswith(("::group::", "::endgroup::"))]
     return TaskFailure("the end of its log:\n  " + "\n  ".join(shown[-lines:]), final=False)
+
+
+class _ConflictError(AirflowError):
+    """The API answered 409: it is there already."""
 
 
 class _NotFoundError(AirflowError):

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -289,24 +289,39 @@ def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
     :raises AirflowError: Airflow forgot the run, or was away for longer than :data:`PATIENCE_S`
     """
     last: RunState | None = None
-    seen = time.monotonic()
 
     def stage() -> str | None:
-        nonlocal last, seen
+        nonlocal last
+        last = run.client.state(run.dag, run.run)
+        if last.finished:
+            return None
+        return f"{last.current.task} ({last.current.state})" if last.current else last.state
+
+    follow(lambda: read_progress(run.store, run.run), patient(stage), console, run.table, poll_s)
+    assert last is not None
+    return last
+
+
+def patient(stage: Callable[[], str | None]) -> Callable[[], str | None]:
+    """What asks Airflow how far runs are, but bears with it while it does not answer.
+
+    :param stage: for :func:`ringsync.progress.follow`
+    :returns: the same; it raises AirflowError once Airflow was away for longer than :data:`PATIENCE_S`
+    """
+    seen = time.monotonic()
+
+    def patient_stage() -> str | None:
+        nonlocal seen
         try:
-            last = run.client.state(run.dag, run.run)
+            current = stage()
         except AirflowUnreachableError:
             if time.monotonic() - seen > PATIENCE_S:
                 raise
             return "waiting for Airflow"
         seen = time.monotonic()
-        if last.finished:
-            return None
-        return f"{last.current.task} ({last.current.state})" if last.current else last.state
+        return current
 
-    follow(lambda: read_progress(run.store, run.run), stage, console, run.table, poll_s)
-    assert last is not None
-    return last
+    return patient_stage
 
 
 def report_end(run: Run, end: RunState, console: Console) -> ExitCode:

@@ -35,6 +35,8 @@ RETRIES, RETRY_DELAY_S = 2, 30.0
 """Further tries of a step whose application crashed, was killed or interrupted; other failures get none."""
 LOOP_RETRIES, LOOP_RETRY_DELAY_S = 100, 5.0
 """The same of a loop, which goes on where it was: as many as there is time for."""
+LOOP_PRIORITY = 100
+"""Of loops where there are more tasks than slots; any other task has the number of tasks behind it, and one."""
 LOOP_REST_S = 30.0
 """Seconds for which a loop that failed for good keeps its run open, as ``@continuous`` starts the next one at once."""
 MERGE_LOOK_S = 300.0

@@ -90,6 +90,8 @@ def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
     assert {task.task_id for task in loops} == {"stage_default", "close", "publish"}
     for task in loops:
         assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
+        # Four bootstraps that begin together would else take all slots.
+        assert task.priority_weight > 4
     for dag_id in ("bootstrap_table", "replica_verify", "replica_merge"):
         for task in bag.dags[dag_id].tasks:
             assert (task.retries, task.retry_delay.total_seconds()) == (2, 30)

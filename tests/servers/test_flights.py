@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
+from cassandra import InvalidRequest
 from cassandra.protocol import _ProtocolHandler
 
+from examples.flights.changes import KINDS, Change, Writer, changes, read_keys
 from examples.flights.load import TABLES, load
 
 pytestmark = pytest.mark.server
@@ -87,3 +91,26 @@ def test_partitions_of_the_drills(session: Any, loaded: dict[str, int]) -> None:
 def test_a_wrong_sample_is_refused(session: Any, sample: float) -> None:
     with pytest.raises(ValueError, match="above 0 and at most 1"):
         load(session, sample=sample)
+
+
+def test_changes_are_written_without_errors(session: Any, loaded: dict[str, int]) -> None:
+    """Every kind; the same seed writes the same. It is the last test of the module: the counts are others now."""
+    keys = read_keys(session)
+    assert list(islice(changes(7, keys), 200)) == list(islice(changes(7, keys), 200))
+    assert list(islice(changes(7, keys), 200)) != list(islice(changes(8, keys), 200))
+    with Writer(session, changes(7, keys), 10_000) as writer:
+        deadline = time.monotonic() + 120
+        while writer.written.keys() != KINDS.keys() and time.monotonic() < deadline and not writer.error:
+            time.sleep(0.1)
+    assert writer.error is None
+    assert writer.written.keys() == KINDS.keys()
+    with Writer(session, changes(8, keys), 50) as steady:
+        time.sleep(2)
+    assert 20 < sum(steady.written.values()) <= 101
+
+
+def test_a_writer_that_cannot_write_says_why(session: Any) -> None:
+    statement = ("INSERT INTO flights.nothing (id) VALUES (?)", (1,))
+    with Writer(session, iter([Change("nothing", "insert", (statement,))]), 50) as writer:
+        time.sleep(1)
+    assert isinstance(writer.error, InvalidRequest)

@@ -20,8 +20,10 @@ from servers.ports import free_port
 ROOT = Path(__file__).parents[2]
 
 VERIFY = """
-import sys
+import sys, time
 table = sys.argv[sys.argv.index("--table") + 1]
+if table == "shop.slow":
+    time.sleep(600)
 if table == "shop.good":
     print("ringsync: report: {}", flush=True)
     sys.exit(0)

@@ -55,6 +55,33 @@ def test_what_may_be_repeated_is_asked_again_where_airflow_fails() -> None:
     assert asked == ["POST /auth/token", *["GET /api/v2/dags/x"] * 3, "POST /api/v2/dags/x/dagRuns"]
 
 
+def test_a_run_is_created_once_where_airflow_fails() -> None:
+    """Its database was busy, but the run is there: the second request is told so."""
+    answers = iter([500, 409, 409])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(200)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(200 if self.path == "/auth/token" else next(answers))
+
+        def answer(self, status: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(b'{"access_token": "t", "is_paused": false, "detail": "as it is"}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        busy = AirflowClient(f"http://127.0.0.1:{server.server_address[1]}", "admin", "x")
+        assert not busy.trigger("x", "run-1", {})
+        with pytest.raises(AirflowError, match="409"):
+            busy.trigger("x", "run-1", {})
+        server.shutdown()
+
+
 def test_an_unknown_dag_is_named(client: AirflowClient) -> None:
     with pytest.raises(AirflowError, match="has no DAG nothing"):
         client.trigger("nothing", "run-1", {})
@@ -84,6 +111,18 @@ def test_a_failed_run_says_why_at_once(client: AirflowClient) -> None:
     failure = client.failure(DAG, "shop.bad__1", end.tasks[0])
     assert failure.message.startswith("shop.bad does not exist: check its name [replica_verify: exit code 3")
     assert failure.final
+
+
+def test_a_run_that_has_not_ended_is_ended(client: AirflowClient) -> None:
+    client.trigger(DAG, "shop.slow__1", {"table": "shop.slow"})
+    end = time.monotonic() + 120
+    while not client.busy_tasks(DAG) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert client.end_unfinished(DAG) == ["shop.slow__1"]
+    assert client.state(DAG, "shop.slow__1").state == "failed"
+    while client.busy_tasks(DAG) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert (client.busy_tasks(DAG), client.end_unfinished(DAG)) == ([], [])
 
 
 def followed(client: AirflowClient, run: str, seconds: float = 180) -> RunState:

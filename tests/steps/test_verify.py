@@ -1,11 +1,15 @@
 """Differences planted in the source behind the replica's back: each is found, named, and repaired."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringsync.steps.application import ExitCode, Report, StepError
+from ringsync.steps.loop import put_status
+from ringsync.storage.local import LocalStore
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
@@ -83,6 +87,23 @@ def test_what_was_written_after_the_bootstrap_is_no_difference(orders: str, step
     report, code = step("replica_verify", orders, "changed")
     assert (report["differences"], code) == (0, ExitCode.OK)
     assert report["rows_of_differing_ranges"]["changed_after"] == 1
+
+
+def test_what_the_sync_says_is_in_the_replica_must_be_there(orders: str, step: Any, session: Any, lake: Path) -> None:
+    """A row was written after the bootstrap, and the sync claims to have given it to the replica."""
+    session.execute(f"INSERT INTO {orders} (id, line, v) VALUES (11, 1, 'now')")
+    table_id = session.execute(
+        "SELECT id FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'orders'",
+        (orders.partition(".")[0],),
+    ).one()
+    told = {"table_id": table_id.id.hex, "complete_until_ms": int(time.time() * 1000) + 1000}
+    put_status(LocalStore(lake), "bucket_close", "close", {"tables": {orders: told}})
+    report, code = step("replica_verify", orders, "lost")
+    assert code == ExitCode.COMPLETED_WITH_ERRORS
+    assert report["rows_of_differing_ranges"]["changed_after"] == 0
+    assert {"kind": "missing", "column": None, "element": None} in [
+        {name: one[name] for name in ("kind", "column", "element")} for one in report["listed"]
+    ]
 
 
 def test_no_replica_yet(step: Any, session: Any, keyspace: str) -> None:

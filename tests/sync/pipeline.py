@@ -14,11 +14,14 @@ from typing import Any
 import yaml
 
 from ringsync.config import load_config
-from ringsync.status import read_statuses
+from ringsync.status import wait_until_published
 from ringsync.storage.port import ObjectStore
 from servers.cassandra import CassandraNode
 from servers.jars import fetch
 from tests.chaos.applications import PROJECT, environment, session_of
+
+LOG_SYNC_MS = 3000
+"""The nodes' ``commitlog_sync_period`` (one second, see ``NodeSettings``), and what a busy machine may add."""
 
 LOOPS = ("commitlog_stage", "bucket_close", "out_of_sequence")
 
@@ -116,39 +119,6 @@ def wait_until_drained(store: ObjectStore, timeout_s: float, check: Callable[[],
     :param check: called again and again meanwhile; it may raise
     :raises AssertionError: it is not in time
     """
-    begun_ms = int(time.time() * 1000)
-    deadline = time.monotonic() + timeout_s
-    reason = ""
-    while time.monotonic() < deadline:
-        check()
-        reason = what_is_left(store, begun_ms)
-        if not reason:
-            return
-        time.sleep(0.5)
-    raise AssertionError(f"not drained after {timeout_s} s: {reason}")
-
-
-def what_is_left(store: ObjectStore, begun_ms: int) -> str:
-    """What is not done yet; empty: everything is.
-
-    :param begun_ms: ms since the epoch: what was logged and synced before must be published
-    """
-    found = read_statuses(store)
-    stage, close = found.get("commitlog_stage/default", {}), found.get("bucket_close/close", {})
-    late = found.get("out_of_sequence/queue", {})
-    # A log is synced every second.
-    clear = min((one["clear_at_ms"] for one in stage.get("nodes", {}).values()), default=0)
-    if clear < begun_ms + 3000:
-        return f"staging is not clear: {stage}"
-    if close.get("at_ms", 0) < begun_ms + 6000:
-        return "bucket_close is silent"
-    for name, table in close["tables"].items():
-        if table["open_buckets"]:
-            return f"{name} has open buckets: {table}"
-        if table["replica_pass"] is not None and table["replica_pass"] != table["last_pass"]:
-            return f"the replica of {name} lacks passes: {table}"
-    if waiting := store.list("staging/late/"):
-        return f"{len(waiting)} files of late rows"
-    if late.get("waiting"):
-        return f"late rows wait: {late}"
-    return ""
+    written_until_ms = int(time.time() * 1000) + LOG_SYNC_MS
+    left = wait_until_published(store, written_until_ms, timeout_s, lambda _: check())
+    assert not left, f"not drained after {timeout_s} s: {left}"

@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,8 +68,10 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         patience = Patience()
         run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
         for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+            began_ms = int(time.time() * 1000)
             error = patience.tried(closer.cycle)
-            put_status(store, "bucket_close", "close", {"tables": closer.status(), "error": error})
+            status = {"began_ms": began_ms, "tables": closer.status(), "error": error}
+            put_status(store, "bucket_close", "close", status)
             put_metrics(store, config.metrics.prometheus_file, number)
     return closer.report(), ExitCode.OK
 
@@ -118,6 +120,7 @@ class Closer:
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing] = {}
         self._closed_until = closed_until(self._store)
+        self._complete_until: int | None = None
         self._began_ms = int(time.time() * 1000)
 
     def cycle(self) -> None:
@@ -125,6 +128,7 @@ class Closer:
 
         :raises StepError: the counts do not reconcile
         """
+        self._complete_until = None
         now_ms = int(time.time() * 1000)
         plan = self._read_plan(now_ms)
         self._close_buckets(plan, now_ms)
@@ -135,6 +139,7 @@ class Closer:
             if settled and self._publish(state, settled, now_ms):
                 state.follow_ups.catch_up()
         self._retire()
+        self._complete_until = self._closed_until
 
     def _read_plan(self, now_ms: int) -> SyncPlan:
         interval = interval_at(now_ms, self._config.commitlog_processor_window_interval_ms)
@@ -308,7 +313,7 @@ class Closer:
 
     def _status_of(self, state: TableState) -> dict[str, Any]:
         lags, agreements = state.lags_ms, state.agreement_ms
-        kafka = self._feed.status(state.table.topic) or {}
+        follow_ups, kafka = state.follow_ups.status(), self._feed.status(state.table.topic) or {}
         return {
             "table_id": state.table.table_id,
             "open_buckets": len(state.buckets),
@@ -324,7 +329,8 @@ class Closer:
                 "message_p99": int(np.percentile(lags, 99)) if lags else None,
                 "agreement_p50": int(np.percentile(agreements, 50)) if agreements else None,
             },
-            **state.follow_ups.status(),
+            **follow_ups,
+            "complete_until_ms": self._complete_until if _is_complete(state, follow_ups, self._closed_until) else None,
             "kafka_messages": kafka.get("messages"),
             "kafka_error": kafka.get("error"),
         }
@@ -332,6 +338,20 @@ class Closer:
     def report(self) -> Report:
         """What was published by this run."""
         return {"tables": self.status(), "closed_until_ms": self._closed_until}
+
+
+def _is_complete(state: TableState, follow_ups: Mapping[str, Any], closed: int) -> bool:
+    """Whether the replica has all that was written before the closed buckets' end, but for what came late.
+
+    :param follow_ups: their status
+    :param closed: ms since the epoch
+    """
+    return (
+        not state.table.by_arrival
+        and not follow_ups["bootstrap"]
+        and follow_ups["replica_pass"] == follow_ups["last_pass"]
+        and all(bucket.end > closed for bucket in state.buckets)
+    )
 
 
 def group_ranges(rows: Counter[int], size: int) -> list[frozenset[int]]:

@@ -23,11 +23,12 @@ from ringsync.changes.visible import same_keys, visible
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.staging import decode_rows
+from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 from ringsync.streams.pass_log import among, digest_halves, first_of_each, sorted_digests
 
-FOLDER = "staging/late/"
+FOLDER = LATE_ROWS
 
 BATCH_ROWS = 20_000
 """About so many rows of a table are read and published together …"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ringsync.config import Config, load_config
@@ -17,7 +17,9 @@ from ringsync.sources.control import ControlClient, ControlServer
 from ringsync.sources.plan import ScanPlan, Selection, within
 from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.session import connect
+from ringsync.status import read_statuses
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.storage.port import ObjectStore
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -55,9 +57,10 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
 
     def state() -> ReplicaState:
+        complete_until_us = synced_until_us(store, table.table_id)  # asked first: the replica has it by then
         found = replica_state(store, table)
         assert found is not None, f"{replica.uri} was there a moment ago"
-        return found
+        return replace(found, as_of_us=max(found.as_of_us, complete_until_us))
 
     def source_images(ranges: Ranges) -> Any:
         reader = spark.read.format("cassandra_table").option("config", application.config_path)
@@ -91,6 +94,18 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         found = compare(state())
         report = {**describe(found, plan), "before_repair": report, "repair": asdict(written)}
     return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+
+
+def synced_until_us(store: ObjectStore, table_id: str) -> int:
+    """The moment until which the sync has given to a replica all that was not late, in µs since the epoch.
+
+    Without it whatever differs and was written after the bootstrap would pass for a change that is on its way.
+
+    :returns: 0: it does not say
+    """
+    tables = read_statuses(store).get("bucket_close/close", {}).get("tables", {})
+    found = [one.get("complete_until_ms") for one in tables.values() if one["table_id"] == table_id]
+    return max((moment * 1000 for moment in found if moment), default=0)
 
 
 def source_checksums(spark: Any, application: Application, plan: ScanPlan, boundaries: Sequence[int]) -> Any:
