@@ -139,19 +139,19 @@ def ours(name: str, node: CassandraNode, broker: KafkaBroker, rows: int, folder:
         with Watch(dict(loops.running), [node], frozenset({KEYSPACE})) as watch:
             before = watch.cost()
             printed, _ = counter.communicate()
-            cost = watch.cost().since(before)
+            after = watch.cost()
         loops.check()
         counted = debezium.counted(printed, rows, loops.running[CLOSE.name])
         ready = min(plan.stat().st_mtime for plan in (loops.lake / "plans" / "sync").glob("*.json")) - began_at
         loops.stop()
-    last = counted["last"] - began
+    cost, last = after.since(before), counted["last"] - began
     return {
         "events": counted["events"],
         "ready_seconds": ready,
         "first_seconds": counted["first"] - began,
         "last_seconds": last,
         "working_seconds": last - ready,
-        "cpu_seconds": sum(cost.cpu.values()),
+        "cpu_seconds": sum(after.cpu.values()),
         "server_cpu_seconds": cost.server_cpu,
         "peak_mb": sum(watch.peak_mb.values()),
         "megabytes": counted["bytes"] / 1e6,

@@ -188,14 +188,21 @@ def memory_mb(pid: int) -> float:
     return int(found[1]) / 1024 if found else 0.0
 
 
-def wait_for(what: str, done: Callable[[], bool], seconds: float, every: float = 1.0) -> None:
-    """Ask until it is so.
+def wait_for(what: str, done: Callable[[], bool], seconds: float) -> None:
+    """Ask every second until it is so.
 
     :param done: whether it is so
     :raises ServerError: it is not in time
     """
+    if not is_in_time(done, seconds):
+        raise ServerError(f"{what}: not after {seconds:.0f} s")
+
+
+def is_in_time(done: Callable[[], bool], seconds: float) -> bool:
+    """Ask every second until it is so, or the time is over."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
-            raise ServerError(f"{what}: not after {seconds:.0f} s")
-        time.sleep(every)
+            return False
+        time.sleep(1.0)
+    return True
