@@ -86,10 +86,18 @@ class Loops:
             self.running[application.name] = self._submit(application, *queue)
 
     def finish(self, application: SparkApplication, table: str, *options: str) -> None:
-        """Run an application on a table to its end.
+        """Run an application on a table to its end; once more if it fails, as nodes on a busy machine may be slow.
 
-        :raises ServerError: it fails; with the end of its log
+        :raises ServerError: it fails twice
         """
+        try:
+            self._finish(application, table, *options)
+        except ServerError as error:
+            print(f"{error}\n{application.name} is tried again", file=sys.stderr, flush=True)
+            self._report(application.name).unlink(missing_ok=True)
+            self._finish(application, table, *options)
+
+    def _finish(self, application: SparkApplication, table: str, *options: str) -> None:
         process = self._submit(application, "--table", table, *options)
         try:
             process.wait_until(lambda: self._reported(application), SUBMIT_SECONDS, application.name)
