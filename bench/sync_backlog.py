@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -29,7 +28,7 @@ from peers.events import make_topics, read_events, wait_until_quiet
 from peers.log import KEYSPACE, SETTINGS, create_tables
 from peers.log import write as write_log
 from peers.network import switch_loopback_on
-from sync_cost import Watch
+from sync_cost import Watch, wait_for
 from sync_lag import write as write_steadily
 from sync_loops import CLOSE, STAGE, Loops, write_conf
 from sync_writer import KEYSPACE as SHOP
@@ -43,7 +42,9 @@ ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
 WINDOW_MS = 60_000
 SYNC_SECONDS = 3.0
-IDLE_SECONDS = 180
+FILLER_BYTES = 400_000
+PRIMING_ROWS = 500
+IDLE_SECONDS = 300
 """So long a consumer waits for an event of ours: the loops have to start on a busy machine."""
 FIRST_ADDRESS = 95
 OURS = {
@@ -74,7 +75,7 @@ def say(text: str) -> None:
 
 
 class SavedLogs:
-    """A copy of what is in the nodes' ``cdc_raw``: contenders remove what they have read.
+    """A copy of the complete segments in the nodes' ``cdc_raw``: contenders remove what they have read.
 
     :param folder: on the nodes' file system, for hard links of the segments
     """
@@ -84,16 +85,34 @@ class SavedLogs:
         for number, node in enumerate(nodes):
             copy = folder / str(number)
             copy.mkdir(parents=True)
-            for file in sorted(node.cdc_raw.iterdir()):
-                # Cassandra writes an index anew in its place: that of the present segment goes on changing.
-                (os.link if file.suffix == ".log" else shutil.copyfile)(file, copy / file.name)
-                self._saved.append((copy / file.name, file))
+            for index in sorted(node.cdc_raw.glob("*_cdc.idx")):
+                if b"COMPLETED" in index.read_bytes():
+                    # The segments first, when they are put back: an index announces its segment.
+                    for file in (index.with_name(index.name.replace("_cdc.idx", ".log")), index):
+                        os.link(file, copy / file.name)
+                        self._saved.append((copy / file.name, file))
+
+    def take_away(self) -> None:
+        """Remove all of it from ``cdc_raw``."""
+        for _, file in self._saved:
+            file.unlink(missing_ok=True)
 
     def restore(self) -> None:
-        """Put back what is missing, the segments first: an index announces its segment."""
-        for copy, file in sorted(self._saved, key=lambda pair: pair[0].suffix, reverse=True):
+        """Put back what is missing."""
+        for copy, file in self._saved:
             if not file.exists():
-                (os.link if file.suffix == ".log" else shutil.copyfile)(copy, file)
+                os.link(copy, file)
+
+
+def fill_segments(nodes: Sequence[CassandraNode], segment_mib: int) -> None:
+    """Write to a table without cdc until every node has begun a new segment: what is to be kept is in complete ones."""
+    with connected(nodes, ConsistencyLevel.ALL, 60) as session:
+        replication = f"{{'class': 'SimpleStrategy', 'replication_factor': {len(nodes)}}}"
+        session.execute(f"CREATE KEYSPACE filler WITH replication = {replication}")
+        session.execute("CREATE TABLE filler.blobs (id int PRIMARY KEY, data blob)")
+        insert = session.prepare("INSERT INTO filler.blobs (id, data) VALUES (?, ?)")
+        for number in range(segment_mib * 3 + 3):
+            session.execute(insert, (number, bytes(FILLER_BYTES)))
 
 
 def wait_until_over() -> None:
@@ -110,14 +129,16 @@ def rates(order: dict[str, Any], scratch: Path) -> dict[str, dict[str, float]]:
     with CassandraNode(scratch / "node", settings, CACHE) as node:
         create_tables(node)
         write_log(node, "uniform", order["rows"])
+        fill_segments([node], order["segment_mib"])
         say(f"{order['rows']:,} rows are written to one node")
         wait_until_over()
         logs = SavedLogs([node], scratch / "saved")
         broker_settings = BrokerSettings(heap_mb=512, short_lived=False).on_free_ports()
         with KafkaBroker(scratch / "kafka", broker_settings, CACHE) as broker:
             for name in OURS:
-                logs.restore()
-                found[name] = ours(name, node, broker, order["rows"], scratch / f"ours-{name}".replace(", ", "-"))
+                logs.take_away()
+                folder = scratch / f"ours-{name}".replace(", ", "-")
+                found[name] = ours(name, node, broker, order["rows"], folder, logs)
                 say(f"ours, {name}: {found[name]['working_seconds']:.1f} s without start-up")
             if order["alone"]:
                 logs.restore()
@@ -126,23 +147,29 @@ def rates(order: dict[str, Any], scratch: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def ours(name: str, node: CassandraNode, broker: KafkaBroker, rows: int, folder: Path) -> dict[str, float]:
-    """Our loops drain the log into a topic of their own."""
+def ours(
+    name: str, node: CassandraNode, broker: KafkaBroker, rows: int, folder: Path, logs: SavedLogs
+) -> dict[str, float]:
+    """Our loops drain the log into a topic of their own.
+
+    Their start-up ends when some changes of another table are in Kafka; only then the logs are put into ``cdc_raw``.
+    """
     chosen = OURS[name]
     server = "ours_" + "_".join(chosen.values())
     kafka = {"bootstrap_servers": [broker.bootstrap], "partitions": 1, "serialisation": chosen["serialisation"]}
     conf = write_conf(folder, [node], server_name=server, kafka=kafka, sync={"after_image": chosen["after_image"]})
     topic = f"{server}.{KEYSPACE}.orders"
     with debezium.events_counted(broker, topic, rows, IDLE_SECONDS) as counter, Loops(conf, CACHE) as loops:
-        began, began_at = time.monotonic(), time.time()
+        began = time.monotonic()
         loops.start(STAGE, CLOSE)
         with Watch(dict(loops.running), [node], frozenset({KEYSPACE})) as watch:
-            before = watch.cost()
+            prime(node, loops, f"{server}.{KEYSPACE}.baskets")
+            before, ready = watch.cost(), time.monotonic() - began
+            logs.restore()
             printed, _ = counter.communicate()
             after = watch.cost()
         loops.check()
         counted = debezium.counted(printed, rows, loops.running[CLOSE.name])
-        ready = min(plan.stat().st_mtime for plan in (loops.lake / "plans" / "sync").glob("*.json")) - began_at
         loops.stop()
     cost, last = after.since(before), counted["last"] - began
     return {
@@ -152,6 +179,7 @@ def ours(name: str, node: CassandraNode, broker: KafkaBroker, rows: int, folder:
         "last_seconds": last,
         "working_seconds": last - ready,
         "cpu_seconds": sum(after.cpu.values()),
+        "working_cpu_seconds": sum(cost.cpu.values()),
         "server_cpu_seconds": cost.server_cpu,
         "peak_mb": sum(watch.peak_mb.values()),
         "megabytes": counted["bytes"] / 1e6,
@@ -159,6 +187,17 @@ def ours(name: str, node: CassandraNode, broker: KafkaBroker, rows: int, folder:
         "received_mb": cost.received / 1e6,
         "reads": cost.reads,
     }
+
+
+def prime(node: CassandraNode, loops: Loops, topic: str) -> None:
+    """Write some rows of another table, into the interval before, which is over, and wait until Kafka has them."""
+    with connected([node], ConsistencyLevel.ONE, 60) as session:
+        insert = session.prepare(f"INSERT INTO {KEYSPACE}.baskets (customer, tags) VALUES (?, ?) USING TIMESTAMP ?")
+        written_us = time.time_ns() // 1000 - WINDOW_MS * 1000
+        for number in range(PRIMING_ROWS):
+            session.execute(insert, (f"{topic}-{number}", {"ready"}, written_us))
+    cursor = loops.lake / "streams" / topic / "kafka.json"
+    wait_for("the loops are ready", cursor.exists, IDLE_SECONDS)
 
 
 def drained_by_debezium(node: CassandraNode, broker: KafkaBroker, rows: int, folder: Path) -> dict[str, float]:
@@ -179,6 +218,7 @@ def three(order: dict[str, Any], scratch: Path) -> dict[str, Any]:
             for statement in (*facts.CREATION, *creation(replicas=3, cdc=frozenset(TABLES))):
                 session.execute(statement)
             facts.write(session, order["facts"], time.time_ns() // 1000)
+        fill_segments(nodes, 1)
         say(f"{result['changes']:,} changes are written to three nodes")
         wait_until_over()
         logs = SavedLogs(nodes, scratch / "saved")
@@ -219,7 +259,7 @@ def debezium_told(
         written = write_steadily(nodes, scratch, changes=int(order["rate"] * order["seconds"]), rate=order["rate"])[
             "written"
         ]
-        wait_until_quiet(broker.bootstrap, shop, 3 * written, idle_s=15, longest_s=60)
+        wait_until_quiet(broker.bootstrap, shop, sys.maxsize, idle_s=15, longest_s=60)
     return {"debezium": told_in(broker, topic, ours=False), "debezium_lag": lag_of_debezium(broker, shop, written)}
 
 
@@ -231,15 +271,17 @@ def told_in(broker: KafkaBroker, topic: str, *, ours: bool) -> dict[str, Any]:
 def lag_of_debezium(broker: KafkaBroker, topics: Sequence[str], written: int) -> dict[str, float]:
     """Seconds from a change's write to its first copy in Kafka; copies and changes without one."""
     first: dict[int, float] = {}
+    changed: set[tuple[str, bytes]] = set()
     events = 0
     for topic in topics:
         for event in read_events(broker.bootstrap, topic):
             us = json.loads(event.value)["source"]["ts_us"]
             first[us] = min(first.get(us, np.inf), event.appended_ms / 1000 - us / 1e6)
+            changed.add((topic, event.key))
             events += 1
     lags = list(first.values()) or [np.nan]
     p50, p99, most = (float(np.percentile(lags, part)) for part in (50, 99, 100))
-    missing = written - len(first)
+    missing = written - len(changed)
     return {"written": written, "events": events, "missing": missing, "p50": p50, "p99": p99, "max": most}
 
 
