@@ -41,6 +41,8 @@ from servers.kafka import BrokerSettings, KafkaBroker
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
 WINDOW_MS = 60_000
+WINDOW_COUNT = 100
+"""The logs come to loops that have seen all there was: with the default of five windows, what is older is late."""
 SYNC_SECONDS = 3.0
 FILLER_BYTES = 400_000
 PRIMING_ROWS = 500
@@ -157,7 +159,14 @@ def ours(
     chosen = OURS[name]
     server = "ours_" + "_".join(chosen.values())
     kafka = {"bootstrap_servers": [broker.bootstrap], "partitions": 1, "serialisation": chosen["serialisation"]}
-    conf = write_conf(folder, [node], server_name=server, kafka=kafka, sync={"after_image": chosen["after_image"]})
+    conf = write_conf(
+        folder,
+        [node],
+        server_name=server,
+        kafka=kafka,
+        sync={"after_image": chosen["after_image"]},
+        commitlog_processor_window_count=WINDOW_COUNT,
+    )
     topic = f"{server}.{KEYSPACE}.orders"
     with debezium.events_counted(broker, topic, rows, IDLE_SECONDS) as counter, Loops(conf, CACHE) as loops:
         began = time.monotonic()
