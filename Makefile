@@ -37,12 +37,14 @@ lint: $(ENVIRONMENT) ## Format, lint and types only
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: $(ENVIRONMENT) ## Benchmarks against peers, forty minutes: each prints a BENCHMARK_RESULT line
+bench: $(ENVIRONMENT) ## Benchmarks against peers, over an hour: each prints a BENCHMARK_RESULT line
 	$(BIN)/python bench/page_decode.py
 	$(BIN)/python bench/scan.py
 	$(BIN)/python bench/commitlog.py
 	$(BIN)/python bench/kafka_relay.py
 	$(BIN)/python bench/row_reads.py
+	$(BIN)/python bench/sync.py lag
+	$(BIN)/python bench/sync.py backlog
 
 .PHONY: environment
 environment: $(ENVIRONMENT) ## Python environment in .venv with exactly the locked packages

@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,9 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 
 from peers import cassandra_reader
 from peers.log import DataSet, data_set, schema_file
+from peers.network import may_be_alone, run_program
 from peers.one_core import Passes, on_one_core
 
-from servers import ServerError, last_lines
+from servers import ServerError
 
 ROOT = Path(__file__).parent.parent
 OURS = ("arrow", "parquet")
@@ -166,24 +166,15 @@ def backlog(bench: Bench, rows: int) -> dict[str, float]:
 
     :raises ServerError: it fails; with its last lines
     """
-    # Whoever may do this may do anything: it is root, or in a container of its own.
-    alone = subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
+    alone = may_be_alone()
     if not alone:
         say("no right to make a network: Debezium's HTTP port will be open on all interfaces meanwhile")
     with tempfile.TemporaryDirectory(dir=bench.scratch, prefix="backlog.") as scratch:
         order = {"rows": rows, "core": bench.core, "kernels": str(bench.kernels), "scratch": scratch, "alone": alone}
-        program = str(Path(__file__).with_name("commitlog_backlog.py"))
-        command = [*(["unshare", "-n"] if alone else []), sys.executable, program, json.dumps(order)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            printed, errors = process.communicate()
-        finally:
-            # SIGTERM, not SIGKILL: it has servers to stop.
-            process.terminate()
-            process.wait()
-    if process.returncode != 0:
-        raise ServerError(f"The backlog could not be drained:\n{last_lines(errors, 40)}")
-    return show_backlog(rows, json.loads(printed.splitlines()[-1]))
+        found = run_program(
+            Path(__file__).with_name("commitlog_backlog.py"), order, alone=alone, name="Draining the backlog"
+        )
+    return show_backlog(rows, found)
 
 
 def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, float]:

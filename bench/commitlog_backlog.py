@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 
 from peers import debezium
 from peers.log import KEYSPACE, SETTINGS, create_tables, schema_file, segments_in, write
+from peers.network import switch_loopback_on
 from peers.one_core import on_one_core
 
 from servers.cassandra import CassandraNode
@@ -35,7 +35,7 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
     if order["alone"]:
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        switch_loopback_on()
     scratch = Path(order["scratch"])
     cache = ROOT / ".cache"
     settings = replace(SETTINGS, segment_mib=1).on_free_ports()

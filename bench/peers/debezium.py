@@ -1,14 +1,17 @@
-"""Debezium's connector for Cassandra 5 (3.5.0.Beta1), which drains the backlog of a node into a real Kafka."""
+"""Debezium's connector for Cassandra 5 (3.5.0.Beta1), which drains the logs of nodes into a real Kafka."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from peers.measure import cpu_seconds
+from peers.measure import cpu_seconds, peak_mb
 
 from servers import ServerError
 from servers.cassandra import MODULE_FLAGS, CassandraNode
@@ -38,6 +41,7 @@ class Drained:
     :ivar last_seconds: to the last one
     :ivar cpu_seconds: of the connector
     :ivar megabytes: of the events' values
+    :ivar peak_mb: largest resident memory of the connector
     """
 
     events: int
@@ -45,6 +49,7 @@ class Drained:
     last_seconds: float
     cpu_seconds: float
     megabytes: float
+    peak_mb: float
 
 
 def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, rows: int, scratch: Path) -> Drained:
@@ -56,46 +61,80 @@ def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, r
     :param scratch: folder for the connector's files
     :raises ServerError: it fails, or events are missing 60 s after the last one
     """
-    topic = f"{TOPIC_PREFIX}.{keyspace}.{table}"
-    counter = _counter(broker, topic, rows)
-    try:
-        process = ServerProcess(_command(node, broker, scratch), scratch / "debezium.log", _environment(), scratch)
+    with events_counted(broker, topic_of(keyspace, table), rows) as counter:
         began = time.monotonic()
-        try:
+        with connectors([node], broker, scratch) as (process,):
             printed, _ = counter.communicate()
-            used = cpu_seconds(process.pid) if not process.ended else 0.0
-            log = process.log_end()
-        finally:
-            stop_together([process], STOP_SECONDS)
+            used, peak = (0.0, 0.0) if process.ended else (cpu_seconds(process.pid), peak_mb(process.pid))
+            found = counted(printed, rows, process)
+    return Drained(found["events"], found["first"] - began, found["last"] - began, used, found["bytes"] / 1e6, peak)
+
+
+def topic_of(keyspace: str, table: str) -> str:
+    """The topic of a table's events."""
+    return f"{TOPIC_PREFIX}.{keyspace}.{table}"
+
+
+@contextmanager
+def connectors(nodes: Sequence[CassandraNode], broker: KafkaBroker, scratch: Path) -> Iterator[list[ServerProcess]]:
+    """A connector for each node, as it is meant to be run; they have ended when the block ends.
+
+    :param scratch: folder for the connectors' files
+    """
+    processes: list[ServerProcess] = []
+    try:
+        for number, node in enumerate(nodes):
+            folder = scratch / str(number)
+            folder.mkdir()
+            command = _command(node, broker, folder)
+            processes.append(ServerProcess(command, folder / "debezium.log", _environment(), folder))
+        yield processes
     finally:
-        counter.kill()
-        counter.wait()
-    found = json.loads(printed.splitlines()[-1]) if printed.strip() else {"events": 0, "keys": 0}
+        stop_together(processes, STOP_SECONDS)
+
+
+def counted(printed: str, rows: int, process: ServerProcess) -> dict[str, Any]:
+    """What a consumer has printed.
+
+    :param process: whose log tells why, if events are missing
+    :raises ServerError: some are
+    """
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1]) if printed.strip() else {"events": 0, "keys": 0}
     if found["events"] < rows or found["keys"] < rows:
-        raise ServerError(f"{found['events']} events for {found['keys']} keys of {rows} came to Kafka.\n{log}")
-    return Drained(found["events"], found["first"] - began, found["last"] - began, used, found["bytes"] / 1e6)
+        raise ServerError(
+            f"{found['events']} events for {found['keys']} keys of {rows} came to Kafka.\n{process.log_end()}"
+        )
+    return found
 
 
 def _environment() -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin"}
 
 
-def _counter(broker: KafkaBroker, topic: str, rows: int) -> subprocess.Popen[str]:
-    """A consumer that waits for events already."""
+@contextmanager
+def events_counted(
+    broker: KafkaBroker, topic: str, rows: int, idle_seconds: int = IDLE_SECONDS
+) -> Iterator[subprocess.Popen[str]]:
+    """A consumer that makes the topic and waits for events; it has ended when the block ends.
+
+    :param idle_seconds: so long it waits for one
+    """
     program = str(Path(__file__).with_name("CountEvents.java"))
     java = str(find_java_home() / "bin" / "java")
     counter = subprocess.Popen(
-        [java, "-cp", broker.class_path, program, broker.bootstrap, topic, str(rows), str(IDLE_SECONDS)],
+        [java, "-cp", broker.class_path, program, broker.bootstrap, topic, str(rows), str(idle_seconds)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    if counter.stdout is None or counter.stdout.readline().strip() != "ready":
+    try:
+        if counter.stdout is None or counter.stdout.readline().strip() != "ready":
+            raise ServerError(f"The consumer of {topic} does not start.")
+        yield counter
+    finally:
         counter.kill()
         counter.wait()
-        raise ServerError(f"The consumer of {topic} does not start.")
-    return counter
 
 
 def _command(node: CassandraNode, broker: KafkaBroker, scratch: Path) -> list[str]:

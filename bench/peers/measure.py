@@ -72,6 +72,12 @@ def cpu_seconds(root: int) -> float:
     return sum(used for pid, used in ticks.items() if descends(pid, root, parents)) / TICKS
 
 
+def peak_mb(pid: int) -> float:
+    """The largest resident memory that a process ever had, without its children."""
+    lines = Path("/proc", str(pid), "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
 def descends(pid: int, root: int, parents: dict[int, int]) -> bool:
     while pid != root and pid in parents:
         pid = parents[pid]

@@ -7,10 +7,15 @@ machine, one on the next start.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.after import rows_after
+from ringsync.changes.image_rows import change_rows_of
+from ringsync.changes.merge import merge
+from ringsync.changes.queries import queries
 from ringsync.changes.tables import logged_tables
 from ringsync.cql.encode import encode
 from ringsync.cql.kernels import padded
@@ -32,8 +37,12 @@ from ringsync.formats.commitlog.segment import Section
 from ringsync.formats.result_page import page_cells
 from ringsync.formats.row_images import ResultColumn, row_images
 from ringsync.replica.checksum import partial_checksums
+from ringsync.replica.keys import key_digests
+from ringsync.replica.live_rows import live_rows
 from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.row_keys import ROW_KEYS, row_keys
 from ringsync.sources.scan import scan_query
+from ringsync.streams.change_messages import change_messages
 from ringsync.streams.messages import snapshot_messages
 
 NOW = 1_700_000_000
@@ -46,6 +55,7 @@ SAMPLES: dict[str, object] = {
     "duration": {"months": 1, "days": 2, "nanoseconds": 3},
     "float": 1.5,
     "inet": "::1",
+    "text": "ä",
     "timestamp": 1_000,
     "timeuuid": "50554d6e-29bb-11e5-b345-feff819cdc9f",
     "uuid": "50554d6e-29bb-11e5-b345-feff819cdc9f",
@@ -64,6 +74,21 @@ def warm() -> None:
     partial_checksums([batch], table, edges, NOW)
     _read_record(table)
     snapshot_messages(batch, table, "warm", "exact", hostname="", processed_at_ms=0, schema_version=1, version="")
+    _publish_change(batch, table)
+
+
+def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
+    """Send the row as a change through all that publishing does with one."""
+    rows = change_rows_of(images, table)
+    place = rows.schema.get_field_index("digest")
+    rows = rows.set_column(place, rows.schema.field(place), pa.array([bytes(15) + b"\x01"], pa.binary(16)))
+    merged = merge(rows, table)
+    after = rows_after(images, merged, table, live_known_from_us=0, misfits="raw").images
+    visible = live_rows(after, table, NOW)["#alive"].to_numpy(zero_copy_only=False)
+    told: dict[str, Any] = {"hostnames": pa.array([""]), "processed_at_ms": 0, "schema_version": 1, "version": ""}
+    change_messages(merged, after, visible, table, "warm", "exact", queries=queries(merged, table), **told)
+    key_digests(after, table)
+    row_keys(merged.select(ROW_KEYS.names[:3]), table)
 
 
 def _read_record(table: TableSchema) -> None:

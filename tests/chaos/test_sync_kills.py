@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -25,6 +26,7 @@ from ringsync.streams.files import FileStream
 from ringsync.streams.topics import data_topic
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode
+from servers.cluster import connected, three_nodes
 from servers.jars import fetch
 from servers.kafka import BrokerSettings, KafkaBroker
 from servers.ports import free_port
@@ -33,7 +35,6 @@ from tests.chaos.applications import PROJECT
 from tests.chaos.processes import command_of, parent_of, running
 from tests.kafka_reading import avro_of, kafka_messages, read_topic
 from tests.streams.outbox import published
-from tests.sync.cluster import connected, three_nodes
 from tests.sync.judge import judge
 from tests.sync.pipeline import LOOPS, wait_until_drained, write_conf
 from tests.sync.scenario import BY_ARRIVAL, TABLES, create_schema, statements, write
@@ -95,9 +96,11 @@ class Sync:
 
     def kill_driver(self, application: str, run: str = "") -> None:
         """Kill the JVM of an application or its Python, whichever chance has it, at any moment of its life."""
-        pid = until(lambda: running(f"{application}.py", str(self.conf), run))
+        pids = until(lambda: running(f"{application}.py", str(self.conf), run))
         time.sleep(self.moments.uniform(0, 8))
-        os.kill(self.moments.choice(running(f"{application}.py", str(self.conf), run) or pid), signal.SIGKILL)
+        pids = running(f"{application}.py", str(self.conf), run) or pids
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(self.moments.choice(pids), signal.SIGKILL)
 
     def worker(self) -> int | None:
         """A process of Airflow's executor that has a loop as its task."""

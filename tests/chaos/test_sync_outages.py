@@ -11,7 +11,7 @@ import pytest
 from cassandra import ConsistencyLevel
 
 from servers.cassandra import CassandraNode, NodeSettings
-from tests.sync.cluster import connected, three_nodes
+from servers.cluster import connected, three_nodes
 from tests.sync.judge import judge, judge_queries
 from tests.sync.pipeline import pipeline, wait_until_drained, write_conf
 from tests.sync.scenario import (

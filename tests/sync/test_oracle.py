@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cassandra import ConsistencyLevel
 
-from tests.sync.cluster import connected, three_nodes
+from servers.cluster import connected, three_nodes
 from tests.sync.judge import judge
 from tests.sync.pipeline import pipeline, wait_until_drained, write_conf
 from tests.sync.scenario import (

@@ -1,4 +1,4 @@
-"""Three nodes with cdc and RF 3, sessions at the consistency levels of the oracle, and a random workload."""
+"""Three real Cassandra nodes of one cluster on the loopback interface, and sessions on them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from servers.ports import free_port
 
 @contextmanager
 def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Iterator[list[CassandraNode]]:
-    """Three nodes of one cluster, at 127.0.0.<first> and the two addresses behind it.
-
-    :param settings: of ``NodeSettings``, for all of them
     """
-    common = NodeSettings(
-        address=f"127.0.0.{first}", num_tokens=8, heap_mb=256, cluster_name=f"ring{first}", **settings
-    ).on_free_ports()
+    Start three nodes of one cluster, at 127.0.0.<first> and the two addresses behind it; they end with the block.
+
+    :param folder: of the nodes' folders.
+    :param cache: folder that keeps the jars.
+    :param first: last number of the first address.
+    :param settings: of `NodeSettings`, for all of them.
+    :raises ServerError: one does not come up.
+    """
+    chosen = {"num_tokens": 8, "heap_mb": 256, **settings}
+    common = NodeSettings(address=f"127.0.0.{first}", cluster_name=f"ring{first}", **chosen).on_free_ports()
     common = replace(common, seeds=(common.address,))
     nodes = [
         CassandraNode(folder / str(n), replace(common, address=f"127.0.0.{n}", jmx_port=free_port()), cache)
@@ -40,7 +44,13 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
 
 @contextmanager
 def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s: float = 20) -> Iterator[Any]:
-    """A session whose statements have a consistency level."""
+    """
+    Give a session whose statements have a consistency level.
+
+    :param nodes: of one cluster, all with the same port.
+    :param consistency_level: one of `cassandra.ConsistencyLevel`.
+    :param timeout_s: of a request.
+    """
     profile = ExecutionProfile(consistency_level=consistency_level, request_timeout=timeout_s)
     points = [node.contact_point for node in nodes]
     cluster = Cluster(

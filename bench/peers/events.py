@@ -1,0 +1,98 @@
+"""What a Kafka topic holds, read from its beginning, with the times at which the broker has appended it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from servers import ServerError
+
+ANSWER_SECONDS = 60
+FETCH = 5000
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event.
+
+    :ivar appended_ms: ms since the epoch: when the broker had it
+    :ivar headers: by name
+    """
+
+    key: bytes
+    value: bytes
+    appended_ms: int
+    headers: dict[str, bytes]
+
+
+def make_topics(bootstrap: str, topics: Sequence[str]) -> None:
+    """Make topics of one partition whose events have the time at which the broker appended them."""
+    config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(64 << 20)}
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    made = admin.create_topics([NewTopic(topic, 1, 1, config=config) for topic in topics])
+    for future in made.values():
+        future.result(ANSWER_SECONDS)
+
+
+def end_of(bootstrap: str, topics: Sequence[str]) -> int:
+    """How many events the topics have together."""
+    consumer = _consumer(bootstrap)
+    try:
+        return sum(consumer.get_watermark_offsets(TopicPartition(topic, 0), ANSWER_SECONDS)[1] for topic in topics)
+    finally:
+        consumer.close()
+
+
+def wait_until_quiet(bootstrap: str, topics: Sequence[str], wanted: int, idle_s: float, longest_s: float) -> int:
+    """Wait until so many events are there, or none has come for a while; gives how many there are.
+
+    :param idle_s: seconds, counted from the first event on
+    :param longest_s: seconds until the first event must be there
+    """
+    began = changed = time.monotonic()
+    count = 0
+    while count < wanted and time.monotonic() - changed < (idle_s if count else longest_s):
+        if time.monotonic() - began > longest_s + 600:
+            break
+        now = end_of(bootstrap, topics)
+        if now != count:
+            count, changed = now, time.monotonic()
+        time.sleep(0.5)
+    return count
+
+
+def read_events(bootstrap: str, topic: str) -> Iterator[Event]:
+    """All events that a topic has now.
+
+    :raises ServerError: the broker does not give them
+    """
+    consumer = _consumer(bootstrap)
+    try:
+        left = end_of(bootstrap, [topic])
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        while left:
+            found = consumer.consume(min(left, FETCH), ANSWER_SECONDS)
+            if not found:
+                raise ServerError(f"{left} events of {topic} do not come.")
+            for one in found:
+                if one.error():
+                    raise ServerError(f"{topic}: {one.error()}")
+                yield Event(one.key() or b"", one.value() or b"", one.timestamp()[1], headers_of(one))
+            left -= len(found)
+    finally:
+        consumer.close()
+
+
+def headers_of(message: Message) -> dict[str, bytes]:
+    """Headers by name."""
+    found: Any = message.headers() or []
+    return dict(found)
+
+
+def _consumer(bootstrap: str) -> Consumer:
+    return Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})

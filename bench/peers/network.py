@@ -1,0 +1,41 @@
+"""Programs in a network of their own, since Debezium opens an HTTP port on all interfaces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from servers import ServerError
+
+
+def may_be_alone() -> bool:
+    """Whether we may make a network: whoever may do this may do anything, or is in a container of its own."""
+    return subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
+
+
+def switch_loopback_on() -> None:
+    """In a network that has just been made."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def run_program(program: Path, order: dict[str, Any], *, alone: bool, name: str) -> Any:
+    """Run one of our programs with an order as JSON to its end; its last line, which is JSON, too.
+
+    :param alone: in a network of its own
+    :param name: for the message
+    :raises ServerError: it fails; what it says of it is on stderr by then
+    """
+    command = [*(["unshare", "-n"] if alone else []), sys.executable, str(program), json.dumps(order)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        printed, _ = process.communicate()
+    finally:
+        # SIGTERM, not SIGKILL: it has servers to stop.
+        process.terminate()
+        process.wait()
+    if process.returncode != 0:
+        raise ServerError(f"{name} has failed with code {process.returncode}: see above.")
+    return json.loads(printed.splitlines()[-1])

@@ -1,0 +1,208 @@
+"""What a pipeline costs while it runs: memory and CPU of its processes, requests and bytes on its connections."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from peers.measure import cpu_seconds
+
+from servers import ServerError
+from servers.cassandra import CassandraNode
+from servers.process import ServerProcess, session_members
+
+SAMPLE_SECONDS = 2.0
+LATENCIES = ("coordinator_read_latency", "coordinator_scan_latency")
+
+Connection = tuple[str, int]
+"""Address of the node, port of the client."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What was used up to a moment.
+
+    :ivar cpu: user and system time, s, by name of the process
+    :ivar server_cpu: of all nodes, s
+    :ivar requests: of native protocol connections that the processes have opened
+    :ivar received: bytes that came on them
+    :ivar sent: bytes that went
+    :ivar reads: partitions and ranges of the keyspaces' tables that coordinators have read for anybody
+    """
+
+    cpu: Mapping[str, float]
+    server_cpu: float
+    requests: int
+    received: int
+    sent: int
+    reads: int
+
+    def since(self, before: Cost) -> Cost:
+        """What was used between two moments."""
+        return Cost(
+            {name: used - before.cpu[name] for name, used in self.cpu.items()},
+            self.server_cpu - before.server_cpu,
+            self.requests - before.requests,
+            self.received - before.received,
+            self.sent - before.sent,
+            self.reads - before.reads,
+        )
+
+
+@dataclass
+class _Counters:
+    """Of one connection; ``ours``: a watched process has it open."""
+
+    requests: int = 0
+    received: int = 0
+    sent: int = 0
+    ours: bool = False
+
+
+@dataclass
+class Watch:
+    """Looks at processes every two seconds, until the block ends; connections that came and went between are missed.
+
+    :ivar processes: by name
+    :ivar nodes: whose connections are counted; none: only memory and CPU are
+    :ivar keyspaces: whose reads are counted
+    :ivar peak_mb: by name the largest memory (proportional set size) of a process and its children together
+    """
+
+    processes: Mapping[str, ServerProcess]
+    nodes: Sequence[CassandraNode] = ()
+    keyspaces: frozenset[str] = frozenset()
+    peak_mb: dict[str, float] = field(default_factory=dict)
+    _connections: dict[Connection, _Counters] = field(default_factory=dict)
+    _clusters: list[Any] = field(default_factory=list)
+    _sessions: dict[str, Any] = field(default_factory=dict)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            cluster = node.cluster(connect_timeout=60)
+            self._clusters.append(cluster)
+            self._sessions[node.contact_point] = cluster.connect()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        for cluster in self._clusters:
+            cluster.shutdown()
+
+    def cost(self) -> Cost:
+        """What was used until now."""
+        self._look()
+        ours = [one for one in self._connections.values() if one.ours]
+        return Cost(
+            {name: cpu_seconds(process.pid) for name, process in self.processes.items()},
+            sum(cpu_seconds(node.pid) for node in self.nodes),
+            sum(one.requests for one in ours),
+            sum(one.received for one in ours),
+            sum(one.sent for one in ours),
+            self._reads(),
+        )
+
+    def _run(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            pids = {name: session_members(process.pid) for name, process in self.processes.items()}
+            for name, members in pids.items():
+                self.peak_mb[name] = max(self.peak_mb.get(name, 0.0), sum(map(memory_mb, members)))
+            if self.nodes:
+                self._look_at_connections({pid for members in pids.values() for pid in members})
+
+    def _look_at_connections(self, ours: set[int]) -> None:
+        for connection, pids, received, sent in open_connections(self.nodes[0].port):
+            counters = self._connections.setdefault(connection, _Counters())
+            counters.received, counters.sent = max(counters.received, received), max(counters.sent, sent)
+            counters.ours = counters.ours or not pids.isdisjoint(ours)
+        for address, session in self._sessions.items():
+            try:
+                clients = list(session.execute("SELECT port, request_count FROM system_views.clients"))
+            except Exception as error:  # a busy node; the next look finds what this one has not
+                print(f"clients of {address}: {error}", flush=True)
+                continue
+            for row in clients:
+                counters = self._connections.setdefault((address, row.port), _Counters())
+                counters.requests = max(counters.requests, row.request_count)
+
+    def _reads(self) -> int:
+        total = 0
+        for session in self._sessions.values():
+            for view in LATENCIES:
+                rows = session.execute(f"SELECT * FROM system_views.{view}")
+                total += sum(row.count for row in rows if row.keyspace_name in self.keyspaces)
+        return total
+
+
+def open_connections(port: int) -> list[tuple[Connection, set[int], int, int]]:
+    """The connections that clients on this machine have open to a port: node and client's port, pids, bytes in and out.
+
+    Nothing if there is no ``ss`` (iproute2).
+    """
+    try:
+        printed = subprocess.run(
+            ["ss", "-HtinpO", "state", "established", "dport", "=", f":{port}"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        ).stdout
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in printed.splitlines():
+        fields = line.split()
+        local, peer = fields[2].rpartition(":"), fields[3].rpartition(":")
+        pids = {int(pid) for pid in re.findall(r"pid=(\d+)", line)}
+        counts = {key: int(value) for key, value in re.findall(r"(bytes_received|bytes_sent):(\d+)", line)}
+        connection = (peer[0].removeprefix("[::ffff:").strip("[]"), int(local[2]))
+        found.append((connection, pids, counts.get("bytes_received", 0), counts.get("bytes_sent", 0)))
+    return found
+
+
+def memory_mb(pid: int) -> float:
+    """The memory of a process; what it shares with others in equal parts. 0: it has ended."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0.0
+    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def wait_for(what: str, done: Callable[[], bool], seconds: float) -> None:
+    """Ask every second until it is so.
+
+    :param done: whether it is so
+    :raises ServerError: it is not in time
+    """
+    if not is_in_time(done, seconds):
+        raise ServerError(f"{what}: not after {seconds:.0f} s")
+
+
+def is_in_time(done: Callable[[], bool], seconds: float) -> bool:
+    """Ask every second until it is so, or the time is over."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1.0)
+    return True
