@@ -25,7 +25,7 @@ from airflow.sdk import DAG
 from ringsync_spark import SparkApplicationOperator
 
 from ringsync.config import load_config
-from ringsync.orchestration import BUCKET_CLOSE, OWNER, commitlog_stage, config_path, safe_run_id
+from ringsync.orchestration import BUCKET_CLOSE, LOOPS_SINCE, OWNER, commitlog_stage, config_path, safe_run_id
 
 SYNC = load_config(config_path()).sync
 
@@ -35,6 +35,7 @@ with DAG(
     description="Changes in the nodes' commit logs become messages and the newest replica",
     doc_md=__doc__,
     schedule="@continuous",
+    start_date=LOOPS_SINCE,
     catchup=False,
     max_active_runs=1,
     max_active_tasks=len(SYNC.queues) + 1,

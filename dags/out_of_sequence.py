@@ -21,7 +21,7 @@ from __future__ import annotations
 from airflow.sdk import DAG
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.orchestration import OUT_OF_SEQUENCE, OWNER, safe_run_id
+from ringsync.orchestration import LOOPS_SINCE, OUT_OF_SEQUENCE, OWNER, safe_run_id
 
 with DAG(
     "out_of_sequence",
@@ -29,6 +29,7 @@ with DAG(
     description="Late changes are read at quorum and published as the rows are now",
     doc_md=__doc__,
     schedule="@continuous",
+    start_date=LOOPS_SINCE,
     catchup=False,
     max_active_runs=1,
     is_paused_upon_creation=True,

@@ -33,8 +33,6 @@ class SparkApplicationOperator(SparkSubmitOperator):
     def __init__(self, *, spark: orchestration.SparkApplication, skip_if: str = "", **kwargs: Any) -> None:
         if spark.queue and spark.queue != DEFAULT_QUEUE:  # Airflow's own default queue may have another name
             kwargs["queue"] = spark.queue
-        if spark.loop:
-            kwargs["priority_weight"] = orchestration.LOOP_PRIORITY
         super().__init__(
             application=spark.path,
             application_args=spark.arguments(),
@@ -43,6 +41,7 @@ class SparkApplicationOperator(SparkSubmitOperator):
             name=spark.title,
             conn_id=orchestration.SPARK_CONNECTION,
             pool=spark.pool,
+            priority_weight=spark.priority,
             retries=spark.retries,
             retry_delay=timedelta(seconds=spark.retry_delay_s),
             **kwargs,

@@ -333,16 +333,18 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
 
     :returns: whether everything is published, and every replica equals its source
     """
-    table = Table("table")
-    for name in ("rows", "cells", "scanned rows/s", "changes published", "differences"):
+    table = Table()
+    table.add_column("table", no_wrap=True)
+    for name in ("rows", "cells", "scan rows/s", "published", "differences"):
         table.add_column(name, justify="right")
-    equal = True
+    equal, reasons = True, []
     for bootstrap, verification in zip(outcome.bootstraps, outcome.verifications, strict=True):
         published = outcome.published.get(bootstrap.table, 0)
         failed = next(_errors(bootstrap, verification), None)
         if failed:
             equal = False
-            table.add_row(bootstrap.table, "", "", "", f"{published:,}", f"failed: {failed}")
+            reasons.append(f"{bootstrap.table}: {failed}")
+            table.add_row(bootstrap.table, "", "", "", f"{published:,}", "failed")
             continue
         scan = read_report(bootstrap.store, "bootstrap_scan", bootstrap.run)
         found = read_report(verification.store, "replica_verify", verification.run)
@@ -352,6 +354,8 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
         numbers = (found["rows"], found["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
         table.add_row(bootstrap.table, *(f"{number:,}" for number in numbers))
     console.print(table)
+    for reason in reasons:
+        console.print(reason, soft_wrap=True)
     console.print(
         f"{outcome.written:,} changes written; those of one row within {WINDOW_MS // 1000} s are one message."
     )

@@ -152,7 +152,9 @@ class AirflowClient:
         return self.state(dag, found[0]["dag_run_id"]) if found else None
 
     def end_unfinished(self, dag: str) -> list[str]:
-        """Mark the runs of a DAG that have not ended as failed: those of an Airflow that was killed, say.
+        """End the runs of a DAG that have not ended: those of an Airflow that was killed, say.
+
+        Tasks that run fail, those behind them are skipped; what Airflow then calls the run depends on the last ones.
 
         :returns: their ids
         :raises AirflowError: unreachable, login refused, DAG unknown, no rights

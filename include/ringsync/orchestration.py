@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ RETRIES, RETRY_DELAY_S = 2, 30.0
 """Further tries of a step whose application crashed, was killed or interrupted; other failures get none."""
 LOOP_RETRIES, LOOP_RETRY_DELAY_S = 100, 5.0
 """The same of a loop, which goes on where it was: as many as there is time for."""
+LOOPS_SINCE = datetime(2026, 1, 1, tzinfo=UTC)
+"""Start date of DAGs that are ``@continuous``: the date of a run is the end of the run before it, and of the first run
+this. Without it the first one ends where it begins, and the second would have its date, so that it never comes."""
 LOOP_PRIORITY = 100
 """Of loops where there are more tasks than slots; any other task has the number of tasks behind it, and one."""
 LOOP_REST_S = 30.0
@@ -93,6 +97,11 @@ class SparkApplication:
     def pool(self) -> str:
         """Airflow pool of its tasks."""
         return LOOP_POOL if self.loop else SPARK_POOL
+
+    @property
+    def priority(self) -> int:
+        """Airflow's ``priority_weight`` of its tasks."""
+        return LOOP_PRIORITY if self.loop else 1
 
     @property
     def retries(self) -> int:

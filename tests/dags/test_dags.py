@@ -85,6 +85,23 @@ def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
             assert task.owner == OWNER
 
 
+@pytest.mark.parametrize("dag_id", ["commitlog_sync", "out_of_sequence"])
+def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
+    """The scheduler passes over a run whose logical date another run of the DAG has: for ever, if it is the next."""
+    from airflow.timetables.base import TimeRestriction
+    from airflow.timetables.simple import ContinuousTimetable
+
+    dag = bag.dags[dag_id]
+    allowed = TimeRestriction(dag.start_date, None, dag.catchup)
+    first = ContinuousTimetable().next_dagrun_info(last_automated_data_interval=None, restriction=allowed)
+    assert first is not None
+    second = ContinuousTimetable().next_dagrun_info(
+        last_automated_data_interval=first.data_interval, restriction=allowed
+    )
+    assert second is not None
+    assert second.logical_date != first.logical_date
+
+
 def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
     loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
     assert {task.task_id for task in loops} == {"stage_default", "close", "publish"}

@@ -159,13 +159,14 @@ def enable_cdc(session: Any, table: TableSchema) -> str:
     if session.execute(query, (table.keyspace, table.name)).one().cdc:
         return "was enabled"
     try:
-        altered = session.execute(f"ALTER TABLE {table.full_name} WITH cdc = true")
+        session.execute(f"ALTER TABLE {table.full_name} WITH cdc = true")
     except (InvalidRequest, ConfigurationException, Unauthorized) as error:
         raise StepError(
             f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
             "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
         ) from error
-    if not altered.response_future.is_schema_agreed:
+    # The driver's own answer is always no: our sessions read no schema metadata.
+    if not session.cluster.control_connection.wait_for_schema_agreement():
         raise StepError("the nodes do not agree on the schema after cdc was enabled: try again once all of them are up")
     return "enabled now"
 
