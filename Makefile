@@ -22,8 +22,8 @@ test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airfl
 .PHONY: prepare-test
 prepare-test: $(ENVIRONMENT)
 	@$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta kafka
-	@$(BIN)/python -m servers.spark
 	@$(BIN)/python -m ringsync.warm
+	@$(BIN)/python -m servers.spark
 
 .PHONY: test-chaos
 test-chaos: $(ENVIRONMENT) ## The long tests, most of an hour: kills, nodes that die, limits over minutes
