@@ -32,7 +32,6 @@ from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.progress import Progress, follow, read_progress
-from ringsync.service.health import DAGS as SYNC_DAGS
 from ringsync.service.health import expected_loops
 from ringsync.status import read_statuses, wait_until_published
 from ringsync.steps.application import ExitCode
@@ -166,9 +165,12 @@ def start_sync(config: Config, console: Console) -> None:
 
 
 def forget_interrupted(airflow: Airflow) -> None:
-    """End what an earlier demo that was interrupted has left in Airflow's database: it would go on beside this one."""
+    """End the runs that an interrupted demo has left in Airflow's database: they would go on beside those of this one.
+
+    The loops of the sync may go on.
+    """
     client = AirflowClient(airflow.url, airflow.username, airflow.password)
-    for dag in ("bootstrap_table", "replica_verify", *SYNC_DAGS):
+    for dag in ("bootstrap_table", "replica_verify"):
         client.end_unfinished(dag)
 
 
