@@ -32,7 +32,6 @@ from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.progress import Progress, follow, read_progress
-from ringsync.service.health import DAGS as SYNC_DAGS
 from ringsync.service.health import expected_loops
 from ringsync.status import read_statuses, wait_until_published
 from ringsync.steps.application import ExitCode
@@ -106,6 +105,8 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
             "RINGSYNC_CONFIG": str(FOLDER / "ringsync.yaml"),
             "RINGSYNC_SPARK_JARS": ",".join(map(str, delta)),
             "JDK_JAVA_OPTIONS": java_options,
+            # Nobody changes the DAGs; every five seconds would take a quarter of a core.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
         },
         parallelism=PARALLELISM,
     )
@@ -164,9 +165,12 @@ def start_sync(config: Config, console: Console) -> None:
 
 
 def forget_interrupted(airflow: Airflow) -> None:
-    """End what an earlier demo that was interrupted has left in Airflow's database: it would go on beside this one."""
+    """End the runs that an interrupted demo has left in Airflow's database: they would go on beside those of this one.
+
+    The loops of the sync may go on.
+    """
     client = AirflowClient(airflow.url, airflow.username, airflow.password)
-    for dag in ("bootstrap_table", "replica_verify", *SYNC_DAGS):
+    for dag in ("bootstrap_table", "replica_verify"):
         client.end_unfinished(dag)
 
 
@@ -279,14 +283,14 @@ def run_all(
     """Trigger a DAG for every table through Airflow's API, and follow all runs to their ends.
 
     :param options: the DAG's parameters besides the table
-    :param writer: whose changes are shown
+    :param writer: without whom there is nothing to follow
     """
     quiet = Console(quiet=True)
     # The largest first, so that it does not begin last.
     runs = [start(config, dag, f"{KEYSPACE}.{table}", options, quiet) for table in REPLICATED]
     follow(
         lambda: total([read_progress(run.store, run.run) for run in runs]),
-        patient(lambda: stage(runs, writer)),
+        patient(lambda: None if writer and writer.error else stage(runs)),
         console,
         title,
         POLL_S,
@@ -320,12 +324,10 @@ def total(parts: Sequence[Progress]) -> Progress:
     )
 
 
-def stage(runs: Sequence[Run], writer: Writer | None) -> str | None:
-    """How many runs are over, e.g. ``2/5 tables``; None when all are, or nobody writes any more who should."""
+def stage(runs: Sequence[Run]) -> str | None:
+    """How many runs are over, e.g. ``2/5 tables``; None when all are."""
     finished = sum(run.client.state(run.dag, run.run).finished for run in runs)
-    if finished == len(runs) or (writer and writer.error):
-        return None
-    return f"{finished}/{len(runs)} tables" + (f"  {sum(writer.written.values()):,} changes" if writer else "")
+    return None if finished == len(runs) else f"{finished}/{len(runs)} tables"
 
 
 def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:

@@ -30,16 +30,6 @@ def test_replica_and_stream_equal_the_source(
     check_messages(list(stream.read(report["stream"]["bucket"])), table, source)
 
 
-def test_cdc_is_enabled_once(step: Any, session: Any, keyspace: str) -> None:
-    table = f"{keyspace}.followed"
-    session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
-    for run, told in (("cdc-1", "enabled now"), ("cdc-2", "was enabled")):
-        report, code = step("bootstrap_prepare", table, run, enable_cdc=True)
-        assert (report["cdc"], code) == (told, ExitCode.OK)
-    query = "SELECT cdc FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'followed'"
-    assert session.execute(query, (keyspace,)).one().cdc
-
-
 def check_messages(messages: list[Any], table: Any, source: Rows) -> None:
     """One message for each row, with its key and its greatest writetime; a cell has times exactly if it has a value."""
     assert len({message["value"]["source"]["event_id"] for message in messages}) == len(messages) == len(source)
