@@ -48,7 +48,9 @@ def test_another_part_s_index_is_refused(stream: FileStream) -> None:
         blocks(stream)
 
 
-@pytest.mark.parametrize("messages", [notes(0, 4499), notes(0, 4501), notes(1000, 4500)], ids=str)
+@pytest.mark.parametrize(
+    "messages", [notes(0, 4499), notes(0, 4501), notes(1000, 4500)], ids=["fewer", "more", "others"]
+)
 def test_an_index_of_other_messages_is_refused(stream: FileStream, messages: object) -> None:
     part = (stream.parts("b") or [])[0]
     index = PartIndex(1)
