@@ -71,6 +71,7 @@ FIRST = ("e2e", "sync", "steps", "replica", "sources", "service", "servers", "ch
 """Folders of tests that take longest: of two processes none shall begin them when the other has nothing left."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests of a folder stay together, in one process: they share servers."""
     folders = {item: Path(item.path).relative_to(Path(__file__).parent).parts[0] for item in items}
