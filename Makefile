@@ -17,7 +17,7 @@ demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tab
 .PHONY: test
 test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow); under 20 minutes
 	@$(MAKE) --no-print-directory -j 2 lint prepare-test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: prepare-test
 prepare-test: $(ENVIRONMENT)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.jars import fetch
@@ -71,11 +72,19 @@ FIRST = ("e2e", "sync", "steps", "replica", "sources", "service", "servers", "ch
 """Folders of tests that take longest: of two processes none shall begin them when the other has nothing left."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a folder stay together, in one process: they share servers."""
-    folders = {item: Path(item.path).relative_to(Path(__file__).parent).parts[0] for item in items}
+    """The longest first."""
     places = {name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: places.get(folders[item], len(FIRST)))
-    for item, folder in folders.items():
-        item.add_marker(pytest.mark.xdist_group(folder))
+    items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(FIRST)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """The tests of a folder stay together, in one process: they share servers."""
+    return ByFolder(config, log)
+
+
+class ByFolder(LoadScopeScheduling):
+    """Gives whole folders of tests to processes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("::")[0].split("/")[1]
