@@ -40,7 +40,7 @@ KEYS = {
 PARTITION_COLUMNS = {"flights": 2, "weather": 2}
 """Of tables that have clustering columns: how many columns of the key are the partition's."""
 
-DELETED_EVERY = 4
+DELETED_EVERY = 12
 """One in so many partitions is for deletions, the others are for updates."""
 
 NEW_CARRIER = "RS"
