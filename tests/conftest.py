@@ -63,7 +63,9 @@ def spark(cache: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         # For this JVM only: a server has other classes.
         patch.setenv("JDK_JAVA_OPTIONS", lean_java_options(cache, delta))
-        found = spark_session("tests", jars=jars, master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
+        found = spark_session(
+            "tests", jars=jars, master="local[2]", lean=True, conf={"spark.sql.shuffle.partitions": "2"}
+        )
     yield found
     found.stop()
 
