@@ -154,7 +154,8 @@ class AirflowClient:
     def end_unfinished(self, dag: str) -> list[str]:
         """End the runs of a DAG that have not ended: those of an Airflow that was killed, say.
 
-        Tasks that run fail, those behind them are skipped; what Airflow then calls the run depends on the last ones.
+        Its tasks are told to fail at once or with their next sign of life, those behind them are skipped; what Airflow
+        then calls the run depends on the last ones.
 
         :returns: their ids
         :raises AirflowError: unreachable, login refused, DAG unknown, no rights
