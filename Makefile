@@ -15,7 +15,7 @@ demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tab
 	@$(BIN)/python -m examples.flights.demo
 
 .PHONY: test
-test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow); under 20 minutes
+test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): half an hour on two cores
 	@$(MAKE) --no-print-directory -j 2 lint prepare-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
