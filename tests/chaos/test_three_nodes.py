@@ -7,22 +7,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel, OperationTimedOut, ReadFailure, ReadTimeout
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 
 from ringsync.config import load_config
 from ringsync.replica.base import base_folder
 from ringsync.steps.application import ExitCode
 from ringsync.steps.bootstrap_prepare import load_plan
 from ringsync.streams.files import FileStream
-from servers.cassandra import REQUEST_SECONDS, CassandraNode, NodeSettings
+from servers.cassandra import REQUEST_SECONDS, CassandraNode
+from servers.cluster import connected, three_nodes
 from servers.ports import free_port
 from tests.chaos.applications import finished, started
 from tests.chaos.bootstraps import (
@@ -41,55 +39,23 @@ pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark]
 SMALL_PARTITIONS, SMALL_ROWS = 6_000, 10
 FAT_ID, FAT_ROWS = -1, 1_000_000
 ROWS_PER_S = 18_000
+REQUEST_TIMEOUT_S = 60
 TIMEOUTS_S = 5.0
 """So long a node gives up every read after a millisecond."""
 TABLE = "(id int, seq int, v int, owner text static, PRIMARY KEY (id, seq))"
 
 
 @pytest.fixture(scope="module")
-def settings() -> NodeSettings:
-    """Of the first node; the others differ in address and JMX port."""
-    first = NodeSettings(address="127.0.0.31", num_tokens=16, heap_mb=256, cdc=False, cluster_name="three")
-    return replace(first.on_free_ports(), seeds=(first.address,))
-
-
-@pytest.fixture(scope="module")
-def nodes(
-    settings: NodeSettings, tmp_path_factory: pytest.TempPathFactory, cache: Path
-) -> Iterator[list[CassandraNode]]:
+def nodes(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[list[CassandraNode]]:
     """Three nodes of one cluster."""
-    folder = tmp_path_factory.mktemp("three")
-    found = [
-        CassandraNode(folder / str(n), replace(settings, address=f"127.0.0.{n}", jmx_port=free_port()), cache)
-        for n in (31, 32, 33)
-    ]
-    try:
-        for node in found:
-            node.start()
+    with three_nodes(tmp_path_factory.mktemp("three"), cache, 31, num_tokens=16, cdc=False) as found:
         yield found
-    finally:
-        with ThreadPoolExecutor(len(found)) as pool:
-            list(pool.map(CassandraNode.stop, found))
-
-
-@contextmanager
-def connected(nodes: list[CassandraNode], consistency_level: int) -> Iterator[Any]:
-    """A session whose statements have a consistency level."""
-    profile = ExecutionProfile(consistency_level=consistency_level, request_timeout=60)
-    points = [node.contact_point for node in nodes]
-    cluster = Cluster(
-        points, port=nodes[0].port, protocol_version=5, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
-    )
-    try:
-        yield cluster.connect()
-    finally:
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
 def quorum(nodes: list[CassandraNode]) -> Iterator[Any]:
     """A session that writes at QUORUM, and the keyspaces ``three`` (three replicas) and ``one`` (one)."""
-    with connected(nodes, ConsistencyLevel.QUORUM) as session:
+    with connected(nodes, ConsistencyLevel.QUORUM, REQUEST_TIMEOUT_S) as session:
         for name, factor in (("three", 3), ("one", 1)):
             replication = f"{{'class': 'NetworkTopologyStrategy', 'datacenter1': {factor}}}"
             session.execute(f"CREATE KEYSPACE {name} WITH replication = {replication}")
@@ -146,7 +112,7 @@ def test_a_node_dies_and_comes_back_among_timeouts(
         assert process.wait(300) == ExitCode.OK, log.read_text()[-3000:]
     report = scan_report(conf, "dies")
     print({name: report[name] for name in ("rows_read", "rows_discarded", "ranges", "seconds_scanning", "rows_per_s")})
-    with connected(nodes, ConsistencyLevel.ALL) as session:
+    with connected(nodes, ConsistencyLevel.ALL, REQUEST_TIMEOUT_S) as session:
         check(conf, table, session, report, SMALL_PARTITIONS * SMALL_ROWS + FAT_ROWS)
 
 
@@ -180,7 +146,7 @@ def test_a_node_is_away_for_good(conf: Path, nodes: list[CassandraNode], quorum:
     assert 0 < committed < 20_000
 
     nodes[2].start()
-    with connected(nodes, ConsistencyLevel.ALL) as session:
+    with connected(nodes, ConsistencyLevel.ALL, REQUEST_TIMEOUT_S) as session:
         tokens = session.execute(f"SELECT DISTINCT id, token(id) AS place FROM {table}").all()
         lost = {row.id for row in tokens if any(start < row.place <= end for start, end in left)}
         assert committed == 10 * (2_000 - len(lost))
@@ -197,7 +163,7 @@ def test_a_node_is_away_for_good(conf: Path, nodes: list[CassandraNode], quorum:
 
 
 def test_a_node_joins_before_a_killed_run_goes_on(
-    conf: Path, settings: NodeSettings, nodes: list[CassandraNode], quorum: Any, tmp_path: Path
+    conf: Path, nodes: list[CassandraNode], quorum: Any, tmp_path: Path
 ) -> None:
     """With the policy ``fail`` the run stops there, and loses nothing; with ``continue`` it goes on."""
     table, log = "three.orders", tmp_path / "log"
@@ -211,7 +177,7 @@ def test_a_node_joins_before_a_killed_run_goes_on(
     committed = committed_rows(conf, bootstrap)
     assert committed < SMALL_PARTITIONS * SMALL_ROWS
 
-    joining = replace(settings, address="127.0.0.34", jmx_port=free_port(), auto_bootstrap=True)
+    joining = replace(nodes[0].settings, address="127.0.0.34", jmx_port=free_port(), auto_bootstrap=True)
     fourth = CassandraNode(tmp_path / "34", joining, nodes[0].cache)
     nodes.append(fourth)
     fourth.start()
@@ -224,6 +190,6 @@ def test_a_node_joins_before_a_killed_run_goes_on(
     assert "the ring has changed" in log.read_text()
     report = scan_report(conf, "joins")
     assert (report["attempt"], report["rows_of_runs_before"]) == (3, committed)
-    with connected(nodes, ConsistencyLevel.ALL) as session:
+    with connected(nodes, ConsistencyLevel.ALL, REQUEST_TIMEOUT_S) as session:
         assert len(session.cluster.metadata.all_hosts()) == 4
         check(conf, table, session, report, SMALL_PARTITIONS * SMALL_ROWS)
