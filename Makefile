@@ -5,6 +5,8 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 ENVIRONMENT := .venv/.complete
 UV := 0.13.8
+# Hundreds of processes start in a test or a demo: none of them should compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## Show this help
@@ -55,7 +57,7 @@ $(ENVIRONMENT): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing the locked Python packages into .venv (about 1.5 GB, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV) \
-	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --requirement requirements.lock \
+	  && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --requirement requirements.lock \
 	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable . \
 	  || { echo "ringsync: error: the Python packages could not be installed: see above; is the package registry reachable and is there 3 GB of free disk space?" >&2; exit 3; }
 	@touch $@
