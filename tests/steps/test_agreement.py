@@ -29,7 +29,7 @@ def staged(where: RankedRing, key: str, rows: dict[int, int]) -> StagedFile:
     """A file with these rows: token by digest."""
     halves = np.array([(digest, digest * 7919) for digest in rows], np.uint64)
     sums = range_sums(where, np.array(list(rows.values()), np.int64), halves)
-    return StagedFile(key, "t", str(BUCKET), len(rows), 0, where.ring.digest, sums)
+    return StagedFile(key, "t", str(BUCKET), len(rows), where.ring.digest, sums)
 
 
 ROWS = st.dictionaries(st.integers(1, 60), st.integers(-60, 60), min_size=1, max_size=25)
@@ -52,6 +52,7 @@ def test_every_row_is_published_once(data: st.DataObject, rows: dict[int, int], 
         found = settle(bucket, where, BUCKET.end, is_closed=is_closed)
         if found is None:
             return
+        assert found.everywhere == all(not down and not reading.united for _, reading in found.readings)
         for _, reading in found.readings:
             read = [
                 digest

@@ -54,6 +54,11 @@ class RankedRing:
             found[number, : len(live)] = live
         return found
 
+    @cached_property
+    def all_live(self) -> npt.NDArray[np.bool_]:
+        """Whether no replica of a range is down, by its number."""
+        return np.array([all(host.up for host in hosts) for hosts in self.hosts], np.bool_)
+
 
 def ranked(ring: RingSnapshot) -> RankedRing:
     """Rank the replicas of every token range.

@@ -72,7 +72,6 @@ class StagedFile:
     :ivar table_id: 32 hexadecimal digits
     :ivar bucket: name; empty: they came late
     :ivar rows: how many
-    :ivar displaced: how many of them were written at a time that is not the bucket's
     :ivar ring: digest of the ring snapshot whose ranges are summed
     :ivar sums: for each token range that has rows its number, the number of its rows, and the sums of the halves of
         their digests, without overflow
@@ -82,7 +81,6 @@ class StagedFile:
     table_id: str
     bucket: str
     rows: int
-    displaced: int
     ring: str
     sums: tuple[tuple[int, int, int, int], ...]
 

@@ -58,14 +58,14 @@ class Settled:
     :ivar readings: by number of a token range; of a union over a ring that has changed all under 0
     :ivar sums: what ``OpenBucket.settled`` becomes once it is published
     :ivar united: what ``OpenBucket.united`` becomes
-    :ivar displaced: some rows were written at a time that is not the bucket's
+    :ivar everywhere: all replicas are alive and have these rows alike: none has had them alone, long ago
     """
 
     bucket: Bucket
     readings: tuple[tuple[int, Reading], ...]
     sums: Sums
     united: frozenset[str]
-    displaced: bool
+    everywhere: bool
 
 
 def settle(open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed: bool) -> Settled | None:
@@ -86,23 +86,26 @@ def settle(open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed:
     comparable = all(file.ring == ring.ring.digest for _, file in files.values())
     readings: list[tuple[int, Reading]] = []
     sums = settled.copy()
+    everywhere = comparable
     if comparable:
         totals = total_sums(files.values(), len(ring.ranges))
         agreed, reference, primary = agreement(totals, ring)
         fresh = agreed & (reference[:, 0] > 0) & (reference != settled).any(axis=1)
         sums[fresh] = reference[fresh]
         readings += _of_primaries(files, ring, fresh, reference, primary)
+        everywhere = bool(ring.all_live[fresh].all())
         same = agreed & _same_everywhere(totals, reference)
     else:
         same = np.zeros(len(ring.ranges), np.bool_)
     united = open_bucket.united
     if is_closed and files.keys() - united:
-        readings += _of_all(files, ring, ~same, comparable)
+        of_all = _of_all(files, ring, ~same, comparable)
+        readings += of_all
+        everywhere &= not of_all
         united = set(files)
     if not readings and united == open_bucket.united:
         return None
-    displaced = any(file.displaced for _, file in files.values())
-    return Settled(bucket, tuple(readings), sums, frozenset(united), displaced)
+    return Settled(bucket, tuple(readings), sums, frozenset(united), everywhere)
 
 
 def total_sums(files: Iterable[tuple[str, StagedFile]], ranges: int) -> dict[str, Sums]:

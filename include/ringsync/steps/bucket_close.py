@@ -8,6 +8,7 @@ comes after its range was settled is published by the next pass over the range; 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections import Counter, defaultdict
@@ -39,13 +40,16 @@ from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import AfterReader
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of
 from ringsync.storage.port import NotFoundError, ObjectStore
-from ringsync.streams.pass_log import published_digests
+from ringsync.streams.pass_log import digest_keys
 
 SLICE_ROWS = 50_000
 """A task publishes about so many rows."""
 
 PASS_ROWS = 2_000_000
 """A pass has about so many rows at most: of a backlog the oldest buckets come first."""
+
+REPEATED_MS = 600_000
+"""Writers that get no answer repeat a statement sooner than this."""
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
@@ -230,7 +234,7 @@ class Closer:
             endpoints={host.id: host.address for host in (self._plan.hosts if self._plan else ())},
             schema_version=follow_ups.schema_version,
         )
-        slices = self._slices(state, settled, number - 1)
+        slices = self._slices(state, settled)
         results: list[SliceResult] = []
         if slices:
             task = CloseTask(context)
@@ -255,21 +259,14 @@ class Closer:
     def _reader(self, state: TableState) -> AfterReader:
         return state.follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name))
 
-    def _slices(
-        self, state: TableState, settled: Sequence[Settled], up_to: int
-    ) -> list[tuple[str, tuple[SliceOfBucket, ...]]]:
+    def _slices(self, state: TableState, settled: Sequence[Settled]) -> list[tuple[str, tuple[SliceOfBucket, ...]]]:
         """Cut what is settled into tasks by token: all rows of a key are in one of them."""
-        table_id = state.table.table_id
         rows: Counter[int] = Counter()
         for one in settled:
             for number, reading in one.readings:
                 rows[number] += reading.rows
         groups = group_ranges(rows, SLICE_ROWS)
-        published = {
-            one.bucket: tuple(published_digests(self._store, table_id, self._digest_buckets(one), up_to))
-            for one in settled
-            if one.readings
-        }
+        published = {one.bucket: self._published(state, one) for one in settled}
         slices = []
         for place, group in enumerate(groups):
             parts = [
@@ -280,11 +277,14 @@ class Closer:
             slices.append((f"{place:04}", tuple(parts)))
         return slices
 
-    def _digest_buckets(self, one: Settled) -> list[str]:
-        """Where a row of this bucket may have been published: rows that are not of its time also in its neighbours."""
-        reach = self._config.commitlog_processor_window_count if one.displaced else 0
-        start, length = one.bucket.start, one.bucket.length
-        return [str(Bucket(start + place * length, length)) for place in range(-reach, reach + 1)]
+    def _published(self, state: TableState, one: Settled) -> tuple[str, ...]:
+        """Keys of the digests of rows of this bucket, which may have been published before.
+
+        Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours
+        after what the others had.
+        """
+        since_ms = min(one.bucket.start, time.time() * 1000 - REPEATED_MS) if one.everywhere else -math.inf
+        return digest_keys(state.follow_ups.passes, str(one.bucket), since_ms)
 
     def _retire(self) -> None:
         """Forget closed buckets all of whose files are published, and commits all of whose files are forgotten."""

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.cells import Numbers, numbers
 from ringsync.config import load_config
-from ringsync.state.staging import STAGED_ROWS, decode_rows
-from ringsync.steps.agreement import Reading
+from ringsync.state.staging import STAGED_ROWS, Bucket, decode_rows
+from ringsync.steps.agreement import Mask, Reading
 from ringsync.steps.passes import Outputs, PassContext, make_outputs
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.pass_log import among, digest_halves, first_of_each, read_digests, sorted_digests
+from ringsync.streams.pass_log import (
+    LATE,
+    among,
+    are_published,
+    digest_halves,
+    first_of_each,
+    read_digests,
+    sorted_digests,
+)
+
+_FETCHERS = ThreadPoolExecutor(8)
+"""Hours of digests are many small objects: an object store answers many requests at once."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +36,7 @@ class SliceOfBucket:
     """What a task reads of one bucket.
 
     :ivar bucket: its name
-    :ivar published: keys of the digests of what was published of it, and of other buckets where rows are displaced
+    :ivar published: keys of the digests among which those of its rows may be
     """
 
     bucket: str
@@ -35,12 +49,10 @@ class SliceResult:
     """What has come of a slice.
 
     :ivar outputs: None: everything was published before
-    :ivar distinct: by bucket the different rows that were read
     :ivar only_one: rows that one node had and other replicas that were read had not
     """
 
     outputs: Outputs | None
-    distinct: Mapping[str, int]
     read: int
     repeated: int
     published_before: int
@@ -62,10 +74,9 @@ class CloseTask:
 
 def close_slice(context: PassContext, store: ObjectStore, name: str, buckets: Sequence[SliceOfBucket]) -> SliceResult:
     """Make the outputs of some token ranges of a table."""
-    fresh: dict[str, pa.RecordBatch] = {}
+    fresh: dict[str, list[pa.RecordBatch]] = defaultdict(list)
     seen = np.empty((0, 2), np.uint64)
     read = repeated = before = only_one = 0
-    distinct: dict[str, int] = {}
     files = _Files(store)
     for one in buckets:
         found = [files.rows_of(reading) for reading in one.readings]
@@ -73,16 +84,26 @@ def close_slice(context: PassContext, store: ObjectStore, name: str, buckets: Se
         rows = pa.concat_batches(found)
         halves = digest_halves(rows["digest"])
         first = first_of_each(halves)
-        known = among(halves, read_digests(store, one.published)) | among(halves, seen)
+        published = _FETCHERS.map(partial(read_digests, store), one.published)
+        known = are_published(halves, published) | among(halves, seen)
         read += len(first)
         repeated += int(np.count_nonzero(~first))
         before += int(np.count_nonzero(first & known))
-        distinct[one.bucket] = int(np.count_nonzero(first))
         if (first & ~known).any():
-            fresh[one.bucket] = rows.filter(pa.array(first & ~known))
+            new = rows.filter(pa.array(first & ~known))
+            own = _is_of_time(new, Bucket.parse(one.bucket))
+            for place, chosen in ((one.bucket, own), (LATE, ~own)):
+                if chosen.any():
+                    fresh[place].append(new.filter(pa.array(chosen)))
             seen = sorted_digests(np.concatenate([seen, halves[first & ~known]]))
-    outputs = make_outputs(context, store, fresh, name) if fresh else None
-    return SliceResult(outputs, distinct, read, repeated, before, only_one)
+    by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
+    outputs = make_outputs(context, store, by_place, name) if by_place else None
+    return SliceResult(outputs, read, repeated, before, only_one)
+
+
+def _is_of_time(rows: pa.RecordBatch, bucket: Bucket) -> Mask:
+    written = numbers(rows["write_time"]) // 1000
+    return (written >= bucket.start) & (written < bucket.end)
 
 
 class _Files:

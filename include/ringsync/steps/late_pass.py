@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -30,7 +29,7 @@ from ringsync.steps.passes import PassContext, commit, make_outputs
 from ringsync.steps.rows_after import AfterReader, UnreadRowsError
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import NotFoundError
-from ringsync.streams.pass_log import LATE, among, digest_halves, read_digests
+from ringsync.streams.pass_log import LATE, are_published, digest_halves, read_digests
 
 QUORUM = "LOCAL_QUORUM"
 
@@ -60,7 +59,7 @@ class LatePasses:
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing] = {}
         self._follow_ups: dict[str, FollowUps] = {}
-        self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, [key]))
+        self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
     def table(self, table_id: str) -> TableSchema | None:
         """See :class:`ringsync.steps.late_rows.Effects`."""
@@ -84,32 +83,12 @@ class LatePasses:
         follow_ups = self._follow_ups[table.table_id]
         while True:
             follow_ups.refresh()
-            buckets = self._buckets_before(follow_ups, numbers(rows["write_time"]) // 1000)
+            buckets = _buckets_of(follow_ups, numbers(rows["write_time"]) // 1000)
             keys = [key for one in follow_ups.passes for bucket in buckets for key in one.digests.get(bucket, ())]
             try:
-                return self._among(rows, keys)
+                return are_published(digest_halves(rows["digest"]), map(self._digests, keys))
             except NotFoundError:
                 continue  # a pass was forgotten, with its digests, since we looked for passes
-
-    def _among(self, rows: pa.RecordBatch, keys: Iterable[str]) -> Mask:
-        halves = digest_halves(rows["digest"])
-        found = np.zeros(len(rows), np.bool_)
-        for key in keys:
-            found |= among(halves, self._digests(key))
-        return found
-
-    def _buckets_before(self, follow_ups: FollowUps, write_times_ms: Numbers) -> list[str]:
-        """Buckets in which these rows may have been published: of their time, and, as long as a row may be ahead of it,
-        those before."""
-        ahead = self._config.commitlog_processor_window_count * self._config.commitlog_processor_window_interval_ms
-        times = np.sort(write_times_ms)
-        names = {bucket for one in follow_ups.passes for bucket in one.digests} - {LATE}
-        found = [LATE]
-        for bucket in map(Bucket.parse, names):
-            first, last = np.searchsorted(times, [bucket.start, bucket.end + ahead], side="left")
-            if last > first:
-                found.append(str(bucket))
-        return found
 
     def read(self, table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         """See :class:`ringsync.steps.late_rows.Effects`."""
@@ -175,3 +154,14 @@ class LatePasses:
             str(Bucket(start, length)) if start >= 0 else LATE: rows.filter(pa.array(starts == start))
             for start in np.unique(starts).tolist()
         }
+
+
+def _buckets_of(follow_ups: FollowUps, write_times_ms: Numbers) -> list[str]:
+    """Where the digests of these rows are, if they were published: with the bucket of their time, or under LATE."""
+    times = np.sort(write_times_ms)
+    found = [LATE]
+    for bucket in map(Bucket.parse, {bucket for one in follow_ups.passes for bucket in one.digests} - {LATE}):
+        first, last = np.searchsorted(times, [bucket.start, bucket.end], side="left")
+        if last > first:
+            found.append(str(bucket))
+    return found

@@ -86,7 +86,7 @@ class Outputs:
 def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Outputs:
     """Make messages of change rows of one table, and write all files of a slice.
 
-    :param rows: by bucket: change rows that were never published, each once
+    :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
     :param name: of the slice, unique in the pass
     """
     config = load_config(context.config_path)

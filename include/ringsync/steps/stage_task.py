@@ -222,14 +222,10 @@ class _Files:
         length = self._task.windows.newest.length
         bucket = "" if start < 0 else str(Bucket(start, length))
         key = rows_key(table.table_id, bucket, f"{self._prefix}-{place}")
-        written = numbers(rows["write_time"]) // 1000
-        displaced = 0 if start < 0 else int(np.count_nonzero((written < start) | (written >= start + length)))
         node = raw_values(self._node.take(np.zeros(rows.num_rows, np.intp)), pa.string())
         self._store.put(key, encode_rows(pa.RecordBatch.from_arrays([*rows.columns, node], schema=STAGED_ROWS)))
         sums = range_sums(table.ring, numbers(rows["token"]), halves) if bucket else ()
-        self._staged.append(
-            StagedFile(key, table.table_id, bucket, rows.num_rows, displaced, table.ring.ring.digest, sums)
-        )
+        self._staged.append(StagedFile(key, table.table_id, bucket, rows.num_rows, table.ring.ring.digest, sums))
 
 
 def range_sums(

@@ -4,7 +4,8 @@
 ``sync/<table id>/passes/<number>.json``            a pass: its messages, merged change rows, digests, counts
 ``sync/<table id>/changes/<number>-<part>.arrow``   the merged change rows that its messages tell of
 ``sync/<table id>/deletions/<number>-<part>.arrow`` those of them that delete partitions and ranges
-``sync/<table id>/published/<bucket>/<number>``     the digests of the change rows that it has published
+``sync/<table id>/published/<bucket>/<number>``     the digests of the change rows that it has published; `late`
+                                                    instead of a bucket: of rows that are not of their bucket's time
 ==================================================  ========================================================
 
 A pass exists once its object does: of many who want to make the same number exactly one succeeds. Who makes one knows
@@ -35,7 +36,8 @@ Digests = npt.NDArray[np.uint64]
 """uint64[rows, 2]: the halves of 16-byte digests as they lie in memory."""
 
 LATE = "late"
-"""In the place of a bucket: digests of rows that came late, or were published in a bucket of another time."""
+"""In the place of a bucket: digests of rows that came long after theirs had closed, or were published in another, since
+their writers set the time. Their copies may be in any bucket."""
 
 _NUMBER = re.compile(r"/(\d{12})\.json$")
 
@@ -139,21 +141,18 @@ def digests_key(table_id: str, bucket: str, number: int, name: str) -> str:
     return f"sync/{table_id}/published/{bucket}/{number:012}-{name}.digests"
 
 
-def published_digests(store: ObjectStore, table_id: str, buckets: Iterable[str], up_to: int) -> list[str]:
-    """Keys of the digests of what passes up to this number have published in these buckets.
+def digest_keys(passes: Iterable[Pass], bucket: str, late_since_ms: float) -> tuple[str, ...]:
+    """Keys of the digests of what passes have published in a bucket, and of :data:`LATE` rows.
 
-    What a pass that was never committed has left there does not count: its rows have not been published.
+    :param late_since_ms: of these rows those that were published since then, ms since the epoch
     """
-    found: list[str] = []
-    passes: dict[int, Pass] = {}
-    for bucket in buckets:
-        for stat in store.list(f"sync/{table_id}/published/{bucket}/"):
-            number = int(stat.key.rpartition("/")[2][:12])
-            if number <= up_to:
-                passes[number] = passes.get(number) or get_pass(store, table_id, number)
-                if stat.key in passes[number].digests.get(bucket, ()):
-                    found.append(stat.key)
-    return found
+    return tuple(
+        key
+        for one in passes
+        for place in (bucket, LATE)
+        if place != LATE or one.created_at_ms >= late_since_ms
+        for key in one.digests.get(place, ())
+    )
 
 
 def encode_digests(digests: pa.Array) -> bytes:
@@ -164,10 +163,17 @@ def encode_digests(digests: pa.Array) -> bytes:
     return bytes(sorted_digests(digest_halves(digests)).tobytes())
 
 
-def read_digests(store: ObjectStore, keys: Iterable[str]) -> Digests:
-    """All digests in these files, sorted."""
-    found = [np.frombuffer(store.get(key), np.uint64).reshape(-1, 2) for key in keys]
-    return sorted_digests(np.concatenate(found)) if found else np.empty((0, 2), np.uint64)
+def read_digests(store: ObjectStore, key: str) -> Digests:
+    """The digests in a file, sorted."""
+    return np.frombuffer(store.get(key), np.uint64).reshape(-1, 2)
+
+
+def are_published(halves: Digests, published: Iterable[Digests]) -> npt.NDArray[np.bool_]:
+    """Which digests are in one of the files (each sorted)."""
+    found = np.zeros(len(halves), np.bool_)
+    for one in published:
+        found |= among(halves, one)
+    return found
 
 
 def digest_halves(digests: pa.Array) -> Digests:

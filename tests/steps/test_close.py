@@ -1,0 +1,100 @@
+"""Publishing of settled rows: what is published once is known for as long as its digests are kept, in any bucket."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ringsync.cql.types import Native
+from ringsync.ring.ranks import ranked
+from ringsync.ring.ring import Host, Replication, RingSnapshot
+from ringsync.ring.tokens import WHOLE_RING
+from ringsync.schema.table import Column, TableSchema
+from ringsync.state.staging import Bucket, encode_rows, rows_key
+from ringsync.steps.agreement import Reading
+from ringsync.steps.close_task import SliceOfBucket, SliceResult, close_slice
+from ringsync.steps.passes import PassContext, commit
+from ringsync.steps.rows_after import AfterReader
+from ringsync.storage.local import LocalStore
+from ringsync.streams.files import FileStream
+from ringsync.streams.messages import envelope_schema, key_schema
+from ringsync.streams.pass_log import LATE, Pass, digest_keys
+from tests.steps.late_files import Write, change_rows
+
+INT = Native("int")
+TABLE = TableSchema(
+    "shop",
+    "t",
+    "5" * 32,
+    (
+        Column("id", "partition_key", INT),
+        Column("seq", "clustering", INT),
+        Column("v", "regular", Native("text")),
+    ),
+)
+RING = ranked(
+    RingSnapshot((Host("a", "127.0.0.1", 9042, "dc", "r1", (0,), True),), Replication("SimpleStrategy", (("", 1),)))
+)
+HOUR_MS = 3_600_000
+NOW = Bucket(1_790_000_000_000 // HOUR_MS * HOUR_MS, 60_000)
+LATER = Bucket(NOW.start + HOUR_MS, 60_000)
+
+
+class Lake:
+    """A store, and the passes that were made in it."""
+
+    def __init__(self, folder: Path) -> None:
+        document = {"server_name": "test", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "lake"}}
+        self.conf = folder / "ringsync.yaml"
+        self.conf.write_text(yaml.safe_dump(document))
+        self.store = LocalStore(folder / "lake")
+        self.passes: list[Pass] = []
+        schemas = (make(TABLE, "test", "exact") for make in (key_schema, envelope_schema))
+        FileStream(self.store, "test.shop.t").put_schemas(1, *schemas)
+
+    def publish(self, bucket: Bucket, writes: list[Write], late_since_ms: float = -math.inf) -> SliceResult:
+        """Publish what these writes have left in a bucket."""
+        number = len(self.passes) + 1
+        key = rows_key(TABLE.table_id, str(bucket), f"file-{number}")
+        self.store.put(key, encode_rows(change_rows(writes, TABLE)))
+        reading = Reading(((key, "a"),), WHOLE_RING.unwrap(), len(writes))
+        published = digest_keys(self.passes, str(bucket), late_since_ms)
+        reader = AfterReader(str(self.conf), TABLE, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+        context = PassContext(str(self.conf), reader, "test.shop.t", number, "x", "", False, {}, 1)
+        found = close_slice(context, self.store, "0000", [SliceOfBucket(str(bucket), (reading,), published)])
+        if found.outputs:
+            made = commit(self.store, context, [found.outputs], {})
+            assert made is not None
+            self.passes.append(made)
+        return found
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def outcome(found: SliceResult) -> tuple[int, int]:
+    return (found.outputs.rows if found.outputs else 0, found.published_before)
+
+
+def test_a_copy_that_comes_hours_later_is_known_wherever_it_is_laid(lake: Lake) -> None:
+    """Rows whose writers set the time are laid into the bucket of their arrival: each node's copy into another."""
+    of_its_time = Write(1, 1, "x", NOW.start * 1000 + 5)
+    long_ago, ahead = Write(1, 2, "x", 1000), Write(2, 1, "x", LATER.start * 1000 + 7)
+    assert outcome(lake.publish(NOW, [of_its_time, long_ago, ahead])) == (3, 0)
+    assert outcome(lake.publish(NOW, [of_its_time, long_ago])) == (0, 2)
+    fresh = Write(3, 1, "x", LATER.start * 1000 + 8)
+    assert outcome(lake.publish(LATER, [long_ago, ahead, fresh])) == (1, 2)
+    assert [sorted(one.digests) for one in lake.passes] == [[str(NOW), LATE], [str(LATER)]]
+
+
+def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(lake: Lake) -> None:
+    lake.publish(NOW, [Write(1, 1, "x", 1000)])
+    lake.publish(LATER, [Write(1, 2, "x", 1000)])
+    first, second = lake.passes
+    assert digest_keys(lake.passes, str(LATER), -math.inf) == (*first.digests[LATE], *second.digests[LATE])
+    assert digest_keys(lake.passes, str(LATER), second.created_at_ms + 1) == ()
