@@ -49,11 +49,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         command = [str(binaries / "keytool"), "-J-Dkeystore.pkcs12.legacy=true", action, *store, *options]
         subprocess.run(command, check=True, capture_output=True)
 
-    def keys(name: str, kind: str, key: str, *aliases: str) -> list[str]:
+    def print_keys(name: str, kind: str, key: str, *aliases: str) -> str:
         quoted = ", ".join(f'"{alias}"' for alias in aliases)
-        script = _PRINT.format(kind=kind, path=folder / name, store=STORE, key=key, aliases=quoted)
-        shell = [str(binaries / "jshell"), "-s", "-"]
-        return subprocess.run(shell, input=script, check=True, capture_output=True, text=True).stdout.split()
+        return _PRINT.format(kind=kind, path=folder / name, store=STORE, key=key, aliases=quoted)
 
     pair = ["-keyalg", "RSA", "-alias", "pair", "-dname", "CN=test"]
     keytool("-genkeypair", "many.jceks", "JCEKS", KEY, *pair)
@@ -63,8 +61,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     keytool("-genseckey", "legacy.p12", "PKCS12", STORE, "-keyalg", "AES", "-keysize", "128", "-alias", "old")
     keytool("-genkeypair", "pair.jks", "JKS", STORE, *pair)
     keytool("-genkeypair", "pair.p12", "PKCS12", STORE, *pair)
-    jceks = keys("many.jceks", "JCEKS", KEY, "mixed:case", "two")
-    return Made(folder, jceks, keys("legacy.p12", "PKCS12", STORE, "old"))
+    script = print_keys("many.jceks", "JCEKS", KEY, "mixed:case", "two")
+    script += print_keys("legacy.p12", "PKCS12", STORE, "old")
+    shell = [str(binaries / "jshell"), "-s", "-"]
+    printed = subprocess.run(shell, input=script, check=True, capture_output=True, text=True).stdout.split()
+    return Made(folder, printed[:2], printed[2:])
 
 
 @pytest.mark.parametrize("keystore", KEYSTORES.values(), ids=lambda one: one.store_type)
