@@ -55,16 +55,18 @@ class Lake:
         schemas = (make(TABLE, "test", "exact") for make in (key_schema, envelope_schema))
         FileStream(self.store, "test.shop.t").put_schemas(1, *schemas)
 
-    def publish(self, bucket: Bucket, writes: list[Write], late_since_ms: float = -math.inf) -> SliceResult:
+    def publish(self, bucket: Bucket, writes: list[Write], *, by_arrival: bool) -> SliceResult:
         """Publish what these writes have left in a bucket."""
         number = len(self.passes) + 1
         key = rows_key(TABLE.table_id, str(bucket), f"file-{number}")
         self.store.put(key, encode_rows(change_rows(writes, TABLE)))
         reading = Reading(((key, "a"),), WHOLE_RING.unwrap(), len(writes))
-        published = digest_keys(self.passes, str(bucket), late_since_ms)
+        published = digest_keys(self.passes, {str(bucket)}, -math.inf)
         reader = AfterReader(str(self.conf), TABLE, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
         context = PassContext(str(self.conf), reader, "test.shop.t", number, "x", "", False, {}, 1)
-        found = close_slice(context, self.store, "0000", [SliceOfBucket(str(bucket), (reading,), published)])
+        found = close_slice(
+            context, self.store, "0000", [SliceOfBucket(str(bucket), (reading,), published)], by_arrival
+        )
         if found.outputs:
             made = commit(self.store, context, [found.outputs], {})
             assert made is not None
@@ -81,20 +83,28 @@ def outcome(found: SliceResult) -> tuple[int, int]:
     return (found.outputs.rows if found.outputs else 0, found.published_before)
 
 
-def test_a_copy_that_comes_hours_later_is_known_wherever_it_is_laid(lake: Lake) -> None:
-    """Rows whose writers set the time are laid into the bucket of their arrival: each node's copy into another."""
-    of_its_time = Write(1, 1, "x", NOW.start * 1000 + 5)
-    long_ago, ahead = Write(1, 2, "x", 1000), Write(2, 1, "x", LATER.start * 1000 + 7)
-    assert outcome(lake.publish(NOW, [of_its_time, long_ago, ahead])) == (3, 0)
-    assert outcome(lake.publish(NOW, [of_its_time, long_ago])) == (0, 2)
-    fresh = Write(3, 1, "x", LATER.start * 1000 + 8)
-    assert outcome(lake.publish(LATER, [long_ago, ahead, fresh])) == (1, 2)
+OF_ITS_TIME = Write(1, 1, "x", NOW.start * 1000 + 5)
+LONG_AGO, AHEAD = Write(1, 2, "x", 1000), Write(2, 1, "x", LATER.start * 1000 + 7)
+FRESH = Write(3, 1, "x", LATER.start * 1000 + 8)
+
+
+def test_a_copy_that_comes_hours_later_is_known(lake: Lake) -> None:
+    """The bucket of arrival of each node's copy is another one."""
+    assert outcome(lake.publish(NOW, [OF_ITS_TIME, LONG_AGO, AHEAD], by_arrival=True)) == (3, 0)
+    assert outcome(lake.publish(NOW, [OF_ITS_TIME, LONG_AGO], by_arrival=True)) == (0, 2)
+    assert outcome(lake.publish(LATER, [OF_ITS_TIME, LONG_AGO, AHEAD, FRESH], by_arrival=True)) == (1, 3)
+    assert [list(one.digests) for one in lake.passes] == [[LATE], [LATE]]
+
+
+def test_what_was_written_in_the_future_is_known_when_its_time_has_come(lake: Lake) -> None:
+    assert outcome(lake.publish(NOW, [OF_ITS_TIME, AHEAD], by_arrival=False)) == (2, 0)
+    assert outcome(lake.publish(LATER, [AHEAD, FRESH], by_arrival=False)) == (1, 1)
     assert [sorted(one.digests) for one in lake.passes] == [[str(NOW), LATE], [str(LATER)]]
 
 
 def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(lake: Lake) -> None:
-    lake.publish(NOW, [Write(1, 1, "x", 1000)])
-    lake.publish(LATER, [Write(1, 2, "x", 1000)])
+    lake.publish(NOW, [LONG_AGO, OF_ITS_TIME], by_arrival=False)
+    lake.publish(LATER, [Write(1, 2, "x", 2000)], by_arrival=False)
     first, second = lake.passes
-    assert digest_keys(lake.passes, str(LATER), -math.inf) == (*first.digests[LATE], *second.digests[LATE])
-    assert digest_keys(lake.passes, str(LATER), second.created_at_ms + 1) == ()
+    assert digest_keys(lake.passes, {str(LATER)}, -math.inf) == (*first.digests[LATE], *second.digests[LATE])
+    assert digest_keys(lake.passes, {str(NOW)}, second.created_at_ms + 1) == first.digests[str(NOW)]

@@ -237,7 +237,7 @@ class Closer:
         slices = self._slices(state, settled)
         results: list[SliceResult] = []
         if slices:
-            task = CloseTask(context)
+            task = CloseTask(context, state.table.by_arrival)
             results = self._context.parallelize(slices, len(slices)).mapPartitions(task).collect()
         counts = count(settled, results)
         outputs = [result.outputs for result in results if result.outputs]
@@ -281,10 +281,14 @@ class Closer:
         """Keys of the digests of rows of this bucket, which may have been published before.
 
         Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours
-        after what the others had.
+        after what the others had. And a slow stage may have laid rows into an older bucket than theirs.
         """
-        since_ms = min(one.bucket.start, time.time() * 1000 - REPEATED_MS) if one.everywhere else -math.inf
-        return digest_keys(state.follow_ups.passes, str(one.bucket), since_ms)
+        passes = state.follow_ups.passes
+        if one.everywhere:
+            since_ms = min(one.bucket.start, time.time() * 1000 - REPEATED_MS)
+            return digest_keys(passes, {str(one.bucket)}, since_ms)
+        buckets = {bucket for known in passes for bucket in known.digests if bucket >= str(one.bucket)}
+        return digest_keys(passes, buckets, -math.inf)
 
     def _retire(self) -> None:
         """Forget closed buckets all of whose files are published, and commits all of whose files are forgotten."""

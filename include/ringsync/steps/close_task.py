@@ -61,18 +61,24 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class CloseTask:
-    """Spark calls it with the slices of one partition: (name, buckets), the name unique in the pass."""
+    """Spark calls it with the slices of one partition: (name, buckets), the name unique in the pass.
+
+    :ivar by_arrival: rows belong to the bucket of their arrival
+    """
 
     context: PassContext
+    by_arrival: bool
 
     def __call__(self, slices: Iterable[tuple[str, tuple[SliceOfBucket, ...]]]) -> Iterator[SliceResult]:
         config = load_config(self.context.config_path)
         store = config.open_store()
         for name, buckets in slices:
-            yield close_slice(self.context, store, name, buckets)
+            yield close_slice(self.context, store, name, buckets, self.by_arrival)
 
 
-def close_slice(context: PassContext, store: ObjectStore, name: str, buckets: Sequence[SliceOfBucket]) -> SliceResult:
+def close_slice(
+    context: PassContext, store: ObjectStore, name: str, buckets: Sequence[SliceOfBucket], by_arrival: bool
+) -> SliceResult:
     """Make the outputs of some token ranges of a table."""
     fresh: dict[str, list[pa.RecordBatch]] = defaultdict(list)
     seen = np.empty((0, 2), np.uint64)
@@ -91,7 +97,7 @@ def close_slice(context: PassContext, store: ObjectStore, name: str, buckets: Se
         before += int(np.count_nonzero(first & known))
         if (first & ~known).any():
             new = rows.filter(pa.array(first & ~known))
-            own = _is_of_time(new, Bucket.parse(one.bucket))
+            own = _is_of_time(new, Bucket.parse(one.bucket)) & (not by_arrival)
             for place, chosen in ((one.bucket, own), (LATE, ~own)):
                 if chosen.any():
                     fresh[place].append(new.filter(pa.array(chosen)))

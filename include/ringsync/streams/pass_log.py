@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -36,8 +36,8 @@ Digests = npt.NDArray[np.uint64]
 """uint64[rows, 2]: the halves of 16-byte digests as they lie in memory."""
 
 LATE = "late"
-"""In the place of a bucket: digests of rows that came long after theirs had closed, or were published in another, since
-their writers set the time. Their copies may be in any bucket."""
+"""In the place of a bucket: digests of rows that came long after theirs had closed, that were written in the future, or
+that belong to the bucket of their arrival. Their copies may be in any bucket."""
 
 _NUMBER = re.compile(r"/(\d{12})\.json$")
 
@@ -141,17 +141,17 @@ def digests_key(table_id: str, bucket: str, number: int, name: str) -> str:
     return f"sync/{table_id}/published/{bucket}/{number:012}-{name}.digests"
 
 
-def digest_keys(passes: Iterable[Pass], bucket: str, late_since_ms: float) -> tuple[str, ...]:
-    """Keys of the digests of what passes have published in a bucket, and of :data:`LATE` rows.
+def digest_keys(passes: Iterable[Pass], buckets: Collection[str], late_since_ms: float) -> tuple[str, ...]:
+    """Keys of the digests of what passes have published in some buckets, and of :data:`LATE` rows.
 
     :param late_since_ms: of these rows those that were published since then, ms since the epoch
     """
     return tuple(
         key
         for one in passes
-        for place in (bucket, LATE)
-        if place != LATE or one.created_at_ms >= late_since_ms
-        for key in one.digests.get(place, ())
+        for place, keys in one.digests.items()
+        if (one.created_at_ms >= late_since_ms if place == LATE else place in buckets)
+        for key in keys
     )
 
 
