@@ -14,13 +14,16 @@ from ringsync.state.tables import TABLES
 
 
 def create_state(session: Any, config: Config) -> None:
-    """Create keyspace and tables where they are missing, replicated as configured.
+    """Create keyspace and tables where they are missing, replicated as configured; all nodes know of them then.
 
     :raises StateError: they cannot be created
     """
     state = StateSession(session, config.state.keyspace)
     if not state.has(TABLES):
         state.create(config.state.replication or replication(read_hosts(session)))
+    # Another application may be creating them just now, and the node that was asked is the first to know. Nodes that do
+    # not agree for other reasons are not our concern: what is missing will say so when it is used.
+    session.cluster.control_connection.wait_for_schema_agreement()
 
 
 def replication(hosts: Sequence[Host]) -> Mapping[str, str]:
