@@ -40,9 +40,9 @@ def test_nodes_are_away(tmp_path: Path, cache: Path, after_image: str) -> None:
         with pipeline(conf, tmp_path, cache) as running:
             start_loops(running)
             write(session, workload, 100)
-            only_one_replica_has(nodes, workload)
             for table in BOOTSTRAPPED:
                 bootstrap(running, table, table, [lambda: write(session, workload, 40)] * 2)
+            only_one_replica_has(nodes, workload)
             nodes[2].stop()
             write(session, workload, 300)
             nodes[2].start()

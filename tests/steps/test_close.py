@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -14,7 +15,9 @@ from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
 from ringsync.state.staging import Bucket, encode_rows, rows_key
-from ringsync.steps.agreement import Reading
+from ringsync.steps.agreement import Reading, Settled
+from ringsync.steps.application import StepError
+from ringsync.steps.bucket_close import count
 from ringsync.steps.close_task import SliceOfBucket, SliceResult, close_slice
 from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import AfterReader
@@ -108,3 +111,12 @@ def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(l
     first, second = lake.passes
     assert digest_keys(lake.passes, {str(LATER)}, -math.inf) == (*first.digests[LATE], *second.digests[LATE])
     assert digest_keys(lake.passes, {str(NOW)}, second.created_at_ms + 1) == first.digests[str(NOW)]
+
+
+def test_counts_of_rows_on_which_all_agreed() -> None:
+    reading = Reading((("key", "a"),), WHOLE_RING.unwrap(), 5)
+    settled = Settled(NOW, ((0, reading),), np.zeros((1, 3), np.uint64), frozenset(), everywhere=True)
+    counts = count([settled], [SliceResult(None, read=5, repeated=2, published_before=3, only_one=0)])
+    assert (counts["agreed"], counts["at_close"], counts["rows"]) == (5, 0, 0)
+    with pytest.raises(StepError, match="5 rows are staged, 4 were read, 4 accounted for"):
+        count([settled], [SliceResult(None, read=4, repeated=1, published_before=3, only_one=0)])

@@ -372,8 +372,8 @@ def group_ranges(rows: Counter[int], size: int) -> list[frozenset[int]]:
     return [*groups, frozenset(present)] if present else groups
 
 
-def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> dict[str, int]:
-    """Add up what tasks have read and what became of it.
+def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter[str]:
+    """Add up what tasks have read and what became of it; 0 for what there was nothing of.
 
     :raises StepError: a row has no outcome, or a range had other rows than its digests say
     """
@@ -397,4 +397,4 @@ def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> dict[st
             f"the counts do not reconcile: {expected} rows are staged, {total['read']} were read, {outcomes} "
             "accounted for; nothing was published"
         )
-    return dict(total)
+    return total
