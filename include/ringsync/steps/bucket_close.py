@@ -260,12 +260,17 @@ class Closer:
         return state.follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name))
 
     def _slices(self, state: TableState, settled: Sequence[Settled]) -> list[tuple[str, tuple[SliceOfBucket, ...]]]:
-        """Cut what is settled into tasks by token: all rows of a key are in one of them."""
+        """Cut what is settled into tasks by token: all rows of a key are in one of them.
+
+        What replicas disagree on goes to tasks of its own: their rows are read from all replicas.
+        """
         rows: Counter[int] = Counter()
         for one in settled:
             for number, reading in one.readings:
                 rows[number] += reading.rows
-        groups = group_ranges(rows, SLICE_ROWS)
+        united = {number for one in settled for number, reading in one.readings if reading.united}
+        groups = group_ranges({number: rows[number] for number in rows.keys() - united}, SLICE_ROWS)
+        groups += group_ranges({number: rows[number] for number in united}, SLICE_ROWS)
         published = {one.bucket: self._published(state, one) for one in settled}
         slices = []
         for place, group in enumerate(groups):
@@ -358,7 +363,7 @@ def _is_complete(state: TableState, follow_ups: Mapping[str, Any], closed: int) 
     )
 
 
-def group_ranges(rows: Counter[int], size: int) -> list[frozenset[int]]:
+def group_ranges(rows: Mapping[int, int], size: int) -> list[frozenset[int]]:
     """Numbers of token ranges in groups of neighbours that have about so many rows together."""
     groups: list[frozenset[int]] = []
     present: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -103,6 +103,8 @@ def close_slice(
                     fresh[place].append(new.filter(pa.array(chosen)))
             seen = sorted_digests(np.concatenate([seen, halves[first & ~known]]))
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
+    disagreed = any(reading.united for one in buckets for reading in one.readings)
+    context = replace(context, reader=replace(context.reader, disagreed=disagreed))
     outputs = make_outputs(context, store, by_place, name) if by_place else None
     return SliceResult(outputs, read, repeated, before, only_one)
 

@@ -205,7 +205,8 @@ class FollowUps:
             if state is None or not (waiting := [number for number in sorted(self._passes) if number > state.applied]):
                 return
             one = self._passes[waiting[0]]
-            reader = replace(self.reader("replica"), replica=state)
+            disagreed = one.late or bool(one.counts.get("at_close"))
+            reader = replace(self.reader("replica"), replica=state, disagreed=disagreed)
             task = ReplicaTask(reader, one.number, one.late, self._deletions_before(one))
             files = []
             if one.changes:

@@ -110,10 +110,10 @@ class LatePasses:
         return found.images
 
     def _reader(self, table: TableSchema) -> AfterReader:
-        """Rows after late changes are read at quorum, whoever was late."""
+        """Rows after late changes are read from all replicas, whoever was late."""
         mode = self._config.sync.after_image_of(table.full_name)
         reader = self._follow_ups[table.table_id].reader("none" if mode == "none" else "source")
-        return replace(reader, quorum=True)
+        return replace(reader, disagreed=True)
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> int:
         """See :class:`ringsync.steps.late_rows.Effects`."""

@@ -18,6 +18,7 @@ from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.config import Config, load_config
+from ringsync.config.sections import ConsistencyLevel
 from ringsync.replica.changes import ReplicaState
 from ringsync.replica.keys import key_digests
 from ringsync.replica.live_rows import live_rows
@@ -26,7 +27,7 @@ from ringsync.ring.ranks import RankedRing
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.sources.control import ControlAddress, ControlClient
-from ringsync.sources.row_reads import read_rows
+from ringsync.sources.row_reads import UnreadRow, read_rows
 from ringsync.sources.scan import scan_session
 from ringsync.state.staging import decode_rows
 
@@ -50,7 +51,7 @@ class AfterReader:
     :ivar ring: whose first rank is asked first
     :ivar control: keeps the limits of reading the cluster
     :ivar replica: what it is now; None: the table has none
-    :ivar quorum: rows are read at LOCAL_QUORUM, since replicas do not agree
+    :ivar disagreed: replicas had different rows, so all of them are asked: maybe only one has a change
     :ivar recent: keys of merged change rows that passes before have published lately
     :ivar element_times: whether the server can tell the times of elements of collections
     """
@@ -61,7 +62,7 @@ class AfterReader:
     ring: RankedRing
     control: ControlAddress
     replica: ReplicaState | None
-    quorum: bool = False
+    disagreed: bool = False
     recent: tuple[str, ...] = ()
     element_times: bool = True
 
@@ -118,9 +119,8 @@ def _from_source(
 ) -> tuple[pa.RecordBatch, Mask]:
     """What the source shows, merged with the changes: it may be older than they are on the replica that was asked."""
     table = reader.table
-    consistency = "LOCAL_QUORUM" if reader.quorum else "LOCAL_ONE"
     keys = merged.take(pa.array(places)).select(["token", "partition_key", "clustering"])
-    seen, seen_places = _read(reader, config, keys, consistency, now_s)
+    seen, seen_places = _read(reader, config, keys, "LOCAL_ONE", now_s)
     rows = merged.take(pa.array(places))
     after = rows_after(seen, rows, table, live_known_from_us=0, misfits=config.replica.unrepresentable_values)
     doubtful = after.images.filter(pa.array(after.unknown))
@@ -187,31 +187,48 @@ def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) ->
 
 
 def _read(
-    reader: AfterReader, config: Config, keys: pa.RecordBatch, consistency: str, now_s: int
-) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-    """Rows of the source; and where the key of each stands."""
-    settings = replace(config.cluster_settings(), consistency_level=consistency)
-    session = scan_session(settings, now_s)
+    reader: AfterReader, config: Config, keys: pa.RecordBatch, level: ConsistencyLevel, now_s: int
+) -> tuple[pa.RecordBatch, Places]:
+    """Rows of the source; and where the key of each stands.
+
+    Where replicas disagreed all of them are asked, if they are alive; else, and where one does not answer, a quorum.
+
+    :param level: the consistency level of what replicas agree on
+    """
     images = [pa.RecordBatch.from_pylist([], row_image_schema(reader.table))]
-    places = [np.empty(0, np.int64)]
-    with ControlClient(reader.control) as permits:
-        for start in range(0, keys.num_rows, KEYS_AT_ONCE):
-            found = read_rows(
-                session,
-                reader.table,
-                keys.slice(start, KEYS_AT_ONCE),
-                reader.ring,
-                settings,
-                permits,
-                element_times=reader.element_times,
-                misfits=config.replica.unrepresentable_values,
-            )
-            if found.unread:
-                raise UnreadRowsError(
-                    f"{len(found.unread)} rows could not be read, the first: {found.unread[0].reason}"
+    places = [np.empty(0, np.intp)]
+    session = scan_session(config.cluster_settings(), now_s)
+
+    def ask(level: ConsistencyLevel, asked: Places) -> list[UnreadRow]:
+        """Read the rows of some keys, and say of which it could not."""
+        settings = replace(config.cluster_settings(), consistency_level=level)
+        unread: list[UnreadRow] = []
+        with ControlClient(reader.control) as permits:
+            for start in range(0, len(asked), KEYS_AT_ONCE):
+                chosen = asked[start : start + KEYS_AT_ONCE]
+                found = read_rows(
+                    session,
+                    reader.table,
+                    keys.take(pa.array(chosen)),
+                    reader.ring,
+                    settings,
+                    permits,
+                    element_times=reader.element_times,
+                    misfits=config.replica.unrepresentable_values,
                 )
-            images.append(found.images)
-            places.append(found.places + start)
+                images.append(found.images)
+                places.append(chosen[found.places])
+                unread += [replace(one, place=int(chosen[one.place])) for one in found.unread]
+        return unread
+
+    left = np.arange(keys.num_rows)
+    if reader.disagreed:
+        everywhere = reader.ring.all_live[reader.ring.numbers_of(numbers(keys["token"]))]
+        unread = ask("ALL", left[everywhere])
+        left = np.concatenate([left[~everywhere], np.array([one.place for one in unread], np.intp)])
+        level = "LOCAL_QUORUM"
+    if unread := ask(level, left):
+        raise UnreadRowsError(f"{len(unread)} rows could not be read, the first: {unread[0].reason}")
     return pa.concat_batches(images), np.concatenate(places)
 
 
