@@ -42,8 +42,11 @@ def judge(
         source = source_rows(session, table, now)
         found[name] = len(source)
         messages = stream_messages(store, table)
-        modelled = StreamModel(table, complete).apply_all(messages).rows(now)
-        wrong += [f"stream of {name}: {one}" for one in differences(source, _comparable(modelled, source, table))]
+        modelled = _comparable(StreamModel(table, complete).apply_all(messages).rows(now), source, table)
+        told = [source, modelled]
+        if name in bootstrapped and not complete:  # no message tells which entries the scan has read
+            told = [_without_lists(rows, table) for rows in told]
+        wrong += [f"stream of {name}: {one}" for one in differences(*told)]
         ids = Counter(message["value"]["source"]["event_id"] for message in messages if message["value"]["op"] != "r")
         wrong += [f"stream of {name}: event {event} comes {count} times" for event, count in ids.items() if count > 1]
         if name in bootstrapped:
