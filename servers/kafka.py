@@ -102,7 +102,8 @@ class KafkaBroker(OneProcess):
         self._run(command, "server.log", self._answers, START_SECONDS, "Kafka")
 
     def _format(self, jars: Path) -> None:
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # An id that begins with "-" would be taken for an option.
+        cluster_id = "r" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:].rstrip("=")
         options = ["format", "--standalone", "-t", cluster_id, "-c", str(self.folder / "server.properties")]
         if self.settings.login:
             user, password = self.settings.login

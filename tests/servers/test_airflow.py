@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -46,8 +47,10 @@ def call(airflow: Airflow, path: str, body: dict[str, Any], token: str = "") -> 
 
 def listening(pids: list[int]) -> set[str]:
     """The local addresses on which processes listen, in hexadecimal as the kernel prints them."""
-    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
-    inodes = {os.readlink(link) for link in links if link.is_symlink()}
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError):  # a process of a moment
+            inodes |= {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
     return {fields[1].split(":")[0] for fields in lines if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes}
 
@@ -63,7 +66,7 @@ def test_it_runs_a_task_and_leaves_no_process_behind(tmp_path: Path) -> None:
         assert airflow.password_file.stat().st_mode & 0o077 == 0
         token = call(airflow, "/auth/token", {"username": "admin", "password": airflow.password})["access_token"]
         until(lambda: run_dag(airflow, token), 60)
-        until(started.exists, 60)
+        until(lambda: started.exists() and started.read_text(), 60)
         assert started.read_text() == "127.0.0.1"
         pids = [pid for session in airflow.pids.values() for pid in session_members(session)]
         assert len(pids) > len(airflow.pids)

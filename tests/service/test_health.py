@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ringsync.airflow_client import RunState, TaskState
 from ringsync.config import Config
 from ringsync.service.checks import CheckError, Node, duration_ms, judge_nodes
+from ringsync.service.command import wait_until_idle
 from ringsync.service.health import DagHealth, problems
 from ringsync.service.show import status_lines
 from ringsync.status import forget, read_statuses
@@ -136,3 +138,27 @@ def test_remarks_about_nodes() -> None:
 @pytest.mark.parametrize(("text", "ms"), [("10s", 10_000), ("1500ms", 1500), ("2m", 120_000), ("", 0), ("soon", 0)])
 def test_durations(text: str, ms: int) -> None:
     assert duration_ms(text) == ms
+
+
+class Busy:
+    """An Airflow whose tasks of the sync end one after the other."""
+
+    def __init__(self, *running: list[str]) -> None:
+        self._running = list(running)
+
+    def busy_tasks(self, dag: str) -> list[str]:
+        if dag != "commitlog_sync":
+            return []
+        return self._running.pop(0) if len(self._running) > 1 else self._running[0]
+
+
+def test_stopping_waits_for_what_runs_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    airflow: Any = Busy(["close", "stage_default"], ["close", "stage_default"], ["close"], [])
+    seconds = iter(range(100))
+    assert wait_until_idle(airflow, 60, Console(width=120), lambda: next(seconds), lambda _: None) == []
+    assert capsys.readouterr().out.splitlines() == [
+        "waiting for commitlog_sync.close, commitlog_sync.stage_default",
+        "waiting for commitlog_sync.close",
+    ]
+    still: Any = Busy(["close"])
+    assert wait_until_idle(still, 60, Console(), lambda: next(seconds), lambda _: None) == ["commitlog_sync.close"]

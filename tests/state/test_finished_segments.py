@@ -38,7 +38,7 @@ def test_ids_are_a_set(parts: list[set[int]]) -> None:
 def test_what_was_finished_long_ago_becomes_one_object_and_stays_finished(tmp_path: Path) -> None:
     store, folder = open_store(str(tmp_path / "lake")), tmp_path / "cdc_raw"
     folder.mkdir()
-    waited_for = StagedFile("staging/rows/t/b/f.arrow", "t", "b", 1, 0, "r", ())
+    waited_for = StagedFile("staging/rows/t/b/f.arrow", "t", "b", 1, "r", ())
     lately, open_one, two, waiting = (
         commit_of(5, at_ms=NOW_MS),
         commit_of(6, finished=False),
