@@ -238,11 +238,15 @@ def forget_changes(store: ObjectStore, one: Pass) -> None:
 
 
 def forget_pass(store: ObjectStore, one: Pass) -> None:
-    """Remove a pass: its digests are no longer asked for. The last pass of a table must stay."""
+    """Remove a pass: its digests are no longer asked for. The last pass of a table must stay.
+
+    The pass goes first: a kill leaves files that nobody asks for, and no pass without its digests, at which whoever
+    publishes would stop.
+    """
+    store.delete(_key(one.table_id, one.number))
     forget_changes(store, one)
     for key in one.deletions:
         store.delete(key)
     for keys in one.digests.values():
         for key in keys:
             store.delete(key)
-    store.delete(_key(one.table_id, one.number))
