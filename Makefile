@@ -17,7 +17,7 @@ demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tab
 	@$(BIN)/python -m examples.flights.demo
 
 .PHONY: test
-test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): 25 minutes on two cores
+test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): under half an hour on two cores
 	@$(MAKE) --no-print-directory -j 2 lint prepare-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,14 @@ from ringsync.schema.table import Column, TableSchema
 from ringsync.state.staging import Bucket, encode_rows, rows_key
 from ringsync.steps.agreement import Reading, Settled
 from ringsync.steps.application import StepError
-from ringsync.steps.bucket_close import count
+from ringsync.steps.bucket_close import REPEATED_MS, count, published_before
 from ringsync.steps.close_task import SliceOfBucket, SliceResult, close_slice
 from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import AfterReader
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import LATE, Pass, digest_keys
+from ringsync.streams.pass_log import LATE, Pass
 from tests.steps.late_files import Write, change_rows
 
 INT = Native("int")
@@ -59,12 +60,12 @@ class Lake:
         FileStream(self.store, "test.shop.t").put_schemas(1, *schemas)
 
     def publish(self, bucket: Bucket, writes: list[Write], *, by_arrival: bool) -> SliceResult:
-        """Publish what these writes have left in a bucket."""
+        """Publish what these writes have left in a bucket; not all replicas have them."""
         number = len(self.passes) + 1
         key = rows_key(TABLE.table_id, str(bucket), f"file-{number}")
         self.store.put(key, encode_rows(change_rows(writes, TABLE)))
         reading = Reading(((key, "a"),), WHOLE_RING.unwrap(), len(writes))
-        published = digest_keys(self.passes, {str(bucket)}, -math.inf)
+        published = published_before(self.passes, settled_in(bucket, everywhere=False), by_arrival, time.time() * 1000)
         reader = AfterReader(str(self.conf), TABLE, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
         context = PassContext(str(self.conf), reader, "test.shop.t", number, "x", "", False, {}, 1)
         found = close_slice(
@@ -80,6 +81,10 @@ class Lake:
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path)
+
+
+def settled_in(bucket: Bucket, *, everywhere: bool, readings: tuple[tuple[int, Reading], ...] = ()) -> Settled:
+    return Settled(bucket, readings, np.zeros((1, 3), np.uint64), frozenset(), everywhere)
 
 
 def outcome(found: SliceResult) -> tuple[int, int]:
@@ -109,13 +114,24 @@ def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(l
     lake.publish(NOW, [LONG_AGO, OF_ITS_TIME], by_arrival=False)
     lake.publish(LATER, [Write(1, 2, "x", 2000)], by_arrival=False)
     first, second = lake.passes
-    assert digest_keys(lake.passes, {str(LATER)}, -math.inf) == (*first.digests[LATE], *second.digests[LATE])
-    assert digest_keys(lake.passes, {str(NOW)}, second.created_at_ms + 1) == first.digests[str(NOW)]
+    bucket, soon = Bucket(second.created_at_ms, 60_000), second.created_at_ms + 60_000
+    passes = [replace(first, created_at_ms=soon - REPEATED_MS - 1), second]
+
+    def asked(everywhere: bool) -> tuple[str, ...]:
+        return published_before(passes, settled_in(bucket, everywhere=everywhere), False, soon)
+
+    assert asked(everywhere=False) == (*first.digests[LATE], *second.digests[LATE])
+    assert asked(everywhere=True) == second.digests[LATE]
+
+
+def test_copies_are_known_after_the_table_was_told_to_go_by_arrival(lake: Lake) -> None:
+    assert outcome(lake.publish(NOW, [OF_ITS_TIME], by_arrival=False)) == (1, 0)
+    assert outcome(lake.publish(LATER, [OF_ITS_TIME, FRESH], by_arrival=True)) == (1, 1)
 
 
 def test_counts_of_rows_on_which_all_agreed() -> None:
     reading = Reading((("key", "a"),), WHOLE_RING.unwrap(), 5)
-    settled = Settled(NOW, ((0, reading),), np.zeros((1, 3), np.uint64), frozenset(), everywhere=True)
+    settled = settled_in(NOW, everywhere=True, readings=((0, reading),))
     counts = count([settled], [SliceResult(None, read=5, repeated=2, published_before=3, only_one=0)])
     assert (counts["agreed"], counts["at_close"], counts["rows"]) == (5, 0, 0)
     with pytest.raises(StepError, match="5 rows are staged, 4 were read, 4 accounted for"):

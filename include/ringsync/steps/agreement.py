@@ -86,7 +86,6 @@ def settle(open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed:
     comparable = all(file.ring == ring.ring.digest for _, file in files.values())
     readings: list[tuple[int, Reading]] = []
     sums = settled.copy()
-    everywhere = comparable
     if comparable:
         totals = total_sums(files.values(), len(ring.ranges))
         agreed, reference, primary = agreement(totals, ring)
@@ -96,6 +95,7 @@ def settle(open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed:
         everywhere = bool(ring.all_live[fresh].all())
         same = agreed & _same_everywhere(totals, reference)
     else:
+        everywhere = False
         same = np.zeros(len(ring.ranges), np.bool_)
     united = open_bucket.united
     if is_closed and files.keys() - united:

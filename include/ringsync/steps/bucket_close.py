@@ -40,7 +40,7 @@ from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import AfterReader
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of
 from ringsync.storage.port import NotFoundError, ObjectStore
-from ringsync.streams.pass_log import digest_keys
+from ringsync.streams.pass_log import Pass, digest_keys
 
 SLICE_ROWS = 50_000
 """A task publishes about so many rows."""
@@ -271,7 +271,8 @@ class Closer:
         united = {number for one in settled for number, reading in one.readings if reading.united}
         groups = group_ranges({number: rows[number] for number in rows.keys() - united}, SLICE_ROWS)
         groups += group_ranges({number: rows[number] for number in united}, SLICE_ROWS)
-        published = {one.bucket: self._published(state, one) for one in settled}
+        passes, by_arrival, now_ms = state.follow_ups.passes, state.table.by_arrival, time.time() * 1000
+        published = {one.bucket: published_before(passes, one, by_arrival, now_ms) for one in settled}
         slices = []
         for place, group in enumerate(groups):
             parts = [
@@ -281,19 +282,6 @@ class Closer:
             ]
             slices.append((f"{place:04}", tuple(parts)))
         return slices
-
-    def _published(self, state: TableState, one: Settled) -> tuple[str, ...]:
-        """Keys of the digests of rows of this bucket, which may have been published before.
-
-        Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours
-        after what the others had. And a slow stage may have laid rows into an older bucket than theirs.
-        """
-        passes = state.follow_ups.passes
-        if one.everywhere:
-            since_ms = min(one.bucket.start, time.time() * 1000 - REPEATED_MS)
-            return digest_keys(passes, {str(one.bucket)}, since_ms)
-        buckets = {bucket for known in passes for bucket in known.digests if bucket >= str(one.bucket)}
-        return digest_keys(passes, buckets, -math.inf)
 
     def _retire(self) -> None:
         """Forget closed buckets all of whose files are published, and commits all of whose files are forgotten."""
@@ -361,6 +349,23 @@ def _is_complete(state: TableState, follow_ups: Mapping[str, Any], closed: int) 
         and follow_ups["replica_pass"] == follow_ups["last_pass"]
         and all(bucket.end > closed for bucket in state.buckets)
     )
+
+
+def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
+    """Keys of the digests among which those of a bucket's rows are, if the rows were published before.
+
+    Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours after
+    what the others had. And a slow stage may have laid rows into an older bucket than theirs.
+
+    :param passes: all that have not been forgotten
+    :param by_arrival: rows belong to the bucket of their arrival; maybe only since lately
+    :param now_ms: ms since the epoch
+    """
+    if one.everywhere:
+        return digest_keys(passes, {str(one.bucket)}, min(one.bucket.start, now_ms - REPEATED_MS))
+    oldest = "" if by_arrival else str(one.bucket)
+    buckets = {bucket for known in passes for bucket in known.digests if bucket >= oldest}
+    return digest_keys(passes, buckets, -math.inf)
 
 
 def group_ranges(rows: Mapping[int, int], size: int) -> list[frozenset[int]]:

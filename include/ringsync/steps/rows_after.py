@@ -157,7 +157,7 @@ def _was_deleted(reader: AfterReader, config: Config, rows: pa.RecordBatch, unse
 def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> RowsAfter:
     """Complete images of all keys that changes touch: what the replica has, merged with them.
 
-    What the replica cannot know for certain is read from the source at quorum: so are all rows that come late, since
+    What the replica cannot know for certain is read from the source, at quorum at least: so are all late rows, since
     tombstones may hide them that no SELECT has shown.
 
     :param merged: merged change rows of the table
@@ -194,6 +194,7 @@ def _read(
     Where replicas disagreed all of them are asked, if they are alive; else, and where one does not answer, a quorum.
 
     :param level: the consistency level of what replicas agree on
+    :raises UnreadRowsError: rows could not be read
     """
     images = [pa.RecordBatch.from_pylist([], row_image_schema(reader.table))]
     places = [np.empty(0, np.intp)]
