@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,11 @@ def compared(spark: SparkSession, source: list[Row], replica: DataFrame, **optio
     options = {"changed_after_us": 10 * WRITTEN, "limit": 100, **options}
     there, here = (live(one, TABLE, NOW) for one in (frame(spark, source), replica))
 
-    def read_source(ranges: Any) -> DataFrame:
-        return there.where(token_condition(ranges))
+    def of(side: DataFrame) -> Callable[[Any], DataFrame]:
+        return lambda ranges: side.where(token_condition(ranges))
 
     sums = [range_checksums(side, TABLE, BOUNDARIES, None) for side in (there, here)]
-    return compare_ranges(*sums, read_source, lambda: here, BOUNDARIES, TABLE, **options)
+    return compare_ranges(*sums, of(there), of(here), BOUNDARIES, TABLE, **options)
 
 
 def planted(source: list[Row]) -> tuple[list[Row], dict[tuple[Any, ...], tuple[str | None, str | None]]]:

@@ -9,7 +9,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from ringsync.replica.base import base_folder, replace_base
-from ringsync.replica.delta_log import ConcurrentCommitError, DeltaLogError, read_snapshot
+from ringsync.replica.delta_log import ConcurrentCommitError, DeltaLogError, KnownSnapshots, read_snapshot
 from ringsync.replica.table import ReplicaTable
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, write_base
@@ -24,6 +24,18 @@ def live_paths(store: Path) -> set[str]:
 
 def test_no_table(tmp_path: Path) -> None:
     assert read_snapshot(LocalStore(tmp_path), FOLDER).version == -1
+
+
+def test_a_log_that_is_as_it_was_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, table = LocalStore(tmp_path), simple()
+    write_base(tmp_path, table, simple_images(1))
+    known: KnownSnapshots = {}
+    before = read_snapshot(store, FOLDER, known)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "get", lambda *_: pytest.fail("the log was read again"))
+        assert read_snapshot(store, FOLDER, known) == before
+    write_base(tmp_path, table, simple_images(2))
+    assert read_snapshot(store, FOLDER, known) == read_snapshot(store, FOLDER) != before
 
 
 def test_a_transaction_is_taken_once_and_others_are_noticed(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ringsync.replica.delta_log import (
     ConcurrentCommitError,
     DataFile,
     DeltaSnapshot,
+    KnownSnapshots,
     append,
     read_snapshot,
     replace_all,
@@ -101,14 +102,18 @@ def changes_schema(table: TableSchema) -> pa.Schema:
 
 
 def replica_state(
-    store: ObjectStore, table: TableSchema, options: Mapping[str, str] | None = None
+    store: ObjectStore,
+    table: TableSchema,
+    options: Mapping[str, str] | None = None,
+    known: KnownSnapshots | None = None,
 ) -> ReplicaState | None:
     """What the replica is now; None: the table has none.
 
     :param options: for delta-rs (:func:`ringsync.storage.delta_options`)
+    :param known: for who asks often
     :raises ReplicaMismatchError: it is the replica of another table id or schema
     """
-    base, changes = _snapshots(store, table)
+    base, changes = _snapshots(store, table, known)
     return _state(store, table, base, changes, options or {}) if base.version >= 0 else None
 
 
@@ -210,14 +215,16 @@ def delta_path(uri: str) -> str:
     return uri.removeprefix("file://")
 
 
-def _snapshots(store: ObjectStore, table: TableSchema) -> tuple[DeltaSnapshot, DeltaSnapshot]:
+def _snapshots(
+    store: ObjectStore, table: TableSchema, known: KnownSnapshots | None = None
+) -> tuple[DeltaSnapshot, DeltaSnapshot]:
     """Base and changes, the changes read first.
 
     What a merge moves from there to the base in between is then seen twice rather than not at all; and changes that
     belong to the base that was read do not belong to an older one.
     """
-    changes = read_snapshot(store, changes_folder(table.keyspace, table.name))
-    return read_snapshot(store, base_folder(table.keyspace, table.name)), changes
+    changes = read_snapshot(store, changes_folder(table.keyspace, table.name), known)
+    return read_snapshot(store, base_folder(table.keyspace, table.name), known), changes
 
 
 def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: DeltaSnapshot, now_ms: int) -> None:

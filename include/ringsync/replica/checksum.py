@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ringsync.replica.digests import row_digests
-from ringsync.replica.live_rows import alive_only, has_static_cells_left, live_rows
+from ringsync.replica.live_rows import alive_only, live_rows, static_cells_are_left
+from ringsync.replica.table import token_condition
 from ringsync.replica.view import live
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
@@ -26,12 +27,11 @@ Int64Array = npt.NDArray[np.int64]
 
 CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
 
-STATIC_CELLS_LEFT = -1
-"""A partial checksum of this range says: there is an image that is no live row, but has a live static cell. Whether
-its partition shows as a row without clustering cannot be said of one image by itself
-(:func:`ringsync.replica.view.live`)."""
+STATIC_CELLS_LEFT = "static_cells_left"
+"""Of a partial checksum: how many images are no live rows, but have a live static cell. Whether the partition of such a
+one shows as a row without clustering cannot be said of one image by itself (:func:`ringsync.replica.view.live`)."""
 
-PARTIAL_CHECKSUMS = "`range` bigint, " + ", ".join(f"`{name}` bigint" for name in CHECKSUM_FIELDS)
+PARTIAL_CHECKSUMS = ", ".join(f"`{name}` bigint" for name in ("range", *CHECKSUM_FIELDS, STATIC_CELLS_LEFT))
 
 
 def range_checksums(rows: DataFrame, table: TableSchema, boundaries: Sequence[int], now_s: int | None) -> pa.Table:
@@ -50,29 +50,36 @@ def range_checksums(rows: DataFrame, table: TableSchema, boundaries: Sequence[in
         yield partial_checksums(batches, table, edges, now_s)
 
     partial = rows.mapInArrow(checksum, PARTIAL_CHECKSUMS).toArrow()
-    if now_s is not None and pc.any(pc.equal(partial["range"], STATIC_CELLS_LEFT)).as_py():
-        return range_checksums(live(rows, table, now_s), table, boundaries, None)
-    return sum_up(partial, edges)
+    total = sum_up(partial, edges)
+    unsure = pc.unique(partial["range"].filter(pc.greater(partial[STATIC_CELLS_LEFT], 0))).to_numpy()
+    if now_s is None or not len(unsure):
+        return total
+    condition = token_condition([(int(edges[i]), int(edges[i + 1])) for i in unsure])
+    again = range_checksums(live(rows.where(condition), table, now_s), table, boundaries, None)
+    known = pa.array(~np.isin(np.arange(len(edges) - 1), unsure))
+    return pa.concat_tables([total.filter(known), again.filter(pc.invert(known))]).sort_by("range")
 
 
 def partial_checksums(
     batches: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array, now_s: int | None
 ) -> pa.RecordBatch:
-    """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them."""
+    """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them.
+
+    :param now_s: as for :func:`range_checksums`
+    """
     counted = _columns_with_cells(table)
     found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
-    static_cells_left = False
+    static_cells_left = np.zeros(len(edges) - 1, np.int64)
     for batch in batches:
         if now_s is not None:
             rows = live_rows(batch, table, now_s)
-            static_cells_left |= bool(table.clustering) and has_static_cells_left(rows)
+            if table.clustering:
+                _count(static_cells_left, rows.filter(static_cells_are_left(rows)), edges)
             batch = alive_only(rows)
         _add_batch(found, batch, edges, counted)
-    ranges = np.flatnonzero(found[0])
-    columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
-    if static_cells_left:
-        columns = [pa.concat_arrays([one, pa.array([STATIC_CELLS_LEFT])]) for one in columns]
-    return pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
+    ranges = np.flatnonzero(found[0] + static_cells_left)
+    columns = [ranges, *(one[ranges] for one in found), static_cells_left[ranges]]
+    return pa.record_batch([pa.array(one) for one in columns], names=["range", *CHECKSUM_FIELDS, STATIC_CELLS_LEFT])
 
 
 def sum_up(partial: pa.Table, edges: Int64Array) -> pa.Table:
@@ -105,6 +112,12 @@ def range_indexes(tokens: pa.Array, edges: Int64Array) -> Int64Array:
 def _columns_with_cells(table: TableSchema) -> list[str]:
     names = lake_names(table)
     return [names[column.name] for column in table.value_columns]
+
+
+def _count(found: Int64Array, batch: pa.RecordBatch, edges: Int64Array) -> None:
+    """Count a batch's rows, range by range."""
+    ranges = range_indexes(batch["token"], edges)
+    np.add.at(found, ranges[(ranges >= 0) & (ranges < len(found))], 1)
 
 
 def _add_batch(found: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64Array, counted: Sequence[str]) -> None:

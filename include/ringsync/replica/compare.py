@@ -75,7 +75,7 @@ def compare_ranges(
     there: pa.Table,
     here: pa.Table,
     read_source: Callable[[TokenRanges], DataFrame],
-    read_replica: Callable[[], DataFrame],
+    read_replica: Callable[[TokenRanges], DataFrame],
     boundaries: Sequence[int],
     table: TableSchema,
     *,
@@ -88,7 +88,7 @@ def compare_ranges(
     :param here: the replica's
     :param read_source: gives the source's live rows (:func:`ringsync.replica.view.as_selected`) of some token
         ranges; called where checksums differ
-    :param read_replica: gives the replica's live rows (:func:`ringsync.replica.view.live`); called in the same case
+    :param read_replica: gives the replica's live rows (:func:`ringsync.replica.view.live`) of them; called there, too
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
     :param changed_after_us: µs; a source row with a later writetime that differs is counted, not a difference
     :param limit: list so many differences at most; all are counted
@@ -101,7 +101,7 @@ def compare_ranges(
     kinds: Counter[str] = Counter()
     differences: list[Difference] = []
     if ranges:
-        joined = _join(read_source(ranges), read_replica(), ranges, table, changed_after_us)
+        joined = _join(read_source(ranges), read_replica(ranges), table, changed_after_us)
         found = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
         for line in found.toArrow().to_pylist():
             if line["listed"] is not None:
@@ -150,19 +150,16 @@ def repair(
 def _join(
     source_live: DataFrame,
     replica_live: DataFrame,
-    ranges: Sequence[tuple[int, int]],
     table: TableSchema,
     changed_after_us: int,
 ) -> DataFrame:
-    """Each key of the ranges with its outcome, and with the rows of both sides where they are wanted.
+    """Each key with its outcome, and with the rows of both sides where they are wanted.
 
     Keys are joined by their digest: Spark's own equality takes -0.0 for 0.0 and cannot compare maps. Copies of one
     row are numbered, so that a row that is there twice finds no second partner.
     """
     there, here = (
-        _with_digests(side.where(token_condition(ranges)), table).selectExpr(
-            "*", "row_number() OVER (PARTITION BY `key` ORDER BY digest) AS copy"
-        )
+        _with_digests(side, table).selectExpr("*", "row_number() OVER (PARTITION BY `key` ORDER BY digest) AS copy")
         for side in (source_live, replica_live)
     )
     return source_live.sparkSession.sql(

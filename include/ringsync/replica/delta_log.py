@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import ringsync
-from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, Stat
 
 Action = dict[str, Any]
 
@@ -88,13 +88,27 @@ def file_rows(content: Action) -> int:
     return int(json.loads(content.get("stats") or "{}").get("numRecords", 0))
 
 
-def read_snapshot(store: ObjectStore, folder: str) -> DeltaSnapshot:
+KnownSnapshots = dict[str, tuple[Sequence[Stat], DeltaSnapshot]]
+"""By folder: the objects of the log, and what came out of them."""
+
+
+def read_snapshot(store: ObjectStore, folder: str, known: KnownSnapshots | None = None) -> DeltaSnapshot:
     """Replay the log from its last checkpoint.
 
     :param folder: the table's key in the store
+    :param known: for who asks often: where the log is as it was then, it is not read again
     :raises DeltaLogError: commits are missing, or the table uses features that this reader does not know
     """
-    keys = [stat.key for stat in store.list(f"{folder}/_delta_log/")]
+    known = {} if known is None else known
+    log = list(store.list(f"{folder}/_delta_log/"))
+    before, snapshot = known.get(folder, ([], DeltaSnapshot()))
+    if log != before:
+        snapshot = _replay(store, folder, [stat.key for stat in log])
+        known[folder] = log, snapshot
+    return snapshot
+
+
+def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapshot:
     commits = {int(match[1]): key for key in keys if (match := _COMMIT.search(key))}
     start, checkpoint = _last_checkpoint(keys)
     version = max([start, *commits])

@@ -75,9 +75,14 @@ def alive_only(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.filter(rows.column("#alive")).drop_columns(["#alive", "#static"])
 
 
-def has_static_cells_left(rows: pa.RecordBatch) -> bool:
-    """Whether of :func:`live_rows` one is dead while a static cell of it lives."""
-    return bool(pc.any(pc.and_(rows.column("#static"), pc.invert(rows.column("#alive")))).as_py())
+def static_cells_are_left(rows: pa.RecordBatch) -> pa.Array:
+    """Which of :func:`live_rows` are dead while a static cell of them lives."""
+    return pc.and_(rows.column("#static"), pc.invert(rows.column("#alive")))
+
+
+def selected_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
+    """What :func:`live_rows` shows of rows that a SELECT gave as of that very moment: all of them are alive."""
+    return live_rows(batch, table, now_s).drop_columns(["#alive", "#static"])
 
 
 def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveColumn], now_s: int) -> tuple[Mask, Mask]:

@@ -14,6 +14,7 @@ from typing import Any
 from ringsync.config import Config
 from ringsync.replica.base import ReplicaMismatchError
 from ringsync.replica.changes import ReplicaState, StaleStateError, append_pass, replica_state
+from ringsync.replica.delta_log import KnownSnapshots
 from ringsync.ring.ranks import RankedRing
 from ringsync.sources.control import ControlAddress
 from ringsync.steps.application import Application
@@ -112,6 +113,7 @@ class FollowUps:
         self._forgotten = 0
         self._replica_lag_ms: int | None = None
         self._versions: dict[str, int] = {}
+        self._snapshots: KnownSnapshots = {}
 
     @property
     def last(self) -> int:
@@ -167,7 +169,7 @@ class FollowUps:
         """The replica as it is; None: the table has none, or none that can follow its changes."""
         options = delta_options(**self._application.config.store.model_dump())
         try:
-            state = replica_state(self._store, self._table.schema, options)
+            state = replica_state(self._store, self._table.schema, options, self._snapshots)
         except ReplicaMismatchError as error:
             self._mismatch = str(error)
             return None

@@ -37,7 +37,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
     from ringsync.replica.session import spark_session
-    from ringsync.replica.table import ReplicaTable
+    from ringsync.replica.table import ReplicaTable, token_condition
     from ringsync.replica.view import as_selected, live
     from ringsync.sources.cassandra_table import CassandraTable
 
@@ -73,7 +73,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             source_checksums(spark, application, plan, edges),
             range_checksums(images, table, edges, plan.now),
             lambda ranges: as_selected(source_images(ranges), table, plan.now),
-            lambda: live(images, table, plan.now),
+            # Here, not behind the functions in Python, to which all other rows would go.
+            lambda ranges: live(images.where(token_condition(ranges)), table, plan.now),
             edges,
             table,
             changed_after_us=seen.as_of_us,
@@ -114,6 +115,7 @@ def source_checksums(spark: Any, application: Application, plan: ScanPlan, bound
     Nothing but the sums leaves a task: sending the rows through the JVM would cost several times the reading.
     """
     from ringsync.replica.checksum import PARTIAL_CHECKSUMS, check_boundaries, partial_checksums, sum_up
+    from ringsync.replica.live_rows import selected_rows
     from ringsync.sources.cassandra_table import read_split
 
     edges = check_boundaries(boundaries)
@@ -124,11 +126,12 @@ def source_checksums(spark: Any, application: Application, plan: ScanPlan, bound
 
         def sum_up_splits(batches: Iterator[Any]) -> Iterator[Any]:
             config = load_config(config_path)
-            for batch in batches:
-                for index in batch.column("id").to_pylist():
+            for some in batches:
+                for index in some.column("id").to_pylist():
                     with ControlClient(address) as permits:
                         rows = read_split(config, plan, plan.splits[index], permits)
-                        yield partial_checksums(rows, plan.table, edges, plan.now)
+                        shown = (selected_rows(batch, plan.table, plan.now) for batch in rows)
+                        yield partial_checksums(shown, plan.table, edges, None)
 
         count = len(plan.splits)
         tasks = spark.range(0, count, 1, count)
