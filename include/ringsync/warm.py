@@ -38,7 +38,7 @@ from ringsync.formats.result_page import page_cells
 from ringsync.formats.row_images import ResultColumn, row_images
 from ringsync.replica.checksum import partial_checksums
 from ringsync.replica.keys import key_digests
-from ringsync.replica.live_rows import live_rows
+from ringsync.replica.live_rows import live_rows, shown_rows
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.row_keys import ROW_KEYS, row_keys
 from ringsync.sources.scan import scan_query
@@ -71,7 +71,7 @@ def warm() -> None:
     batch = row_images([page], table, query.layout, NOW, "raw")
     page_cells(page, len(query.layout))
     edges = np.array([-(2**63), 0, 2**63 - 1])
-    partial_checksums([batch], table, edges, NOW)
+    partial_checksums(shown_rows([batch], table, NOW), table, edges)
     _read_record(table)
     snapshot_messages(batch, table, "warm", "exact", hostname="", processed_at_ms=0, schema_version=1, version="")
     _publish_change(batch, table)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ringsync.replica.base import base_folder, changes_folder, check_replaceable, replace_base, replica_folder
 from ringsync.replica.changes import VERSION, ReplicaState, append_pass, changes_schema, replica_state
+from ringsync.replica.checksum import PARTIAL_CHECKSUMS, check_boundaries, partial_checksums, sum_up
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.storage.local import LocalStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 NOW_MS = 1_800_000_000_000
 
@@ -83,3 +88,13 @@ def write_pass(store: Path, table: TableSchema, rows: pa.Table, number: int, as_
     seen = state_of(store, table)
     files = [write_file(store, table, rows, number)] if len(rows) else []
     return append_pass(LocalStore(store), table, number, files, NOW_MS, seen=seen, as_of_us=as_of_us)
+
+
+def checksums_of(rows: DataFrame, table: TableSchema, boundaries: Sequence[int]) -> pa.Table:
+    """The checksums of rows as the view of a replica shows them (:func:`ringsync.replica.view.live`)."""
+    edges = check_boundaries(boundaries)
+
+    def checksum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield partial_checksums(batches, table, edges)
+
+    return sum_up(rows.mapInArrow(checksum, PARTIAL_CHECKSUMS).toArrow(), edges)

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from ringsync.replica.checksum import CHECKSUM_FIELDS, range_checksums
+from ringsync.replica.checksum import CHECKSUM_FIELDS
 from ringsync.replica.digests import canonical, row_digests
 from ringsync.replica.view import live
+from tests.replica.bases import checksums_of
 from tests.replica.test_compare import BOUNDARIES, NOW, TABLE, frame, image
 
 
@@ -46,9 +47,7 @@ def test_floats_are_compared_by_bits_but_all_nans_are_one() -> None:
 def test_order_and_partitioning_do_not_matter(spark: SparkSession) -> None:
     rows = [image(number) for number in range(60)]
     shuffled = frame(spark, rows[::-1]).repartition(5)
-    first, second = (
-        range_checksums(live(f, TABLE, NOW), TABLE, BOUNDARIES, None) for f in (frame(spark, rows), shuffled)
-    )
+    first, second = (checksums_of(live(f, TABLE, NOW), TABLE, BOUNDARIES) for f in (frame(spark, rows), shuffled))
     assert first.equals(second)
     assert first.column_names == ["range", *CHECKSUM_FIELDS]
     assert first["rows"].to_pylist() == [1, *[10] * 5, 9, 0, 0, 0, 0]
@@ -58,6 +57,6 @@ def test_order_and_partitioning_do_not_matter(spark: SparkSession) -> None:
 @pytest.mark.spark
 def test_rows_outside_the_boundaries_do_not_count(spark: SparkSession) -> None:
     rows = live(frame(spark, [image(number) for number in range(60)]), TABLE, NOW)
-    assert range_checksums(rows, TABLE, [100, 200, 300], None)["rows"].to_pylist() == [10, 10]
+    assert checksums_of(rows, TABLE, [100, 200, 300])["rows"].to_pylist() == [10, 10]
     with pytest.raises(ValueError, match="rising"):
-        range_checksums(rows, TABLE, [5, 5], None)
+        checksums_of(rows, TABLE, [5, 5])

@@ -12,14 +12,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
-from ringsync.replica.checksum import range_checksums
 from ringsync.replica.compare import Comparison, compare_ranges, repair
 from ringsync.replica.differences import Difference
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.replica.view import live
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
-from tests.replica.bases import replica_uri, write_base
+from tests.replica.bases import checksums_of, replica_uri, write_base
 
 pytestmark = pytest.mark.spark
 
@@ -82,7 +81,7 @@ def compared(spark: SparkSession, source: list[Row], replica: DataFrame, **optio
     def of(side: DataFrame) -> Callable[[Any], DataFrame]:
         return lambda ranges: side.where(token_condition(ranges))
 
-    sums = [range_checksums(side, TABLE, BOUNDARIES, None) for side in (there, here)]
+    sums = [checksums_of(side, TABLE, BOUNDARIES) for side in (there, here)]
     return compare_ranges(*sums, of(there), of(here), BOUNDARIES, TABLE, **options)
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ringsync.cql.types import MapType, Native, TupleType
-from ringsync.replica.lookup import previous_images
+from ringsync.replica.lookup import images_between, previous_images
 from ringsync.replica.merge import dead_for_good, due, merge_changes, tidy
 from ringsync.replica.table import ReplicaTable
 from ringsync.replica.view import register_live_view
@@ -124,6 +124,14 @@ def look_up(store: Path, model: Model, rng: random.Random) -> None:
         assert len((others & by_key.keys()) - wanted) <= 1
 
 
+def look_through(store: Path, model: Model, rng: random.Random) -> None:
+    """All rows of two token ranges."""
+    between = rng.randrange(-1, 3)
+    for start, end in ((-(2**63), between), (between, 2**63 - 1)):
+        found = pa.Table.from_batches(images_between(state_of(store, TABLE), TABLE, start, end))
+        assert shown(found) == expected(row for row in model.values() if start < row["token"] <= end)
+
+
 def partition_of(row: Row) -> str:
     return repr((row["p"], row["_x"]["p"]["raw"]))
 
@@ -134,6 +142,7 @@ def test_lookup_without_changes_and_without_rows(tmp_path: Path) -> None:
     write_base(tmp_path, TABLE, table_of(base), rows_per_file=7)
     for _ in range(20):
         look_up(tmp_path, base, rng)
+        look_through(tmp_path, base, rng)
     nothing = previous_images(state_of(tmp_path, TABLE), TABLE, batch([]))
     assert (nothing.num_rows, nothing.schema) == (0, row_image_schema(TABLE))
 
@@ -172,6 +181,7 @@ def test_passes_and_merges(spark: SparkSession, tmp_path: Path) -> None:
         model |= fresh
         images += len(fresh)
         look_up(tmp_path, model, rng)
+        look_through(tmp_path, model, rng)
     seen = state_of(tmp_path, TABLE)
     assert shown(replica.images_at(spark, seen).toArrow()) == expected(model.values())
 
@@ -187,6 +197,7 @@ def test_passes_and_merges(spark: SparkSession, tmp_path: Path) -> None:
     model = {k: row for k, row in model.items() if k not in gone} | fifth
     for _ in range(10):
         look_up(tmp_path, model, rng)
+        look_through(tmp_path, model, rng)
     # Killed before it had deleted them, and started again.
     again = merge_changes(spark, replica, seen, **grace)
     assert (again.read, again.inserted, again.deleted) == (result.read, 0, 0)

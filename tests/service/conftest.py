@@ -20,9 +20,10 @@ from servers.ports import free_port
 ROOT = Path(__file__).parents[2]
 
 VERIFY = """
-import sys, time
+import os, pathlib, sys, time
 table = sys.argv[sys.argv.index("--table") + 1]
 if table == "shop.slow":
+    pathlib.Path(__file__).parents[1].joinpath("slow").write_text(os.environ["SPARK_LOCAL_IP"])
     time.sleep(60)
 if table == "shop.good":
     print("ringsync: report: {}", flush=True)

@@ -8,18 +8,15 @@ count and the sums see what a bare exclusive or would not, a row that is there t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import SparkSession
 
 from ringsync.replica.digests import row_digests
-from ringsync.replica.live_rows import alive_only, live_rows, static_cells_are_left
-from ringsync.replica.table import token_condition
-from ringsync.replica.view import live
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 
@@ -27,59 +24,50 @@ Int64Array = npt.NDArray[np.int64]
 
 CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
 
-STATIC_CELLS_LEFT = "static_cells_left"
-"""Of a partial checksum: how many images are no live rows, but have a live static cell. Whether the partition of such a
-one shows as a row without clustering cannot be said of one image by itself (:func:`ringsync.replica.view.live`)."""
-
-PARTIAL_CHECKSUMS = ", ".join(f"`{name}` bigint" for name in ("range", *CHECKSUM_FIELDS, STATIC_CELLS_LEFT))
+PARTIAL_CHECKSUMS = ", ".join(f"`{name}` bigint" for name in ("range", *CHECKSUM_FIELDS))
 
 
-def range_checksums(rows: DataFrame, table: TableSchema, boundaries: Sequence[int], now_s: int | None) -> pa.Table:
-    """Checksum every token range.
+def range_checksums(
+    spark: SparkSession,
+    pieces: int,
+    read: Callable[[int], Iterable[pa.RecordBatch]],
+    table: TableSchema,
+    boundaries: Sequence[int],
+) -> pa.Table:
+    """Checksum every token range, each task reading a piece and summing it up where it reads.
 
-    :param rows: row images; or with ``now_s`` None rows as :func:`ringsync.replica.view.live` gives them
+    Nothing but the sums leaves a task: sending rows through the JVM would cost several times the reading.
+
+    :param pieces: how many there are, and tasks
+    :param read: in a task: the rows of a piece that a SELECT shows (:func:`ringsync.replica.live_rows.shown_rows`)
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]; rows outside do
         not count
-    :param now_s: seconds since the epoch; row images are seen as of this moment, without what has expired
     :returns: one row per range: ``range`` (its index) and :data:`CHECKSUM_FIELDS`, all int64
     :raises ValueError: when the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
 
-    def checksum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield partial_checksums(batches, table, edges, now_s)
+    def sum_up_pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for piece in batch.column("id").to_pylist():
+                yield partial_checksums(read(piece), table, edges)
 
-    partial = rows.mapInArrow(checksum, PARTIAL_CHECKSUMS).toArrow()
-    total = sum_up(partial, edges)
-    unsure = pc.unique(partial["range"].filter(pc.greater(partial[STATIC_CELLS_LEFT], 0))).to_numpy()
-    if now_s is None or not len(unsure):
-        return total
-    condition = token_condition([(int(edges[i]), int(edges[i + 1])) for i in unsure])
-    again = range_checksums(live(rows.where(condition), table, now_s), table, boundaries, None)
-    known = pa.array(~np.isin(np.arange(len(edges) - 1), unsure))
-    return pa.concat_tables([total.filter(known), again.filter(pc.invert(known))]).sort_by("range")
+    partial = spark.range(0, pieces, 1, pieces).mapInArrow(sum_up_pieces, PARTIAL_CHECKSUMS)
+    return sum_up(partial.toArrow(), edges)
 
 
-def partial_checksums(
-    batches: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array, now_s: int | None
-) -> pa.RecordBatch:
+def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array) -> pa.RecordBatch:
     """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them.
 
-    :param now_s: as for :func:`range_checksums`
+    :param rows: as :func:`ringsync.replica.live_rows.shown_rows` gives them
     """
     counted = _columns_with_cells(table)
     found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
-    static_cells_left = np.zeros(len(edges) - 1, np.int64)
-    for batch in batches:
-        if now_s is not None:
-            rows = live_rows(batch, table, now_s)
-            if table.clustering:
-                _count(static_cells_left, rows.filter(static_cells_are_left(rows)), edges)
-            batch = alive_only(rows)
+    for batch in rows:
         _add_batch(found, batch, edges, counted)
-    ranges = np.flatnonzero(found[0] + static_cells_left)
-    columns = [ranges, *(one[ranges] for one in found), static_cells_left[ranges]]
-    return pa.record_batch([pa.array(one) for one in columns], names=["range", *CHECKSUM_FIELDS, STATIC_CELLS_LEFT])
+    ranges = np.flatnonzero(found[0])
+    columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
+    return pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
 
 
 def sum_up(partial: pa.Table, edges: Int64Array) -> pa.Table:
@@ -112,12 +100,6 @@ def range_indexes(tokens: pa.Array, edges: Int64Array) -> Int64Array:
 def _columns_with_cells(table: TableSchema) -> list[str]:
     names = lake_names(table)
     return [names[column.name] for column in table.value_columns]
-
-
-def _count(found: Int64Array, batch: pa.RecordBatch, edges: Int64Array) -> None:
-    """Count a batch's rows, range by range."""
-    ranges = range_indexes(batch["token"], edges)
-    np.add.at(found, ranges[(ranges >= 0) & (ranges < len(found))], 1)
 
 
 def _add_batch(found: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64Array, counted: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ The rules are written once, here; a user's view and verification use them both (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from ringsync.changes.common_times import int64_array, integers
 from ringsync.changes.image_columns import cell_times
 from ringsync.cql.cells import valid_mask
 from ringsync.cql.types import UserType
+from ringsync.replica.keys import partition_digests
 from ringsync.schema.row_image import NO_LIVENESS, lake_names, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 
@@ -70,19 +71,61 @@ def live_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.Recor
     )
 
 
-def alive_only(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Of :func:`live_rows` those that are alive, without the marks."""
-    return rows.filter(rows.column("#alive")).drop_columns(["#alive", "#static"])
-
-
-def static_cells_are_left(rows: pa.RecordBatch) -> pa.Array:
-    """Which of :func:`live_rows` are dead while a static cell of them lives."""
-    return pc.and_(rows.column("#static"), pc.invert(rows.column("#alive")))
-
-
 def selected_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
     """What :func:`live_rows` shows of rows that a SELECT gave as of that very moment: all of them are alive."""
     return live_rows(batch, table, now_s).drop_columns(["#alive", "#static"])
+
+
+def shown_rows(images: Iterable[pa.RecordBatch], table: TableSchema, now_s: int) -> Iterator[pa.RecordBatch]:
+    """What a SELECT shows of whole partitions, as :func:`ringsync.replica.view.live` does of a table.
+
+    That is the rows that are alive; and where all rows of a partition are dead while a static cell lives, one without
+    clustering.
+
+    :param images: row images; either all those of a partition or none
+    :param now_s: seconds since the epoch
+    :returns: :func:`live_schema` without the marks
+    """
+    alive: list[pa.Array] = []
+    dead: list[pa.RecordBatch] = []
+    for batch in images:
+        rows = live_rows(batch, table, now_s)
+        shown = rows.filter(rows.column("#alive")).drop_columns(["#alive", "#static"])
+        if table.clustering and table.of_kind("static"):
+            alive.append(pc.unique(partition_digests(shown, table)))
+            static_left = pc.and_(rows.column("#static"), pc.invert(rows.column("#alive")))
+            dead.append(rows.filter(static_left).drop_columns(["#alive", "#static"]))
+        yield shown
+    if any(batch.num_rows for batch in dead):
+        yield _without_clustering(pa.Table.from_batches(dead), pa.chunked_array(alive), table)
+
+
+def _without_clustering(dead: pa.Table, alive: pa.ChunkedArray, table: TableSchema) -> pa.RecordBatch:
+    """Of each partition that has no row alive one row with its static cells.
+
+    :param dead: rows that are not alive, but have live static cells
+    :param alive: digests of partitions that have a row
+    """
+    (rows,) = dead.combine_chunks().to_batches()
+    names = lake_names(table)
+    first = names[table.clustering[0].name]
+    # An image without clustering comes first: its static cells are those that all others repeat.
+    clustered = valid_mask(rows[first]) | valid_mask(pc.struct_field(rows["_cells"], [first, "raw"]))
+    rows = rows.take(pa.array(np.argsort(clustered, kind="stable")))
+    partitions = partition_digests(rows, table)
+    _, ones = np.unique(partitions.dictionary_encode().indices.to_numpy(), return_index=True)
+    hidden = pc.is_in(partitions.take(pa.array(ones)), value_set=alive.combine_chunks())
+    rows = rows.take(pa.array(ones).filter(pc.invert(hidden)))
+    cells = rows["_cells"]
+    for column in table.clustering:
+        place = rows.schema.get_field_index(names[column.name])
+        rows = rows.set_column(place, rows.schema.field(place), pa.nulls(rows.num_rows, rows.schema.field(place).type))
+    parts = [
+        pa.nulls(rows.num_rows, cells.type[i].type) if column.kind == "clustering" else cells.field(i)
+        for i, column in enumerate(table.columns)
+    ]
+    place = rows.schema.get_field_index("_cells")
+    return rows.set_column(place, rows.schema.field(place), pa.StructArray.from_arrays(parts, fields=list(cells.type)))
 
 
 def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveColumn], now_s: int) -> tuple[Mask, Mask]:
@@ -173,7 +216,7 @@ def _live_fields(
     aligned = (known == width) & valid_mask(value)
     expired[aligned] = dead[np.repeat(aligned, known)].reshape(-1, width)
     alive = is_set & ~expired
-    if not (is_set & expired).any():
+    if not (aligned[:, np.newaxis] & ~alive).any():
         return _only(value, np.logical_or.reduce(alive, axis=1)), writetime, expires_at, left
     members = [_only(field, alive[:, i]) for i, field in enumerate(fields)]
     filtered = pa.StructArray.from_arrays(members, fields=list(value.type))

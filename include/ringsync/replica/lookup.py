@@ -1,4 +1,5 @@
-"""The newest images of some rows of a replica, read without a JVM: what a pass's change rows are merged with.
+"""The newest images of rows of a replica, read without a JVM: those that a pass's change rows are merged with, and all
+of a token range.
 
 delta-rs reads both tables and knows their deletion vectors. The tokens wanted are joined with the table, so that of
 other rows only the tokens are read; which of the rows are wanted is then told by their whole keys, batch by batch:
@@ -7,8 +8,9 @@ a partition of a million rows need not fit into memory for the sake of one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,19 +77,39 @@ def previous_images(
     :returns: row images; no row for what the replica does not have; dead rows are there as long as they are kept
     """
     wanted = _wanted(table, keys, partitions)
-    newest = _newest_changes(state, table, wanted)
-    superseded = key_digests(newest, table) if newest.num_rows else pa.array([], pa.binary())
+    asked = bool(len(wanted.tokens))
+    changes = (
+        _read(_changes(state), changes_schema(table), wanted.tokens) if asked and state.changes_version >= 0 else ()
+    )
+    newest = _newest(changes, table)
+    superseded = key_digests(newest, table)
     found: list[pa.RecordBatch] = []
     witnesses: list[pa.RecordBatch] = []
-    for batch in [newest.drop_columns([VERSION])] if newest.num_rows else []:
-        _collect(batch, superseded, wanted, found, witnesses)
-    for batch in _read(state.base_uri, state.base_version, row_image_schema(table), wanted.tokens, state.options):
+    _collect(newest.drop_columns([VERSION]), superseded, wanted, found, witnesses)
+    for batch in _read(_base(state), row_image_schema(table), wanted.tokens) if asked else ():
         batch_keys = key_digests(batch, table)
         left = pa.array(~_is_in(batch_keys, superseded))
         _collect(batch.filter(left), batch_keys.filter(left), wanted, found, witnesses)
     schema = row_image_schema(table)
     rows = pa.Table.from_batches([*found, *_one_each(witnesses, table)], schema).combine_chunks()
     return _first_batch(rows.take(pc.sort_indices(rows["token"])))
+
+
+def images_between(state: ReplicaState, table: TableSchema, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """The newest images of all rows of a token range, each row once.
+
+    The images in the table of changes must fit into memory, those of the base need not.
+
+    :param start: token, excluded
+    :param end: token, included; not less than ``start``
+    """
+    # The least token is no literal of SQL: it is read as the negative of a number that is too large.
+    where = f"WHERE b.token > CAST('{start}' AS BIGINT) AND b.token <= CAST('{end}' AS BIGINT)"
+    newest = _newest([] if state.changes_version < 0 else _query(_changes(state), changes_schema(table), where), table)
+    yield newest.drop_columns([VERSION])
+    superseded = key_digests(newest, table)
+    for batch in _query(_base(state), row_image_schema(table), where):
+        yield batch.filter(pa.array(~_is_in(key_digests(batch, table), superseded))) if len(superseded) else batch
 
 
 def _wanted(table: TableSchema, keys: pa.RecordBatch, partitions: pa.Array | None) -> _Wanted:
@@ -103,13 +125,9 @@ def _wanted(table: TableSchema, keys: pa.RecordBatch, partitions: pa.Array | Non
     )
 
 
-def _newest_changes(state: ReplicaState, table: TableSchema, wanted: _Wanted) -> pa.RecordBatch:
-    """Of all rows with these tokens in the table of changes the newest of each key."""
-    schema = changes_schema(table)
-    batches: list[pa.RecordBatch] = []
-    if state.changes_version >= 0:
-        batches = list(_read(state.changes_uri, state.changes_version, schema, wanted.tokens, state.options))
-    rows = _first_batch(pa.Table.from_batches(batches, schema).combine_chunks())
+def _newest(batches: Iterable[pa.RecordBatch], table: TableSchema) -> pa.RecordBatch:
+    """Of rows of the table of changes the newest of each key."""
+    rows = _first_batch(pa.Table.from_batches(batches, changes_schema(table)).combine_chunks())
     if not rows.num_rows:
         return rows
     numbered = pa.table([key_digests(rows, table), rows[VERSION], np.arange(rows.num_rows)], names=["key", "v", "i"])
@@ -146,24 +164,40 @@ def _one_each(batches: list[pa.RecordBatch], table: TableSchema) -> list[pa.Reco
     return [rows.take(pa.array(first))]
 
 
-def _read(
-    uri: str, version: int, schema: pa.Schema, tokens: npt.NDArray[np.int64], options: Mapping[str, str]
-) -> Iterator[pa.RecordBatch]:
-    """All rows with these tokens."""
-    from deltalake import DeltaTable, QueryBuilder
+def _base(state: ReplicaState) -> Any:
+    return _open(state.base_uri, state.base_version, state)
 
-    if not len(tokens):
-        return
-    table = DeltaTable(delta_path(uri), version=version, storage_options=dict(options))
-    columns = ", ".join('b."' + name.replace('"', '""') + '"' for name in schema.names)
+
+def _changes(state: ReplicaState) -> Any:
+    return _open(state.changes_uri, state.changes_version, state)
+
+
+def _open(uri: str, version: int, state: ReplicaState) -> Any:
+    from deltalake import DeltaTable
+
+    return DeltaTable(delta_path(uri), version=version, storage_options=dict(state.options))
+
+
+def _read(table: Any, schema: pa.Schema, tokens: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """All rows with these tokens."""
     for first in range(0, len(tokens), TOKENS_AT_ONCE):
         some = tokens[first : first + TOKENS_AT_ONCE].tolist()
-        query = (
-            f"SELECT {columns} FROM images b LEFT SEMI JOIN (VALUES {', '.join(f'({one})' for one in some)}) "
-            f"AS asked(token) ON b.token = asked.token WHERE b.token BETWEEN {some[0]} AND {some[-1]}"
-        )
-        for batch in QueryBuilder(SESSION).register("images", table).execute(query):
-            yield pa.record_batch(batch).cast(schema)
+        joined = f"LEFT SEMI JOIN (VALUES {', '.join(f'({one})' for one in some)}) AS asked(token)"
+        between = f"b.token BETWEEN {some[0]} AND {some[-1]}"
+        yield from _query(table, schema, f"{joined} ON b.token = asked.token WHERE {between}")
+
+
+def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]:
+    """All columns of rows.
+
+    :param table: a DeltaTable
+    :param rest: of the query; the table is called ``b``
+    """
+    from deltalake import QueryBuilder
+
+    columns = ", ".join('b."' + name.replace('"', '""') + '"' for name in schema.names)
+    for batch in QueryBuilder(SESSION).register("images", table).execute(f"SELECT {columns} FROM images b {rest}"):
+        yield pa.record_batch(batch).cast(schema)
 
 
 def _first_batch(rows: pa.Table) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringsync.config import Config, load_config
 from ringsync.ring.tokens import WHOLE_RING
@@ -19,9 +19,15 @@ from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.session import connect
 from ringsync.status import read_statuses
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
 
+if TYPE_CHECKING:
+    from ringsync.replica.changes import ReplicaState
+
 Ranges = Sequence[tuple[int, int]]
+ROWS_OF_A_TASK = 100_000
+"""Of the replica, about; a task opens both of its tables."""
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
@@ -32,8 +38,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ReplicaMismatchError: the replica is of another table id or schema
     """
     from ringsync.replica.base import base_folder, own_properties, replica_folder
-    from ringsync.replica.changes import ReplicaState, replica_state
-    from ringsync.replica.checksum import range_checksums
+    from ringsync.replica.changes import replica_state
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
     from ringsync.replica.session import spark_session
@@ -58,7 +63,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
     def state() -> ReplicaState:
         complete_until_us = synced_until_us(store, table.table_id)  # asked first: the replica has it by then
-        found = replica_state(store, table)
+        found = replica_state(store, table, delta_options(**config.store.model_dump()))
         assert found is not None, f"{replica.uri} was there a moment ago"
         return replace(found, as_of_us=max(found.as_of_us, complete_until_us))
 
@@ -67,14 +72,13 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         return reader.option("plan", within(plan, ranges).to_json()).load()
 
     def compare(seen: ReplicaState) -> Comparison:
-        images = replica.images_at(spark, seen)
         edges = boundaries(config)
         return compare_ranges(
             source_checksums(spark, application, plan, edges),
-            range_checksums(images, table, edges, plan.now),
+            replica_checksums(spark, plan, seen, edges),
             lambda ranges: as_selected(source_images(ranges), table, plan.now),
-            # Here, not behind the functions in Python, to which all other rows would go.
-            lambda ranges: live(images.where(token_condition(ranges)), table, plan.now),
+            # The condition comes first: all other rows would go through the functions in Python.
+            lambda ranges: live(replica.images_at(spark, seen).where(token_condition(ranges)), table, plan.now),
             edges,
             table,
             changed_after_us=seen.as_of_us,
@@ -109,33 +113,39 @@ def synced_until_us(store: ObjectStore, table_id: str) -> int:
     return max((moment * 1000 for moment in found if moment), default=0)
 
 
-def source_checksums(spark: Any, application: Application, plan: ScanPlan, boundaries: Sequence[int]) -> Any:
-    """The source's checksums, each task reading one split and summing it up where it reads.
-
-    Nothing but the sums leaves a task: sending the rows through the JVM would cost several times the reading.
-    """
-    from ringsync.replica.checksum import PARTIAL_CHECKSUMS, check_boundaries, partial_checksums, sum_up
+def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges: Sequence[int]) -> Any:
+    """The source's checksums: a task reads a split."""
+    from ringsync.replica.checksum import range_checksums
     from ringsync.replica.live_rows import selected_rows
     from ringsync.sources.cassandra_table import read_split
 
-    edges = check_boundaries(boundaries)
     config_path = application.config_path
     with ControlServer(host=spark.conf.get("spark.driver.host", "127.0.0.1")) as control:
         control.watch_limits(application.store, f"verify-{application.run}", application.config.cluster_limits())
         address = control.address
 
-        def sum_up_splits(batches: Iterator[Any]) -> Iterator[Any]:
-            config = load_config(config_path)
-            for some in batches:
-                for index in some.column("id").to_pylist():
-                    with ControlClient(address) as permits:
-                        rows = read_split(config, plan, plan.splits[index], permits)
-                        shown = (selected_rows(batch, plan.table, plan.now) for batch in rows)
-                        yield partial_checksums(shown, plan.table, edges, None)
+        def read(piece: int) -> Iterator[Any]:
+            with ControlClient(address) as permits:
+                for batch in read_split(load_config(config_path), plan, plan.splits[piece], permits):
+                    yield selected_rows(batch, plan.table, plan.now)
 
-        count = len(plan.splits)
-        tasks = spark.range(0, count, 1, count)
-        return sum_up(tasks.mapInArrow(sum_up_splits, PARTIAL_CHECKSUMS).toArrow(), edges)
+        return range_checksums(spark, len(plan.splits), read, plan.table, edges)
+
+
+def replica_checksums(spark: Any, plan: ScanPlan, seen: ReplicaState, edges: Sequence[int]) -> Any:
+    """The replica's checksums: a task reads some token ranges."""
+    from ringsync.replica.checksum import range_checksums
+    from ringsync.replica.live_rows import shown_rows
+    from ringsync.replica.lookup import images_between
+
+    wanted = max(spark.sparkContext.defaultParallelism, (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK)
+    pieces = min(wanted, len(edges) - 1)
+    ends = [edges[(len(edges) - 1) * piece // pieces] for piece in range(pieces + 1)]
+
+    def read(piece: int) -> Iterator[Any]:
+        return shown_rows(images_between(seen, plan.table, ends[piece], ends[piece + 1]), plan.table, plan.now)
+
+    return range_checksums(spark, pieces, read, plan.table, edges)
 
 
 def boundaries(config: Config) -> list[int]:
