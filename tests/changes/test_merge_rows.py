@@ -196,7 +196,7 @@ def check(name: str, found: list[dict[str, Any]], copies: list[int], cut: int) -
     assert merge(whole, table).equals(whole)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(in_partitions(change_rows()), st.lists(st.integers(0, 13), max_size=20), st.integers(0, 20))
 def test_rows_ranges_collections_and_dropped_columns(found: list[dict[str, Any]], copies: list[int], cut: int) -> None:
     check("t", found, copies, cut)

@@ -23,7 +23,7 @@ def by_clustering(rows: list[Row]) -> dict[Any, Row]:
     return {row["c"]: canonical(row) for row in rows}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(partitions(), partitions())
 def test_rows_differ_if_and_only_if_a_difference_is_named(first: list[Row], second: list[Row]) -> None:
     sides = [by_clustering(live_rows(TABLE, images, now)) for images, now in ((first, 4), (first, NOW), (second, NOW))]

@@ -238,7 +238,7 @@ def test_deep_types_do_not_exhaust_the_stack() -> None:
         parse_schema(f"CREATE TABLE k.t (id {'list<' * 100_000}int", "s")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(schemas(), st.integers(0, 10_000))
 def test_a_printed_schema_is_read_again(tables: list[TableSchema], layout: int) -> None:
     text = printed(tables, random.Random(layout).choice)
