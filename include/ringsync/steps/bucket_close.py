@@ -35,7 +35,15 @@ from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.close_task import CloseTask, SliceOfBucket, SliceResult
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.kafka_feed import KafkaFeed
-from ringsync.steps.loop import Patience, connect_patiently, cycles, put_metrics, put_status, seconds_left
+from ringsync.steps.loop import (
+    Patience,
+    connect_patiently,
+    cycles,
+    put_metrics,
+    put_status,
+    seconds_left,
+    start_workers,
+)
 from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import AfterReader
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of
@@ -62,6 +70,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 
     config, store = application.config, application.store
     spark = spark_session(f"bucket_close {application.run}")
+    start_workers(spark.sparkContext, "deltalake", "ringsync.steps.close_task", "ringsync.steps.replica_task")
     session = connect_patiently(config.cluster_settings())
     with (
         ControlServer(host=_driver_host(spark.sparkContext)) as control,

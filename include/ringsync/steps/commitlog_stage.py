@@ -33,7 +33,7 @@ from ringsync.state.staging import (
     put_commit,
 )
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left
+from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left, start_workers
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
@@ -75,6 +75,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 
     config, store = application.config, application.store
     spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}")
+    start_workers(spark.sparkContext, "ringsync.steps.stage_task")
     session = connect_patiently(config.cluster_settings())
     create_state(session, config)
     errors = ErrorTable(session, config.state.keyspace, store)

@@ -7,6 +7,7 @@ each.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +70,24 @@ def cycles(
         if clock() >= end or is_stopped(store):
             return
         sleep(max(0.0, began + poll_s - clock()))
+
+
+def start_workers(context: Any, *modules: str) -> None:
+    """Have Spark's Python workers there, with what their tasks need, before there is work.
+
+    On two busy cores the first task of a loop takes most of a minute otherwise, and all changes wait for it.
+
+    :param context: Spark's
+    :param modules: which the tasks import
+    """
+
+    def load(_: Iterator[int]) -> Iterator[int]:
+        for module in modules:
+            importlib.import_module(module)
+        return iter(())
+
+    count = context.defaultParallelism
+    context.parallelize(range(count), count).mapPartitions(load).collect()
 
 
 class Patience:
