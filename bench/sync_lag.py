@@ -27,7 +27,7 @@ from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from servers import ServerError, last_lines
 from servers.cassandra import CassandraNode
-from servers.cluster import connected, three_nodes
+from servers.cluster import begin_segments, connected, three_nodes
 from servers.kafka import BrokerSettings, KafkaBroker
 
 BOOTSTRAPPED = "orders"
@@ -98,7 +98,8 @@ def measure(order: Order, scratch: Path, cache: Path, say: Any) -> Found:
         rows = rows_before(order.changes)
         say(f"three nodes are up; {rows:,} rows are written before")
         write(nodes, scratch, rows=rows)
-        begin_segments(nodes)
+        with connected(nodes, ConsistencyLevel.ALL, 60) as session:
+            begin_segments(session, KEYSPACE)
         conf = configuration(order, scratch, nodes, broker)
         with Loops(conf, cache) as loops:
             loops.start(*LOOPS)
@@ -119,16 +120,6 @@ def measure(order: Order, scratch: Path, cache: Path, say: Any) -> Found:
         found.wrong["not published in time"] = int(not complete)
         judge(loops.lake, order, scratch / "times", found, broker)
     return found
-
-
-def begin_segments(nodes: Sequence[CassandraNode]) -> None:
-    """Have the nodes begin new segments, as they do when a table is dropped.
-
-    Else the rows written before would be found in the segments in which ``cdc`` is enabled, and be published, too.
-    """
-    with connected(nodes, ConsistencyLevel.ALL, 60) as session:
-        session.execute(f"CREATE TABLE {KEYSPACE}.nothing (id int PRIMARY KEY)")
-        session.execute(f"DROP TABLE {KEYSPACE}.nothing")
 
 
 @contextmanager

@@ -60,3 +60,16 @@ def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s:
         yield cluster.connect()
     finally:
         cluster.shutdown()
+
+
+def begin_segments(session: Any, keyspace: str) -> None:
+    """
+    Have all nodes begin a new segment of their commit logs, as they do when a table is dropped.
+
+    Else the sync would find what was written last in the segment in which ``cdc`` is enabled, and publish it.
+
+    :param session: a session of the Python driver.
+    :param keyspace: one that is there, without a table of the name ``nothing``.
+    """
+    session.execute(f"CREATE TABLE IF NOT EXISTS {keyspace}.nothing (id int PRIMARY KEY)")
+    session.execute(f"DROP TABLE {keyspace}.nothing")

@@ -41,6 +41,7 @@ from ringsync.warm import warm
 from servers import ServerError
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode, NodeSettings
+from servers.cluster import begin_segments
 from servers.jars import fetch
 from servers.java import find_java_home
 from servers.ports import require_free
@@ -221,23 +222,13 @@ def load_flights(node: CassandraNode, console: Console) -> None:
             task = bar.add_task("Loading 336,776 flights", total=None)
             session = cluster.connect()
             rows = load(session, progress=lambda done, total: bar.update(task, completed=done, total=total))
-        begin_segment(session)
+        begin_segments(session, KEYSPACE)
     finally:
         cluster.shutdown()
     node.nodetool("flush", KEYSPACE)
     node.nodetool("refreshsizeestimates")
     loaded.touch()
     console.print(f"Loaded {sum(rows.values()):,} rows into {len(rows)} tables")
-
-
-def begin_segment(session: Any) -> None:
-    """Have Cassandra begin a new segment of its commit log, as it does when a table is dropped.
-
-    Else the sync would find the last rows that were loaded in the segment in which ``cdc`` is enabled, and publish them
-    as late changes.
-    """
-    session.execute(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.nothing (id int PRIMARY KEY)")
-    session.execute(f"DROP TABLE {KEYSPACE}.nothing")
 
 
 @dataclass(frozen=True)
