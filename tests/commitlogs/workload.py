@@ -191,11 +191,17 @@ class _Writer:
             name: parse_type(text, {"address": USER_TYPE})
             for name, text in {**table.partition, **table.clustering, **table.static, **table.regular}.items()
         }
-        self.partitions = [[self.literal(name, True) for name in table.partition] for _ in range(PARTITIONS)]
+        self.partitions = [self.partition_key() for _ in range(PARTITIONS)]
         self.clusterings = {name: [self.literal(name, True) for _ in range(table.pool)] for name in table.clustering}
 
     def literal(self, name: str, key: bool = False) -> str:
         return literal(self.random, self.types[name], key)
+
+    def partition_key(self) -> list[str]:
+        """Values of a partition key; never a single empty text, which the server refuses."""
+        while (values := [self.literal(name, True) for name in self.table.partition]) == ["''"]:
+            pass
+        return values
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
