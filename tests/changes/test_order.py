@@ -90,7 +90,7 @@ def is_key(cql_type: CqlType) -> bool:
     return "duration" not in repr(cql_type)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_values_sort_as_in_the_model(data: st.DataObject) -> None:
     cql_type = data.draw(cql_types().filter(is_key))
@@ -106,7 +106,7 @@ def test_values_sort_as_in_the_model(data: st.DataObject) -> None:
             assert found == sign(compare(model, left, right)), (cql_type, left, right, encoded[i], encoded[j])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_row_is_between_the_bounds_that_cover_it(data: st.DataObject) -> None:
     types = [Native(data.draw(st.sampled_from(["int", "text", "decimal", "boolean", "timeuuid"]))) for _ in range(2)]

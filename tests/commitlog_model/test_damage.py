@@ -15,7 +15,7 @@ from tests.commitlog_model.segment import Segment, UnreadableSegmentError, read_
 from tests.commitlog_model.types import Table
 from tests.commitlogs.fixtures import Fixture, fixtures, unpacked
 
-FLIPS, CUTS = 15, 6
+FLIPS, CUTS = 8, 3
 
 
 ONE_OF_EACH_CODEC = [one for one in fixtures() if one.mode == "5.0-v8" and not one.killed]

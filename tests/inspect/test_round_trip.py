@@ -86,7 +86,7 @@ def selected(node: CassandraNode, version: str) -> dict[str, Rows]:
 @pytest.mark.parametrize(
     ("version", "count"),
     [
-        ("5.0", 700),
+        ("5.0", 350),
         *(pytest.param(version, 20_000, marks=pytest.mark.chaos) for version in ("4.0", "4.1", "5.0")),
     ],
 )

@@ -179,7 +179,7 @@ def test_a_low_limit_makes_few_requests() -> None:
         assert scan.rows(0, 60) >= 0.9 * 59 * rows_per_s - 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     rows_per_s=st.floats(0.2, 1e5),
     clients=st.integers(1, 12),
