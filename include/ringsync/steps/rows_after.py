@@ -103,6 +103,8 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
         visible = _alive(found, table, now_s)
     else:
         found, visible = _from_source(reader, config, merged, places, now_s)
+    if len(places) == merged.num_rows:
+        return After(found, visible)
     take = np.zeros(merged.num_rows, np.int64)
     shown = np.zeros(merged.num_rows, np.bool_)
     take[places] = np.arange(len(places))
@@ -192,8 +194,10 @@ def _read(
     """Rows of the source; and where the key of each stands.
 
     Where replicas disagreed all of them are asked, if they are alive; else, and where one does not answer, a quorum.
+    So are they for counters: a total is no cell that could be merged with what only one replica has counted, and what
+    was published of it long ago is in no later change.
 
-    :param level: the consistency level of what replicas agree on
+    :param level: the consistency level of what replicas agree on; of a counter, if no quorum answers
     :raises UnreadRowsError: rows could not be read
     """
     images = [pa.RecordBatch.from_pylist([], row_image_schema(reader.table))]
@@ -222,13 +226,16 @@ def _read(
                 unread += [replace(one, place=int(chosen[one.place])) for one in found.unread]
         return unread
 
-    left = np.arange(keys.num_rows)
-    if reader.disagreed:
+    left, levels = np.arange(keys.num_rows), [level]
+    if reader.disagreed or any(column.is_counter for column in reader.table.columns):
         everywhere = reader.ring.all_live[reader.ring.numbers_of(numbers(keys["token"]))]
         unread = ask("ALL", left[everywhere])
         left = np.concatenate([left[~everywhere], np.array([one.place for one in unread], np.intp)])
-        level = "LOCAL_QUORUM"
-    if unread := ask(level, left):
+        levels = ["LOCAL_QUORUM"] if reader.disagreed or level == "LOCAL_QUORUM" else ["LOCAL_QUORUM", level]
+    for one_level in levels:
+        unread = ask(one_level, left)
+        left = np.array([one.place for one in unread], np.intp)
+    if unread:
         raise UnreadRowsError(f"{len(unread)} rows could not be read, the first: {unread[0].reason}")
     return pa.concat_batches(images), np.concatenate(places)
 
