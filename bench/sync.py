@@ -6,8 +6,8 @@ Everything runs on one machine: nodes, broker, Spark and writer compete for its 
 lag      three nodes, three replicas, a steady rate of writes (inserts, updates, deletions; three tables, one of them
          with a replica); seconds from each write to its message and to its row in the replica, seen from outside;
          what the sync asks of the cluster, CPU and memory. Fails unless each change is published exactly once
-backlog  one node has logged rows that nobody has read: ours drains them into Kafka with ``after_image`` none (Avro
-         and JSON) and source, then Debezium's connector, which opens an HTTP port on all interfaces: as root the whole
+backlog  one node has logged rows that nobody has read: ours drains them into Kafka with ``after_image`` none (JSON
+         and Avro) and source, then Debezium's connector, which opens an HTTP port on all interfaces: as root the whole
          scenario therefore runs in a network of its own (``unshare -n``), otherwise without Debezium. Then three
          nodes: duplicates, changes that are not told, and Debezium's lag, with a connector on each node
 """
@@ -35,6 +35,9 @@ from servers import ServerError
 ROOT = Path(__file__).parent.parent
 DEFAULT_SYNC_MS = 10_000
 """Cassandra's ``commitlog_sync_period``."""
+
+OURS = ("none, JSON", "source", "none")
+"""``after_image``, and how messages are written: Avro, where nothing else is said."""
 
 Figures = dict[str, float | str]
 
@@ -88,6 +91,13 @@ def add_backlog(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--segment-mib", type=int, default=1, help="of the commit log of that node (default: 1)")
     parser.add_argument(
+        "--ours",
+        nargs="+",
+        choices=OURS,
+        default=OURS,
+        help="what of ours drains the rows (default: all, in this order)",
+    )
+    parser.add_argument(
         "--facts", type=int, default=1000, help="of each kind, three nodes; 0: leave out (default: 1000)"
     )
     parser.add_argument("--rate", type=float, default=300.0, help="changes a second, for Debezium's lag (default: 300)")
@@ -125,7 +135,7 @@ def backlog(arguments: argparse.Namespace, scratch: Path) -> tuple[Figures, list
     alone = may_be_alone()
     if not alone:
         say("no right to make a network: without Debezium, whose HTTP port would be open on all interfaces")
-    names = ("rows", "segment_mib", "facts", "rate", "seconds")
+    names = ("rows", "ours", "segment_mib", "facts", "rate", "seconds")
     order = {**{name: getattr(arguments, name) for name in names}, "scratch": str(scratch), "alone": alone}
     found = run_program(Path(__file__).with_name("sync_backlog.py"), order, alone=alone, name="The backlog")
     figures: Figures = {"rows": arguments.rows}
@@ -150,13 +160,13 @@ def show_rates(rows: int, found: Mapping[str, Mapping[str, float]]) -> Figures:
         key = key_of(name)
         figures |= {f"{key}.{what}": value for what, value in one.items()}
         figures |= {f"{key}.eventsPerSec": warm, f"{key}.eventsPerSecWithStart": rate}
-    source, per_row = found["source"], 1 / rows
-    print(
-        f"\nThe reads of after_image source: {source['reads'] * per_row:.2f} rows or ranges, "
-        f"{source['requests'] * per_row:.3f} requests and {1e6 * source['received_mb'] * per_row:,.0f} bytes from the "
-        f"node for each change; CPU of the node {source['server_cpu_seconds']:.1f} s, with none "
-        f"{found['none']['server_cpu_seconds']:.1f} s"
-    )
+    if source := found.get("source"):
+        per_row = 1 / rows
+        print(
+            f"\nThe reads of after_image source: {source['reads'] * per_row:.2f} rows or ranges, "
+            f"{source['requests'] * per_row:.3f} requests and {1e6 * source['received_mb'] * per_row:,.0f} bytes from "
+            f"the node for each change; CPU of the node {source['server_cpu_seconds']:.1f} s"
+        )
     return figures | ratios(found)
 
 

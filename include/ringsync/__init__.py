@@ -35,3 +35,6 @@ def _source_state() -> str:
 
 # Must happen before numba is imported anywhere (specs/kernels.md §4).
 os.environ.setdefault("NUMBA_CACHE_DIR", _kernel_cache())
+# And before pyarrow is: its own allocator asks Linux for huge pages, gives them back at once and has them cleared anew
+# for each large array, which was most of the time of making messages of change rows (docs/performance.md).
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ringsync.cql.types import MapType, Native, TupleType
-from ringsync.replica.lookup import images_between, previous_images
+from ringsync.replica.lookup import _first_batch, images_between, previous_images
 from ringsync.replica.merge import dead_for_good, due, merge_changes, tidy
 from ringsync.replica.table import ReplicaTable
 from ringsync.replica.view import register_live_view
@@ -145,6 +145,13 @@ def test_lookup_without_changes_and_without_rows(tmp_path: Path) -> None:
         look_through(tmp_path, base, rng)
     nothing = previous_images(state_of(tmp_path, TABLE), TABLE, batch([]))
     assert (nothing.num_rows, nothing.schema) == (0, row_image_schema(TABLE))
+
+
+def test_rows_that_do_not_fit_into_a_batch_are_not_passed_over() -> None:
+    rows = table_of(some_images(random.Random(1), 3, 1)).combine_chunks()
+    assert _first_batch(rows).num_rows == rows.num_rows
+    with pytest.raises(ValueError, match="more than 2 GiB"):
+        _first_batch(pa.concat_tables([rows, rows]))
 
 
 def test_what_is_dead_for_good() -> None:

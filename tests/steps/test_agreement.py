@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.state.staging import Bucket, StagedFile
-from ringsync.steps.agreement import OpenBucket, settle
+from ringsync.steps.agreement import OpenBucket, Settled, settle, settle_together
+from ringsync.steps.slices import cut
 from ringsync.steps.stage_task import range_sums
 
 BUCKET = Bucket(60_000, 60_000)
@@ -35,9 +36,17 @@ def staged(where: RankedRing, key: str, rows: dict[int, int]) -> StagedFile:
 ROWS = st.dictionaries(st.integers(1, 60), st.integers(-60, 60), min_size=1, max_size=25)
 
 
-@given(data=st.data(), rows=ROWS, down=st.sampled_from(["", "", "c"]), moved=st.booleans())
+@given(
+    data=st.data(),
+    rows=ROWS,
+    down=st.sampled_from(["", "", "c"]),
+    moved=st.booleans(),
+    most=st.sampled_from([1, 5, 1000]),
+)
 @settings(max_examples=150, deadline=None)
-def test_every_row_is_published_once(data: st.DataObject, rows: dict[int, int], down: str, moved: bool) -> None:
+def test_every_row_is_published_once(
+    data: st.DataObject, rows: dict[int, int], down: str, moved: bool, most: int
+) -> None:
     before, now = ring(down=down), ring(down=down, moved=moved)
     # Each row is on at least one node; each node stages its rows in some files, at some moments.
     holders = {digest: data.draw(st.sets(st.sampled_from(NODES), min_size=1)) for digest in rows}
@@ -47,13 +56,15 @@ def test_every_row_is_published_once(data: st.DataObject, rows: dict[int, int], 
     contents: dict[str, dict[int, int]] = {}
     bucket = OpenBucket(BUCKET)
     published: list[int] = []
+    read_before: set[tuple[str, int, str]] = set()
 
     def cycle(where: RankedRing, is_closed: bool) -> None:
-        found = settle(bucket, where, BUCKET.end, is_closed=is_closed)
-        if found is None:
-            return
+        while (found := settle(bucket, where, BUCKET.end, is_closed=is_closed, most=most)) is not None:
+            take(found, where)
+
+    def take(found: Settled, where: RankedRing) -> None:
         assert found.everywhere == all(not down and not reading.united for _, reading in found.readings)
-        for _, reading in found.readings:
+        for number, reading in found.readings:
             read = [
                 digest
                 for key, _ in reading.files
@@ -63,8 +74,11 @@ def test_every_row_is_published_once(data: st.DataObject, rows: dict[int, int], 
             assert len(read) == reading.rows
             if not reading.united:
                 assert len({node for _, node in reading.files}) == 1
+                once = {(where.ring.digest, number, key) for key, _ in reading.files}
+                assert not once & read_before
+                read_before.update(once)
             published.extend(sorted(set(read) - set(published)))
-        bucket.settled, bucket.united, bucket.ring = found.sums, set(found.united), where.ring.digest
+        bucket.published(found, where.ring.digest)
 
     for start, end in zip([0, *cuts], [*cuts, len(arrivals)], strict=True):
         for node in NODES:
@@ -96,6 +110,33 @@ def test_nothing_is_settled_before_its_interval_is_over() -> None:
     found = settle(bucket, where, BUCKET.end, is_closed=False)
     assert found is not None
     assert [reading.files for _, reading in found.readings] == [((node, node),) for node in ("b",)]
+
+
+def test_no_key_is_in_two_slices_of_a_pass_when_the_ring_changes() -> None:
+    before, now = ring(), ring(moved=True)
+    rows = {digest: digest - 60 for digest in range(1, 120)}
+    buckets = {}
+    for number, where in enumerate((now, before, now, before)):
+        bucket = Bucket(BUCKET.start * (number + 1), BUCKET.length)
+        files = {f"{node}{number}": (node, staged(where, f"{node}{number}", rows)) for node in NODES}
+        buckets[bucket] = OpenBucket(bucket, files)
+    passes = 0
+    while found := settle_together(buckets, now, BUCKET.end * 9, closed_until=BUCKET.end * 9, most=10**6):
+        passes += 1
+        slices = cut(found, {one.bucket: () for one in found})
+        for token in rows.values():
+            holding = {
+                name
+                for name, parts in slices
+                for part in parts
+                for reading in part.readings
+                if any(token in one for one in reading.ranges)
+            }
+            assert len(holding) == 1
+        for one in found:
+            buckets[one.bucket].published(one, now.ring.digest)
+    assert all(bucket.united == set(bucket.files) for bucket in buckets.values())
+    assert passes == 4
 
 
 def test_ranks_are_the_same_for_all_and_the_dead_come_last() -> None:

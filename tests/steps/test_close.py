@@ -19,7 +19,7 @@ from ringsync.state.staging import Bucket, encode_rows, rows_key
 from ringsync.steps.agreement import Reading, Settled
 from ringsync.steps.application import StepError
 from ringsync.steps.bucket_close import REPEATED_MS, count, published_before
-from ringsync.steps.close_task import SliceOfBucket, SliceResult, close_slice
+from ringsync.steps.close_task import SliceOfBucket, SliceResult, StagedFiles, close_slice
 from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import AfterReader
 from ringsync.storage.local import LocalStore
@@ -68,9 +68,8 @@ class Lake:
         published = published_before(self.passes, settled_in(bucket, everywhere=False), by_arrival, time.time() * 1000)
         reader = AfterReader(str(self.conf), TABLE, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
         context = PassContext(str(self.conf), reader, "test.shop.t", number, "x", "", False, {}, 1)
-        found = close_slice(
-            context, self.store, "0000", [SliceOfBucket(str(bucket), (reading,), published)], by_arrival
-        )
+        slices = [SliceOfBucket(str(bucket), (reading,), published)]
+        found = close_slice(context, self.store, StagedFiles(self.store), "0000", slices, by_arrival)
         if found.outputs:
             made = commit(self.store, context, [found.outputs], {})
             assert made is not None

@@ -59,7 +59,8 @@ def row_images_of(merged: pa.RecordBatch, table: TableSchema, misfits: Misfits) 
     :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
     """
     kinds = numbers(merged["kind"])
-    rows = merged.take(pa.array(np.flatnonzero((kinds == ROW) | (kinds == STATIC))))
+    shown = np.flatnonzero((kinds == ROW) | (kinds == STATIC))
+    rows = merged if len(shown) == len(merged) else merged.take(pa.array(shown))
     return images_of(rows, table, misfits, np.arange(len(rows)))
 
 

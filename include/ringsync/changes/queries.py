@@ -274,15 +274,23 @@ def _inserts(
     names = ", ".join(printable(column.name) for column in table.key_columns)
     columns, values = _texts_after(units, np.flatnonzero(chosen), own, len(inserted))
     begin = f"INSERT INTO {table.full_name} ({names}"
-    key = keys.values.take(pa.array(inserted))
+    key = keys.values if len(inserted) == len(keys.values) else keys.values.take(pa.array(inserted))
     parts = [begin, columns, ") VALUES (", key, values, ")", live.using()]
     return [_Statements(inserted, pc.binary_join_element_wise(*parts, ""))]
 
 
-def _texts_after(units: Assignments, chosen: Places, own: Places, count: int) -> tuple[pa.Array, pa.Array]:
+def _texts_after(units: Assignments, chosen: Places, own: Places, count: int) -> tuple[pa.Array | str, pa.Array]:
     """For each INSERT ``, name, name`` and ``, value, value``."""
     order = chosen[np.argsort(own[chosen], kind="stable")]
     sizes = np.bincount(own[order], minlength=count)
+    if len(order) and (sizes == sizes[0]).all():
+        grid = order.reshape(count, sizes[0])
+        columns = units.columns[grid]
+        if (columns == columns[0]).all():
+            # Mostly all INSERTs write the same columns: then there is nothing to put together by row.
+            parts = [part for own_cells in grid.T for part in (", ", units.values.take(pa.array(own_cells)))]
+            named = ", ".join(["", *units.names.take(pa.array(grid[0])).to_pylist()])
+            return named, pc.binary_join_element_wise(*parts, "")
     found = []
     for texts in (units.names, units.values):
         parts = pc.binary_join_element_wise(", ", texts.take(pa.array(order)), "")
@@ -317,6 +325,8 @@ def _by_row(statements: Sequence[_Statements], count: int) -> pa.Array:
     said = np.flatnonzero(valid_mask(texts))
     order = said[np.argsort(rows[said], kind="stable")]
     sizes = np.bincount(rows[order], minlength=count)
+    if (sizes == 1).all():
+        return texts.take(pa.array(order))
     whole = pc.binary_join(pa.ListArray.from_arrays(_offsets(sizes), texts.take(pa.array(order))), "; ")
     if (sizes > 1).any():
         batch = pc.binary_join_element_wise(_BEGIN, whole, _END, "")

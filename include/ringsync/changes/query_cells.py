@@ -53,6 +53,7 @@ class LiveCells:
 class Assignments:
     """What is assigned to columns, or added to them.
 
+    :ivar columns: number of each one's column
     :ivar names: of the column, or of the field
     :ivar values: what it is assigned, or what is added
     :ivar are_whole: assigned, so that an INSERT can say it
@@ -61,6 +62,7 @@ class Assignments:
     """
 
     rows: Integers
+    columns: Integers
     timestamps: Integers
     ttls: Integers
     expiries: Integers
@@ -240,6 +242,7 @@ def assignments(cells: LiveCells) -> Assignments:
         suffixes = pc.if_else(pa.array(before), pc.binary_join_element_wise(" + ", names, ""), empty)
     return Assignments(
         cells.rows[one],
+        cells.columns[one],
         cells.timestamps[one],
         cells.ttls[one],
         cells.expiries[one],

@@ -201,10 +201,14 @@ def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]
 
 
 def _first_batch(rows: pa.Table) -> pa.RecordBatch:
-    """A table without chunks as one batch."""
-    return next(iter(rows.to_batches()), None) or pa.RecordBatch.from_arrays(
-        [pa.nulls(0, field.type) for field in rows.schema], schema=rows.schema
-    )
+    """A table without chunks as one batch.
+
+    :raises ValueError: a column has more than Arrow can hold in one
+    """
+    batches = rows.to_batches()
+    if len(batches) > 1:
+        raise ValueError(f"{rows.num_rows:,} rows have more than 2 GiB in a column: have the replica merged more often")
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
 
 
 def _is_in(values: pa.Array, among: pa.Array) -> Mask:

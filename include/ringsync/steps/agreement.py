@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,7 @@ class OpenBucket:
     :ivar files: by key, with the node that each comes from
     :ivar ring: digest of the ring snapshot that ``settled`` is about
     :ivar settled: the sums of each range's rows when it was last published
+    :ivar read: by number of a range the files whose rows of it were published, when the replicas agreed
     :ivar united: files whose rows were published, or dropped, whatever the sums say
     """
 
@@ -32,7 +34,20 @@ class OpenBucket:
     files: dict[str, tuple[str, StagedFile]] = field(default_factory=dict)
     ring: str = ""
     settled: Sums = field(default_factory=lambda: np.zeros((0, 3), np.uint64))
+    read: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     united: set[str] = field(default_factory=set)
+
+    def published(self, what: Settled, ring: str) -> None:
+        """Take in that what was settled is published.
+
+        :param ring: digest of the ring snapshot that it was settled by
+        """
+        if ring != self.ring:
+            self.read.clear()
+        for number, reading in what.readings:
+            if not reading.united:
+                self.read[number].update(key for key, _ in reading.files)
+        self.ring, self.settled, self.united = ring, what.sums, set(what.united)
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ class Reading:
 
     :ivar files: key and node
     :ivar ranges: without wrap
-    :ivar rows: about how many
+    :ivar rows: how many
     :ivar united: of all nodes, since they do not agree
     """
 
@@ -59,6 +74,7 @@ class Settled:
     :ivar sums: what ``OpenBucket.settled`` becomes once it is published
     :ivar united: what ``OpenBucket.united`` becomes
     :ivar everywhere: all replicas are alive and have these rows alike: none has had them alone, long ago
+    :ivar by_range: False: the ring has changed, and all is read in one
     """
 
     bucket: Bucket
@@ -66,23 +82,32 @@ class Settled:
     sums: Sums
     united: frozenset[str]
     everywhere: bool
+    by_range: bool = True
+
+    @property
+    def rows(self) -> int:
+        """How many are to be read."""
+        return sum(reading.rows for _, reading in self.readings)
 
 
-def settle(open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed: bool) -> Settled | None:
+def settle(
+    open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed: bool, most: int = 2**63 - 1
+) -> Settled | None:
     """Find what is settled and not yet published.
 
     :param ring: of the present plan
     :param now_ms: ms since the epoch
     :param is_closed: the bucket takes no more rows: what replicas do not agree on is united
+    :param most: about so many rows on which they agree, and one token range at least: who asks again finds the others
     :returns: None: nothing
     """
     bucket = open_bucket.bucket
     files = open_bucket.files
     if now_ms < bucket.end or not files:
         return None
-    settled = (
-        open_bucket.settled if open_bucket.ring == ring.ring.digest else np.zeros((len(ring.ranges), 3), np.uint64)
-    )
+    is_known = open_bucket.ring == ring.ring.digest
+    settled = open_bucket.settled if is_known else np.zeros((len(ring.ranges), 3), np.uint64)
+    read = open_bucket.read if is_known else {}
     comparable = all(file.ring == ring.ring.digest for _, file in files.values())
     readings: list[tuple[int, Reading]] = []
     sums = settled.copy()
@@ -91,7 +116,10 @@ def settle(open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed:
         agreed, reference, primary = agreement(totals, ring)
         fresh = agreed & (reference[:, 0] > 0) & (reference != settled).any(axis=1)
         sums[fresh] = reference[fresh]
-        readings += _of_primaries(files, ring, fresh, reference, primary)
+        readings, left = _up_to(most, _of_primaries(files, ring, fresh, primary, read))
+        for number, _ in left:
+            sums[number] = settled[number]
+        is_closed &= not left
         everywhere = bool(ring.all_live[fresh].all())
         same = agreed & _same_everywhere(totals, reference)
     else:
@@ -105,7 +133,34 @@ def settle(open_bucket: OpenBucket, ring: RankedRing, now_ms: int, *, is_closed:
         united = set(files)
     if not readings and united == open_bucket.united:
         return None
-    return Settled(bucket, tuple(readings), sums, frozenset(united), everywhere)
+    return Settled(bucket, tuple(readings), sums, frozenset(united), everywhere, comparable)
+
+
+def settle_together(
+    buckets: Mapping[Bucket, OpenBucket], ring: RankedRing, now_ms: int, *, closed_until: int, most: int
+) -> list[Settled]:
+    """Find what one pass can publish, the oldest first.
+
+    A bucket that is not read by token ranges has a pass of its own: beside others a key of it could be in two slices,
+    and the replica would take only one of the two images that they make of it.
+
+    :param ring: of the present plan
+    :param now_ms: ms since the epoch
+    :param closed_until: ms since the epoch: buckets that end then or before are closed
+    :param most: about so many rows on which the replicas agree
+    """
+    found: list[Settled] = []
+    rows = 0
+    for bucket in sorted(buckets):
+        if rows >= most:
+            break
+        one = settle(buckets[bucket], ring, now_ms, is_closed=bucket.end <= closed_until, most=most - rows)
+        if one is not None and not one.by_range:
+            return found or [one]
+        if one is not None:
+            found.append(one)
+            rows += one.rows
+    return found
 
 
 def total_sums(files: Iterable[tuple[str, StagedFile]], ranges: int) -> dict[str, Sums]:
@@ -145,18 +200,34 @@ def _of_primaries(
     files: Mapping[str, tuple[str, StagedFile]],
     ring: RankedRing,
     fresh: Mask,
-    reference: Sums,
     primary: Sequence[str | None],
+    read: Mapping[int, Set[str]],
 ) -> list[tuple[int, Reading]]:
-    own: dict[int, list[tuple[str, str]]] = {number: [] for number in np.flatnonzero(fresh).tolist()}
+    """What the primaries have in files that were not read before."""
+    own: dict[int, list[tuple[str, str, int]]] = {number: [] for number in np.flatnonzero(fresh).tolist()}
     for key, (node, file) in files.items():
-        for number, *_ in file.sums:
-            if number in own and primary[number] == node:
-                own[number].append((key, node))
-    return [
-        (number, Reading(tuple(found), ring.ranges[number].unwrap(), int(reference[number, 0])))
-        for number, found in own.items()
-    ]
+        for number, rows, *_ in file.sums:
+            if number in own and primary[number] == node and key not in read.get(number, ()):
+                own[number].append((key, node, rows))
+    return [(number, _reading(ring.ranges[number], found)) for number, found in own.items() if found]
+
+
+def _up_to(
+    most: int, readings: list[tuple[int, Reading]]
+) -> tuple[list[tuple[int, Reading]], list[tuple[int, Reading]]]:
+    """The first that have about so many rows, and the others."""
+    before = np.cumsum([0, *(reading.rows for _, reading in readings)])[:-1]
+    taken = int(np.count_nonzero(before < most))
+    return readings[:taken], readings[taken:]
+
+
+def _reading(token_range: TokenRange, found: Sequence[tuple[str, str, int]], *, united: bool = False) -> Reading:
+    """Of one range.
+
+    :param found: key, node and number of rows of files
+    """
+    files = tuple((key, node) for key, node, _ in found)
+    return Reading(files, token_range.unwrap(), sum(rows for *_, rows in found), united)
 
 
 def _of_all(
@@ -172,16 +243,4 @@ def _of_all(
         for number, rows, *_ in file.sums:
             if number in there:
                 there[number].append((key, node, rows))
-    return [
-        (
-            number,
-            Reading(
-                tuple((key, node) for key, node, _ in found),
-                ring.ranges[number].unwrap(),
-                sum(rows for *_, rows in found),
-                united=True,
-            ),
-        )
-        for number, found in there.items()
-        if found
-    ]
+    return [(number, _reading(ring.ranges[number], found, united=True)) for number, found in there.items() if found]

@@ -30,9 +30,9 @@ from ringsync.state.staging import (
     put_closed_until,
     retire_commit,
 )
-from ringsync.steps.agreement import OpenBucket, Settled, settle
+from ringsync.steps.agreement import OpenBucket, Settled, settle_together
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.close_task import CloseTask, SliceOfBucket, SliceResult
+from ringsync.steps.close_task import CloseTask, SliceResult
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.kafka_feed import KafkaFeed
 from ringsync.steps.loop import (
@@ -46,15 +46,13 @@ from ringsync.steps.loop import (
 )
 from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.slices import cut
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of
 from ringsync.storage.port import NotFoundError, ObjectStore
 from ringsync.streams.pass_log import Pass, digest_keys
 
-SLICE_ROWS = 50_000
-"""A task publishes about so many rows."""
-
-PASS_ROWS = 2_000_000
-"""A pass has about so many rows at most: of a backlog the oldest buckets come first."""
+PASS_ROWS = 250_000
+"""A pass has about so many rows at most, the oldest first: Kafka gets one while the next is made."""
 
 REPEATED_MS = 600_000
 """Writers that get no answer repeat a statement sooner than this."""
@@ -215,14 +213,7 @@ class Closer:
 
     def _settled(self, state: TableState, now_ms: int) -> list[Settled]:
         ring = self._rings[state.table.schema.keyspace]
-        found: list[Settled] = []
-        rows = 0
-        for bucket in sorted(state.buckets):
-            one = settle(state.buckets[bucket], ring, now_ms, is_closed=bucket.end <= self._closed_until)
-            if one is not None and (rows < PASS_ROWS):
-                found.append(one)
-                rows += sum(reading.rows for _, reading in one.readings)
-        return found
+        return settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
 
     def _publish(self, state: TableState, settled: Sequence[Settled], settled_at_ms: int) -> bool:
         """Make a pass, unless all was published before.
@@ -243,11 +234,15 @@ class Closer:
             endpoints={host.id: host.address for host in (self._plan.hosts if self._plan else ())},
             schema_version=follow_ups.schema_version,
         )
-        slices = self._slices(state, settled)
+        passes, by_arrival = follow_ups.passes, state.table.by_arrival
+        published = {one.bucket: published_before(passes, one, by_arrival, time.time() * 1000) for one in settled}
+        slices = cut(settled, published)
         results: list[SliceResult] = []
         if slices:
-            task = CloseTask(context, state.table.by_arrival)
-            results = self._context.parallelize(slices, len(slices)).mapPartitions(task).collect()
+            task = CloseTask(context, by_arrival)
+            # A task for each core: all slices of one share the files that it has decoded.
+            tasks = min(len(slices), self._context.defaultParallelism)
+            results = self._context.parallelize(slices, tasks).mapPartitions(task).collect()
         counts = count(settled, results)
         outputs = [result.outputs for result in results if result.outputs]
         if outputs:
@@ -255,10 +250,9 @@ class Closer:
             if made is None:
                 return False
             follow_ups.made(made)
+        ring = self._rings[state.table.schema.keyspace].ring.digest
         for one in settled:
-            open_bucket = state.buckets[one.bucket]
-            open_bucket.settled, open_bucket.united = one.sums, set(one.united)
-            open_bucket.ring = self._rings[state.table.schema.keyspace].ring.digest
+            state.buckets[one.bucket].published(one, ring)
         state.counts.update({**counts, "messages": sum(one.messages for one in outputs)})
         state.lags_ms = [lag for one in outputs for lag in one.lags_ms] or state.lags_ms
         if outputs and not counts["at_close"]:
@@ -267,30 +261,6 @@ class Closer:
 
     def _reader(self, state: TableState) -> AfterReader:
         return state.follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name))
-
-    def _slices(self, state: TableState, settled: Sequence[Settled]) -> list[tuple[str, tuple[SliceOfBucket, ...]]]:
-        """Cut what is settled into tasks by token: all rows of a key are in one of them.
-
-        What replicas disagree on goes to tasks of its own: their rows are read from all replicas.
-        """
-        rows: Counter[int] = Counter()
-        for one in settled:
-            for number, reading in one.readings:
-                rows[number] += reading.rows
-        united = {number for one in settled for number, reading in one.readings if reading.united}
-        groups = group_ranges({number: rows[number] for number in rows.keys() - united}, SLICE_ROWS)
-        groups += group_ranges({number: rows[number] for number in united}, SLICE_ROWS)
-        passes, by_arrival, now_ms = state.follow_ups.passes, state.table.by_arrival, time.time() * 1000
-        published = {one.bucket: published_before(passes, one, by_arrival, now_ms) for one in settled}
-        slices = []
-        for place, group in enumerate(groups):
-            parts = [
-                SliceOfBucket(str(one.bucket), readings, published[one.bucket])
-                for one in settled
-                if (readings := tuple(reading for number, reading in one.readings if number in group))
-            ]
-            slices.append((f"{place:04}", tuple(parts)))
-        return slices
 
     def _retire(self) -> None:
         """Forget closed buckets all of whose files are published, and commits all of whose files are forgotten."""
@@ -375,20 +345,6 @@ def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now
     oldest = "" if by_arrival else str(one.bucket)
     buckets = {bucket for known in passes for bucket in known.digests if bucket >= oldest}
     return digest_keys(passes, buckets, -math.inf)
-
-
-def group_ranges(rows: Mapping[int, int], size: int) -> list[frozenset[int]]:
-    """Numbers of token ranges in groups of neighbours that have about so many rows together."""
-    groups: list[frozenset[int]] = []
-    present: set[int] = set()
-    total = 0
-    for number in sorted(rows):
-        present.add(number)
-        total += rows[number]
-        if total >= size:
-            groups.append(frozenset(present))
-            present, total = set(), 0
-    return [*groups, frozenset(present)] if present else groups
 
 
 def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter[str]:

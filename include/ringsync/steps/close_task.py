@@ -44,6 +44,10 @@ class SliceOfBucket:
     published: tuple[str, ...]
 
 
+Slice = tuple[str, tuple[SliceOfBucket, ...]]
+"""Its name, unique in the pass, and what it has of each bucket."""
+
+
 @dataclass(frozen=True)
 class SliceResult:
     """What has come of a slice.
@@ -61,7 +65,7 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class CloseTask:
-    """Spark calls it with the slices of one partition: (name, buckets), the name unique in the pass.
+    """Spark calls it with the slices of one partition.
 
     :ivar by_arrival: rows belong to the bucket of their arrival
     """
@@ -69,21 +73,26 @@ class CloseTask:
     context: PassContext
     by_arrival: bool
 
-    def __call__(self, slices: Iterable[tuple[str, tuple[SliceOfBucket, ...]]]) -> Iterator[SliceResult]:
+    def __call__(self, slices: Iterable[Slice]) -> Iterator[SliceResult]:
         config = load_config(self.context.config_path)
         store = config.open_store()
+        files = StagedFiles(store)
         for name, buckets in slices:
-            yield close_slice(self.context, store, name, buckets, self.by_arrival)
+            yield close_slice(self.context, store, files, name, buckets, self.by_arrival)
 
 
 def close_slice(
-    context: PassContext, store: ObjectStore, name: str, buckets: Sequence[SliceOfBucket], by_arrival: bool
+    context: PassContext,
+    store: ObjectStore,
+    files: StagedFiles,
+    name: str,
+    buckets: Sequence[SliceOfBucket],
+    by_arrival: bool,
 ) -> SliceResult:
     """Make the outputs of some token ranges of a table."""
     fresh: dict[str, list[pa.RecordBatch]] = defaultdict(list)
     seen = np.empty((0, 2), np.uint64)
     read = repeated = before = only_one = 0
-    files = _Files(store)
     for one in buckets:
         found = [files.rows_of(reading) for reading in one.readings]
         only_one += sum(_held_once(rows) for rows, of in zip(found, one.readings, strict=True) if of.united)
@@ -96,11 +105,11 @@ def close_slice(
         repeated += int(np.count_nonzero(~first))
         before += int(np.count_nonzero(first & known))
         if (first & ~known).any():
-            new = rows.filter(pa.array(first & ~known))
+            new = _chosen(rows, first & ~known)
             own = _is_of_time(new, Bucket.parse(one.bucket)) & (not by_arrival)
             for place, chosen in ((one.bucket, own), (LATE, ~own)):
                 if chosen.any():
-                    fresh[place].append(new.filter(pa.array(chosen)))
+                    fresh[place].append(_chosen(new, chosen))
             seen = sorted_digests(np.concatenate([seen, halves[first & ~known]]))
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
     disagreed = any(reading.united for one in buckets for reading in one.readings)
@@ -109,13 +118,18 @@ def close_slice(
     return SliceResult(outputs, read, repeated, before, only_one)
 
 
+def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
+    """Those that the mask names; mostly all, which need no copying."""
+    return rows if mask.all() else rows.filter(pa.array(mask))
+
+
 def _is_of_time(rows: pa.RecordBatch, bucket: Bucket) -> Mask:
     written = numbers(rows["write_time"]) // 1000
     return (written >= bucket.start) & (written < bucket.end)
 
 
-class _Files:
-    """Staged files, each decoded once."""
+class StagedFiles:
+    """Staged files, each decoded once: all slices of a task have rows in most of them."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

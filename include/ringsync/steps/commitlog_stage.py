@@ -192,7 +192,9 @@ class Stager:
             if table.table_id in with_cdc
         )
         task = StageTask(self._config_path, self._logged, kept, windows)
-        return list(self._context.parallelize(list(work), len(work)).mapPartitions(task).collect())
+        # A task for each core: to start one takes longer than a small segment.
+        tasks = min(len(work), self._context.defaultParallelism)
+        return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
 
     def _ring_of(self, keyspace: str) -> RankedRing:
         if keyspace not in self._rings:

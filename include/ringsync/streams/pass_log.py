@@ -170,9 +170,11 @@ def read_digests(store: ObjectStore, key: str) -> Digests:
 
 def are_published(halves: Digests, published: Iterable[Digests]) -> npt.NDArray[np.bool_]:
     """Which digests are in one of the files (each sorted)."""
+    order = np.argsort(halves[:, 0])  # who searches in order finds the next place in the processor's caches
+    ordered = halves[order]
     found = np.zeros(len(halves), np.bool_)
     for one in published:
-        found |= among(halves, one)
+        found[order] |= among(ordered, one)
     return found
 
 
@@ -201,14 +203,15 @@ def first_of_each(halves: Digests) -> npt.NDArray[np.bool_]:
 
 def among(halves: Digests, published: Digests) -> npt.NDArray[np.bool_]:
     """Which digests are among those that are published (sorted)."""
-    # The first halves are practically unique; what has the same one is looked at.
-    start = np.searchsorted(published[:, 0], halves[:, 0], side="left")
-    end = np.searchsorted(published[:, 0], halves[:, 0], side="right")
+    keys, first = (np.ascontiguousarray(one[:, 0]) for one in (halves, published))
+    step = np.searchsorted(first, keys)
     found = np.zeros(len(halves), np.bool_)
-    step = start.copy()
-    while (left := (step < end) & ~found).any():
+    # The first halves are practically unique; what has the same one is looked at.
+    left = np.flatnonzero(step < len(first))
+    while len(left := left[first[step[left]] == keys[left]]):
         found[left] = published[step[left], 1] == halves[left, 1]
-        step += 1
+        step[left] += 1
+        left = left[~found[left] & (step[left] < len(first))]
     return found
 
 
