@@ -6,10 +6,11 @@ Everything runs on one machine: nodes, broker, Spark and writer compete for its 
 lag      three nodes, three replicas, a steady rate of writes (inserts, updates, deletions; three tables, one of them
          with a replica); seconds from each write to its message and to its row in the replica, seen from outside;
          what the sync asks of the cluster, CPU and memory. Fails unless each change is published exactly once
-backlog  one node has logged rows that nobody has read: ours drains them into Kafka with ``after_image`` none (JSON
-         and Avro) and source, then Debezium's connector, which opens an HTTP port on all interfaces: as root the whole
-         scenario therefore runs in a network of its own (``unshare -n``), otherwise without Debezium. Then three
-         nodes: duplicates, changes that are not told, and Debezium's lag, with a connector on each node
+backlog  one node has logged rows that nobody has read: ours drains them into Kafka with ``after_image`` none (JSON,
+         Avro, and Avro without ``source.query``) and source, then Debezium's connector, which opens an HTTP port on all
+         interfaces: as root the whole scenario therefore runs in a network of its own (``unshare -n``), otherwise
+         without Debezium. Then three nodes: duplicates, changes that are not told, and Debezium's lag, with a
+         connector on each node
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ import sync_lag
 from peers.network import may_be_alone, run_program
 
 from servers import ServerError
+from servers.jars import fetch
 
 ROOT = Path(__file__).parent.parent
 DEFAULT_SYNC_MS = 10_000
 """Cassandra's ``commitlog_sync_period``."""
 
-OURS = ("none, JSON", "source", "none")
-"""``after_image``, and how messages are written: Avro, where nothing else is said."""
+JARS = ("cassandra-5.0", "delta", "kafka", "debezium-cassandra-5")
+"""Of all that takes part in a backlog."""
+
+OURS = ("none, JSON", "source", "none", "none, no query")
+"""``after_image``; how messages are written: Avro, where nothing is said; whether they have ``source.query``."""
 
 Figures = dict[str, float | str]
 
@@ -133,6 +138,8 @@ def lag(arguments: argparse.Namespace, scratch: Path) -> tuple[Figures, list[str
 def backlog(arguments: argparse.Namespace, scratch: Path) -> tuple[Figures, list[str]]:
     """The scenario; the figures and what is wrong."""
     alone = may_be_alone()
+    for name in JARS if alone else ():
+        fetch(name, ROOT / ".cache")  # a network of one's own has no registry
     if not alone:
         say("no right to make a network: without Debezium, whose HTTP port would be open on all interfaces")
     names = ("rows", "ours", "segment_mib", "facts", "rate", "seconds")
@@ -185,7 +192,8 @@ def ratios(found: Mapping[str, Mapping[str, float]]) -> Figures:
 
 def key_of(name: str) -> str:
     """Of a contender in the last line."""
-    return name.replace(", ", "")
+    first, *others = name.replace(",", "").split()
+    return first + "".join(word[0].upper() + word[1:] for word in others)
 
 
 def show_three(found: Mapping[str, Any], wrong: list[str]) -> Figures:

@@ -51,10 +51,14 @@ IDLE_SECONDS = 300
 """So long a consumer waits for an event of ours: the loops have to start on a busy machine."""
 FIRST_ADDRESS = 95
 OURS = {
-    "none": {"after_image": "none", "serialisation": "avro"},
-    "none, JSON": {"after_image": "none", "serialisation": "json"},
-    "source": {"after_image": "source", "serialisation": "avro"},
+    "none": {"after_image": "none", "source_query": True, "serialisation": "avro"},
+    "none, no query": {"after_image": "none", "source_query": False, "serialisation": "avro"},
+    "none, JSON": {"after_image": "none", "source_query": True, "serialisation": "json"},
+    "source": {"after_image": "source", "source_query": True, "serialisation": "avro"},
 }
+"""Debezium's events have no query, and are JSON."""
+WATCH_SECONDS = 10.0
+"""Between two looks at our memory: Debezium's is read once, at its end."""
 
 
 def main() -> None:
@@ -164,14 +168,14 @@ def ours(
         [node],
         server_name=server,
         kafka=kafka,
-        sync={"after_image": chosen["after_image"]},
+        sync={"after_image": chosen["after_image"], "source_query": chosen["source_query"]},
         commitlog_processor_window_count=WINDOW_COUNT,
     )
     topic = f"{server}.{KEYSPACE}.orders"
     with debezium.events_counted(broker, topic, rows, IDLE_SECONDS) as counter, Loops(conf, CACHE) as loops:
         began = time.monotonic()
         loops.start(STAGE, CLOSE)
-        with Watch(dict(loops.running), [node], frozenset({KEYSPACE})) as watch:
+        with Watch(dict(loops.running), [node], frozenset({KEYSPACE}), WATCH_SECONDS) as watch:
             prime(node, loops, f"{server}.{KEYSPACE}.baskets")
             before, ready = watch.cost(), time.monotonic() - began
             logs.restore()

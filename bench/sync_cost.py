@@ -18,7 +18,6 @@ from servers import ServerError
 from servers.cassandra import CassandraNode
 from servers.process import ServerProcess, session_members
 
-SAMPLE_SECONDS = 2.0
 LATENCIES = ("coordinator_read_latency", "coordinator_scan_latency")
 
 Connection = tuple[str, int]
@@ -68,17 +67,19 @@ class _Counters:
 
 @dataclass
 class Watch:
-    """Looks at processes every two seconds, until the block ends; connections that came and went between are missed.
+    """Looks at processes again and again, until the block ends; connections that came and went between are missed.
 
     :ivar processes: by name
     :ivar nodes: whose connections are counted; none: only memory and CPU are
     :ivar keyspaces: whose reads are counted
+    :ivar interval_s: between two looks; each is some 0.1 s of CPU
     :ivar peak_mb: by name the largest memory (proportional set size) of a process and its children together
     """
 
     processes: Mapping[str, ServerProcess]
     nodes: Sequence[CassandraNode] = ()
     keyspaces: frozenset[str] = frozenset()
+    interval_s: float = 2.0
     peak_mb: dict[str, float] = field(default_factory=dict)
     _connections: dict[Connection, _Counters] = field(default_factory=dict)
     _clusters: list[Any] = field(default_factory=list)
@@ -117,7 +118,7 @@ class Watch:
         )
 
     def _run(self) -> None:
-        while not self._ended.wait(SAMPLE_SECONDS):
+        while not self._ended.wait(self.interval_s):
             self._look()
 
     def _look(self) -> None:

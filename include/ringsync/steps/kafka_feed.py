@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -14,10 +15,10 @@ from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
 from ringsync.streams.relay_errors import RelayError
 
 PAUSE_S = 1.0
-"""Between two looks at the streams."""
+"""Between two looks at the streams, unless a bucket is announced."""
 
-LISTED_EVERY = 60
-"""So often, in looks, all buckets of a stream are listed; otherwise only those are looked at that are announced."""
+LISTED_EVERY_S = 60.0
+"""So often all buckets of a stream are listed; otherwise only those are looked at that are announced."""
 
 
 class KafkaFeed:
@@ -33,6 +34,7 @@ class KafkaFeed:
         self._seen: set[str] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafka-feed", daemon=True)
         self._status: dict[str, dict[str, Any]] = {}
 
@@ -45,6 +47,7 @@ class KafkaFeed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
+        self._news.set()
         if self._settings is not None:
             self._thread.join()
 
@@ -52,6 +55,7 @@ class KafkaFeed:
         """A bucket is published."""
         with self._lock:
             self._buckets.setdefault(topic, []).append(bucket)
+        self._news.set()
 
     def watch(self, topic: str) -> None:
         """There is a stream; what it has published is looked up."""
@@ -64,16 +68,18 @@ class KafkaFeed:
 
     def _run(self) -> None:
         assert self._settings is not None
-        look = 0
+        listed_at = -LISTED_EVERY_S
         with KafkaTopics(self._settings) as kafka:
             while True:
                 ending = self._ended.is_set()
+                self._news.clear()
+                if listed := time.monotonic() - listed_at >= LISTED_EVERY_S:
+                    listed_at = time.monotonic()
                 for topic in list(self._buckets):
-                    self._relay(kafka, topic, listed=look % LISTED_EVERY == 0)
-                look += 1
+                    self._relay(kafka, topic, listed=listed)
                 if ending:
                     return
-                self._ended.wait(PAUSE_S)
+                self._news.wait(PAUSE_S)
 
     def _relay(self, kafka: KafkaTopics, topic: str, *, listed: bool) -> None:
         with self._lock:
