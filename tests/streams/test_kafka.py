@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -141,6 +142,9 @@ def test_a_killed_relay_is_repeated_under_the_same_event_ids(broker: KafkaBroker
         child.stdin.write("\n")
         child.stdin.flush()
         assert child.stdout.readline() == "part\n"
+        deadline = time.monotonic() + 60
+        while not read_topic(broker.bootstrap, stream.topic):
+            assert time.monotonic() < deadline, "nothing has come of what was sent"
     finally:
         child.kill()
         child.wait()
