@@ -12,9 +12,11 @@ import pytest
 from ringsync.changes.merge import merge
 from ringsync.changes.queries import queries, snapshot_queries
 from ringsync.changes.tables import logged_tables
+from ringsync.cql.types import Native
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.schema.from_cql import parse_schema
-from ringsync.schema.table import TableSchema
+from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.table import Column, TableSchema
 from servers.cassandra import CassandraNode
 from tests.changes.query_replay import replay_queries
 from tests.commitlog_model import cql_schema, replay, segment
@@ -81,6 +83,25 @@ def test_a_server_that_executes_the_queries_shows_what_the_model_replays(
             read += snapshot_queries(images, table, int(time.time() * 1e6)).to_pylist()
         replay_queries(session, read)
         assert shown(set()) > 200
+
+
+def test_a_row_that_was_read_has_the_liveness_of_its_own_cells_not_of_static_ones() -> None:
+    kinds = {"p": "partition_key", "c": "clustering", "s": "static", "z": "static", "v": "regular"}
+    table = TableSchema("shop", "t", "0" * 32, tuple(Column(n, kind, Native("int")) for n, kind in kinds.items()))
+    common = {"writetime": 900, "expires_at": None, "deleted_at": None, "live": None}
+    rows = [
+        {"token": 1, "p": 1, "c": 1, "s": 3, "z": 4, "v": 5, "_row": common, "_x": {"v": {"d": -800}}},
+        {"token": 1, "p": 1, "c": 2, "s": 3, "z": 4, "_row": common},
+        {"token": 2, "p": 2, "c": 1, "_row": {**common, "writetime": None}},
+        {"token": 3, "p": 3, "c": 1, "v": 5, "_row": {**common, "expires_at": 2_000_000_000}},
+    ]
+    found = snapshot_queries(pa.RecordBatch.from_pylist(rows, row_image_schema(table)), table, 7000).to_pylist()
+    insert = "INSERT INTO shop.t (p, c"
+    assert f"{insert}, v) VALUES (1, 1, 5) USING TIMESTAMP 100;" in found[0]
+    assert "UPDATE shop.t USING TIMESTAMP 900 SET s = 3, z = 4 WHERE p = 1;" in found[0]
+    assert found[1] == f"{insert}) VALUES (1, 2) USING TIMESTAMP 900"
+    assert found[2] == f"{insert}) VALUES (2, 1) USING TIMESTAMP 7000"
+    assert found[3].startswith(f"{insert}, v) VALUES (3, 1, 5) USING TIMESTAMP 900 AND TTL ")
 
 
 def compare(model: Any, wanted: list[Any], answer: dict[str, Any], unsayable: set[tuple[str, str]]) -> int:

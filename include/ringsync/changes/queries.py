@@ -16,15 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
+from ringsync.changes.common_times import NO_CELL, ElementTimes, RowTimes, common_times, int64_array, integers
 from ringsync.changes.cql_ranges import range_conditions
+from ringsync.changes.flat_cells import UNKNOWN_TTL, flat
 from ringsync.changes.images import change_rows_of
 from ringsync.changes.query_cells import Assignments, LiveCells, assignments, deleted_names, live_cells
-from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW
+from ringsync.changes.schema import LIVENESS, PARTITION_DELETION, RANGE_DELETION, ROW
 from ringsync.changes.texts import change_texts
 from ringsync.cql.cells import Cells, cells_of, valid_mask
 from ringsync.cql.identifiers import printable
 from ringsync.cql.literal_arrays import literal_array
 from ringsync.cql.literals import CQL
+from ringsync.schema.row_image import NO_EXPIRY
 from ringsync.schema.table import Column, TableSchema
 
 Integers = npt.NDArray[np.int64]
@@ -71,14 +74,15 @@ def queries(merged: pa.RecordBatch, table: TableSchema) -> pa.Array:
 def snapshot_queries(images: pa.RecordBatch, table: TableSchema, unknown_at_us: int) -> pa.Array:
     """The same for rows that were read: what writes them into an empty table.
 
-    A row whose own liveness is not known gets that of most of its cells. TTLs are what the times of writing and expiry
-    make them. Static cells are in the query of the first row of their partition in this batch.
+    A row whose own liveness is not known gets that of most of its cells; if it has none, that of most of its
+    partition's static ones. TTLs are what the times of writing and expiry make them. Static cells are in the query of
+    the first row of their partition in this batch.
 
     :param images: row images of this table
     :param unknown_at_us: µs, when what has no known time was written at the latest: that is its timestamp
     :returns: string
     """
-    rows = change_rows_of(_with_liveness(images), table, unknown_at_us=unknown_at_us)
+    rows = _with_liveness(change_rows_of(images, table, unknown_at_us=unknown_at_us), images)
     found = queries(rows, table)
     of_image = numbers(rows["position"])
     said = np.bincount(of_image, valid_mask(found), len(images))
@@ -86,19 +90,34 @@ def snapshot_queries(images: pa.RecordBatch, table: TableSchema, unknown_at_us: 
     return _by_row([_Statements(of_image, found)], len(images))
 
 
-def _with_liveness(images: pa.RecordBatch) -> pa.RecordBatch:
-    row, merge = (
-        dict(zip([field.name for field in images[name].type], images[name].flatten(), strict=True))
-        for name in ("_row", "_merge")
-    )
-    unknown = pc.and_(row["live"].is_null(), row["writetime"].is_valid())
-    row["live"] = pc.if_else(unknown, row["writetime"], row["live"])
-    merge["live_expires_at"] = pc.if_else(unknown, row["expires_at"], merge["live_expires_at"])
-    for name, fields in (("_row", row), ("_merge", merge)):
-        place = images.schema.get_field_index(name)
-        parts = pa.StructArray.from_arrays(list(fields.values()), fields=list(images[name].type))
-        images = images.set_column(place, name, parts)
-    return images
+def _with_liveness(rows: pa.RecordBatch, images: pa.RecordBatch) -> pa.RecordBatch:
+    """Change rows of images with the liveness that those rows probably have whose own is not known."""
+    ttl = rows["liveness"].field("ttl")
+    unknown = valid_mask(rows["liveness"]) & valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
+    of_cells, of_image = _times_of_most(rows), images["_row"].take(rows["position"])
+    has_cells = of_cells.expiries != NO_CELL
+    timestamps, expiries = pc.struct_field(of_image, "writetime"), pc.struct_field(of_image, "expires_at")
+    expiries = np.where(valid_mask(expiries), integers(expiries), NO_EXPIRY)
+    guessed = unknown & (has_cells | valid_mask(timestamps))
+    expiries = np.where(has_cells, of_cells.expiries, expiries)
+    timestamps = np.where(has_cells, of_cells.writetimes, integers(timestamps))
+    expiring = pa.array(expiries >= 0)
+    values = [
+        pa.array(timestamps),
+        pc.if_else(expiring, pa.scalar(0, pa.int32()), pa.scalar(None, pa.int32())),
+        int64_array(expiries, expiries >= 0),
+    ]
+    mended = pc.if_else(pa.array(guessed), pa.StructArray.from_arrays(values, fields=list(LIVENESS)), rows["liveness"])
+    return rows.set_column(rows.schema.get_field_index("liveness"), "liveness", mended)
+
+
+def _times_of_most(rows: pa.RecordBatch) -> RowTimes:
+    """The times that most cells of each row have, but those of which none are known."""
+    cells = flat(rows["cells"])
+    cells = cells.where(~cells.unknown)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(cells.row, minlength=len(rows)))]).astype(np.int32)
+    nothing = np.empty((0, len(rows)), np.int64)
+    return common_times(nothing, nothing, [ElementTimes(starts, cells.numbers("timestamp"), cells.expiries)], len(rows))
 
 
 def _unpacked(found: pa.Array) -> pa.Array:
