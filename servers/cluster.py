@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,10 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra import ConsistencyLevel, Unavailable
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
+from cassandra.query import SimpleStatement
 
+from servers import ServerError
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.ports import free_port
+
+ACQUAINTED_SECONDS = 60
 
 
 @contextmanager
@@ -24,7 +30,7 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
     :param cache: folder that keeps the jars.
     :param first: last number of the first address.
     :param settings: of `NodeSettings`, for all of them.
-    :raises ServerError: one does not come up.
+    :raises ServerError: one does not come up, or not in the eyes of the others.
     """
     chosen = {"num_tokens": 8, "heap_mb": 256, **settings}
     common = NodeSettings(address=f"127.0.0.{first}", cluster_name=f"ring{first}", **chosen).on_free_ports()
@@ -36,10 +42,36 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
     try:
         for node in nodes:
             node.start()
+        _wait_until_they_know_each_other(nodes)
         yield nodes
     finally:
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(CassandraNode.stop, nodes))
+
+
+def _wait_until_they_know_each_other(nodes: Sequence[CassandraNode]) -> None:
+    """A node answers queries before the others take it for alive."""
+    # This keyspace has three replicas.
+    query = SimpleStatement(
+        "SELECT view_name FROM system_distributed.view_build_status", consistency_level=ConsistencyLevel.ALL
+    )
+    deadline = time.monotonic() + ACQUAINTED_SECONDS
+    for node in nodes:
+        cluster = node.cluster()
+        try:
+            session = cluster.connect()
+            while True:
+                try:
+                    session.execute(query)
+                    break
+                except (Unavailable, NoHostAvailable) as error:
+                    if time.monotonic() > deadline:
+                        raise ServerError(
+                            f"The nodes do not take each other for alive after {ACQUAINTED_SECONDS} s: {error}"
+                        ) from error
+                    time.sleep(0.2)
+        finally:
+            cluster.shutdown()
 
 
 @contextmanager
