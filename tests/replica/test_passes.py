@@ -149,9 +149,9 @@ def test_lookup_without_changes_and_without_rows(tmp_path: Path) -> None:
 
 def test_rows_that_do_not_fit_into_a_batch_are_not_passed_over() -> None:
     rows = table_of(some_images(random.Random(1), 3, 1)).combine_chunks()
-    assert _first_batch(rows).num_rows == rows.num_rows
-    with pytest.raises(ValueError, match="more than 2 GiB"):
-        _first_batch(pa.concat_tables([rows, rows]))
+    assert _first_batch(rows, TABLE).num_rows == rows.num_rows
+    with pytest.raises(ValueError, match=rf"{TABLE.full_name}: 6 rows .* more than 2 GiB"):
+        _first_batch(pa.concat_tables([rows, rows]), TABLE)
 
 
 def test_what_is_dead_for_good() -> None:

@@ -92,7 +92,7 @@ def previous_images(
         _collect(batch.filter(left), batch_keys.filter(left), wanted, found, witnesses)
     schema = row_image_schema(table)
     rows = pa.Table.from_batches([*found, *_one_each(witnesses, table)], schema).combine_chunks()
-    return _first_batch(rows.take(pc.sort_indices(rows["token"])))
+    return _first_batch(rows.take(pc.sort_indices(rows["token"])), table)
 
 
 def images_between(state: ReplicaState, table: TableSchema, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -127,7 +127,7 @@ def _wanted(table: TableSchema, keys: pa.RecordBatch, partitions: pa.Array | Non
 
 def _newest(batches: Iterable[pa.RecordBatch], table: TableSchema) -> pa.RecordBatch:
     """Of rows of the table of changes the newest of each key."""
-    rows = _first_batch(pa.Table.from_batches(batches, changes_schema(table)).combine_chunks())
+    rows = _first_batch(pa.Table.from_batches(batches, changes_schema(table)).combine_chunks(), table)
     if not rows.num_rows:
         return rows
     numbered = pa.table([key_digests(rows, table), rows[VERSION], np.arange(rows.num_rows)], names=["key", "v", "i"])
@@ -158,7 +158,7 @@ def _one_each(batches: list[pa.RecordBatch], table: TableSchema) -> list[pa.Reco
     """The first row of each partition."""
     if not batches:
         return []
-    rows = _first_batch(pa.Table.from_batches(batches).combine_chunks())
+    rows = _first_batch(pa.Table.from_batches(batches).combine_chunks(), table)
     numbers = partition_digests(rows, table).dictionary_encode().indices.to_numpy()
     _, first = np.unique(numbers, return_index=True)
     return [rows.take(pa.array(first))]
@@ -200,14 +200,17 @@ def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]
         yield pa.record_batch(batch).cast(schema)
 
 
-def _first_batch(rows: pa.Table) -> pa.RecordBatch:
-    """A table without chunks as one batch.
+def _first_batch(rows: pa.Table, table: TableSchema) -> pa.RecordBatch:
+    """Rows without chunks as one batch.
 
     :raises ValueError: a column has more than Arrow can hold in one
     """
     batches = rows.to_batches()
     if len(batches) > 1:
-        raise ValueError(f"{rows.num_rows:,} rows have more than 2 GiB in a column: have the replica merged more often")
+        raise ValueError(
+            f"replica of {table.full_name}: {rows.num_rows:,} rows that are looked up together have more than 2 GiB in a "
+            "column: lower replica.merge_interval_s"
+        )
     return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
 
 
