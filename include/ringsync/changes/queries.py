@@ -96,23 +96,24 @@ def _with_liveness(rows: pa.RecordBatch, images: pa.RecordBatch) -> pa.RecordBat
     unknown = valid_mask(rows["liveness"]) & valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
     of_cells, of_image = _times_of_most(rows), images["_row"].take(rows["position"])
     has_cells = of_cells.expiries != NO_CELL
-    timestamps, expiries = pc.struct_field(of_image, "writetime"), pc.struct_field(of_image, "expires_at")
-    expiries = np.where(valid_mask(expiries), integers(expiries), NO_EXPIRY)
-    guessed = unknown & (has_cells | valid_mask(timestamps))
-    expiries = np.where(has_cells, of_cells.expiries, expiries)
-    timestamps = np.where(has_cells, of_cells.writetimes, integers(timestamps))
-    expiring = pa.array(expiries >= 0)
-    values = [
+    # What most cells of the image have is of static ones where the row has no others.
+    writetime, expires_at = (pc.struct_field(of_image, name) for name in ("writetime", "expires_at"))
+    guessed = unknown & (has_cells | valid_mask(writetime))
+    timestamps = np.where(has_cells, of_cells.writetimes, integers(writetime))
+    expiries = np.where(has_cells, of_cells.expiries, integers(pc.fill_null(expires_at, NO_EXPIRY)))
+    expiring = expiries >= 0
+    fields = [
         pa.array(timestamps),
-        pc.if_else(expiring, pa.scalar(0, pa.int32()), pa.scalar(None, pa.int32())),
-        int64_array(expiries, expiries >= 0),
+        int64_array(np.zeros(len(rows), np.int64), expiring).cast(pa.int32()),
+        int64_array(expiries, expiring),
     ]
-    mended = pc.if_else(pa.array(guessed), pa.StructArray.from_arrays(values, fields=list(LIVENESS)), rows["liveness"])
-    return rows.set_column(rows.schema.get_field_index("liveness"), "liveness", mended)
+    liveness = pa.StructArray.from_arrays(fields, fields=list(LIVENESS))
+    found = pc.if_else(pa.array(guessed), liveness, rows["liveness"])
+    return rows.set_column(rows.schema.get_field_index("liveness"), "liveness", found)
 
 
 def _times_of_most(rows: pa.RecordBatch) -> RowTimes:
-    """The times that most cells of each row have, but those of which none are known."""
+    """The times that most cells of each row have; cells of unknown times do not count."""
     cells = flat(rows["cells"])
     cells = cells.where(~cells.unknown)
     starts = np.concatenate([[0], np.cumsum(np.bincount(cells.row, minlength=len(rows)))]).astype(np.int32)
