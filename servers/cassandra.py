@@ -270,7 +270,7 @@ def server_command(folder: Path, settings: NodeSettings, jars: Path) -> list[str
     :param jars: the folder of jars.
     :raises ServerError: there is no Java 17.
     """
-    is_first = settings.address in (settings.seeds or (settings.address,))
+    asks_seeds = bool(settings.seeds) and settings.address not in settings.seeds
     properties = {
         "java.security.manager": "allow",
         "jdk.attach.allowAttachSelf": "true",
@@ -280,8 +280,9 @@ def server_command(folder: Path, settings: NodeSettings, jars: Path) -> list[str
         "logback.configurationFile": str(folder / "logback.xml"),
         "cassandra.jmx.local.port": str(settings.jmx_port),
         "cassandra-foreground": "yes",
-        # A node of a test need not wait for a ring of hundreds of nodes to calm down; but so long it asks a seed.
-        "cassandra.ring_delay_ms": "1000" if is_first else "10000",
+        # A node of a test need not wait for a ring of hundreds of nodes to calm down. It is also how long a busy seed
+        # may take to answer a node that starts (C: Gossiper.doShadowRound).
+        "cassandra.ring_delay_ms": "10000" if asks_seeds else "1000",
         "cassandra.skip_wait_for_gossip_to_settle": "0",
         "cassandra.superuser_setup_delay_ms": "0",
     }

@@ -208,8 +208,8 @@ def _first_batch(rows: pa.Table, table: TableSchema) -> pa.RecordBatch:
     batches = rows.to_batches()
     if len(batches) > 1:
         raise ValueError(
-            f"replica of {table.full_name}: {rows.num_rows:,} rows that are looked up together have more than 2 GiB in a "
-            "column: lower replica.merge_interval_s"
+            f"replica of {table.full_name}: {rows.num_rows:,} rows that are looked up together have more than 2 GiB "
+            "in a column: lower replica.merge_interval_s"
         )
     return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
 
