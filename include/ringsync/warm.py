@@ -43,7 +43,8 @@ from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.row_keys import ROW_KEYS, row_keys
 from ringsync.sources.scan import scan_query
 from ringsync.streams.change_messages import change_messages
-from ringsync.streams.messages import snapshot_messages
+from ringsync.streams.json_messages import json_converter
+from ringsync.streams.messages import envelope_schema, snapshot_messages
 
 NOW = 1_700_000_000
 SAMPLES: dict[str, object] = {
@@ -73,7 +74,9 @@ def warm() -> None:
     edges = np.array([-(2**63), 0, 2**63 - 1])
     partial_checksums(shown_rows([batch], table, NOW), table, edges)
     _read_record(table)
-    snapshot_messages(batch, table, "warm", "exact", hostname="", processed_at_ms=0, schema_version=1, version="")
+    told: dict[str, Any] = {"hostname": "", "processed_at_ms": 0, "schema_version": 1, "version": ""}
+    messages = snapshot_messages(batch, table, "warm", "exact", **told)
+    json_converter(envelope_schema(table, "warm", "exact"))(messages.values.to_pylist())
     _publish_change(batch, table)
 
 

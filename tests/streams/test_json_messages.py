@@ -8,13 +8,17 @@ import json
 import math
 from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import fastavro
+import numpy as np
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies
 
 from ringsync.cql.avro import without_logical_types
 from ringsync.schema.table import TableSchema
+from ringsync.streams import json_messages
 from ringsync.streams.json_messages import json_converter
 from ringsync.streams.messages import envelope_schema, key_schema
 from tests.streams.test_messages import DOCUMENTED, DOCUMENTED_ROW, images, messages_of, random_images
@@ -39,10 +43,10 @@ def test_json_says_what_avro_says(drawn: tuple[TableSchema, pa.RecordBatch]) -> 
         (key_schema(table, "demo", "exact"), messages.keys),
         (envelope_schema(table, "demo", "exact"), messages.values),
     ):
-        convert = json_converter(schema)
         parsed = fastavro.parse_schema(without_logical_types(schema))
-        for datum in data.to_pylist():
-            document = json.loads(convert(datum))
+        datums = data.to_pylist()
+        for datum, text in zip(datums, json_converter(schema)(datums), strict=True):
+            document = json.loads(text)
             value = fastavro.schemaless_reader(io.BytesIO(datum), parsed)
             assert same(by_connect(document["schema"], document["payload"]), of_avro(schema, value, {}))
 
@@ -50,8 +54,8 @@ def test_json_says_what_avro_says(drawn: tuple[TableSchema, pa.RecordBatch]) -> 
 def test_a_documented_message() -> None:
     """docs/kafka.md names these forms."""
     batch = images(DOCUMENTED, DOCUMENTED_ROW)
-    (datum,) = messages_of(DOCUMENTED, batch).values.to_pylist()
-    document = json.loads(json_converter(envelope_schema(DOCUMENTED, "demo", "exact"))(datum))
+    datums = messages_of(DOCUMENTED, batch).values.to_pylist()
+    (document,) = map(json.loads, json_converter(envelope_schema(DOCUMENTED, "demo", "exact"))(datums))
     assert document["payload"]["after"] == {
         "id": "5b6962dd-3f90-4c93-8f61-eabfa4a803e2",
         "line": 1,
@@ -64,6 +68,136 @@ def test_a_documented_message() -> None:
     placed = {"field": "placed", "type": "int64", "optional": True, "name": "org.apache.kafka.connect.data.Timestamp"}
     assert after["fields"][4] == placed
     assert after["fields"][3] == {"field": "amount", "type": "string", "optional": True}
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "Edges",
+    "namespace": "test",
+    "fields": [
+        {"name": 'a "name" \u00e4', "type": ["null", "long"]},
+        {"name": "flag", "type": "boolean"},
+        {"name": "text", "type": ["string", "null"]},
+        {"name": "data", "type": "bytes"},
+        {"name": "single", "type": "float"},
+        {"name": "double", "type": ["null", "double"]},
+        {
+            "name": "items",
+            "type": {
+                "type": "array",
+                "items": [
+                    "null",
+                    {
+                        "type": "record",
+                        "name": "Item",
+                        "namespace": "test",
+                        "fields": [
+                            {"name": "map", "type": {"type": "map", "values": ["null", "float"]}},
+                            {"name": "lists", "type": {"type": "array", "items": {"type": "array", "items": "int"}}},
+                        ],
+                    },
+                ],
+            },
+        },
+        {"name": "again", "type": ["null", "test.Item"]},
+        {"name": "nothing", "type": {"type": "record", "name": "Nothing", "namespace": "test", "fields": []}},
+    ],
+}
+
+TEXTS = strategies.text(
+    strategies.characters(exclude_categories=["Cs"]) | strategies.sampled_from('"\\\x00\x1f\x7f\n/'), max_size=40
+)
+SINGLES, DOUBLES = strategies.floats(width=32), strategies.floats()
+ITEMS = strategies.fixed_dictionaries(
+    {
+        "map": strategies.dictionaries(TEXTS, strategies.none() | SINGLES, max_size=3),
+        "lists": strategies.lists(strategies.lists(strategies.integers(-(2**31), 2**31 - 1), max_size=3), max_size=3),
+    }
+)
+LONGS = strategies.integers(-(2**63), 2**63 - 1) | strategies.integers(-1000, 1000)
+EDGES = strategies.fixed_dictionaries(
+    {
+        'a "name" \u00e4': strategies.none() | LONGS,
+        "flag": strategies.booleans(),
+        "text": strategies.none() | TEXTS,
+        "data": strategies.binary(max_size=20),
+        "single": SINGLES,
+        "double": strategies.none() | DOUBLES,
+        "items": strategies.lists(strategies.none() | ITEMS, max_size=4),
+        "again": strategies.none() | ITEMS,
+        "nothing": strategies.just({}),
+    }
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(strategies.lists(EDGES, min_size=1, max_size=5), strategies.sampled_from([64, 4096, 1 << 20]))
+def test_every_value_is_told(rows: list[dict[str, Any]], room: int) -> None:
+    """However much is written at once."""
+    with patch.object(json_messages, "_ROOM", room):
+        texts = json_converter(SCHEMA)(datums_of(rows))
+    for row, text in zip(rows, texts, strict=True):
+        document = json.loads(text)
+        assert same(by_connect(document["schema"], document["payload"]), row)
+
+
+def test_all_escapes_and_numbers_of_digits() -> None:
+    characters = "".join(map(chr, range(0x300)))
+    numbers = [sign * (10**digits + offset) for digits in range(19) for sign in (1, -1) for offset in (-1, 0, 1)]
+    rows = [
+        {**EMPTY, "text": characters[start:], 'a "name" \u00e4': number}
+        for start, number in enumerate([-(2**63), 2**63 - 1, *numbers])
+    ]
+    payloads = [json.loads(text)["payload"] for text in json_converter(SCHEMA)(datums_of(rows))]
+    assert payloads == rows
+
+
+def test_floats_keep_their_form() -> None:
+    """A whole number stays a float for who reads without the schema; a float has the digits of 32 bits."""
+    row = {**EMPTY, "single": 0.1, "double": -3.0}
+    (text,) = json_converter(SCHEMA)(datums_of([row]))
+    assert b'"single":0.1,"double":-3.0,' in text
+
+
+def test_what_does_not_follow_its_schema_is_refused() -> None:
+    whole, *_ = datums_of([{**EMPTY, "text": "twelve chars", "items": [{"map": {"a": 1.0}, "lists": [[1, 2], []]}]}])
+    convert = json_converter(SCHEMA)
+    for end in range(len(whole)):
+        with pytest.raises(ValueError, match="message 1 of 2 does not follow its Avro schema"):
+            convert([whole, whole[:end]])
+    for damaged in (whole + b"\0", b"\xff" * 40, b"\0\0\0\x7f" + whole):
+        with pytest.raises(ValueError, match="message 0 of 1"):
+            convert([damaged])
+    assert convert([]) == []
+
+
+def test_a_message_longer_than_the_room() -> None:
+    row = {**EMPTY, "text": "\x01" * 3_000_000}
+    texts = json_converter(SCHEMA)(datums_of([EMPTY, row, EMPTY]))
+    assert [json.loads(text)["payload"] for text in texts] == [EMPTY, row, EMPTY]
+
+
+EMPTY: dict[str, Any] = {
+    'a "name" \u00e4': None,
+    "flag": False,
+    "text": None,
+    "data": "",
+    "single": 0.0,
+    "double": None,
+    "items": [],
+    "again": None,
+    "nothing": {},
+}
+
+
+def datums_of(rows: list[dict[str, Any]]) -> list[bytes]:
+    parsed = fastavro.parse_schema(SCHEMA)
+    found = []
+    for row in rows:
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, parsed, {**row, "data": row["data"] or b""})
+        found.append(stream.getvalue())
+    return found
 
 
 def by_connect(schema: dict[str, Any], value: Any) -> Any:
@@ -82,7 +216,9 @@ def by_connect(schema: dict[str, Any], value: Any) -> Any:
     assert isinstance(value, KINDS[schema["type"]])
     if schema["type"] == "bytes":
         return base64.b64decode(value, validate=True)
-    return float(value) if schema["type"] in ("double", "float") else value
+    if schema["type"] == "float":
+        return float(np.float32(value))
+    return float(value) if schema["type"] == "double" else value
 
 
 def of_avro(schema: Any, value: Any, records: dict[str, Any]) -> Any:

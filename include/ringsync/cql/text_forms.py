@@ -193,14 +193,14 @@ def number_text(
         if load8(p) >= 0x80:
             store8(out, _DASH)
             out += 1
-        digits = _write_digits(p, length, scratch, scratch_end)
-        out = _write_scaled(out, digits, scratch_end - digits, scale)
+        digits = write_digits(p, length, scratch, scratch_end)
+        out = write_scaled(out, digits, scratch_end - digits, scale)
     store32(starts + 4 * count, out - output)
     return out - output
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _write_digits(p: int, length: int, limbs: int, end: int) -> int:
+def write_digits(p: int, length: int, limbs: int, end: int) -> int:
     """Write the digits of a two's complement number's magnitude so that they end at ``end``; where they begin.
 
     :param limbs: memory for ``length`` bytes and 15 more
@@ -242,7 +242,7 @@ def _write_digits(p: int, length: int, limbs: int, end: int) -> int:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _write_scaled(out: int, digits: int, size: int, scale: int) -> int:
+def write_scaled(out: int, digits: int, size: int, scale: int) -> int:
     """BigDecimal.toString of an unscaled magnitude: where its text ends."""
     exponent = size - 1 - scale
     if scale == 0:

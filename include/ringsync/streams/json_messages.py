@@ -1,143 +1,250 @@
 """Avro messages as JSON with schema and payload, as the original CDC design shows them (Kafka Connect's form).
 
-A message is a Python object here: some twenty thousand a second. docs/kafka.md says how each type is written.
+An Avro schema is compiled to a program, which :mod:`ringsync.streams.json_kernels` carries out for each datum.
+docs/kafka.md says how each type is written.
 """
 
 from __future__ import annotations
 
-import base64
-import math
-from collections.abc import Callable, Mapping
-from io import BytesIO
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-from fastavro import parse_schema, schemaless_reader
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from ringsync.cql.avro import big_decimal_text, without_logical_types
+from ringsync.cql.kernels import PADDING, address, padded
+from ringsync.cql.text_forms import DIGITS_PER_BYTE
+from ringsync.streams import json_kernels as kernels
+from ringsync.streams.connect_schema import connect_schema, full_name, not_null
 from ringsync.streams.messages import AvroRecord
 
-Plain = Callable[[Any], Any]
-"""A value as fastavro reads it to one that JSON has."""
+JsonConverter = Callable[[Sequence[bytes]], list[bytes]]
+"""Avro datums of one schema to UTF-8 JSON."""
 
-_written = msgspec.json.Encoder().encode
+_ROOM = 8 << 20
+"""Bytes that are written at once, unless a single message is longer."""
 
-_CONNECT_TYPES = {
-    "boolean": "boolean",
-    "bytes": "bytes",
-    "double": "double",
-    "float": "float",
-    "int": "int32",
-    "long": "int64",
-    "string": "string",
+_OF_KIND = {
+    "boolean": kernels.BOOLEAN,
+    "bytes": kernels.BYTES,
+    "int": kernels.LONG,
+    "long": kernels.LONG,
+    "string": kernels.TEXT,
 }
-_CONNECT_NAMES = {
-    "date": "org.apache.kafka.connect.data.Date",
-    "timestamp-millis": "org.apache.kafka.connect.data.Timestamp",
-}
+_FLOAT_BYTES = {"double": 8, "float": 4}
 
 
-def json_converter(schema: AvroRecord) -> Callable[[bytes], bytes]:
-    """What turns an Avro datum of this schema into UTF-8 JSON ``{"schema": …, "payload": …}``.
+def json_converter(schema: AvroRecord) -> JsonConverter:
+    """What turns Avro datums of this schema into ``{"schema": …, "payload": …}``.
+
+    It raises ValueError for a datum that does not follow the schema.
 
     :param schema: of a key or an envelope, with its logical types
     """
-    reader_schema = parse_schema(without_logical_types(schema))
-    plain = _plain(schema, {})
-    head = b'{"schema":' + _written(connect_schema(schema)) + b',"payload":'
+    program = _Program()
+    program.write('{"schema":' + _compact(connect_schema(schema)) + ',"payload":')
+    _compile(schema, program, {})
+    program.write("}")
+    instructions, literals, depth = program.finished()
 
-    def convert(datum: bytes) -> bytes:
-        value: Any = schemaless_reader(BytesIO(datum), reader_schema)
-        return head + _written(plain(value) if plain else value) + b"}"
+    def convert(data: Sequence[bytes]) -> list[bytes]:
+        found: list[bytes] = []
+        room = _ROOM
+        buffer, offsets = padded(b"".join(data)), np.zeros(len(data) + 1, np.int64)
+        np.cumsum([len(datum) for datum in data], out=offsets[1:])
+        while len(found) < len(data):
+            written = _written(instructions, literals, depth, buffer, offsets, len(found), room)
+            found += written
+            if not written:
+                room *= 2
+        return found
 
     return convert
 
 
-def connect_schema(schema: Any) -> dict[str, Any]:
-    """An Avro schema as Kafka Connect's JsonConverter writes schemas: structs inlined wherever they are used."""
-    return _connect(schema, {})
+class _Program:
+    """A program in the making: instructions, with neighbouring literals as one."""
+
+    def __init__(self) -> None:
+        self._instructions: list[tuple[int, int, int]] = []
+        self._literals = bytearray()
+        self._begun = 0
+        self._depth = self._deepest = 0
+
+    def write(self, text: str) -> None:
+        """A literal."""
+        self._literals += text.encode()
+
+    def add(self, kind: int, a: int = 0, b: int = 0) -> int:
+        """An instruction; gives its place."""
+        self._end_literal()
+        self._instructions.append((kind, a, b))
+        return len(self._instructions) - 1
+
+    def here(self) -> int:
+        """Where the next instruction is, in bytes."""
+        self._end_literal()
+        return len(self._instructions) * kernels.INSTRUCTION_BYTES
+
+    def go_here(self, place: int) -> None:
+        """Have the instruction at this place go on with the next one."""
+        kind, a, _ = self._instructions[place]
+        self._instructions[place] = (kind, a, self.here())
+
+    def nest(self, levels: int) -> None:
+        """Enter (1) or leave (−1) an array or map."""
+        self._depth += levels
+        self._deepest = max(self._deepest, self._depth)
+
+    def finished(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], int]:
+        """Instructions, int64[count, 3]; literals; the greatest number of arrays and maps in each other."""
+        self.add(kernels.END)
+        return np.array(self._instructions, np.int64), padded(bytes(self._literals)), self._deepest
+
+    def _end_literal(self) -> None:
+        size = len(self._literals) - self._begun
+        if size:
+            self._instructions.append((kernels.LITERAL, self._begun, size))
+            self._begun += size
 
 
-def _connect(schema: Any, records: dict[str, Any]) -> dict[str, Any]:
+def _compile(schema: Any, program: _Program, records: dict[str, Any]) -> None:
     if isinstance(schema, list):
-        return {**_connect(_not_null(schema), records), "optional": True}
-    if isinstance(schema, str):
-        kind = _CONNECT_TYPES.get(schema)
-        return {"type": kind, "optional": False} if kind else _connect(records[schema], records)
-    match schema["type"]:
-        case "record":
-            records[_full_name(schema)] = schema
-            fields = [{"field": f["name"], **_connect(f["type"], records)} for f in schema["fields"]]
-            return {"type": "struct", "name": _full_name(schema), "optional": False, "fields": fields}
-        case "array":
-            return {"type": "array", "items": _connect(schema["items"], records), "optional": False}
-        case "map":
-            keys = {"type": "string", "optional": False}
-            return {"type": "map", "keys": keys, "values": _connect(schema["values"], records), "optional": False}
-    logical = schema.get("logicalType")
-    if logical == "big-decimal":
-        return _connect("string", records)
-    name = {"name": _CONNECT_NAMES[logical]} if logical in _CONNECT_NAMES else {}
-    return {**_connect(schema["type"], records), **name}
+        union = program.add(kernels.UNION, schema.index("null"))
+        _compile(not_null(schema), program, records)
+        program.go_here(union)
+    elif isinstance(schema, str):
+        _compile_named(schema, program, records)
+    elif schema["type"] == "record":
+        records[full_name(schema)] = schema
+        for place, field in enumerate(schema["fields"]):
+            program.write(f"{',' if place else '{'}{_compact(field['name'])}:")
+            _compile(field["type"], program, records)
+        program.write("}" if schema["fields"] else "{}")
+    elif schema["type"] == "array":
+        _compile_items("[]", "", schema["items"], program, records)
+    elif schema["type"] == "map":
+        _compile_items("{}", ":", schema["values"], program, records)
+    elif schema.get("logicalType") == "big-decimal":
+        program.add(kernels.DECIMAL)
+    else:
+        _compile(schema["type"], program, records)
 
 
-def _plain(schema: Any, records: dict[str, Plain | None]) -> Plain | None:
-    """What makes a value of this schema one of JSON; None: it is one."""
-    if isinstance(schema, list):
-        return _nullable(_plain(_not_null(schema), records))
-    if isinstance(schema, str):
-        return records[schema] if schema in records else _NATIVE.get(schema)
-    match schema["type"]:
-        case "record":
-            records[_full_name(schema)] = found = _struct(schema, records)
-            return found
-        case "array":
-            item = _plain(schema["items"], records)
-            return None if item is None else lambda values: [item(value) for value in values]
-        case "map":
-            inner = _plain(schema["values"], records)
-            return None if inner is None else lambda values: {key: inner(value) for key, value in values.items()}
-    if schema.get("logicalType") == "big-decimal":
-        return big_decimal_text
-    return _plain(schema["type"], records)
+def _compile_named(name: str, program: _Program, records: dict[str, Any]) -> None:
+    if name in _FLOAT_BYTES:
+        program.add(kernels.FLOAT, _FLOAT_BYTES[name])
+    elif name in _OF_KIND:
+        program.add(_OF_KIND[name])
+    else:
+        _compile(records[name], program, records)
 
 
-def _struct(schema: AvroRecord, records: dict[str, Plain | None]) -> Plain | None:
-    changed = {
-        field["name"]: plain for field in schema["fields"] if (plain := _plain(field["type"], records)) is not None
-    }
-
-    def convert(value: dict[str, Any]) -> dict[str, Any]:
-        for name, plain in changed.items():
-            value[name] = plain(value[name])
-        return value
-
-    return convert if changed else None
-
-
-def _nullable(plain: Plain | None) -> Plain | None:
-    return None if plain is None else lambda value: None if value is None else plain(value)
+def _compile_items(brackets: str, after_key: str, inner: Any, program: _Program, records: dict[str, Any]) -> None:
+    program.nest(1)
+    program.write(brackets[0])
+    items = program.add(kernels.ITEMS)
+    first = program.here()
+    if after_key:
+        program.add(kernels.TEXT)
+        program.write(after_key)
+    _compile(inner, program, records)
+    program.add(kernels.NEXT, b=first)
+    program.go_here(items)
+    program.write(brackets[1])
+    program.nest(-1)
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+def _written(
+    instructions: npt.NDArray[np.int64],
+    literals: npt.NDArray[np.uint8],
+    depth: int,
+    buffer: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    first: int,
+    room: int,
+) -> list[bytes]:
+    """The JSON of as many datums as have room, in bytes; those before ``first`` are left out."""
+    rows = len(offsets) - 1
+    output, ends, stack = np.empty(room + PADDING, np.uint8), np.empty(rows, np.int64), np.empty(depth + 1, np.int64)
+    floats = np.zeros(1 + 3 * (1 + (len(buffer) if (instructions[:, 0] == kernels.FLOAT).any() else 0) // 4), np.int64)
+    longest = int(np.diff(offsets).max())
+    scratch = np.empty((DIGITS_PER_BYTE + 2) * longest + 2 * PADDING, np.uint8)
+    reached = kernels.write_json(
+        address(instructions),
+        address(literals),
+        address(buffer),
+        address(offsets),
+        first,
+        rows,
+        address(output),
+        address(output) + room,
+        address(ends),
+        address(floats),
+        address(stack),
+        address(scratch),
+        address(scratch) + len(scratch) - PADDING,
+    )
+    if reached < 0:
+        raise ValueError(f"message {-1 - reached} of {rows} does not follow its Avro schema")
+    noted = floats[1 : 1 + 3 * floats[0]].reshape(-1, 3)
+    return _with_floats(output, ends[first:reached], noted, buffer)
 
 
-def _number(value: float) -> float | str:
-    """JSON has no NaN and no infinities."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+def _with_floats(
+    output: npt.NDArray[np.uint8],
+    ends: npt.NDArray[np.int64],
+    noted: npt.NDArray[np.int64],
+    buffer: npt.NDArray[np.uint8],
+) -> list[bytes]:
+    """The output as messages; the digits of its floats are set in.
+
+    :param ends: where each message ends
+    :param noted: place in the output, address and bytes of each float
+    """
+    if not len(noted):
+        return _cut(output, ends).to_pylist()  # type: ignore[no-any-return]
+    # What is before each float, and before each end.
+    limits = np.concatenate([noted[:, 0], ends])
+    order = np.argsort(limits, kind="stable")
+    behind = pa.concat_arrays([_texts_of(noted, buffer), pa.array([""] * len(ends), pa.string())])
+    pieces = pc.binary_join_element_wise(
+        _cut(output, limits[order]), behind.take(pa.array(order)).cast(pa.binary()), b""
+    )
+    pieces_before = np.concatenate([[0], np.flatnonzero(order >= len(noted)) + 1])
+    whole = pa.ListArray.from_arrays(pa.array(pieces_before.astype(np.int32)), pieces)
+    return pc.binary_join(whole, b"").to_pylist()  # type: ignore[no-any-return]
 
 
-_NATIVE: Mapping[str, Plain] = {"bytes": _base64, "double": _number, "float": _number}
+def _texts_of(noted: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> pa.Array:
+    """The digits of floats, text."""
+    texts, rows = [], []
+    for width, kind in ((4, np.float32), (8, np.float64)):
+        own = np.flatnonzero(noted[:, 2] == width)
+        places = noted[own, 1, np.newaxis] - address(buffer) + np.arange(width)
+        texts.append(_float_texts(pa.array(buffer[places].view(kind).ravel())))
+        rows.append(own)
+    return pa.concat_arrays(texts).take(pa.array(np.argsort(np.concatenate(rows))))
 
 
-def _not_null(union: list[Any]) -> Any:
-    """The other branch of a union with null; there are no other unions in messages."""
-    (found,) = (branch for branch in union if branch != "null")
-    return found
+def _float_texts(values: pa.Array) -> pa.Array:
+    """The shortest digits that give the same number; JSON has no NaN and no infinities: they are strings."""
+    texts = values.cast(pa.string())
+    whole = pc.match_substring_regex(texts, r"^-?\d+$")
+    texts = pc.if_else(whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
+    for printed, told in (("nan", '"NaN"'), ("-inf", '"-Infinity"'), ("inf", '"Infinity"')):
+        texts = pc.if_else(pc.equal(texts, printed), told, texts)
+    return texts
 
 
-def _full_name(schema: AvroRecord) -> str:
-    return f"{schema['namespace']}.{schema['name']}" if "namespace" in schema else str(schema["name"])
+def _cut(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
+    """Bytes one behind the other as an array, by where each ends."""
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(output)])
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

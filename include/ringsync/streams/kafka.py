@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream, StreamError
+from ringsync.streams.files import FileStream, StreamDamagedError, StreamError
 from ringsync.streams.json_messages import json_converter
 from ringsync.streams.kafka_topics import KafkaTopics
 from ringsync.streams.messages import AvroRecord
@@ -60,7 +60,7 @@ def relay(
     :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
     :raises RelayError: Kafka or the registry refuses
     :raises CursorError: the cursor is damaged, or of another Kafka topic
-    :raises StreamError: a bucket is not published, or damaged
+    :raises StreamError: a bucket is not published, or damaged, or does not follow its schemas
     """
     stream, target = FileStream(store, topic), kafka_topic or topic
     place = CursorObject(store, topic, target)
@@ -106,7 +106,10 @@ def _send(
         version = block.schema_version
         if version not in serialisers:
             serialisers[version] = _serialiser(*stream.schemas(version), target, kafka)
-        keys, values = serialisers[version](block)
+        try:
+            keys, values = serialisers[version](block)
+        except ValueError as error:
+            raise StreamDamagedError(f"{stream.topic}, version {version} of its schemas: {error}") from error
         kafka.send(target, keys, values, block.event_ids, version)
 
 
@@ -114,7 +117,7 @@ def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTop
     """How messages of a version of the schemas are written, by the settings."""
     if kafka.settings.serialisation == "json":
         key_json, value_json = json_converter(key), json_converter(value)
-        return lambda block: ([key_json(datum) for datum in block.keys], [value_json(datum) for datum in block.values])
+        return lambda block: (key_json(block.keys), value_json(block.values))
     if kafka.registry is None:
         return lambda block: (block.keys, block.values)
     key_prefix = _confluent_prefix(kafka.registry.register(f"{target}-key", key))
