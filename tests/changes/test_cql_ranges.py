@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsync.changes.cql_ranges import range_conditions
 from ringsync.changes.texts import Bound
-from ringsync.cql.types import Native
-from ringsync.schema.table import Column
+from ringsync.cql.literals import some_literal
+from ringsync.cql.types import NATIVE_ARROW, Native, UserType, parse_type
+from ringsync.schema.table import Column, TableSchema
+from servers.cassandra import CassandraNode, NodeSettings
+from tests.commitlogs.make import connected
 
 VALUES = range(4)
 SIGNS: dict[str, Callable[[int, int], bool]] = {
@@ -45,9 +50,13 @@ def is_before(bound: tuple[tuple[int, ...], int], row: tuple[int, ...]) -> bool:
     return values < beginning or (values == beginning and side < 0)
 
 
+@pytest.mark.parametrize("static", [(), (Column("s", "static", Native("int")),)])
 @given(BOUNDS, BOUNDS, st.lists(st.booleans(), min_size=3, max_size=3))
 def test_the_conditions_choose_what_lies_between_the_bounds(
-    start: tuple[tuple[int, ...], bool], end: tuple[tuple[int, ...], bool], descending: list[bool]
+    static: tuple[Column, ...],
+    start: tuple[tuple[int, ...], bool],
+    end: tuple[tuple[int, ...], bool],
+    descending: list[bool],
 ) -> None:
     columns = [Column(name, "clustering", Native("int"), down) for name, down in zip("abc", descending, strict=True)]
     first, last = bound_place(start, descending, True), bound_place(end, descending, False)
@@ -57,9 +66,10 @@ def test_the_conditions_choose_what_lies_between_the_bounds(
     }
     if not inside:
         return  # Cassandra writes no range that holds nothing
-    pieces = range_conditions(
-        columns, *(Bound(tuple(map(str, values)), inclusive) for values, inclusive in (start, end))
-    )
+    table = TableSchema("ks", "t", "0" * 32, (Column("k", "partition_key", Native("int")), *columns, *static))
+    bounds = [Bound(tuple(map(str, values)), inclusive) for values, inclusive in (start, end)]
+    pieces = range_conditions(table, *bounds)
+    assert pieces != [[]] or not static
     chosen = {row for row in rows for piece in pieces if all(holds(condition, row) for condition in piece)}
     assert chosen == inside
 
@@ -67,3 +77,30 @@ def test_the_conditions_choose_what_lies_between_the_bounds(
 def holds(condition: str, row: tuple[int, ...]) -> bool:
     name, sign, value = condition.split()
     return SIGNS[sign](row["abc".index(name)], int(value))
+
+
+@pytest.mark.server
+def test_all_rows_of_a_partition_go_but_not_its_static_cells(cache: Path, tmp_path: Path) -> None:
+    """Whatever the type of the first clustering column."""
+    natives = sorted(set(NATIVE_ARROW) - {"counter", "duration"})
+    types = [*natives, *(f"frozen<{one}>" for one in ("list<int>", "set<uuid>", "map<text, int>", "pair"))]
+    types += ["tuple<inet, pair>", "vector<float, 3>"]
+    with CassandraNode(tmp_path / "node", NodeSettings().on_free_ports(), cache) as node, connected(node) as cluster:
+        session = cluster.connect()
+        session.execute("CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+        session.execute('CREATE TYPE ks.pair ("First" timeuuid, second boolean)')
+        pair = UserType("ks", "pair", ("First", "second"), (Native("timeuuid"), Native("boolean")), True)
+        for number, name in enumerate(types):
+            session.execute(f"CREATE TABLE ks.t{number} (k int, c {name}, d int, s int STATIC, PRIMARY KEY (k, c, d))")
+            columns = [Column("k", "partition_key", Native("int")), Column("s", "static", Native("int"))]
+            columns += [
+                Column("c", "clustering", parse_type(name, {"pair": pair})),
+                Column("d", "clustering", Native("int")),
+            ]
+            table = TableSchema("ks", f"t{number}", "0" * 32, tuple(columns))
+            literal = some_literal(columns[2].type)
+            session.execute(f"INSERT INTO {table.full_name} (k, c, d, s) VALUES (1, {literal}, 2, 3)")
+            everything = Bound((), True)
+            for piece in range_conditions(table, everything, everything):
+                session.execute(f"DELETE FROM {table.full_name} WHERE k = 1 AND {' AND '.join(piece)}")
+            assert session.execute(f"SELECT c, s FROM {table.full_name}").all() == [(None, 3)], name

@@ -22,7 +22,7 @@ from ringsync.changes.texts import counter_shards
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import ListType, MapType, SetType, UserType
 from ringsync.cql.value_texts import NULL
-from ringsync.schema.table import Column, TableSchema
+from ringsync.schema.table import TableSchema
 
 _COMMENT = "-- "
 
@@ -38,8 +38,6 @@ class _Names:
     table: str
     partition_key: tuple[str, ...]
     clustering: tuple[str, ...]
-    clustering_columns: tuple[Column, ...]
-    has_static: bool
     is_counter: bool
     dropped_at: Mapping[str, int]
 
@@ -57,8 +55,6 @@ def _names(table: TableSchema) -> _Names:
         table.full_name,
         tuple(printable(column.name) for column in table.partition_key),
         tuple(printable(column.name) for column in table.clustering),
-        table.clustering,
-        bool(table.of_kind("static")),
         any(column.is_counter for column in table.columns),
         {column.name: column.dropped_at for column in table.dropped},
     )
@@ -110,10 +106,11 @@ class CqlStatements:
     def _deletion(self, row: ChangeRow, names: _Names) -> Iterator[str]:
         pieces: list[list[str]] = [[]]
         if row.kind == RANGE_DELETION and row.clustering and row.range_end:
-            pieces = range_conditions(names.clustering_columns, row.clustering, row.range_end)
-        if pieces == [[]] and row.kind == RANGE_DELETION and names.has_static:
-            yield self._unsaid("the deletion of all rows of a partition, but not of its static columns")
-            return
+            pieces = range_conditions(row.table, row.clustering, row.range_end)
+        if not pieces:
+            yield self._unsaid(
+                f"the deletion of all rows of a partition of {names.table}, but not of its static columns"
+            )
         for piece in pieces:
             yield f"DELETE FROM {names.at(row.deletion)} WHERE {' AND '.join([*_partition(row, names), *piece])};"
 

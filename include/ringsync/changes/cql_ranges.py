@@ -6,23 +6,30 @@ from collections.abc import Iterator, Sequence
 
 from ringsync.changes.texts import Bound
 from ringsync.cql.identifiers import printable
-from ringsync.schema.table import Column
+from ringsync.cql.literals import some_literal
+from ringsync.schema.table import Column, TableSchema
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
-def range_conditions(clustering: Sequence[Column], start: Bound, end: Bound) -> list[list[str]]:
+def range_conditions(table: TableSchema, start: Bound, end: Bound) -> list[list[str]]:
     """Conditions of DELETEs that together delete exactly what lies between two bounds.
 
     A bound has values of some of the first clustering columns. Where both have more than one beyond what they share,
     ``(2, 5) ≤ (a, b) < (4, 7)``, the range is what ``a = 2 AND b >= 5``, ``a > 2 AND a < 4`` and ``a = 4 AND b < 7``
     say: so it is also right where the columns' orders differ, in which tuples do not compare.
 
-    :param clustering: the table's clustering columns; in a descending one a range begins with greater values
-    :param start: where it begins, in the order of the table
+    All rows of a partition are two ranges where there are static columns, which no DELETE without a condition would
+    leave: what is less than some value, and the rest.
+
+    :param start: where it begins, in the order of the table: in a descending column with greater values
     :param end: where it ends
-    :returns: for each DELETE the conditions beside the partition key's; none at all for the whole partition
+    :returns: for each DELETE the conditions beside the partition key's; none at all for the whole partition; no
+        DELETE: it cannot be said, the first clustering column's type has no literals
     """
+    clustering = table.clustering
+    if not start.values and not end.values:
+        return _all_rows(clustering[0]) if table.of_kind("static") else [[]]
     shared = 0
     while shared < min(len(start.values), len(end.values)) and start.values[shared] == end.values[shared]:
         shared += 1
@@ -33,6 +40,11 @@ def range_conditions(clustering: Sequence[Column], start: Bound, end: Bound) -> 
         [*_equal(clustering, start.values[:shared]), *_middle(clustering, start, end, shared)],
         *_side(clustering, end, shared, "<"),
     ]
+
+
+def _all_rows(column: Column) -> list[list[str]]:
+    value = some_literal(column.type)
+    return [] if value is None else [[f"{printable(column.name)} {sign} {value}"] for sign in ("<", ">=")]
 
 
 def _side(clustering: Sequence[Column], bound: Bound, shared: int, sign: str) -> Iterator[list[str]]:

@@ -195,9 +195,7 @@ def _range_deletions(merged: pa.RecordBatch, table: TableSchema, kinds: Integers
         key = texts.partition_keys[place]  # type: ignore[union-attr]
         if start is None or end is None or None in {*key, *start.values, *end.values}:
             continue
-        pieces = range_conditions(table.clustering, start, end)
-        if pieces == [[]] and table.of_kind("static"):
-            continue  # Without a condition the statement would delete the static cells, too.
+        pieces = range_conditions(table, start, end)
         partition = [f"{printable(c.name)} = {text}" for c, text in zip(table.partition_key, key, strict=True)]
         using = f"DELETE FROM {table.full_name} USING TIMESTAMP {own['deletion'][place]['timestamp'].as_py()} WHERE "
         found += [using + " AND ".join([*partition, *piece]) for piece in pieces]

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ringsync.cql.cells import Cells
 from ringsync.cql.identifiers import printable
 from ringsync.cql.native_texts import Texts, native_texts
-from ringsync.cql.types import CqlType, Native, SetType, TupleType, UserType
+from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
 from ringsync.cql.value_texts import TextForm
 
 _DATE_EPOCH = 2**31
@@ -21,6 +21,19 @@ _LAST_TIMESTAMP_MS = 253402300799999
 """In the year 9999."""
 _NAN = {"float": (np.uint32, 0x7FC00000), "double": (np.uint64, 0x7FF8000000000000)}
 """The bits that Java gives NaN; others are NaN, too."""
+
+
+_SOME = {
+    "ascii": "''",
+    "blob": "0x",
+    "boolean": "false",
+    "duration": "0s",
+    "inet": "'0.0.0.0'",
+    "text": "''",
+    "timeuuid": "00000000-0000-1000-8000-000000000000",
+    "uuid": "00000000-0000-0000-0000-000000000000",
+}
+"""All other native types take 0."""
 
 
 def text_literal(text: str) -> str:
@@ -31,6 +44,22 @@ def text_literal(text: str) -> str:
 def literal_from_bytes(name: str, raw: bytes) -> str:
     """A native type's value by a function that takes its bytes."""
     return f"blobAs{name.capitalize()}(0x{raw.hex()})"
+
+
+def some_literal(cql_type: CqlType) -> str | None:
+    """A literal of some value of this type; None: it has none."""
+    match cql_type:
+        case Native(name):
+            return _SOME.get(name, "0")
+        case ListType() | SetType() | MapType():
+            return "[]" if isinstance(cql_type, ListType) else "{}"
+        case VectorType(element, dimension):
+            parts = [some_literal(element)] * dimension
+        case TupleType(types) | UserType(field_types=types):
+            parts = [some_literal(one) for one in types]
+        case _:
+            return None
+    return None if None in parts else _sequence(cql_type, [part for part in parts if part is not None])
 
 
 def _native(name: str, values: pa.Array, cells: Cells) -> Texts:
