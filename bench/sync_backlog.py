@@ -50,13 +50,17 @@ PRIMING_ROWS = 500
 IDLE_SECONDS = 300
 """So long a consumer waits for an event of ours: the loops have to start on a busy machine."""
 FIRST_ADDRESS = 95
-OURS = {
-    "none": {"after_image": "none", "source_query": True, "serialisation": "avro"},
-    "none, no query": {"after_image": "none", "source_query": False, "serialisation": "avro"},
-    "none, JSON": {"after_image": "none", "source_query": True, "serialisation": "json"},
-    "source": {"after_image": "source", "source_query": True, "serialisation": "avro"},
+OURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "none": ({"after_image": "none"}, {}),
+    "none, no query": ({"after_image": "none", "source_query": False}, {}),
+    "none, JSON": ({"after_image": "none"}, {"serialisation": "json"}),
+    "none, as Debezium": (
+        {"after_image": "none", "source_query": False},
+        {"serialisation": "json", "json_schemas": False},
+    ),
+    "source": ({"after_image": "source"}, {}),
 }
-"""Debezium's events have no query, and are JSON."""
+"""What is set in the sections sync and kafka. Debezium's events are JSON without schemas, and have no query."""
 WATCH_SECONDS = 10.0
 """Between two looks at our memory: Debezium's is read once, at its end."""
 
@@ -161,14 +165,13 @@ def ours(
 
     Their start-up ends when some changes of another table are in Kafka; only then the logs are put into ``cdc_raw``.
     """
-    chosen, server = OURS[name], folder.name
-    kafka = {"bootstrap_servers": [broker.bootstrap], "partitions": 1, "serialisation": chosen["serialisation"]}
+    (sync, kafka), server = OURS[name], folder.name
     conf = write_conf(
         folder,
         [node],
         server_name=server,
-        kafka=kafka,
-        sync={"after_image": chosen["after_image"], "source_query": chosen["source_query"]},
+        kafka={"bootstrap_servers": [broker.bootstrap], "partitions": 1, **kafka},
+        sync=sync,
         commitlog_processor_window_count=WINDOW_COUNT,
     )
     topic = f"{server}.{KEYSPACE}.orders"

@@ -119,6 +119,7 @@ def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:
             {"kafka": {"bootstrap_servers": ["b:1"], "serialisation": "json", "schema_registry_url": "http://r"}},
             r"kafka: schema_registry_url is for serialisation avro",
         ),
+        ({"kafka": {"bootstrap_servers": ["b:1"], "json_schemas": False}}, r"kafka: json_schemas is for .* json"),
         (
             {"kafka": {"bootstrap_servers": ["b:1"], "schema_registry_url": "registry:8081"}},
             r"kafka: schema_registry_url must begin with http",

@@ -134,11 +134,14 @@ EDGES = strategies.fixed_dictionaries(
 @given(strategies.lists(EDGES, min_size=1, max_size=5), strategies.sampled_from([64, 4096, 1 << 20]))
 def test_every_value_is_told(rows: list[dict[str, Any]], room: int) -> None:
     """However much is written at once."""
+    datums = datums_of(rows)
     with patch.object(json_messages, "_ROOM", room):
-        texts = json_converter(SCHEMA)(datums_of(rows))
-    for row, text in zip(rows, texts, strict=True):
+        texts = json_converter(SCHEMA)(datums)
+        payloads = json_converter(SCHEMA, with_schema=False)(datums)
+    for row, text, payload in zip(rows, texts, payloads, strict=True):
         document = json.loads(text)
         assert same(by_connect(document["schema"], document["payload"]), row)
+        assert text.endswith(b',"payload":' + payload + b"}")
 
 
 def test_all_escapes_and_numbers_of_digits() -> None:

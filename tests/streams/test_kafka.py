@@ -111,6 +111,11 @@ def test_json(broker: KafkaBroker, tmp_path: Path) -> None:
     for number, message in enumerate(expected.values()):
         message["value"]["after"]["paid"] = f"{number}.50"
     assert found == expected
+    assert stream.store.delete(f"streams/{stream.topic}/kafka.json")
+    with KafkaTopics(settings_of(broker, serialisation="json", json_schemas=False, partitions=1)) as kafka:
+        relay(stream.store, stream.topic, kafka, kafka_topic="without.schemas")
+    bare = read_topic(broker.bootstrap, "without.schemas")
+    assert [json.loads(record.value) for record in bare] == [json_payload(record.value, 1) for record in records]
     schema = json.loads(records[0].key)["schema"]
     assert (schema["type"], schema["name"], schema["optional"]) == ("struct", "demo.shop.notes.Key", False)
     assert schema["fields"][0] == {"field": "id", "type": "int32", "optional": True}

@@ -114,6 +114,7 @@ class Config(Section):
         return KafkaSettings(
             bootstrap_servers=kafka.bootstrap_servers,
             serialisation=kafka.serialisation,
+            json_schemas=kafka.json_schemas,
             schema_registry_url=kafka.schema_registry_url,
             tls=kafka.tls,
             sasl_mechanism=kafka.sasl_mechanism,

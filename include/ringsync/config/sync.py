@@ -92,6 +92,7 @@ class Kafka(Section):
         tuple[Annotated[str, AfterValidator(_checked_address)], ...], Field(min_length=1, strict=False)
     ]
     serialisation: Literal["avro", "json"] = "avro"
+    json_schemas: bool = True
     schema_registry_url: str | None = None
     tls: Tls | None = None
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
@@ -106,7 +107,11 @@ class Kafka(Section):
         if any(part is None for part in login) and any(part is not None for part in login):
             raise ValueError("sasl_mechanism, username and password go together: set all or none")
         if self.serialisation == "json" and self.schema_registry_url is not None:
-            raise ValueError("schema_registry_url is for serialisation avro: json brings its schema in each message")
+            raise ValueError(
+                "schema_registry_url is for serialisation avro: json has its schema in each message, or none"
+            )
+        if self.serialisation == "avro" and not self.json_schemas:
+            raise ValueError("json_schemas is for serialisation json")
         if self.schema_registry_url is not None and not re.fullmatch(
             r"https?://[^/@]+(/[^@]*)?", self.schema_registry_url
         ):

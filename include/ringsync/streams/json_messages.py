@@ -1,4 +1,4 @@
-"""Avro messages as JSON with schema and payload, as the original CDC design shows them (Kafka Connect's form).
+"""Avro messages as JSON, with schema and payload as the original CDC design shows them (Kafka Connect's form).
 
 An Avro schema is compiled to a program, which :mod:`ringsync.streams.json_kernels` carries out for each datum.
 docs/kafka.md says how each type is written.
@@ -37,17 +37,17 @@ _OF_KIND = {
 _FLOAT_BYTES = {"double": 8, "float": 4}
 
 
-def json_converter(schema: AvroRecord) -> JsonConverter:
-    """What turns Avro datums of this schema into ``{"schema": …, "payload": …}``.
+def json_converter(schema: AvroRecord, *, with_schema: bool = True) -> JsonConverter:
+    """What turns Avro datums of this schema into ``{"schema": …, "payload": …}``, or into the payload alone.
 
     It raises ValueError for a datum that does not follow the schema.
 
     :param schema: of a key or an envelope, with its logical types
     """
     program = _Program()
-    program.write('{"schema":' + _compact(connect_schema(schema)) + ',"payload":')
+    program.write(f'{{"schema":{_compact(connect_schema(schema))},"payload":' if with_schema else "")
     _compile(schema, program, {})
-    program.write("}")
+    program.write("}" if with_schema else "")
     instructions, literals, depth = program.finished()
 
     def convert(data: Sequence[bytes]) -> list[bytes]:

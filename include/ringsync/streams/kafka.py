@@ -116,7 +116,9 @@ def _send(
 def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:
     """How messages of a version of the schemas are written, by the settings."""
     if kafka.settings.serialisation == "json":
-        key_json, value_json = json_converter(key), json_converter(value)
+        key_json, value_json = (
+            json_converter(schema, with_schema=kafka.settings.json_schemas) for schema in (key, value)
+        )
         return lambda block: (key_json(block.keys), value_json(block.values))
     if kafka.registry is None:
         return lambda block: (block.keys, block.values)

@@ -38,6 +38,7 @@ class KafkaSettings:
     """How a Kafka cluster is reached and what messages look like there.
 
     :ivar bootstrap_servers: ``host:port`` each
+    :ivar json_schemas: for ``json``: whether each message has its schema beside its payload, or is the payload alone
     :ivar schema_registry_url: for ``avro``: where its schemas are registered; None: messages are plain Avro
     :ivar tls: to brokers and registry; None: brokers are spoken to in clear
     :ivar sasl_mechanism: with ``username`` and ``password``; None: no login
@@ -49,6 +50,7 @@ class KafkaSettings:
 
     bootstrap_servers: tuple[str, ...]
     serialisation: Serialisation = "avro"
+    json_schemas: bool = True
     schema_registry_url: str | None = None
     tls: Tls | None = None
     sasl_mechanism: SaslMechanism | None = None
