@@ -41,8 +41,9 @@ DEFAULT_SYNC_MS = 10_000
 JARS = ("cassandra-5.0", "delta", "kafka", "debezium-cassandra-5")
 """Of all that takes part in a backlog."""
 
-OURS = ("none, JSON", "source", "none", "none, no query")
-"""``after_image``; how messages are written: Avro, where nothing is said; whether they have ``source.query``."""
+OURS = ("none, JSON", "none, as Debezium", "source", "none", "none, no query")
+"""``after_image``; how messages are written: Avro, where nothing is said; whether they have ``source.query``; as
+Debezium: JSON without schemas and queries."""
 
 Figures = dict[str, float | str]
 
