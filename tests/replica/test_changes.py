@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.base import ReplicaMismatchError, base_folder
 from ringsync.replica.changes import StaleStateError, append_pass, applied_pass, begin_changes, replica_state
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.storage.local import LocalStore
@@ -18,6 +18,7 @@ from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write
 from tests.replica.test_table import images, simple, simple_images, table
 
 CHANGES = "replica/shop/orders/changes"
+BASE = base_folder("shop", "orders")
 
 
 def newest(store: Path) -> list[tuple[int, int, str]]:
@@ -45,6 +46,8 @@ def test_a_pass_is_added_once_and_in_order(tmp_path: Path) -> None:
     write_pass(tmp_path, simple(), simple_images(1, "three"), 3, as_of_us=6)
     now = state_of(tmp_path, simple())
     assert (now.applied, now.as_of_us, now.changed_rows, now.base_rows) == (3, 7, 3, 3)
+    sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{one}/*.parquet")) for one in (CHANGES, BASE)]
+    assert [now.changed_bytes, now.base_bytes] == sizes
     assert newest(tmp_path) == [(1, 0, "one"), (1, 1, "one"), (3, 0, "three")]
 
 
@@ -75,6 +78,7 @@ def test_a_new_base_begins_anew(tmp_path: Path) -> None:
     # Killed before the table of changes was emptied: its images belong to another base.
     now = state_of(tmp_path, simple())
     assert (now.applied, now.changes_version, now.changed_rows, now.base_rows) == (2, -1, 0, 4)
+    assert now.changed_bytes == 0
     with pytest.raises(StaleStateError):
         append_pass(store, simple(), 4, [], NOW_MS, seen=old)
     for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import TimestampType
 
-from ringsync.replica.session import to_spark_schema
+from ringsync.replica.session import limit_batches, to_spark_schema
 
 
 @pytest.mark.spark
@@ -33,6 +34,21 @@ def test_nothing_listens_outside_loopback(spark: SparkSession) -> None:
                 listening.append(local.split(":")[0])
     assert listening
     assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("size", "most"), [(0, 1000), (3000 * 10_000, 1000), (3000 * 1_000_000, 16), (3000 << 25, 1)])
+def test_batches_of_long_rows_have_few_of_them(spark: SparkSession, size: int, most: int) -> None:
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch([pa.array([batch.num_rows])], names=["rows"])
+
+    try:
+        limit_batches(spark, 3000, size)
+        counts = spark.range(0, 3000, 1, 1).mapInArrow(count, "rows bigint").toArrow()["rows"].to_pylist()
+    finally:
+        limit_batches(spark, 0, 0)
+    assert (sum(counts), max(counts)) == (3000, most)
 
 
 def test_timestamps_are_instants() -> None:

@@ -76,7 +76,9 @@ class ReplicaState:
     :ivar live_known_from_us: µs: the base was read before; livenesses that it does not know are older
     :ivar whole: all rows and columns of the table were copied, and not a selection
     :ivar changed_rows: in the table of changes
-    :ivar base_rows: in the base, those marked deleted included
+    :ivar changed_bytes: of its files, compressed
+    :ivar base_rows: in the base, without those marked deleted
+    :ivar base_bytes: of its files, compressed
     :ivar changed_since_ms: when the oldest file of changes was written, ms since the epoch; None: there is none
     :ivar options: with which delta-rs reaches the store (:func:`ringsync.storage.delta_options`)
     """
@@ -91,7 +93,9 @@ class ReplicaState:
     live_known_from_us: int
     whole: bool
     changed_rows: int = 0
+    changed_bytes: int = 0
     base_rows: int = 0
+    base_bytes: int = 0
     changed_since_ms: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -274,7 +278,9 @@ def _state(
         live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
         changed_rows=changes.rows if theirs else 0,
+        changed_bytes=changes.bytes if theirs else 0,
         base_rows=base.rows,
+        base_bytes=base.bytes,
         changed_since_ms=min(written, default=None),
         options=options,
     )

@@ -78,6 +78,11 @@ class DeltaSnapshot:
         return sum(map(file_rows, self.files)) - self.deleted_rows
 
     @property
+    def bytes(self) -> int:
+        """Of all files, compressed."""
+        return sum(int(file["size"]) for file in self.files)
+
+    @property
     def deleted_rows(self) -> int:
         """Rows that are still in the files but marked deleted."""
         return sum(int((file.get("deletionVector") or {}).get("cardinality", 0)) for file in self.files)

@@ -29,7 +29,7 @@ from ringsync.replica.changes import VERSION, ReplicaState, write_checkpoint
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
 from ringsync.replica.keys import same_key_sql
 from ringsync.replica.live_rows import live_rows
-from ringsync.replica.session import to_spark_schema
+from ringsync.replica.session import limit_batches, to_spark_schema
 from ringsync.replica.table import ReplicaTable, newest_changes
 from ringsync.schema.row_image import lake_names, row_image_schema
 from ringsync.schema.table import TableSchema
@@ -96,6 +96,7 @@ def merge_changes(
     :raises delta.exceptions.DeltaConcurrentModificationException: somebody else has written to the base meanwhile;
         nothing was merged, or the changes are still there
     """
+    limit_batches(spark, state.changed_rows, state.changed_bytes)
     version = str(state.changes_version)
     changes = spark.read.format("delta").option("versionAsOf", version).load(replica.changes_uri)
     newest = _with_dead(newest_changes(changes, replica.table), replica.table, now_s - gc_grace_s, now_s).persist()

@@ -26,6 +26,12 @@ LOOPBACK_CONF: dict[str, str] = {
 }
 """Nothing listens outside loopback: for local masters."""
 
+MOST_ROWS = 1000
+"""Rows of a batch that goes from Spark to Python or back."""
+
+BATCH_BYTES = 16 << 20
+"""Of the rows of a batch, as they are in compressed files: some ten times that in memory."""
+
 DEFAULT_CONF: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -38,8 +44,8 @@ DEFAULT_CONF: dict[str, str] = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     # With a limit of bytes (SPARK-51316) Spark asks a batch for its size after every row, and then goes through all the
     # lists in it that are not set: 327,381 rows of 22 columns go to Python in 28 s with it, in 11 s without, and the
-    # more rows a batch has, the worse. Few rows need no such limit.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    # more rows a batch has, the worse. Few rows need no such limit; for long ones there is limit_batches.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.python.daemon.module": "ringsync.spark_daemon",
 }
@@ -89,6 +95,16 @@ def spark_session(
     for key, value in {**EXACT_CONF, **(conf or {})}.items():
         settings.set(key, value)
     return SparkSession.builder.config(conf=settings).getOrCreate()
+
+
+def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
+    """From now on batches of this session have as many rows as fit into memory, and :data:`MOST_ROWS` at most.
+
+    :param rows: of the table that is read
+    :param size: bytes of its files, compressed
+    """
+    fitting = BATCH_BYTES * rows // size if size else MOST_ROWS
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(max(1, min(MOST_ROWS, fitting))))
 
 
 def _initial_conf() -> SparkConf:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Ranges = Sequence[tuple[int, int]]
 ROWS_OF_A_TASK = 100_000
 """Of the replica, about; a task opens both of its tables."""
+CHANGES_OF_A_TASK = 32 << 20
+"""Bytes in files of the table of changes, about: a task has those of its token ranges in memory."""
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
@@ -41,7 +43,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     from ringsync.replica.changes import replica_state
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
-    from ringsync.replica.session import spark_session
+    from ringsync.replica.session import limit_batches, spark_session
     from ringsync.replica.table import ReplicaTable, token_condition
     from ringsync.replica.view import as_selected, live
     from ringsync.sources.cassandra_table import CassandraTable
@@ -73,6 +75,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
     def compare(seen: ReplicaState) -> Comparison:
         edges = boundaries(config)
+        limit_batches(spark, seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes)
         return compare_ranges(
             source_checksums(spark, application, plan, edges),
             replica_checksums(spark, plan, seen, edges),
@@ -138,8 +141,8 @@ def replica_checksums(spark: Any, plan: ScanPlan, seen: ReplicaState, edges: Seq
     from ringsync.replica.live_rows import shown_rows
     from ringsync.replica.lookup import images_between
 
-    wanted = max(spark.sparkContext.defaultParallelism, (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK)
-    pieces = min(wanted, len(edges) - 1)
+    wanted = (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK, seen.changed_bytes // CHANGES_OF_A_TASK
+    pieces = min(max(spark.sparkContext.defaultParallelism, *wanted), len(edges) - 1)
     ends = [edges[(len(edges) - 1) * piece // pieces] for piece in range(pieces + 1)]
 
     def read(piece: int) -> Iterator[Any]:
