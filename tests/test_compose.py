@@ -136,3 +136,29 @@ def test_its_configuration_is_valid_and_names_its_services() -> None:
     assert config.airflow.url == "http://airflow-api:8080"
     volumes = {volume.split(":")[1] for volume in SERVICES["spark-worker"]["volumes"]}
     assert config.store.url.removeprefix("file://") in volumes
+
+
+def test_the_commit_logs_are_mounted_where_the_nodes_say_they_are() -> None:
+    script = (ROOT / "docker" / "cassandra.sh").read_text()
+    assert 'logs="/logs/$HOSTNAME"' in script
+    assert 'set_option cdc_raw_directory "$logs/cdc_raw"' in script
+    scheduler = SERVICES["airflow-scheduler"]["volumes"]
+    for name in ("cassandra-1", "cassandra-2", "cassandra-3"):
+        (volume,) = [one for one in SERVICES[name]["volumes"] if one.endswith(f":/logs/{SERVICES[name]['hostname']}")]
+        assert volume in scheduler
+    user = re.search(r"groupadd --gid (\d+) ringsync", DOCKERFILE)
+    assert user
+    assert SERVICES["cassandra-1"]["environment"]["RINGSYNC_GROUP"] == user[1]
+    # What all other services of Airflow have, which a list of one's own replaces.
+    assert set(SERVICES["airflow-api"]["volumes"]) <= set(scheduler)
+
+
+def test_the_loop_that_always_runs_leaves_cores_for_all_slots() -> None:
+    """An application takes as many cores as the master gives to each, and an executor of a gigabyte."""
+    (pool,) = json.loads((ROOT / "docker" / "pools.json").read_text()).values()
+    options = SERVICES["spark-master"]["environment"]["SPARK_MASTER_OPTS"]
+    cores = re.fullmatch(r"-Dspark\.deploy\.defaultCores=(\d+)", options)
+    assert cores
+    worker = SERVICES["spark-worker"]["environment"]
+    assert int(worker["SPARK_WORKER_CORES"]) >= int(cores[1]) * (pool["slots"] + 1)
+    assert int(worker["SPARK_WORKER_MEMORY"].removesuffix("g")) >= pool["slots"] + 1

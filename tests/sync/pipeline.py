@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,11 @@ from tests.chaos.applications import PROJECT, environment, session_of
 
 LOG_SYNC_MS = 3000
 """The nodes' ``commitlog_sync_period`` (one second, see ``NodeSettings``), and what a busy machine may add."""
+
+COMMANDS = {
+    "commitlog_stage": [str(Path(sys.executable).parent / "spark-submit"), "--master", "spark://127.0.0.1:1"],
+}
+"""How an application is started, else by Python. Stage reads local files: it must not care which master Spark has."""
 
 LOOPS = ("commitlog_stage", "bucket_close", "out_of_sequence")
 
@@ -62,7 +68,7 @@ class Pipeline:
         """Start an application; again if it has ended."""
         log = self._folder / f"{name}.log"
         arguments = [
-            str(PROJECT / ".venv/bin/python"),
+            *COMMANDS.get(name, [sys.executable]),
             str(PROJECT / "spark_apps" / f"{name}.py"),
             "--conf",
             str(self.conf),

@@ -74,7 +74,9 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     from ringsync.replica.session import spark_session
 
     config, store = application.config, application.store
-    spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}")
+    # Whatever the master of all others is: executors elsewhere cannot read this host's commit logs.
+    master = f"local[{config.sync.stage_cores}]"
+    spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
     start_workers(spark.sparkContext, "ringsync.steps.stage_task")
     session = connect_patiently(config.cluster_settings())
     create_state(session, config)
