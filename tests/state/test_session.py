@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cassandra import OperationTimedOut
 
-from ringsync.state.session import RETRY_DELAYS_S, StateError, StateSession
+from ringsync.state.session import RETRY_DELAYS_S, SCHEMA_DELAYS_S, StateError, StateSession
 from ringsync.state.tables import TABLES
 
 REPLICATION = {"class": "NetworkTopologyStrategy", "datacenter1": "1"}
@@ -33,6 +34,43 @@ def test_a_table_that_is_missing_is_created(state: StateSession, session: Any) -
     assert not state.has(TABLES)
     state.create(REPLICATION)
     assert state.has(TABLES)
+
+
+@pytest.mark.server
+def test_what_another_application_is_creating_just_now_is_waited_for(state: StateSession, session: Any) -> None:
+    """A node may not know yet what another node has told: the table to read, or the keyspace of a table to make."""
+    session.execute("DROP TABLE t_state_session.bootstrap")
+    waiting = StateSession(session, "t_state_session", lambda _: state.create(REPLICATION))
+    select = "SELECT id FROM t_state_session.bootstrap WHERE keyspace_name = %s AND table_name = %s"
+    assert waiting.execute(select, ("a", "b")).one() is None
+    session.execute("DROP TABLE t_state_session.bootstrap")
+    assert waiting.bind(select.replace("%s", "?"), ("a", "b"))
+
+    class KnowsTooMuch:
+        """The node that was asked has the keyspace, the next one has not."""
+
+        def execute(self, statement: str, *parameters: Any) -> Any:
+            if statement.startswith("SELECT table_name"):
+                return [SimpleNamespace(table_name="other")]
+            return session.execute(statement, *parameters)
+
+    options = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}"
+    create = f"CREATE KEYSPACE IF NOT EXISTS t_state_late WITH replication = {options}"
+    late = StateSession(KnowsTooMuch(), "t_state_late", lambda _: session.execute(create))
+    try:
+        late.create(REPLICATION)
+        assert StateSession(session, "t_state_late").has(TABLES)
+    finally:
+        session.execute("DROP KEYSPACE IF EXISTS t_state_late")
+
+
+@pytest.mark.server
+def test_what_nobody_creates_is_missing_in_the_end(state: StateSession) -> None:
+    slept: list[float] = []
+    missing = StateSession(state._session, "t_state_session", slept.append)
+    with pytest.raises(StateError, match=r"not as this version of ringsync made it: .*no_such_table"):
+        missing.execute("SELECT a FROM t_state_session.no_such_table", ())
+    assert tuple(slept) == SCHEMA_DELAYS_S
 
 
 @pytest.mark.server

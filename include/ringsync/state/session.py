@@ -6,9 +6,11 @@ again until :data:`RETRY_DELAYS_S` are used up.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cassandra import (
@@ -28,10 +30,13 @@ from ringsync.state.tables import TABLES
 RETRY_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 """Pauses before a write whose outcome is unknown, or that did not reach enough replicas, is tried again."""
 
+SCHEMA_DELAYS_S = RETRY_DELAYS_S[:5]
+"""The same for what does not exist where it was asked for: another node may know of it already."""
+
 CONCURRENT_REQUESTS = 32
 """Statements of :meth:`StateSession.read_all` under way at once."""
 
-_REFUSED = (Unauthorized, InvalidRequest)
+_NOT_THERE = re.compile("does not exist|doesn't exist")
 _UNCERTAIN = (RequestExecutionException, OperationTimedOut, NoHostAvailable, DriverException)
 
 
@@ -66,11 +71,11 @@ class StateSession:
             statements.insert(0, f"CREATE KEYSPACE IF NOT EXISTS {self.keyspace} WITH replication = {{{options}}}")
         try:
             for statement in statements:
-                self._session.execute(statement)
-        except (*_REFUSED, *_UNCERTAIN) as error:
+                self._repeat(partial(self._session.execute, statement))
+        except StateError as error:
             raise StateError(
-                f"ringsync's own keyspace {self.keyspace} cannot be created: {error}. Let an administrator create it "
-                f"with the statements in docs/state.md, and GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace}"
+                f"ringsync's own keyspace {self.keyspace} cannot be created: {error.__cause__}. Let an administrator "
+                f"create it with the statements in docs/state.md, and GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace}"
             ) from error
 
     def has(self, tables: Collection[str]) -> bool:
@@ -152,16 +157,19 @@ class StateSession:
         deque(self.read_all(statements), maxlen=0)
 
     def _repeat(self, attempt: Callable[[], Any]) -> Any:
-        delays = iter(RETRY_DELAYS_S)
+        delays, schema_delays = iter(RETRY_DELAYS_S), iter(SCHEMA_DELAYS_S)
         while True:
             try:
                 return attempt()
             except Unauthorized as error:
                 raise StateError(f"{error}: GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace} to this user") from error
             except InvalidRequest as error:
-                raise StateError(
-                    f"keyspace {self.keyspace} is not as this version of ringsync made it: {error}"
-                ) from error
+                delay = next(schema_delays, None) if _NOT_THERE.search(str(error)) else None
+                if delay is None:
+                    raise StateError(
+                        f"keyspace {self.keyspace} is not as this version of ringsync made it: {error}"
+                    ) from error
+                self._sleep(delay)
             except _UNCERTAIN as error:
                 delay = next(delays, None)
                 if delay is None:
