@@ -50,10 +50,7 @@ class BrokerSettings:
 
     def on_free_ports(self) -> BrokerSettings:
         """Return the same settings with two ports on which nothing listens now."""
-        port = controller_port = free_port(self.address)
-        while controller_port == port:
-            controller_port = free_port(self.address)
-        return replace(self, port=port, controller_port=controller_port)
+        return replace(self, port=free_port(self.address), controller_port=free_port(self.address))
 
 
 @dataclass

@@ -10,6 +10,8 @@ from servers import ServerError
 CANDIDATES = range(20_000, 32_000)
 """Below the range from which the system takes the ports of outgoing connections, so that none is in the way."""
 
+_given: set[int] = set()
+
 
 def is_free(address: str, port: int) -> bool:
     """
@@ -29,13 +31,15 @@ def is_free(address: str, port: int) -> bool:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """
-    Return a port on which nothing listens; nobody reserves it, so use it soon.
+    Return a port on which nothing listens, each only once in a process; nobody else knows of it, so use it soon.
 
     :param address: an address of this machine.
     :raises ServerError: a thousand random candidates were all taken.
     """
-    for port in random.sample(CANDIDATES, 1000):
-        if is_free(address, port):
+    for port in random.sample(CANDIDATES, min(1000, len(CANDIDATES))):
+        # What was given a moment ago is still free: a server's second port could be its first.
+        if port not in _given and is_free(address, port):
+            _given.add(port)
             return port
     raise ServerError(f"No free port found on {address} between {CANDIDATES.start} and {CANDIDATES.stop}.")
 
