@@ -6,16 +6,20 @@ import dataclasses
 import uuid
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from ringsync.changes import as_cql
 from ringsync.changes.as_cql import CqlStatements
 from ringsync.changes.cql_lists import ListEntries, is_prepended
-from ringsync.changes.cql_rows import Cell, Times
-from ringsync.changes.schema import LIVE, TOMBSTONE
+from ringsync.changes.cql_rows import Cell, ChangeRow, Times
+from ringsync.changes.schema import LIVE, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, logged_tables
+from ringsync.changes.texts import Bound
 from ringsync.cql.types import ListType, Native
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.schema.from_cql import parse_schema
+from ringsync.schema.table import Column, TableSchema
 from tests.commitlogs.fixtures import fixture_named, unpacked
 
 COLUMN = LoggedColumn(0, "l", ListType(Native("text")), False, False)
@@ -41,6 +45,19 @@ def test_an_entry_that_goes_is_removed_by_its_value_and_those_like_it_come_back(
     assert change.removed == [("'x'", 30)]
     assert change.back == [b]
     assert not change.added
+
+
+@pytest.mark.parametrize("unsayable", ["start", "end"])
+def test_a_range_whose_bound_is_no_value_is_not_said(unsayable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = Column("k", "partition_key", Native("int")), Column("c", "clustering", Native("int"))
+    table = TableSchema("ks", "t", "0" * 32, columns)
+    bounds = [Bound((None if unsayable == name else "1",), True) for name in ("start", "end")]
+    row = ChangeRow(table, RANGE_DELETION, ("1",), *bounds, ("", b"", b""), None, 1, (), (), "log", 1)
+    monkeypatch.setattr(as_cql, "change_objects", lambda *_: [row])
+    statements = CqlStatements({table.table_id: table})
+    said = list(statements.lines(pa.record_batch({})))
+    assert said[1:] == ["-- cannot be said in CQL: a row of ks.t whose key is no value of its type"]
+    assert statements.unsaid == 1
 
 
 def test_an_entry_of_a_later_time_is_not_removed_with_those_like_it() -> None:

@@ -90,7 +90,8 @@ class CqlStatements:
             if (row.file, row.position) != self._said:
                 self._said = row.file, row.position
                 yield f"{_COMMENT}{row.file}:{row.position}"
-            if None in row.partition_key or (row.clustering and {None, NULL} & {*row.clustering.values}):
+            bounds = [bound for bound in (row.clustering, row.range_end) if bound]
+            if None in row.partition_key or any({None, NULL} & {*bound.values} for bound in bounds):
                 yield self._unsaid(f"a row of {names.table} whose key is no value of its type")
             elif row.kind in (PARTITION_DELETION, RANGE_DELETION):
                 yield from self._deletion(row, names)
