@@ -6,7 +6,9 @@ import base64
 import io
 import json
 import math
+from collections import Counter
 from decimal import Decimal
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -172,6 +174,30 @@ def test_what_does_not_follow_its_schema_is_refused() -> None:
         with pytest.raises(ValueError, match="message 0 of 1"):
             convert([damaged])
     assert convert([]) == []
+
+
+@pytest.mark.parametrize("documented", [True, False])
+def test_damage_is_refused_or_read_but_never_leaves_the_datum(documented: bool) -> None:
+    """The kernel checks all that it reads; where it did not, this process would end."""
+    draw = Random(7)
+    if documented:  # has a decimal
+        convert = json_converter(envelope_schema(DOCUMENTED, "demo", "exact"))
+        (whole,) = messages_of(DOCUMENTED, images(DOCUMENTED, DOCUMENTED_ROW)).values.to_pylist()
+    else:
+        item = {"map": {"a": 1.0, "b": None}, "lists": [[1, 2], []]}
+        row = {**EMPTY, "text": "twelve chars", "data": b"12345", "items": [item, None, item], "again": item}
+        convert, (whole,) = json_converter(SCHEMA), datums_of([row])
+    outcomes = Counter[str]()
+    for _ in range(5000):
+        damaged = bytearray(whole)
+        for place in draw.sample(range(len(whole)), draw.randint(1, 4)):
+            damaged[place] = draw.choice([0, 1, 2, 3, 0x7F, 0x80, 0xFF, draw.randrange(256)])
+        try:
+            outcomes["read"] += len(convert([bytes(damaged)]))
+        except ValueError as error:
+            outcomes[str(error)] += 1
+    assert outcomes.keys() == {"read", "message 0 of 1 does not follow its Avro schema"}
+    assert min(outcomes.values()) > 500
 
 
 def test_a_message_longer_than_the_room() -> None:
