@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 
 import sync_lag
 from peers.network import may_be_alone, run_program
+from sync_backlog import OURS
 
 from servers import ServerError
 from servers.jars import fetch
@@ -40,10 +41,6 @@ DEFAULT_SYNC_MS = 10_000
 
 JARS = ("cassandra-5.0", "delta", "kafka", "debezium-cassandra-5")
 """Of all that takes part in a backlog."""
-
-OURS = ("none, JSON", "none, as Debezium", "source", "none", "none, no query")
-"""``after_image``; how messages are written: Avro, where nothing is said; whether they have ``source.query``; as
-Debezium: JSON without schemas and queries."""
 
 Figures = dict[str, float | str]
 
@@ -99,8 +96,8 @@ def add_backlog(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ours",
         nargs="+",
-        choices=OURS,
-        default=OURS,
+        choices=tuple(OURS),
+        default=tuple(OURS),
         help="what of ours drains the rows (default: all, in this order)",
     )
     parser.add_argument(

@@ -51,16 +51,17 @@ IDLE_SECONDS = 300
 """So long a consumer waits for an event of ours: the loops have to start on a busy machine."""
 FIRST_ADDRESS = 95
 OURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "none": ({"after_image": "none"}, {}),
-    "none, no query": ({"after_image": "none", "source_query": False}, {}),
     "none, JSON": ({"after_image": "none"}, {"serialisation": "json"}),
     "none, as Debezium": (
         {"after_image": "none", "source_query": False},
         {"serialisation": "json", "json_schemas": False},
     ),
     "source": ({"after_image": "source"}, {}),
+    "none": ({"after_image": "none"}, {}),
+    "none, no query": ({"after_image": "none", "source_query": False}, {}),
 }
-"""What is set in the sections sync and kafka. Debezium's events are JSON without schemas, and have no query."""
+"""What is set in the sections sync and kafka, in the order in which they drain. Debezium's events are JSON without
+schemas, and have no query."""
 WATCH_SECONDS = 10.0
 """Between two looks at our memory: Debezium's is read once, at its end."""
 
