@@ -1,9 +1,11 @@
 """What can be known of docker-compose.yaml without a container engine."""
 
 import json
+import os
 import re
 import stat
-from pathlib import Path
+import subprocess
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -138,13 +140,43 @@ def test_its_configuration_is_valid_and_names_its_services() -> None:
     assert config.store.url.removeprefix("file://") in volumes
 
 
-def test_the_commit_logs_are_mounted_where_the_nodes_say_they_are() -> None:
-    script = (ROOT / "docker" / "cassandra.sh").read_text()
-    assert 'logs="/logs/$HOSTNAME"' in script
-    assert 'set_option cdc_raw_directory "$logs/cdc_raw"' in script
+def settings_of_node(name: str, folder: Path) -> dict[str, Any]:
+    """What docker/cassandra.sh makes of a configuration like the image's; started again it makes the same of it."""
+    own = folder / name
+    (own / "bin").mkdir(parents=True)
+    for program in ("install", "docker-entrypoint.sh"):
+        stub = own / "bin" / program
+        stub.write_text(f'#!/bin/sh\necho {program} "$@"\n')
+        stub.chmod(0o755)
+    conf = own / "cassandra.yaml"
+    conf.write_text("cluster_name: x\n# cdc_block_writes: true\ncdc_enabled: false\n#cdc_raw_directory: /var/lib\n")
+    service = SERVICES[name]
+    path = f"{own / 'bin'}:{os.environ['PATH']}"
+    environment = {**service["environment"], "PATH": path, "CASSANDRA_CONF": str(own), "HOSTNAME": service["hostname"]}
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [ROOT / "docker" / "cassandra.sh", *service["command"]], env=environment, capture_output=True, check=True
+        )
+        found.append(yaml.safe_load(conf.read_text()))
+    settings: dict[str, Any] = found[0]
+    logs = f"/logs/{service['hostname']}"
+    assert done.stdout.decode().splitlines() == [
+        f"install -d -o cassandra {logs} {logs}/commitlog",
+        f"install -d -o cassandra -g {environment['RINGSYNC_GROUP']} -m 2775 {settings['cdc_raw_directory']}",
+        "docker-entrypoint.sh cassandra -f",
+    ]
+    assert settings == found[1]
+    assert (settings["cluster_name"], settings["cdc_enabled"], settings["cdc_block_writes"]) == ("x", True, False)
+    assert settings["commitlog_directory"] == f"{logs}/commitlog"
+    return settings
+
+
+def test_the_commit_logs_are_mounted_where_the_nodes_say_they_are(tmp_path: Path) -> None:
     scheduler = SERVICES["airflow-scheduler"]["volumes"]
     for name in ("cassandra-1", "cassandra-2", "cassandra-3"):
-        (volume,) = [one for one in SERVICES[name]["volumes"] if one.endswith(f":/logs/{SERVICES[name]['hostname']}")]
+        folder = PurePosixPath(settings_of_node(name, tmp_path)["cdc_raw_directory"]).parent
+        (volume,) = [one for one in SERVICES[name]["volumes"] if one.endswith(f":{folder}")]
         assert volume in scheduler
     user = re.search(r"groupadd --gid (\d+) ringsync", DOCKERFILE)
     assert user
