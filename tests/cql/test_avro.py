@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.avro import AvroMappingError, Mapping, arrow_values, avro_type, avro_values, without_logical_types
+from ringsync.cql.avro import AvroMappingError, Mapping, avro_type, avro_values, without_logical_types
 from ringsync.cql.avro_rows import encode_rows
 from ringsync.cql.cells import Cells
 from ringsync.cql.decode import decode
@@ -31,6 +31,7 @@ from ringsync.cql.types import (
     VectorType,
     arrow_type,
 )
+from tests.cql.avro_reading import arrow_values
 from tests.cql.strategies import NATIVE_NAMES, cql_types, plain, python_values, serialise
 
 INT, TEXT = Native("int"), Native("text")

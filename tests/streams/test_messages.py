@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.avro import AvroMappingError, Mapping, arrow_values, without_logical_types
+from ringsync.cql.avro import AvroMappingError, Mapping, without_logical_types
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, arrow_type
 from ringsync.schema.row_image import MERGE, ROW_TIMES, lake_names, row_image_schema
 from ringsync.schema.table import Column, ColumnKind, TableSchema
 from ringsync.streams.messages import Messages, envelope_schema, key_schema, message_schema, snapshot_messages
+from tests.cql.avro_reading import arrow_values
 from tests.cql.strategies import cql_types, plain, python_values, serialise
 from tests.cql.test_avro import as_multicell, decoded, storable
 
