@@ -40,6 +40,19 @@ def read_statuses(store: ObjectStore) -> dict[str, Status]:
     return found
 
 
+def read_status(store: ObjectStore, key: str) -> Status | None:
+    """The status of one loop; None: it has said nothing yet.
+
+    :param key: ``<application>/<name>``
+    :raises StorageError: the store cannot be read
+    """
+    try:
+        document: Status = json.loads(store.get(f"status/{key}.json"))
+    except NotFoundError:
+        return None
+    return document
+
+
 def age_s(status: Status, now_s: float) -> float:
     """Seconds since a loop has said this.
 

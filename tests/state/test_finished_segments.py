@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringsync.formats.commitlog.segment import Wanted
 from ringsync.ring.ring import Host
 from ringsync.state.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
-from ringsync.state.staging import StageCommit, StagedFile, commit_keys, put_commit
-from ringsync.steps.commitlog_stage import read_node_log, synced_parts
+from ringsync.state.staging import LogPart, StageCommit, put_commit
+from ringsync.steps.node_log import read_node_log
+from ringsync.steps.stage_task import Staged, StageWork
 from ringsync.storage import open_store
-from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError
 
 NODE = "7c1f8b1e-0000-0000-0000-000000000001"
 HOST = Host(NODE, "10.0.0.1", 9042, "datacenter1", "rack1", ())
@@ -19,8 +21,11 @@ NOW_MS = 1_800_000_000_000
 LONG_AGO_MS = NOW_MS - int(REMEMBERED_S * 1000) - 1
 
 
-def commit_of(segment: int, start: int = 0, *, finished: bool = True, at_ms: int = LONG_AGO_MS) -> StageCommit:
-    return StageCommit(NODE, f"CommitLog-7-{segment}.log", segment, start, start + 100, finished, at_ms, {}, ())
+STAGED = Staged(
+    StageWork(NODE, "CommitLog-7-6.log", Wanted(after=100, until=150)),
+    LogPart("CommitLog-7-6.log", 6, 100, 150, False),
+    NOW_MS,
+)
 
 
 @given(st.lists(st.sets(st.integers(0, 30)), max_size=5))
@@ -38,50 +43,35 @@ def test_ids_are_a_set(parts: list[set[int]]) -> None:
 def test_what_was_finished_long_ago_becomes_one_object_and_stays_finished(tmp_path: Path) -> None:
     store, folder = open_store(str(tmp_path / "lake")), tmp_path / "cdc_raw"
     folder.mkdir()
-    waited_for = StagedFile("staging/rows/t/b/f.arrow", "t", "b", 1, "r", ())
-    lately, open_one, two, waiting = (
-        commit_of(5, at_ms=NOW_MS),
-        commit_of(6, finished=False),
-        [commit_of(7, finished=False), commit_of(7, 100)],
-        StageCommit(**{**vars(commit_of(8)), "files": (waited_for,)}),
-    )
-    kept = [lately, open_one, *two, waiting]
-    for commit in [*(commit_of(segment) for segment in (1, 2, 4)), *kept]:
-        put_commit(store, commit)
+    finished = {1: LONG_AGO_MS, 2: LONG_AGO_MS, 4: LONG_AGO_MS, 5: NOW_MS}
+    put_commit(store, StageCommit(NODE, 7, NOW_MS, (), {6: 100}, finished, {}, ()))
     log = read_node_log(store, HOST, folder, NOW_MS)
     assert finished_segments(store, NODE).ranges == ((1, 2), (4, 4))
-    assert commit_keys(store, NODE) == [commit.key for commit in kept]
-    assert log.ends[6] == 100
+    assert (log.number, log.ends, log.finished) == (7, {6: 100}, {5: NOW_MS})
+    put_commit(store, log.commit_of([STAGED]))
 
     again = read_node_log(store, HOST, folder, NOW_MS)
-    assert [one for one in range(1, 9) if one in again.folded or one in again.finished] == [1, 2, 4, 5, 7, 8]
+    assert [one for one in range(1, 9) if one in again.folded or one in again.finished] == [1, 2, 4, 5]
+    assert (again.number, again.ends) == (8, {6: 150})
     # Cassandra links an old segment again after a crash.
     for segment in (2, 3):
         (folder / f"CommitLog-7-{segment}.log").write_bytes(b"log")
         (folder / f"CommitLog-7-{segment}_cdc.idx").write_text("100\nCOMPLETED")
-    assert [Path(work.file).name for work, _ in synced_parts(again)] == ["CommitLog-7-3.log"]
+    assert [Path(work.file).name for work in again.new_work(NOW_MS, 1000)] == ["CommitLog-7-3.log"]
     assert sorted(path.name for path in folder.iterdir()) == ["CommitLog-7-3.log", "CommitLog-7-3_cdc.idx"]
 
 
-def test_who_loses_the_race_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_loses_the_race_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path))
-    mine, theirs = commit_of(1), commit_of(2)
-    for commit in (mine, theirs):
-        put_commit(store, commit)
     seen = store.stat
 
     def late(key: str) -> object:
         found = seen(key)
         monkeypatch.undo()
-        fold_finished(store, NODE, [theirs])
+        fold_finished(store, NODE, [2])
         return found
 
     monkeypatch.setattr(store, "stat", late)
     with pytest.raises(AlreadyExistsError):
-        fold_finished(store, NODE, [mine])
-    assert commit_keys(store, NODE) == [mine.key]
-    assert left(store) == ((2, 2),)
-
-
-def left(store: ObjectStore) -> tuple[tuple[int, int], ...]:
-    return finished_segments(store, NODE).ranges
+        fold_finished(store, NODE, [1])
+    assert finished_segments(store, NODE).ranges == ((2, 2),)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from ringsync.changes.identity import TableVersion
 from ringsync.changes.schema import LIVE, PARTITION_DELETION, ROW
 from ringsync.schema.table import TableSchema
-from ringsync.state.staging import STAGED_ROWS, encode_rows, rows_key
+from ringsync.state.staging import STAGED_ROWS, encode_rows, late_key
 from ringsync.storage.port import ObjectStore
 from tests.commitlog_model.murmur3 import token
 
@@ -69,6 +70,6 @@ def change_rows(writes: Sequence[Write], table: TableSchema, node: str = "node-1
 
 def put_late(store: ObjectStore, writes: Sequence[Write], table: TableSchema, name: str, node: str = "node-1") -> str:
     """Put a file of late rows; its key."""
-    key = rows_key(table.table_id, "", name)
-    store.put(key, encode_rows(change_rows(writes, table, node)))
+    key = late_key(table.table_id, name)
+    store.put(key, encode_rows(TableVersion.first(table).to_store(change_rows(writes, table, node))))
     return key

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.state.staging import Bucket, StagedFile
+from ringsync.state.staging import Block, Bucket, Place
 from ringsync.steps.agreement import OpenBucket, Settled, settle, settle_together
 from ringsync.steps.slices import cut
 from ringsync.steps.stage_task import range_sums
@@ -26,11 +26,15 @@ def ring(*, down: str = "", moved: bool = False) -> RankedRing:
     return ranked(RingSnapshot(tuple(hosts), Replication("SimpleStrategy", (("", 3),))))
 
 
-def staged(where: RankedRing, key: str, rows: dict[int, int]) -> StagedFile:
-    """A file with these rows: token by digest."""
+def at(key: str) -> Place:
+    return Place(key, 0, 1, 0)
+
+
+def staged(where: RankedRing, key: str, rows: dict[int, int]) -> Block:
+    """A block with these rows: token by digest."""
     halves = np.array([(digest, digest * 7919) for digest in rows], np.uint64)
     sums = range_sums(where, np.array(list(rows.values()), np.int64), halves)
-    return StagedFile(key, "t", str(BUCKET), len(rows), where.ring.digest, sums)
+    return Block(at(key), "t", 1, str(BUCKET), len(rows), where.ring.digest, sums)
 
 
 ROWS = st.dictionaries(st.integers(1, 60), st.integers(-60, 60), min_size=1, max_size=25)
@@ -67,14 +71,14 @@ def test_every_row_is_published_once(
         for number, reading in found.readings:
             read = [
                 digest
-                for key, _ in reading.files
-                for digest, token in contents[key].items()
+                for place, _ in reading.files
+                for digest, token in contents[place.key].items()
                 if any(token in part for part in reading.ranges)
             ]
             assert len(read) == reading.rows
             if not reading.united:
                 assert len({node for _, node in reading.files}) == 1
-                once = {(where.ring.digest, number, key) for key, _ in reading.files}
+                once = {(where.ring.digest, number, place.key) for place, _ in reading.files}
                 assert not once & read_before
                 read_before.update(once)
             published.extend(sorted(set(read) - set(published)))
@@ -86,30 +90,30 @@ def test_every_row_is_published_once(
             if own:
                 key = f"{node}{start}"
                 contents[key] = own
-                bucket.files[key] = (node, staged(before, key, own))
+                bucket.files[at(key)] = (node, staged(before, key, own))
         cycle(before, False)
     agreed = set(published)
     cycle(now, True)
     assert sorted(published) == sorted(rows)
-    assert bucket.united == set(contents)
+    assert bucket.united == {at(key) for key in contents}
     # What all live replicas have needs no waiting for the close.
     everywhere = {digest for digest in rows if holders[digest] >= set(NODES) - {down}}
     if everywhere == set(rows):
         assert agreed == set(rows)
     # A straggler's file, even after the close.
     contents["late"] = {1000: 7, next(iter(rows)): rows[next(iter(rows))]}
-    bucket.files["late"] = ("b", staged(before, "late", contents["late"]))
+    bucket.files[at("late")] = ("b", staged(before, "late", contents["late"]))
     cycle(now, True)
     assert sorted(published) == sorted([*rows, 1000])
 
 
 def test_nothing_is_settled_before_its_interval_is_over() -> None:
     where = ring()
-    bucket = OpenBucket(BUCKET, {node: (node, staged(where, node, {1: 5})) for node in NODES})
+    bucket = OpenBucket(BUCKET, {at(node): (node, staged(where, node, {1: 5})) for node in NODES})
     assert settle(bucket, where, BUCKET.end - 1, is_closed=False) is None
     found = settle(bucket, where, BUCKET.end, is_closed=False)
     assert found is not None
-    assert [reading.files for _, reading in found.readings] == [((node, node),) for node in ("b",)]
+    assert [reading.files for _, reading in found.readings] == [((at(node), node),) for node in ("b",)]
 
 
 def test_no_key_is_in_two_slices_of_a_pass_when_the_ring_changes() -> None:
@@ -118,7 +122,7 @@ def test_no_key_is_in_two_slices_of_a_pass_when_the_ring_changes() -> None:
     buckets = {}
     for number, where in enumerate((now, before, now, before)):
         bucket = Bucket(BUCKET.start * (number + 1), BUCKET.length)
-        files = {f"{node}{number}": (node, staged(where, f"{node}{number}", rows)) for node in NODES}
+        files = {at(f"{node}{number}"): (node, staged(where, f"{node}{number}", rows)) for node in NODES}
         buckets[bucket] = OpenBucket(bucket, files)
     passes = 0
     while found := settle_together(buckets, now, BUCKET.end * 9, closed_until=BUCKET.end * 9, most=10**6):

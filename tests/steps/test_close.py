@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import yaml
 
+from ringsync.changes.identity import TableVersion
 from ringsync.cql.types import Native
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
-from ringsync.state.staging import Bucket, encode_rows, rows_key
+from ringsync.state.staging import Bucket, encode_blocks, rows_key
 from ringsync.steps.agreement import Reading, Settled
 from ringsync.steps.application import StepError
 from ringsync.steps.bucket_close import REPEATED_MS, count, published_before
@@ -39,6 +40,7 @@ TABLE = TableSchema(
         Column("v", "regular", Native("text")),
     ),
 )
+VERSION = TableVersion.first(TABLE)
 RING = ranked(
     RingSnapshot((Host("a", "127.0.0.1", 9042, "dc", "r1", (0,), True),), Replication("SimpleStrategy", (("", 1),)))
 )
@@ -62,14 +64,14 @@ class Lake:
     def publish(self, bucket: Bucket, writes: list[Write], *, by_arrival: bool) -> SliceResult:
         """Publish what these writes have left in a bucket; not all replicas have them."""
         number = len(self.passes) + 1
-        key = rows_key(TABLE.table_id, str(bucket), f"file-{number}")
-        self.store.put(key, encode_rows(change_rows(writes, TABLE)))
-        reading = Reading(((key, "a"),), WHOLE_RING.unwrap(), len(writes))
+        data, places = encode_blocks([VERSION.to_store(change_rows(writes, TABLE))], rows_key("a", f"file-{number}"))
+        self.store.put(places[0].key, data)
+        reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), len(writes))
         published = published_before(self.passes, settled_in(bucket, everywhere=False), by_arrival, time.time() * 1000)
-        reader = AfterReader(str(self.conf), TABLE, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+        reader = AfterReader(str(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
         context = PassContext(str(self.conf), reader, "test.shop.t", number, "x", "", False, {}, 1)
         slices = [SliceOfBucket(str(bucket), (reading,), published)]
-        found = close_slice(context, self.store, StagedFiles(self.store), "0000", slices, by_arrival)
+        found = close_slice(context, self.store, StagedFiles(self.store, VERSION), "0000", slices, by_arrival)
         if found.outputs:
             made = commit(self.store, context, [found.outputs], {})
             assert made is not None

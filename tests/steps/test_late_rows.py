@@ -105,7 +105,9 @@ def test_from_file_to_message(application: Application, table: TableSchema, sess
     with ControlServer() as control:
         passes = LatePasses(application, connect(application.config.cluster_settings()), control.address)
         assert passes.table("0" * 32) is None
-        assert passes.table(table.table_id) == table
+        version = passes.table(table.table_id)
+        assert version is not None
+        assert version.table == table
         assert passes.publish(table, change_rows([forgotten], table)) == 1
         put_late(store, [Write(6, None, None, t + 6)], table, "node-1-0")
         put_late(store, [forgotten], table, "node-1-b")

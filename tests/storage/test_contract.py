@@ -105,6 +105,15 @@ def test_what_was_put_is_got(store: ObjectStore, data: bytes) -> None:
     assert store.list() == [stat]
 
 
+def test_a_part_is_got(store: ObjectStore) -> None:
+    store.put("a/b", bytes(range(256)))
+    assert store.get_range("a/b", 10, 3) == b"\x0a\x0b\x0c"
+    assert store.get_range("a/b", 250, 100) == bytes(range(250, 256))
+    assert store.get_range("a/b", 256, 5) == store.get_range("a/b", 0, 0) == b""
+    with pytest.raises(NotFoundError, match="a/c is not there"):
+        store.get_range("a/c", 0, 1)
+
+
 def test_an_empty_store_answers(store: ObjectStore) -> None:
     assert store.list() == store.list("a/b") == []
     assert store.stat("a/b") is None

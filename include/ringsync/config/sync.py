@@ -50,6 +50,7 @@ class Sync(Section):
     source_query: bool = True
     digest_retention_h: Annotated[float, Field(gt=0)] = 4.0
     queue_of_node: dict[str, Annotated[str, AfterValidator(_checked_queue)]] = Field(default_factory=dict)
+    datacenters: Annotated[tuple[str, ...], Field(strict=False)] = ()
     stage_cores: Annotated[int, Field(ge=1)] = 2
     cdc_raw: str | None = None
     keystore: str | None = None

@@ -76,7 +76,20 @@ def _told(loop: str, status: Status) -> Iterator[str]:
             yield f"{where}: {one['error']}"
         if one.get("errors"):
             yield f"{where}: {one['errors']:,} records cannot be decoded: table processor_error"
+    yield from _waiting(loop, status)
     for table, one in status.get("tables", {}).items():
         for key, value in one.items():
             if key.endswith("error") and value:
                 yield f"{table}: {value}"
+
+
+def _waiting(loop: str, status: Status) -> Iterator[str]:
+    """What ``bucket_close`` says of what it cannot publish, or must wait for."""
+    for node, reason in status.get("unread", {}).items():
+        yield f"node {node}: {reason}; its token ranges are published one window later"
+    for table, reason in status.get("left_out", {}).items():
+        yield f"{table}: not followed: {reason}"
+    for key, reason in status.get("commits_broken", {}).items():
+        yield f"{loop}: {key} cannot be read, and what it lists is not published: {reason}"
+    for table, rows in status.get("rows_homeless", {}).items():
+        yield f"{loop}: {rows:,} staged rows of table id {table} wait, and nobody knows the table"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringsync.state.staging import StageCommit
 from ringsync.storage.port import NotFoundError, ObjectStore
 
 REMEMBERED_S = 3600.0
-"""s; so long a commit stays after its segment was finished: one who thinks the segment is not must find it there."""
+"""s; so long the commits of a node say that a segment is finished: one who thinks that it is not finds it there."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class SegmentIds:
 
 
 def finished_segments(store: ObjectStore, node: str) -> SegmentIds:
-    """The finished segments of a node that have no commit any more.
+    """The finished segments of a node of which its commits need not tell any more.
 
     :param node: host id
     """
@@ -55,22 +54,20 @@ def finished_segments(store: ObjectStore, node: str) -> SegmentIds:
         return SegmentIds()
 
 
-def fold_finished(store: ObjectStore, node: str, commits: Sequence[StageCommit]) -> SegmentIds:
-    """Remember the segments of these commits as finished, and then remove the commits.
+def fold_finished(store: ObjectStore, node: str, segments: Iterable[int]) -> SegmentIds:
+    """Remember segments as finished; after that no commit needs to say it.
 
-    :param commits: the only ones of their segments, which are finished and have no files that are waited for
-    :raises VersionMismatchError: somebody else does the same; nothing was removed
+    :param segments: their ids
+    :raises VersionMismatchError: somebody else does the same; nothing was written
     :raises AlreadyExistsError: likewise
     """
     before = store.stat(_key(node))
-    found = finished_segments(store, node).with_ids(commit.segment_id for commit in commits)
+    found = finished_segments(store, node).with_ids(segments)
     document = json.dumps({"ranges": found.ranges}).encode()
     if before is None:
         store.put(_key(node), document, if_absent=True)
     else:
         store.put(_key(node), document, if_version=before.version)
-    for commit in commits:
-        store.delete(commit.key)
     return found
 
 

@@ -1,30 +1,35 @@
 """What has been staged: decoded change rows on their way to the stream, as files in the object store.
 
 =====================================================  =====================================================
-``staging/rows/<table id>/<bucket>/<name>.arrow``      change rows of one table, bucket and node, by token
+``staging/rows/<node>/<name>.arrow``                   what was read of a node's log at once: change rows of all
+                                                       tables, a block for each table and bucket
 ``staging/late/<table id>/<name>.arrow``               those whose bucket was closed before they came
-``staging/log/<node>/<segment id>-<start>.json``       a commit: these files, and how far the log is read by them
+``staging/log/<node>/<number>.json``                   a commit: the blocks, and how far the node's log is read
 =====================================================  =====================================================
 
-A file counts if a commit lists it. A commit begins where the one before it has ended, and is put if absent: it makes
-the files, their digests and the new offset durable at once, and who repeats a step that was killed, or was thought
-dead, finds it there and goes on behind it. So nothing is staged twice and nothing is left out.
+A file counts if a commit lists it. The commits of a node are numbered from 1, and each is put if absent: it makes the
+files, their digests and the new positions durable at once, and who repeats a step that was killed, or was thought dead,
+finds it there and goes on behind it. So nothing is staged twice and nothing is left out. The newest commit of a node
+tells all that is to be known of its log; those before it are removed once their rows are published.
 
-The rows of a bucket are summed up by token range, so that replicas can be compared without reading them: their number
-and the sum of both halves of their digests, which depends on no order and can be added to.
+A block is a record batch of an Arrow IPC stream, sorted by token; its commit says where in the file it lies, and sums
+up its rows by token range, so that replicas can be compared without reading them: their number and the sum of both
+halves of their digests, which depends on no order and can be added to.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 
+import google_crc32c
 import pyarrow as pa
 
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
 
 STAGED_ROWS = CHANGE_ROWS.append(pa.field("node", pa.string()))
 """Change rows, and which node's log they come from (its host id)."""
@@ -64,21 +69,38 @@ class Bucket:
         return Bucket(int(found[1]), int(found[2]))
 
 
-@dataclass(frozen=True)
-class StagedFile:
-    """Change rows of one table, bucket and node.
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where a block lies.
 
-    :ivar key: in the object store
+    :ivar key: of the file in the object store
+    :ivar start: byte of the file at which it begins
+    :ivar size: bytes
+    :ivar crc32c: CRC-32C of its bytes
+    """
+
+    key: str
+    start: int
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Staged change rows of one table, bucket and node.
+
     :ivar table_id: 32 hexadecimal digits
-    :ivar bucket: name; empty: they came late
+    :ivar version: of the table, under which they were decoded
+    :ivar bucket: name
     :ivar rows: how many
-    :ivar ring: digest of the ring snapshot whose ranges are summed
+    :ivar ring: digest of the ring snapshot whose ranges are summed; empty: the ring could not be had
     :ivar sums: for each token range that has rows its number, the number of its rows, and the sums of the halves of
         their digests, without overflow
     """
 
-    key: str
+    place: Place
     table_id: str
+    version: int
     bucket: str
     rows: int
     ring: str
@@ -86,36 +108,61 @@ class StagedFile:
 
 
 @dataclass(frozen=True)
-class StageCommit:
-    """A part of a segment has been staged.
+class LogPart:
+    """A part of a segment that has been read.
 
-    :ivar node: host id
     :ivar segment: its name
     :ivar start: logical position behind which it was read …
     :ivar end: … and up to which
-    :ivar finished: the segment is complete, and all of it is staged
-    :ivar read_at_ms: ms since the epoch
-    :ivar counts: records and rows by what became of them
+    :ivar finished: the segment is complete, and all of it is read
     """
 
-    node: str
     segment: str
     segment_id: int
     start: int
     end: int
     finished: bool
+
+
+@dataclass(frozen=True)
+class StageCommit:
+    """What was read of a node's log at once has been staged.
+
+    :ivar node: host id
+    :ivar number: of the node's commits
+    :ivar read_at_ms: ms since the epoch
+    :ivar parts: what was read
+    :ivar ends: how far every segment that is not finished has been read, by id
+    :ivar finished: when segments were finished (ms since the epoch), by id, unless that was long ago
+        (:mod:`ringsync.state.finished_segments`)
+    :ivar counts: records and rows by what became of them
+    :ivar blocks: the rows
+    :ivar late: keys of files of late rows
+    """
+
+    node: str
+    number: int
     read_at_ms: int
+    parts: tuple[LogPart, ...]
+    ends: Mapping[int, int]
+    finished: Mapping[int, int]
     counts: Mapping[str, int]
-    files: tuple[StagedFile, ...]
+    blocks: tuple[Block, ...]
+    late: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """In the object store."""
-        return f"{_folder(self.node)}{self.segment_id:019}-{self.start:010}.json"
+        return f"{_folder(self.node)}{self.number:012}.json"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Keys of the files of its blocks."""
+        return tuple(dict.fromkeys(block.place.key for block in self.blocks))
 
 
 def put_commit(store: ObjectStore, commit: StageCommit) -> StageCommit:
-    """Commit, unless somebody else has committed from this position.
+    """Commit, unless somebody else has made the node's commit of this number.
 
     :returns: the commit that counts
     """
@@ -129,14 +176,20 @@ def put_commit(store: ObjectStore, commit: StageCommit) -> StageCommit:
 def get_commit(store: ObjectStore, key: str) -> StageCommit:
     """Read a commit."""
     document = json.loads(store.get(key))
-    files = tuple(
-        StagedFile(**{**file, "sums": tuple(tuple(one) for one in file["sums"])}) for file in document.pop("files")
+    blocks = tuple(
+        Block(**{**one, "place": Place(**one["place"]), "sums": tuple(tuple(sums) for sums in one["sums"])})
+        for one in document.pop("blocks")
     )
-    return StageCommit(files=files, **document)
+    parts = tuple(LogPart(**part) for part in document.pop("parts"))
+    ends, finished = (
+        {int(segment): number for segment, number in document.pop(name).items()} for name in ("ends", "finished")
+    )
+    late = tuple(document.pop("late"))
+    return StageCommit(blocks=blocks, parts=parts, ends=ends, finished=finished, late=late, **document)
 
 
 def commit_keys(store: ObjectStore, node: str | None = None) -> list[str]:
-    """The commits of a node, or of all, in the order of its log."""
+    """The commits of a node, or of all: each node's in their order."""
     return [stat.key for stat in store.list(_folder(node) if node else "staging/log/")]
 
 
@@ -149,16 +202,55 @@ def node_of(commit_key: str) -> str:
     return commit_key.split("/")[2]
 
 
-def rows_key(table_id: str, bucket: str, name: str) -> str:
-    """Key of a file of change rows; no bucket: late ones."""
-    return f"staging/rows/{table_id}/{bucket}/{name}.arrow" if bucket else f"staging/late/{table_id}/{name}.arrow"
+def rows_key(node: str, name: str) -> str:
+    """Key of a file of blocks."""
+    return f"staging/rows/{node}/{name}.arrow"
+
+
+def late_key(table_id: str, name: str) -> str:
+    """Key of a file of late rows of a table."""
+    return f"staging/late/{table_id}/{name}.arrow"
+
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+"""A fifth of the time that Parquet takes to write."""
+
+
+def encode_blocks(batches: Sequence[pa.RecordBatch], key: str) -> tuple[bytes, list[Place]]:
+    """Batches of change rows as the bytes of a file, an Arrow IPC stream, and where in it each lies.
+
+    :param batches: of :data:`STAGED_ROWS`, one at least
+    :param key: of the file
+    """
+    sink = pa.BufferOutputStream()
+    ends = [STAGED_ROWS.serialize().size]
+    with pa.ipc.new_stream(sink, STAGED_ROWS, options=_OPTIONS) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            ends.append(sink.tell())
+    data = bytes(sink.getvalue())
+    return data, [Place(key, start, end - start, google_crc32c.value(data[start:end])) for start, end in pairwise(ends)]
+
+
+def read_block(store: ObjectStore, place: Place) -> pa.RecordBatch:
+    """The change rows of a block.
+
+    :raises NotFoundError: its file is not there
+    :raises ChecksumError: its bytes are not those that were written
+    """
+    data = store.get_range(place.key, place.start, place.size)
+    if google_crc32c.value(data) != place.crc32c:
+        raise ChecksumError(
+            f"{store.uri(place.key)}: bytes {place.start} to {place.start + place.size} are damaged: their CRC-32C is "
+            f"{google_crc32c.value(data):08x}, {place.crc32c:08x} was written; restore the file"
+        )
+    return pa.ipc.read_record_batch(pa.py_buffer(data), STAGED_ROWS)
 
 
 def encode_rows(rows: pa.RecordBatch) -> bytes:
-    """Change rows as the bytes of a file: Arrow IPC, lz4 (a fifth of the time that Parquet takes to write)."""
+    """Change rows as the bytes of a file of their own: Arrow IPC."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_file(sink, rows.schema, options=options) as writer:
+    with pa.ipc.new_file(sink, rows.schema, options=_OPTIONS) as writer:
         writer.write_batch(rows)
     return bytes(sink.getvalue())
 
@@ -183,14 +275,18 @@ def put_closed_until(store: ObjectStore, moment: int) -> None:
 
 
 def retire_commit(store: ObjectStore, commit: StageCommit, *, is_last: bool) -> None:
-    """Forget the files of a commit, all of whose rows are published, and then remove them.
+    """Forget the blocks of a commit, all of whose rows are published, and then remove their files.
 
-    :param is_last: of its segment: it must go on saying how far the segment was read
+    :param is_last: of its node: it must go on saying how far the log is read
     """
     if is_last:
-        store.put(commit.key, json.dumps(asdict(replace(commit, files=()))).encode())
+        store.put(commit.key, json.dumps(asdict(replace(commit, blocks=()))).encode())
     else:
         store.delete(commit.key)
-    for file in commit.files:
-        if file.bucket:
-            store.delete(file.key)
+    remove_files(store, commit)
+
+
+def remove_files(store: ObjectStore, commit: StageCommit) -> None:
+    """Remove the files of the blocks of a commit."""
+    for key in commit.files:
+        store.delete(key)

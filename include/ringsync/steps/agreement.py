@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.tokens import WHOLE_RING, TokenRange
-from ringsync.state.staging import Bucket, StagedFile
+from ringsync.state.staging import Block, Bucket, Place
 
 Sums = npt.NDArray[np.uint64]
 """uint64[ranges, 3]: number of rows and sums of both halves of their digests, without overflow."""
@@ -21,9 +21,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass
 class OpenBucket:
-    """The staged files of one bucket of one table.
+    """The staged blocks of one bucket of one table.
 
-    :ivar files: by key, with the node that each comes from
+    :ivar files: the blocks by where they lie, with the node that each comes from
     :ivar ring: digest of the ring snapshot that ``settled`` is about
     :ivar settled: the sums of each range's rows when it was last published
     :ivar read: by number of a range the files whose rows of it were published, when the replicas agreed
@@ -31,11 +31,11 @@ class OpenBucket:
     """
 
     bucket: Bucket
-    files: dict[str, tuple[str, StagedFile]] = field(default_factory=dict)
+    files: dict[Place, tuple[str, Block]] = field(default_factory=dict)
     ring: str = ""
     settled: Sums = field(default_factory=lambda: np.zeros((0, 3), np.uint64))
-    read: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    united: set[str] = field(default_factory=set)
+    read: dict[int, set[Place]] = field(default_factory=lambda: defaultdict(set))
+    united: set[Place] = field(default_factory=set)
 
     def published(self, what: Settled, ring: str) -> None:
         """Take in that what was settled is published.
@@ -52,15 +52,15 @@ class OpenBucket:
 
 @dataclass(frozen=True)
 class Reading:
-    """Rows to read: these ranges of these files.
+    """Rows to read: these ranges of these blocks.
 
-    :ivar files: key and node
+    :ivar files: the blocks, and the node of each
     :ivar ranges: without wrap
     :ivar rows: how many
     :ivar united: of all nodes, since they do not agree
     """
 
-    files: tuple[tuple[str, str], ...]
+    files: tuple[tuple[Place, str], ...]
     ranges: tuple[TokenRange, ...]
     rows: int
     united: bool = False
@@ -80,7 +80,7 @@ class Settled:
     bucket: Bucket
     readings: tuple[tuple[int, Reading], ...]
     sums: Sums
-    united: frozenset[str]
+    united: frozenset[Place]
     everywhere: bool
     by_range: bool = True
 
@@ -163,7 +163,7 @@ def settle_together(
     return found
 
 
-def total_sums(files: Iterable[tuple[str, StagedFile]], ranges: int) -> dict[str, Sums]:
+def total_sums(files: Iterable[tuple[str, Block]], ranges: int) -> dict[str, Sums]:
     """The sums of every node's files, by host id."""
     totals: dict[str, Sums] = {}
     for node, file in files:
@@ -197,14 +197,14 @@ def _same_everywhere(totals: Mapping[str, Sums], reference: Sums) -> Mask:
 
 
 def _of_primaries(
-    files: Mapping[str, tuple[str, StagedFile]],
+    files: Mapping[Place, tuple[str, Block]],
     ring: RankedRing,
     fresh: Mask,
     primary: Sequence[str | None],
-    read: Mapping[int, Set[str]],
+    read: Mapping[int, Set[Place]],
 ) -> list[tuple[int, Reading]]:
     """What the primaries have in files that were not read before."""
-    own: dict[int, list[tuple[str, str, int]]] = {number: [] for number in np.flatnonzero(fresh).tolist()}
+    own: dict[int, list[tuple[Place, str, int]]] = {number: [] for number in np.flatnonzero(fresh).tolist()}
     for key, (node, file) in files.items():
         for number, rows, *_ in file.sums:
             if number in own and primary[number] == node and key not in read.get(number, ()):
@@ -221,24 +221,24 @@ def _up_to(
     return readings[:taken], readings[taken:]
 
 
-def _reading(token_range: TokenRange, found: Sequence[tuple[str, str, int]], *, united: bool = False) -> Reading:
+def _reading(token_range: TokenRange, found: Sequence[tuple[Place, str, int]], *, united: bool = False) -> Reading:
     """Of one range.
 
-    :param found: key, node and number of rows of files
+    :param found: place, node and number of rows of blocks
     """
     files = tuple((key, node) for key, node, _ in found)
     return Reading(files, token_range.unwrap(), sum(rows for *_, rows in found), united)
 
 
 def _of_all(
-    files: Mapping[str, tuple[str, StagedFile]], ring: RankedRing, wanted: Mask, comparable: bool
+    files: Mapping[Place, tuple[str, Block]], ring: RankedRing, wanted: Mask, comparable: bool
 ) -> list[tuple[int, Reading]]:
     if not comparable:
         everything = tuple((key, node) for key, (node, _) in files.items())
         return [
             (0, Reading(everything, WHOLE_RING.unwrap(), sum(file.rows for _, file in files.values()), united=True))
         ]
-    there: dict[int, list[tuple[str, str, int]]] = {number: [] for number in np.flatnonzero(wanted).tolist()}
+    there: dict[int, list[tuple[Place, str, int]]] = {number: [] for number in np.flatnonzero(wanted).tolist()}
     for key, (node, file) in files.items():
         for number, rows, *_ in file.sums:
             if number in there:

@@ -129,7 +129,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         outcome, code = {"error": "interrupted"}, _fail("interrupted", ExitCode.INTERRUPTED)
     except Exception as error:
         traceback.print_exc()
-        known = _remedy_inside(error)
+        known = remedy_inside(error)
         outcome = {"error": known or f"{type(error).__name__}: {error}"}
         code = _fail(known, ExitCode.FATAL) if known else _fail(outcome["error"], ExitCode.CRASHED)
     report = {
@@ -157,7 +157,7 @@ def _fail(message: str, code: ExitCode) -> ExitCode:
     return code
 
 
-def _remedy_inside(error: Exception) -> str | None:
+def remedy_inside(error: Exception) -> str | None:
     """Our own error inside one of Spark's, whose text carries the traceback of the Python worker."""
     found = re.findall(r"ringsync\.[\w.]*Error: (.*(?:\n(?!\s*(?:at |File |Traceback|$)).*)*)", str(error))
     return found[-1].strip() if found else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 
+from ringsync.state.table_versions import version_of
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.bootstrap_prepare import load_plan
 from ringsync.steps.follow_ups import publish_pass
@@ -25,7 +26,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     config, store = application.config, application.store
     plan = load_plan(store, application.run)
     schema = plan.scan.table
-    table = SyncTable(schema, plan.topic, config.sync.bucket_by_of(schema.full_name) == "arrival")
+    table = SyncTable(version_of(store, schema), plan.topic, config.sync.bucket_by_of(schema.full_name) == "arrival")
     number = mark(store, schema.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
     numbers = [known for known in pass_numbers(store, schema.table_id) if known <= number]
     passes = {known: get_pass(store, schema.table_id, known) for known in numbers}

@@ -7,32 +7,30 @@ comes after its range was settled is published by the next pass over the range; 
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ringsync.config import Config
+from ringsync.config import Config, ConfigError
 from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import RingSnapshot
+from ringsync.schema.from_cluster import read_tables
+from ringsync.sources.cluster import read_ring
 from ringsync.sources.control import ControlServer
-from ringsync.state.staging import (
-    Bucket,
-    StageCommit,
-    closed_until,
-    commit_keys,
-    get_commit,
-    put_closed_until,
-    retire_commit,
-)
+from ringsync.state.layout import check_layout
+from ringsync.state.staging import Block, Bucket, closed_until, put_closed_until
+from ringsync.state.table_versions import latest_version
+from ringsync.status import read_status
 from ringsync.steps.agreement import OpenBucket, Settled, settle_together
-from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.application import Application, ExitCode, Report, StepError, remedy_inside
 from ringsync.steps.close_task import CloseTask, SliceResult
+from ringsync.steps.closing import progress
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.kafka_feed import KafkaFeed
 from ringsync.steps.loop import (
@@ -45,14 +43,20 @@ from ringsync.steps.loop import (
     start_workers,
 )
 from ringsync.steps.passes import PassContext, commit
-from ringsync.steps.rows_after import AfterReader
 from ringsync.steps.slices import cut
-from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.steps.staged_commits import StagedCommits
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
+from ringsync.storage.port import ObjectStore
 from ringsync.streams.pass_log import Pass, digest_keys
 
 PASS_ROWS = 250_000
 """A pass has about so many rows at most, the oldest first: Kafka gets one while the next is made."""
+
+FIRST_WAIT_MS, LONGEST_WAIT_MS = 1_000, 60_000
+"""A table that could not be served is tried again after 1 s, 2 s, 4 s …"""
+
+GONE_AFTER_MS = 60_000
+"""A table that the schema has not had for so long is gone."""
 
 REPEATED_MS = 600_000
 """Writers that get no answer repeat a statement sooner than this."""
@@ -61,12 +65,14 @@ REPEATED_MS = 600_000
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Close and publish until the time is over.
 
+    :returns: exit code 1 when a table could not be served at the end
     :raises ClusterError: the cluster cannot be reached at the beginning
-    :raises StepError: the counts do not reconcile
+    :raises LayoutError: the state is of a version of ringsync that this one does not know
     """
     from ringsync.replica.session import spark_session
 
     config, store = application.config, application.store
+    check_layout(store)
     spark = spark_session(f"bucket_close {application.run}")
     start_workers(spark.sparkContext, "deltalake", "ringsync.steps.close_task", "ringsync.steps.replica_task")
     session = connect_patiently(config.cluster_settings())
@@ -81,10 +87,12 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
             began_ms = int(time.time() * 1000)
             error = patience.tried(closer.cycle)
-            status = {"began_ms": began_ms, "tables": closer.status(), "error": error}
+            status = {"began_ms": began_ms, "tables": closer.status(), "error": error, **closer.problems()}
             put_status(store, "bucket_close", "close", status)
             put_metrics(store, config.metrics.prometheus_file, number)
-    return closer.report(), ExitCode.OK
+    report = closer.report()
+    failing = any(one["error"] for one in report["tables"].values())
+    return report, ExitCode.COMPLETED_WITH_ERRORS if failing else ExitCode.OK
 
 
 def _driver_host(context: Any) -> str:
@@ -95,21 +103,53 @@ def _driver_host(context: Any) -> str:
 class TableState:
     """What this run knows of a table.
 
-    :ivar buckets: those that have staged files
+    :ivar follow_ups: None: not begun yet
+    :ivar buckets: those that have staged blocks
     :ivar lags_ms: from write to message, of rows of the last pass
     :ivar agreement_ms: from write to agreement of the replicas, of rows of the last pass on which they agreed
+    :ivar newest: the highest version of the table under which its blocks were staged
+    :ivar error: why it could not be served when that was last tried
+    :ivar failures: how often in a row
+    :ivar again_ms: when it is served again after a failure, ms since the epoch
     """
 
     table: SyncTable
-    follow_ups: FollowUps
+    follow_ups: FollowUps | None = None
     buckets: dict[Bucket, OpenBucket] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     lags_ms: list[int] = field(default_factory=list)
     agreement_ms: list[int] = field(default_factory=list)
+    newest: int = 0
+    error: str | None = None
+    failures: int = 0
+    again_ms: int = 0
+
+    def add(self, node: str, block: Block) -> None:
+        """Take in a block."""
+        bucket = Bucket.parse(block.bucket)
+        self.buckets.setdefault(bucket, OpenBucket(bucket)).files[block.place] = (node, block)
+        self.newest = max(self.newest, block.version)
+
+    def follow(self, table: SyncTable) -> None:
+        """Go on with a newer version of the table."""
+        if table != self.table and table.version.number >= self.table.version.number:
+            self.table = table
+            if self.follow_ups is not None:
+                self.follow_ups.follow(table)
+
+    def failed(self, error: Exception, now_ms: int) -> None:
+        """It could not be served: it backs off alone."""
+        self.error, self.failures = plain(error), self.failures + 1
+        self.again_ms = now_ms + min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(self.failures - 1, 10))
+        print(f"ringsync: warning: {self.table.schema.full_name}, tried again later: {self.error}", flush=True)
+
+    def served(self) -> None:
+        """It is well."""
+        self.error, self.failures, self.again_ms = None, 0, 0
 
 
 class Closer:
-    """All tables.
+    """All tables, each on its own: one that fails is tried again later, and holds up no other.
 
     :param context: Spark's
     :param control: keeps the limits of reading after-images
@@ -126,106 +166,142 @@ class Closer:
         self._context = context
         self._control = control
         self._feed = feed
-        self._commits: dict[str, StageCommit] = {}
+        self._staged = StagedCommits(self._store)
         self._tables: dict[str, TableState] = {}
+        self._absent: dict[str, int] = {}
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing] = {}
+        self._other_rings: dict[str, RingSnapshot] = {}
+        self._unread: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
         self._began_ms = int(time.time() * 1000)
 
     def cycle(self) -> None:
-        """Publish what is settled.
-
-        :raises StepError: the counts do not reconcile
-        """
+        """Publish what is settled."""
         self._complete_until = None
         now_ms = int(time.time() * 1000)
         plan = self._read_plan(now_ms)
         self._close_buckets(plan, now_ms)
-        self._read_commits()
+        self._staged.read(self._tables, now_ms)
         for state in self._tables.values():
-            state.follow_ups.catch_up()
-            settled = self._settled(state, now_ms)
-            if settled and self._publish(state, settled, now_ms):
-                state.follow_ups.catch_up()
+            if state.again_ms <= now_ms:
+                self._serve(state, now_ms)
         self._retire()
         self._complete_until = self._closed_until
+
+    def _serve(self, state: TableState, now_ms: int) -> None:
+        """Publish what is settled of a table; whatever goes wrong is its own trouble.
+
+        :raises ConfigError: the configuration is wrong, which is everybody's
+        """
+        try:
+            ring = self._ring_of(state.table.schema.keyspace)
+            self._renew(state)
+            follow_ups = state.follow_ups = state.follow_ups or self._begin(state.table)
+            follow_ups.ring = ring
+            follow_ups.catch_up()
+            settled = settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
+            if settled and self._publish(state, follow_ups, settled, now_ms):
+                follow_ups.catch_up()
+        except ConfigError:
+            raise
+        except Exception as error:
+            if _is_stopped(self._context):
+                raise
+            state.failed(error, now_ms)
+        else:
+            state.served()
+
+    def _begin(self, table: SyncTable) -> FollowUps:
+        self._feed.watch(table.topic)
+        return FollowUps(self._application, table, self._context, self._control.address, self._feed.announce)
+
+    def _renew(self, state: TableState) -> None:
+        """Learn of a version of the table that a stage has seen before us."""
+        if state.newest > state.table.version.number:
+            newer = latest_version(self._store, state.table.table_id)
+            if newer is not None:
+                state.follow(replace(state.table, version=newer))
+
+    def _ring_of(self, keyspace: str) -> RankedRing:
+        """The token ranges of a keyspace, by the present plan.
+
+        :raises RingError: they cannot be had
+        """
+        assert self._plan is not None
+        if keyspace in self._plan.replications:
+            ring = self._plan.ring(keyspace)
+        elif keyspace in self._other_rings:
+            ring = self._other_rings[keyspace]
+        else:
+            ring = self._other_rings[keyspace] = read_ring(self._session, keyspace)
+        known = self._rings.get(keyspace)
+        if known is None or known.ring != ring:
+            self._rings[keyspace] = ranked(ring)
+        return self._rings[keyspace]
 
     def _read_plan(self, now_ms: int) -> SyncPlan:
         interval = interval_at(now_ms, self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != interval:
-            self._plan = plan_of(self._store, self._config, self._session, interval)
-            self._rings = {keyspace: ranked(self._plan.ring(keyspace)) for keyspace in self._plan.replications}
+            self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
             for table in self._plan.tables:
-                if table.table_id not in self._tables:
-                    follow_ups = FollowUps(
-                        self._application, table, self._context, self._control.address, self._feed.announce
-                    )
-                    self._feed.watch(table.topic)
-                    self._tables[table.table_id] = TableState(table, follow_ups)
-                self._tables[table.table_id].follow_ups.ring = self._rings[table.schema.keyspace]
+                self._tables.setdefault(table.table_id, TableState(table)).follow(table)
+            self._other_rings.clear()
+            self._look_for_others(self._plan, now_ms)
         return self._plan
 
+    def _look_for_others(self, plan: SyncPlan, now_ms: int) -> None:
+        """Tables that are not in the plan, and rows of which are staged: those without cdc any more are published to
+        the end; rows of those that are gone are forgotten, and counted."""
+        planned = {table.table_id for table in plan.tables}
+        others = (self._staged.homeless.keys() | self._tables.keys()) - planned
+        there = read_tables(self._session).by_id() if others else {}
+        self._absent = {table_id: self._absent.get(table_id, now_ms) for table_id in others - there.keys()}
+        for table_id in others:
+            if table_id in there and table_id not in self._tables:
+                self._tables[table_id] = TableState(sync_table(self._store, self._config, there[table_id]))
+            # The node that was asked may not have heard yet of a table that has just been created.
+            elif now_ms - self._absent.get(table_id, now_ms) >= GONE_AFTER_MS:
+                state = self._tables.pop(table_id, None)
+                self._staged.forget(table_id, state.buckets.values() if state else ())
+
     def _close_buckets(self, plan: SyncPlan, now_ms: int) -> None:
-        """Close what is old enough: once every live node has staged what it logged then, or patience is over."""
+        """Close what is old enough, as far as the logs are staged."""
         length = plan.interval.length
         window = (self._config.commitlog_processor_window_count - 1) * length
-        seen = self._clear_at()
-        clear = min((seen.get(host.id, 0) for host in plan.hosts if host.up), default=now_ms)
-        until = min(now_ms, clear) - window
-        if now_ms - self._began_ms > window + length:
-            until = max(until, now_ms - 2 * window - length)
-        until = until // length * length
+        statuses = {
+            queue: status
+            for queue in self._config.sync.queues
+            if (status := read_status(self._store, f"commitlog_stage/{queue}")) is not None
+        }
+        has_begun = now_ms - self._began_ms > window + length
+        found = progress(
+            plan.read_hosts,
+            statuses,
+            lambda host: self._config.sync.queue_of(host.address, host.id),
+            now_ms,
+            window + length if has_begun else None,
+        )
+        self._unread = found.unread
+        until = (found.staged_until - window) // length * length
         if until > self._closed_until:
             put_closed_until(self._store, until)
             self._closed_until = until
 
-    def _clear_at(self) -> dict[str, int]:
-        """By host id the last moment (ms) at which all that the node had synced was staged."""
-        found: dict[str, int] = {}
-        for queue in self._config.sync.queues:
-            try:
-                status = json.loads(self._store.get(f"status/commitlog_stage/{queue}.json"))
-            except NotFoundError:
-                continue
-            found |= {node: int(one["clear_at_ms"]) for node, one in status["nodes"].items()}
-        return found
-
-    def _read_commits(self) -> None:
-        """Take in what was staged since; of a table that is not in the plan yet in a later cycle."""
-        listed = commit_keys(self._store)
-        for key in self._commits.keys() - set(listed):
-            del self._commits[key]
-        for key in listed:
-            if key in self._commits:
-                continue
-            try:
-                found = get_commit(self._store, key)
-            except NotFoundError:
-                continue  # its segment was finished long ago
-            files = [file for file in found.files if file.bucket]
-            if all(file.table_id in self._tables for file in files):
-                self._commits[key] = found
-                for file in files:
-                    buckets, bucket = self._tables[file.table_id].buckets, Bucket.parse(file.bucket)
-                    buckets.setdefault(bucket, OpenBucket(bucket)).files[file.key] = (found.node, file)
-
-    def _settled(self, state: TableState, now_ms: int) -> list[Settled]:
-        ring = self._rings[state.table.schema.keyspace]
-        return settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
-
-    def _publish(self, state: TableState, settled: Sequence[Settled], settled_at_ms: int) -> bool:
+    def _publish(
+        self, state: TableState, follow_ups: FollowUps, settled: Sequence[Settled], settled_at_ms: int
+    ) -> bool:
         """Make a pass, unless all was published before.
 
         :param settled_at_ms: ms since the epoch
         :returns: False: another process has made a pass meanwhile; all is done anew in the next cycle
+        :raises StepError: the counts do not reconcile
         """
-        follow_ups = state.follow_ups
         number = follow_ups.last + 1
         context = PassContext(
             config_path=self._application.config_path,
-            reader=self._reader(state),
+            reader=follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name)),
             topic=follow_ups.topic,
             number=number,
             attempt=secrets.token_hex(4),
@@ -259,38 +335,35 @@ class Closer:
             state.agreement_ms = [lag - (one.made_at_ms - settled_at_ms) for one in outputs for lag in one.lags_ms]
         return True
 
-    def _reader(self, state: TableState) -> AfterReader:
-        return state.follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name))
-
     def _retire(self) -> None:
-        """Forget closed buckets all of whose files are published, and commits all of whose files are forgotten."""
+        """Forget closed buckets all of whose blocks are published, and commits all of whose blocks are forgotten."""
         for state in self._tables.values():
             for bucket, one in list(state.buckets.items()):
                 if bucket.end <= self._closed_until and one.files.keys() <= one.united:
-                    state.counts["copies"] += sum(file.rows for _, file in one.files.values())
+                    state.counts["copies"] += sum(block.rows for _, block in one.files.values())
                     del state.buckets[bucket]
-        open_files = {key for state in self._tables.values() for one in state.buckets.values() for key in one.files}
-        last: dict[tuple[str, int], int] = defaultdict(int)
-        for found in self._commits.values():
-            place = (found.node, found.segment_id)
-            last[place] = max(last[place], found.start)
-        for key, found in list(self._commits.items()):
-            files = [file for file in found.files if file.bucket]
-            is_last = last[found.node, found.segment_id] == found.start
-            if not any(file.key in open_files for file in files) and (files or not is_last):
-                retire_commit(self._store, found, is_last=is_last)
-                self._commits[key] = replace(found, files=())
-                if not is_last:
-                    del self._commits[key]
+        self._staged.retire(
+            {place for state in self._tables.values() for one in state.buckets.values() for place in one.files}
+        )
 
     def status(self) -> dict[str, Any]:
         """How things stand, by table."""
         return {state.table.schema.full_name: self._status_of(state) for state in self._tables.values()}
 
+    def problems(self) -> dict[str, Any]:
+        """What is wrong beside single tables, for ``cdcservice status``."""
+        return {
+            "unread": dict(self._unread),
+            "left_out": dict(self._plan.left_out) if self._plan else {},
+            **self._staged.problems(int(time.time() * 1000)),
+        }
+
     def _status_of(self, state: TableState) -> dict[str, Any]:
         lags, agreements = state.lags_ms, state.agreement_ms
-        follow_ups, kafka = state.follow_ups.status(), self._feed.status(state.table.topic) or {}
+        follow_ups = _status_of_follow_ups(state)
+        kafka = self._feed.status(state.table.topic) or {}
         return {
+            "error": state.error,
             "table_id": state.table.table_id,
             "open_buckets": len(state.buckets),
             "oldest_open_bucket_ms": min((bucket.start for bucket in state.buckets), default=None),
@@ -313,7 +386,35 @@ class Closer:
 
     def report(self) -> Report:
         """What was published by this run."""
-        return {"tables": self.status(), "closed_until_ms": self._closed_until}
+        return {"tables": self.status(), "closed_until_ms": self._closed_until, **self.problems()}
+
+
+def _is_stopped(context: Any) -> bool:
+    """Whether Spark itself is gone, without which no table can be served."""
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:
+        return True
+
+
+def plain(error: Exception) -> str:
+    """What went wrong: of what a Spark task has raised its own words, and not where it stood."""
+    return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
+
+
+def _status_of_follow_ups(state: TableState) -> dict[str, Any]:
+    """How far the table's passes have come; what cannot be asked now is not known."""
+    if state.follow_ups is None:
+        return {"last_pass": 0, "bootstrap": "", "replica_error": None, "replica_pass": None}
+    try:
+        return state.follow_ups.status()
+    except Exception as error:
+        return {
+            "last_pass": state.follow_ups.last,
+            "bootstrap": "",
+            "replica_error": plain(error),
+            "replica_pass": None,
+        }
 
 
 def _is_complete(state: TableState, follow_ups: Mapping[str, Any], closed: int) -> bool:

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.cells import Numbers, numbers
+from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
-from ringsync.state.staging import STAGED_ROWS, Bucket, decode_rows
+from ringsync.state.staging import STAGED_ROWS, Bucket, Place, read_block
 from ringsync.steps.agreement import Mask, Reading
 from ringsync.steps.passes import Outputs, PassContext, make_outputs
 from ringsync.storage.port import ObjectStore
@@ -76,7 +77,7 @@ class CloseTask:
     def __call__(self, slices: Iterable[Slice]) -> Iterator[SliceResult]:
         config = load_config(self.context.config_path)
         store = config.open_store()
-        files = StagedFiles(store)
+        files = StagedFiles(store, self.context.reader.version)
         for name, buckets in slices:
             yield close_slice(self.context, store, files, name, buckets, self.by_arrival)
 
@@ -129,28 +130,35 @@ def _is_of_time(rows: pa.RecordBatch, bucket: Bucket) -> Mask:
 
 
 class StagedFiles:
-    """Staged files, each decoded once: all slices of a task have rows in most of them."""
+    """Staged blocks, each decoded once: all slices of a task have rows in most of them.
 
-    def __init__(self, store: ObjectStore) -> None:
+    :param version: of the table, in whose places of columns the rows are handed out
+    """
+
+    def __init__(self, store: ObjectStore, version: TableVersion) -> None:
         self._store = store
-        self._read: dict[str, tuple[pa.RecordBatch, Numbers]] = {}
+        self._version = version
+        self._read: dict[Place, tuple[pa.RecordBatch, Numbers]] = {}
 
     def rows_of(self, reading: Reading) -> pa.RecordBatch:
-        """The rows of some token ranges; the files are sorted by token."""
+        """The rows of some token ranges; the blocks are sorted by token.
+
+        :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
+        """
         found = [_NOTHING]
-        for key, _ in reading.files:
-            rows, tokens = self._file(key)
+        for place, _ in reading.files:
+            rows, tokens = self._block(place)
             for token_range in reading.ranges:
                 start, end = np.searchsorted(tokens, [token_range.start, token_range.end], side="right").tolist()
                 if end > start:
                     found.append(rows.slice(start, end - start))
         return pa.concat_batches(found)
 
-    def _file(self, key: str) -> tuple[pa.RecordBatch, Numbers]:
-        if key not in self._read:
-            rows = decode_rows(self._store.get(key))
-            self._read[key] = rows, numbers(rows["token"])
-        return self._read[key]
+    def _block(self, place: Place) -> tuple[pa.RecordBatch, Numbers]:
+        if place not in self._read:
+            rows = self._version.from_store(read_block(self._store, place))
+            self._read[place] = rows, numbers(rows["token"])
+        return self._read[place]
 
 
 _NOTHING = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in STAGED_ROWS], schema=STAGED_ROWS)

@@ -115,6 +115,11 @@ class FollowUps:
         self._versions: dict[str, int] = {}
         self._snapshots: KnownSnapshots = {}
 
+    def follow(self, table: SyncTable) -> None:
+        """Go on with a newer version of the table."""
+        self._table = table
+        self._versions.clear()
+
     @property
     def last(self) -> int:
         """The number of the last pass; 0: there is none."""
@@ -157,7 +162,7 @@ class FollowUps:
         assert self.ring is not None
         return AfterReader(
             config_path=self._application.config_path,
-            table=self._table.schema,
+            version=self._table.version,
             mode=mode,
             ring=self.ring,
             control=self._control,

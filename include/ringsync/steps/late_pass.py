@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.cells import Numbers, numbers
+from ringsync.changes.identity import TableVersion
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.schema.table import TableSchema
 from ringsync.sources.control import ControlAddress, ControlClient
@@ -61,20 +62,21 @@ class LatePasses:
         self._follow_ups: dict[str, FollowUps] = {}
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
-    def table(self, table_id: str) -> TableSchema | None:
+    def table(self, table_id: str) -> TableVersion | None:
         """See :class:`ringsync.steps.late_rows.Effects`."""
         plan = self._read_plan()
-        return next((table.schema for table in plan.tables if table.table_id == table_id), None)
+        return next((table.version for table in plan.tables if table.table_id == table_id), None)
 
     def _read_plan(self) -> SyncPlan:
         """The plan of the present interval: ring, tables and their schemas."""
         interval = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != interval:
-            self._plan = plan_of(self._store, self._config, self._session, interval)
+            self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
             self._rings = {keyspace: ranked(self._plan.ring(keyspace)) for keyspace in self._plan.replications}
             for table in self._plan.tables:
                 if table.table_id not in self._follow_ups:
                     self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
+                self._follow_ups[table.table_id].follow(table)
                 self._follow_ups[table.table_id].ring = self._rings[table.schema.keyspace]
         return self._plan
 

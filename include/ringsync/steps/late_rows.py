@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.cells import numbers
+from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.changes.merge import merge
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.changes.visible import same_keys, visible
@@ -50,7 +51,7 @@ class UnreadableRowsError(Exception):
 class Effects(Protocol):
     """What late rows need of the cluster, and what they do to the stream."""
 
-    def table(self, table_id: str) -> TableSchema | None:
+    def table(self, table_id: str) -> TableVersion | None:
         """The table of an id (32 hexadecimal digits); None: it is unknown, or has no cdc any more."""
 
     def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
@@ -123,20 +124,20 @@ class LateRows:
             if shard.due_ms <= self._now_ms():
                 due.setdefault(_table_id(shard.file), []).append(shard)
         for table_id, shards in due.items():
-            table = self._table(table_id)
-            if table is None:
+            version = self._table(table_id)
+            if version is None:
                 continue
             try:
-                for batch in self._batches(shards):
-                    self._publish(table, batch)
-            except UnreadableRowsError as error:
-                self.error = f"{table.full_name}: {error}"
+                for batch in self._batches(shards, version):
+                    self._publish(version.table, batch)
+            except (UnreadableRowsError, UnresolvedRowsError) as error:
+                self.error = f"{version.table.full_name}: {error}"
         check_counts(self.counts)
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
-    def _table(self, table_id: str) -> TableSchema | None:
+    def _table(self, table_id: str) -> TableVersion | None:
         """The table; what belongs to one that is dropped, or not known yet, stays where it is."""
         table = self._effects.table(table_id)
         if table is None:
@@ -151,10 +152,10 @@ class LateRows:
         new = [key for key in there if key not in self._shards and key not in self._broken]
         admitted = self._queue.find(new)
         for file in new:
-            table = self._table(_table_id(file))
-            if table is None or not self._goes_on():
+            version = self._table(_table_id(file))
+            if version is None or not self._goes_on():
                 continue
-            shards = admitted[file] if file in admitted else self._admit_file(file, table)
+            shards = admitted[file] if file in admitted else self._admit_file(file, version.table)
             if shards is not None:
                 self._shards[file] = {shard.number: shard for shard in shards}
                 self._finish(file)
@@ -181,8 +182,11 @@ class LateRows:
             self._broken[file] = str(error)
         return None
 
-    def _batches(self, shards: Sequence[Shard]) -> Iterator[_Batch]:
-        """The rows that are waiting in these shards, some shards together."""
+    def _batches(self, shards: Sequence[Shard], version: TableVersion) -> Iterator[_Batch]:
+        """The rows that are waiting in these shards, some shards together.
+
+        :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
+        """
         taken: list[Shard] = []
         parts: list[pa.RecordBatch] = []
         decoded: tuple[str, pa.RecordBatch | None] = ("", None)
@@ -194,7 +198,7 @@ class LateRows:
             if not self._goes_on():
                 return
             taken.append(shard)
-            parts.append(self._rows_of(shard, decoded[1]))
+            parts.append(version.from_store(self._rows_of(shard, decoded[1])))
             rows, size = sum(len(part) for part in parts), sum(part.nbytes for part in parts)
             if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield _batch(taken, parts)

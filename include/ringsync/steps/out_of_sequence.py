@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from ringsync.sources.control import ControlServer
+from ringsync.state.layout import check_layout
 from ringsync.state.out_of_sequence import OutOfSequence
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.late_pass import LatePasses
@@ -24,10 +25,12 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 
     :returns: exit code 1 when something keeps rows from being published
     :raises ClusterError: the cluster cannot be reached at the beginning
+    :raises LayoutError: the state is of a version of ringsync that this one does not know
     :raises StateError: ringsync's own keyspace cannot be used
     :raises StepError: the counts do not reconcile
     """
     config, store = application.config, application.store
+    check_layout(store)
     session = connect_patiently(config.cluster_settings())
     create_state(session, config)
     end = time.monotonic() + config.sync.run_s

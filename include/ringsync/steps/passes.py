@@ -115,8 +115,9 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
     writer.add(messages)
     own = f"{context.attempt}-{name}"
     changes = changes_key(table.table_id, context.number, own)
-    store.put(changes, encode_rows(merged))
-    deleting = merged.filter(pa.array(numbers(merged["kind"]) >= PARTITION_DELETION))
+    stored = context.reader.version.to_store(merged)
+    store.put(changes, encode_rows(stored))
+    deleting = stored.filter(pa.array(numbers(merged["kind"]) >= PARTITION_DELETION))
     deletions = deletions_key(table.table_id, context.number, own) if deleting.num_rows else None
     if deletions:
         store.put(deletions, encode_rows(deleting))

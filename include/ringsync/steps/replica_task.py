@@ -56,9 +56,10 @@ class ReplicaTask:
 
     def _rows(self, store: ObjectStore, key: str) -> pa.RecordBatch:
         """The merged change rows of a file, after the deletions that were published before them."""
-        rows = decode_rows(store.get(key))
+        version = self.reader.version
+        rows = version.from_store(decode_rows(store.get(key)))
         tokens = numbers(rows["token"])
-        found = [decode_rows(store.get(key)) for key in self.deletions]
+        found = [version.from_store(decode_rows(store.get(key))) for key in self.deletions]
         older = [one.filter(pa.array(np.isin(numbers(one["token"]), tokens))) for one in found]
         if not any(one.num_rows for one in older):
             return rows

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from ringsync.changes.after import RowsAfter, rows_after, seen_instead
 from ringsync.changes.cells import numbers
+from ringsync.changes.identity import TableVersion
 from ringsync.changes.image_rows import has_clustering, image_keys
 from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
@@ -47,6 +48,7 @@ class UnreadRowsError(RuntimeError):
 class AfterReader:
     """How a task finds rows.
 
+    :ivar version: of the table
     :ivar mode: where the row after a change comes from
     :ivar ring: whose first rank is asked first
     :ivar control: keeps the limits of reading the cluster
@@ -57,7 +59,7 @@ class AfterReader:
     """
 
     config_path: str
-    table: TableSchema
+    version: TableVersion
     mode: Mode
     ring: RankedRing
     control: ControlAddress
@@ -65,6 +67,11 @@ class AfterReader:
     disagreed: bool = False
     recent: tuple[str, ...] = ()
     element_times: bool = True
+
+    @property
+    def table(self) -> TableSchema:
+        """As it is in this version."""
+        return self.version.table
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ def _was_deleted(reader: AfterReader, config: Config, rows: pa.RecordBatch, unse
     if not len(tokens):
         return np.zeros(0, np.bool_)
     store, table = config.open_store(), reader.table
-    parts = [decode_rows(store.get(key)) for key in reader.recent]
+    parts = [reader.version.from_store(decode_rows(store.get(key))) for key in reader.recent]
     of_tokens = [part.filter(pa.array(np.isin(numbers(part["token"]), tokens))) for part in (rows, *parts)]
     every = row_images_of(merge(pa.concat_batches(of_tokens), table), table, config.replica.unrepresentable_values)
     dead = every.filter(pa.array(~_alive(every, table, now_s)))

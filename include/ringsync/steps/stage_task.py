@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,28 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.cells import numbers
+from ringsync.changes.identity import TableVersion
 from ringsync.changes.tables import logged_tables
 from ringsync.config import load_config
 from ringsync.cql.cells import cells_of_values, raw_values
 from ringsync.formats.commitlog.names import segment_id
+from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_COLUMN
 from ringsync.formats.commitlog.reader import UNDECODED, read_log
 from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted
 from ringsync.formats.keystores.files import keys_in
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import TableSchema
-from ringsync.state.staging import STAGED_ROWS, Bucket, StageCommit, StagedFile, encode_rows, rows_key
+from ringsync.state.staging import (
+    STAGED_ROWS,
+    Block,
+    Bucket,
+    LogPart,
+    encode_blocks,
+    encode_rows,
+    late_key,
+    rows_key,
+)
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.pass_log import digest_halves, first_of_each
 
@@ -83,30 +94,47 @@ class Windows:
 class StagedTable:
     """A table whose rows are kept.
 
-    :ivar ring: its token ranges
+    :ivar version: as it is now
+    :ivar ring: its token ranges; None: they could not be had, so its rows are not summed up
     """
 
-    table_id: str
+    version: TableVersion
     by_arrival: bool
-    ring: RankedRing
+    ring: RankedRing | None
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What has come of some work: files that count once the commit is put.
+    """What has come of some work: files that count once they are committed.
 
+    :ivar read_at_ms: ms since the epoch
     :ivar errors: of :data:`ERRORS`, as Arrow IPC
     :ivar error_count: how many
-    :ivar unknown: ids of tables that the schema does not have, as hexadecimal digits
+    :ivar has_unknown: some records name a table or a column that the schema does not have
+    :ivar unknown_columns: some records name a column that its table does not have
+    :ivar damage: what of it cannot be read, the first; empty: nothing
+    :ivar stopped: why it was not read as far as it is synced; empty: it was
     :ivar unreadable: why nothing of the segment can be read; empty: it can
     """
 
     work: StageWork
-    commit: StageCommit
-    errors: bytes
-    error_count: int
-    unknown: frozenset[str]
+    part: LogPart
+    read_at_ms: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    blocks: tuple[Block, ...] = ()
+    late: tuple[str, ...] = ()
+    errors: bytes = b""
+    error_count: int = 0
+    has_unknown: bool = False
+    unknown_columns: bool = False
+    damage: str = ""
+    stopped: str = ""
     unreadable: str = ""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Keys of all files that were written."""
+        return (*dict.fromkeys(block.place.key for block in self.blocks), *self.late)
 
 
 @dataclass(frozen=True)
@@ -114,7 +142,7 @@ class StageTask:
     """Decodes and stages; Spark calls it with the work of one partition.
 
     :ivar logged: all tables of the schema: a mutation may have any
-    :ivar kept: those with cdc
+    :ivar kept: those that are followed
     """
 
     config_path: str
@@ -130,102 +158,132 @@ class StageTask:
 
 
 def stage(work: StageWork, task: StageTask, store: ObjectStore, keystore: str | None) -> Staged:
-    """Read a part of a segment and write its rows.
-
-    :raises OSError: the segment cannot be read
-    """
+    """Read a part of a segment and write its rows. A segment that cannot be read is told, not raised."""
     name = Path(work.file).name
     identity = segment_id(name)
     if identity is None:
         raise ValueError(f"{work.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
-    with open(work.file, "rb") as file:
-        size = file.seek(0, 2)
-        data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    files = _Files(task, store, work.node, f"{work.node}-{identity}-{work.wanted.after}-{secrets.token_hex(4)}")
-    undecoded: list[pa.RecordBatch] = []
+    after, read_at_ms = work.wanted.after, int(time.time() * 1000)
     keys = keys_in(keystore, os.environ) if keystore else None
     try:
+        with open(work.file, "rb") as file:
+            size = file.seek(0, 2)
+            data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         found = read_log(memoryview(data), name, logged_tables(task.logged), work.wanted, key_of=keys)
-    except SegmentError as error:
-        return Staged(work, files.commit(name, identity, work, work.wanted.after, {}), b"", 0, frozenset(), str(error))
+    except (OSError, SegmentError) as error:
+        return Staged(work, LogPart(name, identity, after, after, False), read_at_ms, unreadable=str(error))
+    files = _Files(task, store, work.node, f"{identity}-{after}-{secrets.token_hex(4)}")
+    undecoded: list[pa.RecordBatch] = []
     for changes in found.batches:
         files.add(changes.rows)
         undecoded.append(changes.undecoded)
-    errors, passed_over, unknown = _errors(undecoded, found.damages, name)
+    damages, stopped = _believed(found.damages, found.end, work.wanted.until)
+    errors, passed_over = _errors(undecoded, damages, name)
     counts = {
         "records": found.records,
         "records_of_system_tables": passed_over,
-        "damages": len(found.damages),
+        "damages": len(damages),
         "of_unknown_tables": (of_unknown := errors.num_rows - errors["table_id"].null_count),
         "errors": errors.num_rows - of_unknown,
         **files.finish(),
     }
-    commit = files.commit(name, identity, work, max(found.end, work.wanted.after), counts)
-    return Staged(work, commit, encode_rows(errors), errors.num_rows, unknown)
+    unknown_columns = REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist()
+    return Staged(
+        work,
+        LogPart(name, identity, after, max(found.end, after), work.finishes),
+        read_at_ms,
+        counts,
+        tuple(files.blocks),
+        tuple(files.late),
+        encode_rows(errors),
+        errors.num_rows,
+        has_unknown=unknown_columns or of_unknown > 0,
+        unknown_columns=unknown_columns,
+        damage=damages[0].reason if damages else "",
+        stopped=stopped,
+    )
+
+
+def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[Damage], str]:
+    """The damages of what was read; and why a segment that is being written could not be read as far as it is synced.
+
+    What lies behind that place is read again: the folder may show pages that are older than the index.
+    """
+    if until is None or end >= until:
+        return damages, ""
+    behind = [damage.reason for damage in damages if damage.position >= end]
+    return [damage for damage in damages if damage.position < end], behind[0] if behind else ""
 
 
 class _Files:
-    """The files of some work in the making."""
+    """The files of some work in the making: one for all that is in time, and one of each table for what is late."""
 
-    def __init__(self, task: StageTask, store: ObjectStore, node: str, prefix: str) -> None:
+    def __init__(self, task: StageTask, store: ObjectStore, node: str, name: str) -> None:
         self._task = task
         self._store = store
-        self._node = cells_of_values([node.encode()])
-        self._prefix = prefix
-        self._ids = raw_values(cells_of_values([bytes.fromhex(table.table_id) for table in task.kept]))
+        self._node = node
+        self._name = name
+        self._tables = {bytes.fromhex(table.version.table_id): number for number, table in enumerate(self._task.kept)}
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
-        self._rows = self._not_cdc = 0
-        self._read_at_ms = int(time.time() * 1000)
-        self._staged: list[StagedFile] = []
+        self._rows = 0
+        self.blocks: list[Block] = []
+        self.late: list[str] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Sort rows into tables and buckets."""
         self._rows += rows.num_rows
-        for number, table in enumerate(self._task.kept):
-            of_table = rows.filter(_equal(rows["table_id"], bytes.fromhex(table.table_id)))
-            if of_table.num_rows:
-                starts = self._task.windows.starts(numbers(of_table["write_time"]), table.by_arrival)
-                for start in np.unique(starts).tolist():
-                    chosen = of_table.take(_indices(np.flatnonzero(starts == start)))
-                    self._waiting.setdefault((number, start), []).append(chosen)
+        ids = rows["table_id"].dictionary_encode()
+        of_id = numbers(ids.indices)
+        for place, table_id in enumerate(ids.dictionary.to_pylist()):
+            number = self._tables.get(table_id)
+            if number is None:
+                continue
+            of_table = rows.take(_indices(np.flatnonzero(of_id == place)))
+            starts = self._task.windows.starts(numbers(of_table["write_time"]), self._task.kept[number].by_arrival)
+            for start in np.unique(starts).tolist():
+                chosen = of_table.take(_indices(np.flatnonzero(starts == start)))
+                self._waiting.setdefault((number, start), []).append(chosen)
 
     def finish(self) -> dict[str, int]:
         """Write everything; the counts of rows."""
         counts: Counter[str] = Counter(staged=0, late=0, repeated=0)
-        for place, ((number, start), batches) in enumerate(sorted(self._waiting.items())):
+        batches: list[pa.RecordBatch] = []
+        described: list[tuple[StagedTable, str, Any, Numbers]] = []
+        for (number, start), parts in sorted(self._waiting.items()):
             table = self._task.kept[number]
-            rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+            rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
             halves = digest_halves(rows["digest"])
             order = np.argsort(numbers(rows["token"]), kind="stable")
             once = order[first_of_each(halves)[order]]
             counts["repeated"] += len(order) - len(once)
             counts["late" if start < 0 else "staged"] += len(once)
-            self._write(table, start, rows.take(_indices(once)), halves[once], place)
-        counts["not_cdc"] = self._rows - sum(counts.values())
-        return {"rows": self._rows, **counts}
+            chosen = self._as_stored(table, rows.take(_indices(once)))
+            if start < 0:
+                self.late.append(key := late_key(table.version.table_id, f"{self._node}-{self._name}"))
+                self._store.put(key, encode_rows(chosen))
+                continue
+            bucket = str(Bucket(start, self._task.windows.newest.length))
+            batches.append(chosen)
+            described.append((table, bucket, halves[once], numbers(chosen["token"])))
+        if batches:
+            self._write(batches, described)
+        return {"rows": self._rows, **counts, "not_cdc": self._rows - sum(counts.values())}
 
-    def commit(self, name: str, identity: int, work: StageWork, end: int, counts: Mapping[str, int]) -> StageCommit:
-        """What makes the files count."""
-        return StageCommit(
-            node=work.node,
-            segment=name,
-            segment_id=identity,
-            start=work.wanted.after,
-            end=end,
-            finished=work.finishes,
-            read_at_ms=self._read_at_ms,
-            counts=counts,
-            files=tuple(self._staged),
-        )
+    def _write(self, batches: list[pa.RecordBatch], described: list[tuple[StagedTable, str, Any, Numbers]]) -> None:
+        """Write the file of all that is in time."""
+        key = rows_key(self._node, self._name)
+        data, places = encode_blocks(batches, key)
+        self._store.put(key, data)
+        for place, (table, bucket, halves, tokens) in zip(places, described, strict=True):
+            ring = table.ring.ring.digest if table.ring else ""
+            sums = range_sums(table.ring, tokens, halves) if table.ring else ()
+            version = table.version
+            self.blocks.append(Block(place, version.table_id, version.number, bucket, len(tokens), ring, sums))
 
-    def _write(self, table: StagedTable, start: int, rows: pa.RecordBatch, halves: Any, place: int) -> None:
-        length = self._task.windows.newest.length
-        bucket = "" if start < 0 else str(Bucket(start, length))
-        key = rows_key(table.table_id, bucket, f"{self._prefix}-{place}")
-        node = raw_values(self._node.take(np.zeros(rows.num_rows, np.intp)), pa.string())
-        self._store.put(key, encode_rows(pa.RecordBatch.from_arrays([*rows.columns, node], schema=STAGED_ROWS)))
-        sums = range_sums(table.ring, numbers(rows["token"]), halves) if bucket else ()
-        self._staged.append(StagedFile(key, table.table_id, bucket, rows.num_rows, table.ring.ring.digest, sums))
+    def _as_stored(self, table: StagedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
+        node = raw_values(cells_of_values([self._node.encode()]).take(np.zeros(rows.num_rows, np.intp)), pa.string())
+        stored = table.version.to_store(rows)
+        return pa.RecordBatch.from_arrays([*stored.columns, node], schema=STAGED_ROWS)
 
 
 def range_sums(
@@ -240,10 +298,8 @@ def range_sums(
     return tuple(zip(*columns, strict=True))
 
 
-def _errors(
-    undecoded: list[pa.RecordBatch], damages: list[Damage], file: str
-) -> tuple[pa.RecordBatch, int, frozenset[str]]:
-    """What could not be decoded, records of Cassandra's own tables left out; their number; ids of unknown tables."""
+def _errors(undecoded: list[pa.RecordBatch], damages: list[Damage], file: str) -> tuple[pa.RecordBatch, int]:
+    """What could not be decoded, records of Cassandra's own tables left out; and their number."""
     own = {bytes.fromhex(table_id) for table_id in system_tables()}
     records = [one for batch in undecoded if batch.num_rows for one in batch.to_pylist()]
     wanted = [one for one in records if one["table_id"] not in own]
@@ -251,18 +307,7 @@ def _errors(
     described += [
         {"position": one.position, "length": one.length, "reason": one.reason, "file": file} for one in damages
     ]
-    unknown = frozenset(one["table_id"].hex() for one in wanted if one["table_id"])
-    return pa.RecordBatch.from_pylist(described, ERRORS), len(records) - len(wanted), unknown
-
-
-def _equal(ids: pa.Array, wanted: bytes) -> pa.Array:
-    """Where a column of binary(16) has this value."""
-    halves = digest_halves(ids)
-    return _mask((halves == np.frombuffer(wanted, np.uint64)).all(axis=1))
-
-
-def _mask(values: npt.NDArray[np.bool_]) -> pa.Array:
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
+    return pa.RecordBatch.from_pylist(described, ERRORS), len(records) - len(wanted)
 
 
 def _indices(places: npt.NDArray[np.intp]) -> pa.Array:

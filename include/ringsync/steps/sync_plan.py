@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ringsync.changes.identity import TableVersion
 from ringsync.config import Config
-from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.schema.description import describe, from_description
+from ringsync.cql.identifiers import printable
+from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.from_cluster import read_tables
-from ringsync.schema.table import Schema, TableSchema
+from ringsync.schema.table import TableSchema
 from ringsync.sources.cluster import read_hosts, read_replications
 from ringsync.state.staging import Bucket
+from ringsync.state.table_versions import version_document, version_from, version_of
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.topics import data_topic
 
@@ -25,19 +27,24 @@ KEPT_PLANS = 100
 
 @dataclass(frozen=True)
 class SyncTable:
-    """A table with ``cdc = true``.
+    """A table that is followed.
 
+    :ivar version: its schema, and the ids of its columns
     :ivar topic: of its messages
     :ivar by_arrival: its rows belong to the interval in which they are read, since its writers set timestamps
     """
 
-    schema: TableSchema
+    version: TableVersion
     topic: str
     by_arrival: bool
 
     @property
+    def schema(self) -> TableSchema:
+        return self.version.table
+
+    @property
     def table_id(self) -> str:
-        return self.schema.table_id
+        return self.version.table_id
 
 
 @dataclass(frozen=True)
@@ -45,15 +52,24 @@ class SyncPlan:
     """The plan of one interval.
 
     :ivar interval: which
-    :ivar hosts: nodes that own tokens, and whether they are alive
+    :ivar hosts: nodes that own tokens, and whether they are alive; those whose logs are not read count as dead
+    :ivar unread: host ids of nodes whose logs are not read, as ``sync.datacenters`` says
     :ivar replications: by keyspace of the tables
-    :ivar tables: with cdc
+    :ivar tables: those that are followed
+    :ivar left_out: why a table cannot be followed now, by its name
     """
 
     interval: Bucket
     hosts: tuple[Host, ...]
     replications: Mapping[str, Replication]
     tables: tuple[SyncTable, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+
+    @property
+    def read_hosts(self) -> tuple[Host, ...]:
+        """The nodes whose logs are read."""
+        return tuple(host for host in self.hosts if host.id not in self.unread)
 
     def ring(self, keyspace: str) -> RingSnapshot:
         """The ring with the replication of a keyspace."""
@@ -67,9 +83,11 @@ class SyncPlan:
                 "hosts": [asdict(host) for host in self.hosts],
                 "replications": {name: asdict(one) for name, one in self.replications.items()},
                 "tables": [
-                    {"schema": describe(table.schema), "topic": table.topic, "by_arrival": table.by_arrival}
+                    {"version": version_document(table.version), "topic": table.topic, "by_arrival": table.by_arrival}
                     for table in self.tables
                 ],
+                "left_out": dict(self.left_out),
+                "unread": self.unread,
             }
         )
 
@@ -82,9 +100,10 @@ class SyncPlan:
             tuple(Host(**{**host, "tokens": tuple(host["tokens"])}) for host in document["hosts"]),
             {name: _replication(one) for name, one in document["replications"].items()},
             tuple(
-                SyncTable(from_description(one["schema"]), one["topic"], one["by_arrival"])
-                for one in document["tables"]
+                SyncTable(version_from(one["version"]), one["topic"], one["by_arrival"]) for one in document["tables"]
             ),
+            document["left_out"],
+            tuple(document["unread"]),
         )
 
 
@@ -97,17 +116,19 @@ def interval_at(moment_ms: int, length_ms: int) -> Bucket:
     return Bucket(moment_ms // length_ms * length_ms, length_ms)
 
 
-def plan_of(store: ObjectStore, config: Config, session: Any, interval: Bucket) -> SyncPlan:
+def plan_of(
+    store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
+) -> SyncPlan:
     """The plan of an interval: that which is there, or one that is made now.
 
-    :raises RingError: the ring cannot be understood, e.g. while nodes join
+    :param before: an earlier plan: what it knows of tables that have not changed is not asked again
     :raises ClusterError: the cluster does not answer
     """
     key = f"plans/sync/{interval.start:013}.json"
     try:
         return SyncPlan.from_json(store.get(key))
     except NotFoundError:
-        made = make_plan(config, session, read_tables(session), interval)
+        made = make_plan(store, config, session, interval, before)
     try:
         store.put(key, made.to_json().encode(), if_absent=True)
     except AlreadyExistsError:
@@ -117,17 +138,46 @@ def plan_of(store: ObjectStore, config: Config, session: Any, interval: Bucket) 
     return made
 
 
-def make_plan(config: Config, session: Any, schema: Schema, interval: Bucket) -> SyncPlan:
-    """Look what there is now.
-
-    :param schema: of the cluster
-    """
+def make_plan(
+    store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
+) -> SyncPlan:
+    """Look what there is now. What cannot be planned is left out, with its reason, and the rest goes on."""
+    schema = read_tables(session)
     rows = session.execute("SELECT id, cdc FROM system_schema.tables")
     with_cdc = {row.id.hex for row in rows if row.cdc}
-    tables = tuple(
-        SyncTable(table, data_topic(config.server_name, table), config.sync.bucket_by_of(table.full_name) == "arrival")
-        for table in schema.tables
-        if table.table_id in with_cdc
-    )
-    replications = read_replications(session, {table.schema.keyspace for table in tables})
-    return SyncPlan(interval, read_hosts(session), replications, tables)
+    known = {table.table_id: table.version for table in before.tables} if before else {}
+    left_out = {
+        f"{printable(one.keyspace)}.{printable(one.name)}": one.reason
+        for one in schema.unreadable
+        if one.table_id in with_cdc
+    }
+    hosts, unread = _read_or_not(config, read_hosts(session))
+    replications: dict[str, Replication] = {}
+    tables: list[SyncTable] = []
+    for table in schema.tables:
+        if table.table_id not in with_cdc:
+            continue
+        try:
+            if table.keyspace not in replications:
+                replications |= read_replications(session, {table.keyspace})
+        except RingError as error:
+            left_out[table.full_name] = f"the ring of its keyspace cannot be had: {error}"
+            continue
+        tables.append(sync_table(store, config, table, known.get(table.table_id)))
+    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, unread)
+
+
+def sync_table(store: ObjectStore, config: Config, table: TableSchema, known: TableVersion | None = None) -> SyncTable:
+    """How a table is followed.
+
+    :param known: the version of the table that the caller knows
+    """
+    by_arrival = config.sync.bucket_by_of(table.full_name) == "arrival"
+    return SyncTable(version_of(store, table, known), data_topic(config.server_name, table), by_arrival)
+
+
+def _read_or_not(config: Config, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], tuple[str, ...]]:
+    """The nodes, and the host ids of those whose logs are not read: nobody waits for what they have."""
+    wanted = config.sync.datacenters
+    unread = tuple(host.id for host in hosts if wanted and host.datacenter not in wanted)
+    return tuple(replace(host, up=host.up and host.id not in unread) for host in hosts), unread

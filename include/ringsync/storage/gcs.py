@@ -131,6 +131,23 @@ class GcsStore:
                 self._check_bucket()
                 raise NotFoundError(f"{self.url}/{key} is not there") from None
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        """See :meth:`ringsync.storage.port.ObjectStore.get_range`."""
+        blob = self._blob(key)
+        if size < 1:
+            return b""
+        with self._explained(key):
+            try:
+                data: bytes = blob.download_as_bytes(
+                    start=start, end=start + size - 1, checksum=None, raw_download=True, **self._bounds
+                )
+                return data
+            except exceptions.RequestRangeNotSatisfiable:
+                return b""
+            except exceptions.NotFound:
+                self._check_bucket()
+                raise NotFoundError(f"{self.url}/{key} is not there") from None
+
     def stat(self, key: str) -> Stat | None:
         """See :meth:`ringsync.storage.port.ObjectStore.stat`."""
         name = self._blob(key).name

@@ -141,6 +141,21 @@ class LocalStore:
             )
         return data
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        """See :meth:`ringsync.storage.port.ObjectStore.get_range`."""
+        check_key(key)
+        with self._explained(key):
+            try:
+                file = self._open(key)
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    raise NotFoundError(f"{self.url}/{key} is not there") from None
+                raise
+            try:
+                return os.pread(file, size, start) if S_ISREG(os.fstat(file).st_mode) else b""
+            finally:
+                os.close(file)
+
     def stat(self, key: str) -> Stat | None:
         """See :meth:`ringsync.storage.port.ObjectStore.stat`; a file made by others is read for its checksum."""
         check_key(key)

@@ -87,6 +87,14 @@ class ObjectStore(Protocol):
         :raises ChecksumError: its bytes are not those that were written
         """
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        """Read some bytes of an object. What its checksum says of the whole is not looked at: keep one of the part.
+
+        :param start: byte at which they begin
+        :param size: how many; fewer come where the object ends
+        :raises NotFoundError: it is not there
+        """
+
     def stat(self, key: str) -> Stat | None:
         """Look an object up; None when it is not there."""
 

@@ -1,0 +1,118 @@
+"""Which column a cell belongs to, whatever the table looks like by the time somebody reads it (DESIGN §4).
+
+In memory a cell names its column by the place that :func:`ringsync.changes.tables.columns_of` gives it. An ``ALTER
+TABLE`` moves these places, so they are never stored: files name columns by ids, which a table gives once to each name
+and never again, and say under which version of the table they were written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.changes.cells import numbers
+from ringsync.changes.tables import columns_of
+from ringsync.schema.table import TableSchema
+
+_NOWHERE = -1
+
+
+class UnresolvedRowsError(Exception):
+    """Stored rows name a column that the table does not have; the message names both versions of the table."""
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """A table as it was from some moment on, and the ids of its columns.
+
+    :ivar number: from 1
+    :ivar names: static and regular columns by id, those of all versions before included. A name stands for one column
+        as long as the table lives: Cassandra lets nobody add a dropped column again with another type or kind
+    """
+
+    table: TableSchema
+    number: int
+    names: tuple[str, ...]
+
+    @property
+    def table_id(self) -> str:
+        """32 hexadecimal digits."""
+        return self.table.table_id
+
+    @staticmethod
+    def first(table: TableSchema) -> TableVersion:
+        """The first version that anybody has seen of a table."""
+        return TableVersion(table, 1, tuple(column.name for column in columns_of(table)))
+
+    def followed_by(self, table: TableSchema) -> TableVersion:
+        """The next version: new columns get new ids."""
+        new = (column.name for column in columns_of(table) if column.name not in self.names)
+        return TableVersion(table, self.number + 1, (*self.names, *new))
+
+    @cached_property
+    def _ids(self) -> npt.NDArray[np.int32]:
+        """By place."""
+        return np.array([self.names.index(column.name) for column in columns_of(self.table)], np.int32)
+
+    @cached_property
+    def _places(self) -> npt.NDArray[np.int32]:
+        """By id; -1: the table has no such column, nor a dropped one."""
+        places = {column.name: column.number for column in columns_of(self.table)}
+        return np.array([places.get(name, _NOWHERE) for name in self.names], np.int32)
+
+    def to_store(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Change rows as files hold them: with ids of columns, and the number of this version.
+
+        :param rows: of this table, decoded under this version
+        """
+        at = rows.schema.get_field_index("schema_version")
+        version = pa.array(np.full(rows.num_rows, self.number, np.int32))
+        return _renumbered(rows, self._ids).set_column(at, rows.schema.field(at), version)
+
+    def from_store(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Stored change rows with the places that columns have in this version.
+
+        :raises UnresolvedRowsError: they name a column that this version does not know
+        """
+        highest = int(numbers(rows["schema_version"]).max(initial=0))
+        lowest = int(numbers(rows["schema_version"]).min(initial=highest))
+        if rows.num_rows and lowest < 1:
+            raise UnresolvedRowsError(
+                f"rows of {self.table.full_name} were staged without a version of its schema, by an older ringsync; "
+                f"version {self.number} is known, and nobody can tell whether they follow it"
+            )
+        for name in ("cells", "complex_deletions"):
+            ids = numbers(rows[name].flatten().field(0))
+            unknown = (ids < 0) | (ids >= len(self._places))
+            unknown[~unknown] = self._places[ids[~unknown]] == _NOWHERE
+            if unknown.any():
+                named = int(ids[unknown][0])
+                known = self.names[named] if 0 <= named < len(self.names) else f"with id {named}"
+                raise UnresolvedRowsError(
+                    f"rows of {self.table.full_name} were staged under version {highest} of its schema and have the "
+                    f"column {known}, which version {self.number} does not have: they wait until the newer one is read"
+                )
+        return _renumbered(rows, self._places)
+
+
+def _renumbered(rows: pa.RecordBatch, by: npt.NDArray[np.int32]) -> pa.RecordBatch:
+    """The rows with the numbers of columns replaced, by their number."""
+    if np.array_equal(by, np.arange(len(by))):
+        return rows
+    for name in ("cells", "complex_deletions"):
+        at = rows.schema.get_field_index(name)
+        lists = rows.column(at)
+        values = lists.flatten()
+        if not len(values):
+            continue
+        fields = [values.field(place) for place in range(values.type.num_fields)]
+        fields[0] = pa.array(by[numbers(fields[0])])
+        structs = pa.StructArray.from_arrays(fields, fields=list(values.type))
+        offsets = numbers(lists.offsets)
+        moved = pa.array((offsets - offsets[0]).astype(np.int32))
+        rows = rows.set_column(at, rows.schema.field(at), pa.ListArray.from_arrays(moved, structs, type=lists.type))
+    return rows

@@ -1,0 +1,64 @@
+"""The versions of each table, and the ids of its columns: ``schemas/<table id>/<number>.json``, each put once.
+
+Whoever finds that a table looks otherwise than in its latest version puts the next one. Nodes that learn of an ``ALTER
+TABLE`` at different moments may so give a table more versions than it had; ids of columns are never given twice, so
+rows of any of them are read right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ringsync.changes.identity import TableVersion
+from ringsync.schema.description import describe, from_description
+from ringsync.schema.table import TableSchema
+from ringsync.storage.port import AlreadyExistsError, ObjectStore
+
+
+def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
+    """The newest version of a table; None: nobody has seen it.
+
+    :param table_id: 32 hexadecimal digits
+    """
+    keys = [stat.key for stat in store.list(_folder(table_id))]
+    return version_from(json.loads(store.get(keys[-1]))) if keys else None
+
+
+def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | None = None) -> TableVersion:
+    """The version of a table as it is now, which becomes its newest if it is not.
+
+    :param known: the version that the caller knows; the store is not asked if the table still looks so
+    """
+    if known is not None and known.table == table:
+        return known
+    while True:
+        latest = latest_version(store, table.table_id)
+        if latest is not None and latest.table == table:
+            return latest
+        following = latest.followed_by(table) if latest else TableVersion.first(table)
+        try:
+            store.put(_key(following), json.dumps(version_document(following)).encode(), if_absent=True)
+        except AlreadyExistsError:
+            continue
+        return following
+
+
+def version_document(version: TableVersion) -> dict[str, Any]:
+    """A version as JSON values; :func:`version_from` gives an equal one back."""
+    return {"number": version.number, "columns_by_id": version.names, "table": describe(version.table)}
+
+
+def version_from(document: Mapping[str, Any]) -> TableVersion:
+    """Read what :func:`version_document` made."""
+    number, names, table = (document[name] for name in ("number", "columns_by_id", "table"))
+    return TableVersion(from_description(table), number, tuple(names))
+
+
+def _folder(table_id: str) -> str:
+    return f"schemas/{table_id}/"
+
+
+def _key(version: TableVersion) -> str:
+    return f"{_folder(version.table_id)}{version.number:06}.json"

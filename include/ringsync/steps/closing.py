@@ -1,0 +1,70 @@
+"""Up to which moment buckets may close: closing follows what has been staged, not only the clock (DESIGN §5, step 3).
+
+A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then: a
+backlog, however old, drains through its own buckets. A node that is up but not read holds its ranges up by one window
+more at most, and is named; one that is down by nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ringsync.ring.ring import Host
+from ringsync.status import STALE_AFTER_S, Status, age_s
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the logs of all nodes are staged.
+
+    :ivar staged_until: ms since the epoch: all that was logged until then is staged, but for nodes in ``unread``
+    :ivar unread: why a node that is up is not read, by its address
+    """
+
+    staged_until: int
+    unread: Mapping[str, str]
+
+
+def progress(
+    hosts: Iterable[Host],
+    statuses: Mapping[str, Status],
+    queue_of: Callable[[Host], str],
+    now_ms: int,
+    patience_ms: int | None,
+) -> Progress:
+    """How far the logs are staged, as the loops of the stage tell.
+
+    :param hosts: whose logs are to be read
+    :param statuses: of ``commitlog_stage``, by queue
+    :param queue_of: whose worker reads a node
+    :param now_ms: ms since the epoch
+    :param patience_ms: so long a node that is not read is waited for; None: as long as it takes, since its loop may
+        only just begin
+    """
+    staged, unread = [now_ms], {}
+    for host in hosts:
+        if not host.up:
+            continue
+        queue = queue_of(host)
+        clear_at, reason = _staged(statuses.get(queue), host.id, queue, now_ms)
+        if reason:
+            unread[host.endpoint] = reason
+            clear_at = clear_at if patience_ms is None else max(clear_at, now_ms - patience_ms)
+        staged.append(clear_at)
+    return Progress(min(staged), unread)
+
+
+def _staged(status: Status | None, node: str, queue: str, now_ms: int) -> tuple[int, str]:
+    """Up to which moment a node's log is staged, in ms since the epoch; and why it is not read, if it is not."""
+    if status is None:
+        return 0, f"its log is not read: the worker of queue {queue} has given no sign of life"
+    one = status["nodes"].get(node)
+    clear_at = int(one["clear_at_ms"]) if one else 0
+    if (age := age_s(status, now_ms / 1000)) > STALE_AFTER_S:
+        return clear_at, f"its log is not read: the worker of queue {queue} has given no sign of life for {age:.0f} s"
+    if one is None:
+        return 0, f"its log is not read: the worker of queue {queue} does not know it"
+    if status.get("error"):
+        return clear_at, f"its log is not read: {status['error']}"
+    return clear_at, "" if one["is_read"] else f"its log is not read: {one['error']}"

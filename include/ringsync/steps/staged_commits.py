@@ -1,0 +1,119 @@
+"""The commits of all stages, taken in block by block: each table gets its own, and waits for no other."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ringsync.state.staging import Block, Place, StageCommit, commit_keys, get_commit, retire_commit
+from ringsync.state.table_versions import latest_version
+from ringsync.steps.agreement import OpenBucket
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
+
+HOMELESS_MS = 180_000
+"""Rows of a table that nobody has named wait so long before that is a problem: plans come once in an interval."""
+
+
+class Taker(Protocol):
+    """A table that takes its blocks."""
+
+    def add(self, node: str, block: Block) -> None:
+        """Take in a block that a node has staged."""
+
+
+class StagedCommits:
+    """What is staged and not yet published.
+
+    :ivar homeless: blocks of tables that nobody has named yet, by table id: the node and the block
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._commits: dict[str, StageCommit] = {}
+        self._broken: dict[str, str] = {}
+        self._gone: Counter[str] = Counter()
+        self._names: dict[str, str] = {}
+        self._since_ms: dict[str, int] = {}
+        self.homeless: dict[str, list[tuple[str, Block]]] = defaultdict(list)
+
+    def read(self, tables: Mapping[str, Taker], now_ms: int) -> None:
+        """Take in what was committed since.
+
+        :param tables: by id
+        :param now_ms: ms since the epoch
+        """
+        listed = commit_keys(self._store)
+        for known in (self._commits, self._broken):
+            for key in known.keys() - set(listed):
+                del known[key]
+        for key in listed:
+            if key in self._commits or key in self._broken:
+                continue
+            try:
+                found = get_commit(self._store, key)
+            except NotFoundError:
+                continue  # it was replaced by a newer one long ago
+            except (ChecksumError, ValueError, KeyError, TypeError) as error:
+                self._broken[key] = f"{type(error).__name__}: {error}"
+                continue
+            self._commits[key] = found
+            for block in found.blocks:
+                self.homeless[block.table_id].append((found.node, block))
+        for table_id in self.homeless.keys() & tables.keys():
+            for node, block in self.homeless.pop(table_id):
+                tables[table_id].add(node, block)
+        self._since_ms = {table_id: self._since_ms.get(table_id, now_ms) for table_id in self.homeless}
+
+    def forget(self, table_id: str, buckets: Iterable[OpenBucket]) -> None:
+        """A table is gone, and so are its rows that wait: they are counted.
+
+        :param buckets: what of the table was taken in
+        """
+        waiting = [block for _, block in self.homeless.pop(table_id, [])]
+        waiting += [
+            block for bucket in buckets for place, (_, block) in bucket.files.items() if place not in bucket.united
+        ]
+        rows = sum(block.rows for block in waiting)
+        if rows:
+            version = latest_version(self._store, table_id)
+            self._names[table_id] = version.table.full_name if version else table_id
+            self._gone[table_id] += rows
+            print(
+                f"ringsync: warning: {self._names[table_id]} (table id {table_id}) was dropped while {rows} staged "
+                "rows of it waited, copies of replicas included: they are not published",
+                flush=True,
+            )
+
+    def retire(self, open_places: Set[Place]) -> None:
+        """Forget commits all of whose blocks are published.
+
+        :param open_places: where the others lie, but for those in ``homeless``
+        """
+        waiting = open_places | {block.place for blocks in self.homeless.values() for _, block in blocks}
+        last: dict[str, int] = defaultdict(int)
+        for found in self._commits.values():
+            last[found.node] = max(last[found.node], found.number)
+        for key, found in list(self._commits.items()):
+            is_last = last[found.node] == found.number
+            if (found.blocks or not is_last) and not any(block.place in waiting for block in found.blocks):
+                retire_commit(self._store, found, is_last=is_last)
+                self._commits[key] = replace(found, blocks=())
+                if not is_last:
+                    del self._commits[key]
+
+    def problems(self, now_ms: int) -> dict[str, Any]:
+        """What is wrong, for ``cdcservice status``: commits that cannot be read, rows of tables that nobody has named
+        for long, and those of tables that are gone.
+
+        :param now_ms: ms since the epoch
+        """
+        long_ago = [table_id for table_id, since_ms in self._since_ms.items() if now_ms - since_ms > HOMELESS_MS]
+        return {
+            "commits_broken": dict(self._broken),
+            "rows_homeless": {
+                table_id: sum(block.rows for _, block in self.homeless.get(table_id, ())) for table_id in long_ago
+            },
+            "rows_of_dropped_tables": {self._names[table_id]: rows for table_id, rows in self._gone.items()},
+        }

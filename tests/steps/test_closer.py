@@ -1,0 +1,153 @@
+"""One table's trouble is its own: whatever goes wrong with it, the others are served, and it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.config import ConfigError
+from ringsync.cql.types import Native
+from ringsync.ring.ring import Host, Replication, RingError
+from ringsync.schema.table import Column, TableSchema
+from ringsync.service.health import problems
+from ringsync.state.staging import Block, Bucket, Place
+from ringsync.state.table_versions import version_of
+from ringsync.steps import bucket_close
+from ringsync.steps.application import StepError
+from ringsync.steps.bucket_close import Closer, TableState, plain
+from ringsync.steps.staged_commits import StagedCommits
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
+from ringsync.storage.local import LocalStore
+
+INTERVAL = interval_at(1_790_000_000_000, 60_000)
+HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,))
+
+
+def table_of(name: str, *columns: str) -> TableSchema:
+    values = tuple(Column(one, "regular", Native("int")) for one in columns)
+    return TableSchema("shop", name, name * 32, (Column("id", "partition_key", Native("int")), *values))
+
+
+class Service:
+    """Follow-ups of a table, which fail as long as they are told to."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.served, self.followed = name, 0, []
+        self.fails: Exception | None = None
+        self.ring: Any = None
+        self.last = 0
+
+    def catch_up(self) -> None:
+        if self.fails:
+            raise self.fails
+        self.served += 1
+
+    def follow(self, table: SyncTable) -> None:
+        self.followed.append(table.version.number)
+
+    def status(self) -> dict[str, Any]:
+        return {"last_pass": 0, "bootstrap": "", "replica_error": None, "replica_pass": None}
+
+
+@pytest.fixture
+def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
+    """A loop over the tables a, b, c and d, whose follow-ups are told what to do."""
+    found = object.__new__(Closer)
+    found._store = LocalStore(tmp_path)
+    found._staged = StagedCommits(found._store)
+    tables = {one: SyncTable(version_of(found._store, table_of(one)), f"t.{one}", False) for one in "abcd"}
+    found._plan = SyncPlan(
+        INTERVAL, (HOST,), {"shop": Replication("SimpleStrategy", (("", 1),))}, tuple(tables.values())
+    )
+    found._tables = {table.table_id: TableState(table, Service(name)) for name, table in tables.items()}  # type: ignore[arg-type]
+    found._rings, found._other_rings, found._absent, found._unread = {}, {}, {}, {}
+    found._closed_until, found._complete_until = 0, None
+    found._feed = SimpleNamespace(status=lambda topic: None)  # type: ignore[assignment]
+    found._context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
+    monkeypatch.setattr(found, "_read_plan", lambda now_ms: found._plan)
+    monkeypatch.setattr(found, "_close_buckets", lambda plan, now_ms: None)
+    return found
+
+
+def service(closer: Closer, name: str) -> Any:
+    return closer._tables[name * 32].follow_ups
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("1 rows could not be read"), StepError("the counts do not reconcile"), RingError("no node")]
+)
+def test_a_table_that_fails_holds_up_no_other(
+    closer: Closer, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_790_000_000.0]
+    monkeypatch.setattr(bucket_close, "time", SimpleNamespace(time=lambda: clock[0]))
+    service(closer, "b").fails = error
+    for _ in range(100):
+        clock[0] += 1
+        closer.cycle()
+    assert [service(closer, name).served for name in "abcd"] == [100, 0, 100, 100]
+    told = closer.status()
+    assert told["shop.b"]["error"] == f"{type(error).__name__}: {error}"
+    assert [told[f"shop.{name}"]["error"] for name in "acd"] == [None] * 3
+    assert 5 < closer._tables["b" * 32].failures < 12, "it backs off"
+    status = {"bucket_close/close": {"at_ms": 0, "error": None, "tables": told, **closer.problems()}}
+    assert any(str(error) in one and "shop.b" in one for one in problems(status, {}, (), False, 0.0))
+
+    service(closer, "b").fails = None
+    clock[0] += 60
+    closer.cycle()
+    assert (service(closer, "b").served, closer.status()["shop.b"]["error"]) == (1, None)
+
+
+def test_a_wrong_configuration_is_everybodys(closer: Closer) -> None:
+    service(closer, "b").fails = ConfigError("x")
+    with pytest.raises(ConfigError):
+        closer.cycle()
+
+
+def test_a_keyspace_whose_ring_cannot_be_had_is_the_trouble_of_its_tables(
+    closer: Closer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = SyncTable(
+        version_of(closer._store, TableSchema("local", "e", "e" * 32, table_of("e").columns)), "t.e", False
+    )
+    closer._tables["e" * 32] = TableState(other, Service("e"))  # type: ignore[arg-type]
+
+    def refuse(session: Any, keyspace: str) -> Any:
+        raise RingError(f"{keyspace} has no ring")
+
+    monkeypatch.setattr(bucket_close, "read_ring", refuse)
+    closer._session = None
+    closer.cycle()
+    assert [service(closer, name).served for name in "abcde"] == [1, 1, 1, 1, 0]
+    assert closer.status()["local.e"]["error"] == "RingError: local has no ring"
+
+
+def test_a_version_that_a_stage_has_seen_first_is_learned_of(closer: Closer) -> None:
+    newer = version_of(closer._store, table_of("a", "v"))
+    block = Block(Place("f", 0, 1, 0), "a" * 32, newer.number, str(Bucket(INTERVAL.start, 60_000)), 1, "", ())
+    closer._renew(closer._tables["a" * 32])
+    assert service(closer, "a").followed == []
+    closer._tables["a" * 32].add("a", block)
+    closer._renew(closer._tables["a" * 32])
+    assert service(closer, "a").followed == [newer.number]
+    assert closer._tables["a" * 32].table.version == newer
+    # A plan that was made before does not bring the older one back.
+    closer._tables["a" * 32].follow(closer._plan.tables[0])  # type: ignore[union-attr]
+    assert closer._tables["a" * 32].table.version == newer
+
+
+def test_what_a_task_has_raised_is_told_in_its_own_words() -> None:
+    traceback = (
+        "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+        ": org.apache.spark.SparkException: Job aborted due to stage failure\n"
+        "Traceback (most recent call last):\n"
+        '  File "worker.py", line 1, in main\n'
+        "ringsync.changes.identity.UnresolvedRowsError: rows of shop.t were staged under version 2\n\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner\n"
+    )
+    assert plain(RuntimeError(traceback)) == "rows of shop.t were staged under version 2"
+    assert plain(ValueError("no")) == "ValueError: no"

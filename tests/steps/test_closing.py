@@ -1,0 +1,59 @@
+"""Closing follows progress: a backlog drains through its buckets, and who is not read is waited for one window more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringsync.ring.ring import Host
+from ringsync.status import STALE_AFTER_S
+from ringsync.steps.closing import progress
+
+NOW = 1_790_000_000_000
+HOUR = 3_600_000
+PATIENCE = 300_000
+A, B = (Host(name, f"10.0.0.{name}", 9042, "dc", "r", ()) for name in "12")
+
+
+def status(*, clear_at_ms: int, at_ms: int = NOW, node: str = "1", **told: Any) -> dict[str, Any]:
+    one = {"clear_at_ms": clear_at_ms, "is_read": True, "error": None, **told}
+    return {"at_ms": at_ms, "error": told.get("error"), "nodes": {node: one}}
+
+
+def queue_of(host: Host) -> str:
+    return f"q{host.id}"
+
+
+def test_a_backlog_of_an_hour_is_waited_for_while_it_is_read() -> None:
+    """By the clock everything older than nine minutes was closed, and went the late way."""
+    statuses = {"q1": status(clear_at_ms=NOW - HOUR), "q2": status(clear_at_ms=NOW - 500, node="2")}
+    for patience in (None, PATIENCE):
+        found = progress((A, B), statuses, queue_of, NOW, patience)
+        assert (found.staged_until, found.unread) == (NOW - HOUR, {})
+
+
+def test_a_node_that_is_down_is_not_waited_for() -> None:
+    down = Host("2", "10.0.0.2", 9042, "dc", "r", (), up=False)
+    found = progress((A, down), {"q1": status(clear_at_ms=NOW - 700)}, queue_of, NOW, PATIENCE)
+    assert (found.staged_until, found.unread) == (NOW - 700, {})
+
+
+def test_a_node_that_is_not_read_is_waited_for_so_long_and_named() -> None:
+    stale = NOW - int(STALE_AFTER_S * 1000) - 1000
+    reasons = {
+        "no worker": {},
+        "no sign of life for": {"q2": status(clear_at_ms=NOW - HOUR, at_ms=stale, node="2")},
+        "does not know it": {"q2": status(clear_at_ms=NOW, node="9")},
+        "not mounted": {"q2": status(clear_at_ms=NOW - HOUR, node="2", is_read=False, error="not mounted")},
+    }
+    for told, of_other in reasons.items():
+        statuses = {"q1": status(clear_at_ms=NOW - 700), **of_other}
+        found = progress((A, B), statuses, queue_of, NOW, PATIENCE)
+        assert found.staged_until == NOW - PATIENCE
+        assert list(found.unread) == ["10.0.0.2:9042"]
+        assert told.removeprefix("no worker") in found.unread["10.0.0.2:9042"]
+        # While the loops begin it may only not have said anything yet.
+        assert progress((A, B), statuses, queue_of, NOW, None).staged_until <= NOW - HOUR
+
+
+def test_without_nodes_the_clock_counts() -> None:
+    assert progress((), {}, queue_of, NOW, PATIENCE).staged_until == NOW
