@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.after import rows_after
+from ringsync.changes.canonical import canonical_column
 from ringsync.changes.image_rows import change_rows_of
 from ringsync.changes.merge import merge
 from ringsync.changes.queries import queries
@@ -91,6 +92,8 @@ def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
     told: dict[str, Any] = {"hostnames": pa.array([""]), "processed_at_ms": 0, "schema_version": 1, "version": ""}
     change_messages(merged, after, visible, table, "warm", "exact", queries=queries(merged, table), **told)
     key_digests(after, table)
+    for column in table.columns:
+        canonical_column(after[column.name], column.type)
     row_keys(merged.select(ROW_KEYS.names[:3]), table)
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.canonical import decoded_clustering
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
 from ringsync.changes.common_times import NO_CELL, ElementTimes, int64_array, integers
 from ringsync.changes.flat_cells import (
@@ -80,6 +81,8 @@ def images_of(rows: pa.RecordBatch, table: TableSchema, misfits: Misfits, static
     raws = dict(zip([column.name for column in table.key_columns], _key_cells(rows, table), strict=True))
     raws |= {column.name: _values(column, found[column.name], count) for column in columns}
     decoded = {column.name: _decoded(column, raws[column.name]) for column in table.columns}
+    for key in table.clustering:
+        decoded[key.name], raws[key.name] = decoded_clustering(decoded[key.name], raws[key.name], key.type)
     if misfits == "error":
         _refuse_misfits(table, rows, raws, decoded)
     row, differences = _times(rows, columns, found, decoded)

@@ -90,7 +90,7 @@ def path_type(cql_type: CqlType) -> CqlType:
 def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
     """As :func:`clustering_order`, without Arrow."""
     types = [column.type for column in table.clustering]
-    program = _program(types)
+    program = type_program(types)
     descending = np.array([column.descending for column in table.clustering] or [False], np.uint8)
     output, ends = _room(cells)
     size = kernels.put_clusterings(
@@ -106,7 +106,7 @@ def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
 
 def value_keys(cells: Cells, cql_type: CqlType) -> Cells:
     """As :func:`value_order`, without Arrow."""
-    program = _program([cql_type])
+    program = type_program([cql_type])
     output, ends = _room(cells)
     kernels.put_values(*cells.arguments, address(program), 0, address(output), address(ends))
     return _cells(output, ends, np.zeros(len(cells), np.bool_))
@@ -125,7 +125,7 @@ def _cells(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int32], nulls: np
     return Cells(output, ends[:-1], lengths)
 
 
-def _program(types: Sequence[CqlType]) -> npt.NDArray[np.int64]:
+def type_program(types: Sequence[CqlType]) -> npt.NDArray[np.int64]:
     """The nodes of types, those of the types themselves first, each node's children one behind the other."""
     nodes: list[list[int]] = []
     waiting = list(types)

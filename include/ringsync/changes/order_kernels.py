@@ -98,7 +98,7 @@ def _put_float(p: int, length: int, q: int) -> int:
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _stripped(p: int, length: int) -> int:
+def stripped(p: int, length: int) -> int:
     """How many of a number's first bytes only repeat its sign."""
     skip = 0
     while skip < length - 1:
@@ -112,7 +112,7 @@ def _stripped(p: int, length: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_varint(p: int, length: int, q: int) -> int:
-    skip = _stripped(p, length)
+    skip = stripped(p, length)
     p += skip
     length -= skip
     negative = load8(p) >> 7
@@ -125,7 +125,7 @@ def _put_varint(p: int, length: int, q: int) -> int:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _magnitude(p: int, length: int) -> npt.NDArray[np.uint32]:
+def magnitude(p: int, length: int) -> npt.NDArray[np.uint32]:
     """The absolute value of a number in two's complement, lowest word first."""
     words = np.zeros((length + 3) // 4, np.uint32)
     flip = 0xFF if load8(p) >> 7 else 0
@@ -162,7 +162,7 @@ def _put_decimal(p: int, length: int, q: int) -> int:
     """Sign, exponent of the first digit, digits without zeros at the end (C: DecimalType compares numbers)."""
     scale = load32_signed(p)
     negative = load8(p + 4) >> 7
-    chunks, used = _decimal_chunks(_magnitude(p + 4, length - 4))
+    chunks, used = _decimal_chunks(magnitude(p + 4, length - 4))
     if used == 0:
         store8(q, 1)
         return q + 1
@@ -249,7 +249,7 @@ def _put_native(kind: int, width: int, p: int, length: int, q: int) -> int:
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _part(kind: int, width: int, p: int, end: int) -> tuple[int, int]:
+def part_of(kind: int, width: int, p: int, end: int) -> tuple[int, int]:
     """Where the next part of a composite value begins, and its length (-1: null; less: malformed)."""
     length = width
     if kind == VECTOR:
@@ -295,7 +295,7 @@ def put_value(program: int, node: int, p: int, length: int, q: int) -> int:
         written = kept = q + 1
         number = 0
         while number < count and not (kind == FIELDS and part == end):
-            part, size = _part(kind, width, part, end)
+            part, size = part_of(kind, width, part, end)
             if size < -1:
                 part = end + 1
                 break

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.canonical import has_aliases
 from ringsync.changes.cells import Numbers, numbers
 from ringsync.changes.image_columns import cell_times
 from ringsync.changes.image_rows import image_keys
@@ -21,15 +22,13 @@ from ringsync.changes.order import clustering_order, path_type, value_order
 from ringsync.changes.schema import EXPIRING, ROW, STATIC, TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, columns_of
 from ringsync.cql.cells import valid_mask
-from ringsync.cql.types import CqlType, ListType, MapType, Native
+from ringsync.cql.types import CqlType, ListType, MapType
 from ringsync.schema.table import TableSchema
 
 Mask = npt.NDArray[np.bool_]
 
 _NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _NOTHING = pa.scalar(None, pa.binary())
-_ALIASED = ("boolean", "float", "double", "decimal", "varint")
-"""Types of which one value may be written in several ways."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ def _value_codes(wanted: _Cells, found: _Cells, table: TableSchema) -> list[Numb
     for column in columns_of(table):
         kind = _value_type(column)
         # What has one form only is equal where its bytes are.
-        if isinstance(kind, Native) and kind.name not in _ALIASED:
+        if kind and not has_aliases(kind):
             continue
         own = [np.flatnonzero(one.column == column.number) for one in both]
         values = [one.value.take(pa.array(place)) for one, place in zip(both, own, strict=True)]

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.canonical import decoded_clustering
 from ringsync.changes.common_times import ElementTimes
 from ringsync.changes.image_columns import (
     Differences,
@@ -33,8 +34,8 @@ from ringsync.schema.row_image import MERGE, ROW_TIMES, lake_names, row_image_sc
 from ringsync.schema.table import Column, TableSchema
 
 Role = Literal["token", "value", "writetime", "ttl"]
-PageCells = Mapping[tuple[Role, str | None], Cells]
-PageValues = Mapping[tuple[Role, str | None], Decoded]
+PageCells = dict[tuple[Role, str | None], Cells]
+PageValues = dict[tuple[Role, str | None], Decoded]
 
 _schema_of = lru_cache(maxsize=16)(row_image_schema)
 _names_of = lru_cache(maxsize=16)(lake_names)
@@ -94,6 +95,10 @@ def row_images(
     rows = found.rows
     all_values: PageValues = dict(zip(entries, found.decoded, strict=True))
     cells: PageCells = dict(zip(entries, found.cells, strict=True)) if found.cells else {}
+    for column in table.clustering:
+        entry: tuple[Role, str] = ("value", column.name)
+        if all_values[entry].misfits is not None:
+            all_values[entry], cells[entry] = decoded_clustering(all_values[entry], cells[entry], column.type)
     decoded = {column.name: all_values["value", column.name] for column in table.columns}
     if misfits == "error":
         _refuse_misfits(table, cells, decoded)

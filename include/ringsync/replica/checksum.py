@@ -1,9 +1,9 @@
 """Checksums of live rows per token range: one definition for source and replica.
 
-A row's digest (:mod:`ringsync.replica.digests`) covers every column, each cell's writetime and expiry and raw bytes. A
-range's checksum is its number of rows and of live cells, and the
-exclusive or and the sum (mod 2^64) of both halves of the digests: the same under any order and partitioning; the
-count and the sums see what a bare exclusive or would not, a row that is there twice.
+A row's digest (:mod:`ringsync.replica.digests`) covers every column, each cell's writetime and expiry and raw bytes; of
+keys the value counts, not its spelling (:func:`ringsync.replica.keys.comparable`). A range's checksum is its number of
+rows and of live cells, and the exclusive or and the sum (mod 2^64) of both halves of the digests: the same under any
+order and partitioning; the count and the sums see what a bare exclusive or would not, a row that is there twice.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from ringsync.replica.digests import row_digests
+from ringsync.replica.keys import comparable
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 
@@ -64,7 +65,7 @@ def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges:
     counted = _columns_with_cells(table)
     found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
     for batch in rows:
-        _add_batch(found, batch, edges, counted)
+        _add_batch(found, comparable(batch, table), edges, counted)
     ranges = np.flatnonzero(found[0])
     columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
     return pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])

@@ -17,7 +17,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries
 from ringsync.replica.differences import Difference, row_differences
 from ringsync.replica.digests import canonical
-from ringsync.replica.keys import binary_digests, key_digests
+from ringsync.replica.keys import binary_digests, comparable, key_digests
 from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
@@ -198,6 +198,7 @@ def _with_digests(live_rows: DataFrame, table: TableSchema) -> DataFrame:
 
     def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            batch = comparable(batch, table)
             row = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
             digests = [key_digests(batch, table), binary_digests(batch)]
             yield pa.record_batch([*digests, row], names=["key", "digest", "row"])

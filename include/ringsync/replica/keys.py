@@ -1,18 +1,32 @@
-"""When two rows are the same row: key columns equal to the byte, as Cassandra's are.
+"""When two rows are one, as Cassandra sees it: by the bytes of partition keys, the canonical values of clusterings.
 
-Two forms. In Arrow a key's digest: two keys have the same one only if all values and raw bytes are the same. In Spark's
-SQL an expression, because ``=`` there takes -0.0 for 0.0 and does not compare maps.
+Two forms. In Arrow a key's digest: two keys have the same one only if all canonical values
+(:mod:`ringsync.changes.canonical`) and raw bytes are the same. In Spark's SQL an expression, because ``=`` there takes
+1.0 and 1.00 for two decimals and -0.0 for 0.0, and does not compare maps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.cql.types import arrow_type
+from ringsync.changes.canonical import canonical_column, has_aliases
+from ringsync.changes.order import path_type
+from ringsync.cql.types import (
+    CqlType,
+    CustomType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    arrow_type,
+)
 from ringsync.replica.digests import row_digests
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import Column, TableSchema
@@ -32,6 +46,44 @@ def partition_digests(rows: pa.RecordBatch, table: TableSchema) -> pa.Array:
     return _digests(rows, table, table.partition_key)
 
 
+def comparable(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+    """Live rows in which clusterings, elements of sets and keys of maps are canonical: what two copies of a row share.
+
+    Which spelling a copy has depends on the order in which writes arrived. All other values stay as they are.
+
+    :param rows: :func:`ringsync.replica.live_rows.live_rows`
+    """
+    names = lake_names(table)
+    for column in table.columns:
+        place = rows.schema.get_field_index(names[column.name])
+        values = rows.column(place)
+        if column.kind == "clustering":
+            found = canonical_column(values, column.type)
+        elif column.is_multicell and isinstance(column.type, SetType | MapType):
+            found = _with_canonical_paths(values, column.type)
+        else:
+            continue
+        if found is not values:
+            rows = rows.set_column(place, rows.schema.field(place), found.cast(values.type))
+    return rows
+
+
+def _with_canonical_paths(values: pa.Array, cql_type: SetType | MapType) -> pa.Array:
+    kind = path_type(cql_type)
+    if not has_aliases(kind):
+        return values
+    # With nulls, offsets must be no slice of others.
+    offsets, nulls = pa.array(values.offsets.to_numpy()), values.is_null()
+    if pa.types.is_map(values.type):
+        keys = canonical_column(values.keys, kind)
+        return pa.MapArray.from_arrays(offsets, keys, values.items, mask=nulls)
+    entries = values.values
+    if isinstance(cql_type, MapType):
+        parts = [canonical_column(entries.field("key"), kind), entries.field("value")]
+        return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, ["key", "value"]), mask=nulls)
+    return pa.ListArray.from_arrays(offsets, canonical_column(entries, kind), mask=nulls)
+
+
 def binary_digests(rows: pa.RecordBatch) -> pa.Array:
     """The digests of all columns of each row as 16 bytes each."""
     both = np.column_stack(row_digests(rows)).astype("<i8").tobytes()
@@ -43,7 +95,11 @@ def _digests(rows: pa.RecordBatch, table: TableSchema, columns: Sequence[Column]
     more = rows["_cells" if "_cells" in rows.schema.names else "_x"]
     # Rows that Spark has written may lack the struct around a value that is not there.
     raw = [pc.struct_field(more, [name, "raw"]) for name in names]
-    parts = [rows["token"], *(rows[name] for name in names), *raw]
+    values = [
+        canonical_column(rows[name], column.type) if column.kind == "clustering" else rows[name]
+        for column, name in zip(columns, names, strict=True)
+    ]
+    parts = [rows["token"], *values, *raw]
     return binary_digests(pa.record_batch(parts, names=[str(i) for i in range(len(parts))]))
 
 
@@ -56,7 +112,8 @@ def key_columns_sql(table: TableSchema, rows: str) -> list[str]:
     found = [f"{rows}.token"]
     for column in table.key_columns:
         name = f"`{names[column.name]}`"
-        found.append(_comparable(arrow_type(column.type), f"{rows}.{name}"))
+        found.append(_comparable(column.type, f"{rows}.{name}", as_clustering=column.kind == "clustering"))
+        # Of clusterings these bytes are canonical (changes.canonical.decoded_clustering).
         found.append(f"{rows}._x.{name}.raw")
     return found
 
@@ -68,30 +125,57 @@ def same_key_sql(table: TableSchema, one: str, other: str) -> str:
     return " AND ".join([f"{token[0]} = {token[1]}", *(f"{left} <=> {right}" for left, right in rest)])
 
 
-def _comparable(kind: pa.DataType, value: str, depth: int = 0) -> str:
-    """A value as something that Spark compares exactly: floats as text, maps as arrays of their entries."""
-    if pa.types.is_floating(kind):
-        return f"CAST({value} AS string)"
-    if not _has_float_or_map(kind):
+def _comparable(cql_type: CqlType, value: str, *, as_clustering: bool, depth: int = 0) -> str:
+    """A value as something that Spark compares exactly: floats as text, maps as arrays of their entries.
+
+    Of clusterings decimals have one text, however they are spelled.
+    """
+    if not _is_compared_otherwise(cql_type, as_clustering):
         return value
     entry = f"e{depth}"
-    if pa.types.is_map(kind):
-        key, item = (_comparable(t, f"{entry}.{n}", depth + 1) for t, n in _entry_types(kind))
-        return f"transform(map_entries({value}), {entry} -> struct({key}, {item}))"
-    if pa.types.is_list(kind):
-        return f"transform({value}, {entry} -> {_comparable(kind.value_type, entry, depth + 1)})"
-    fields: Iterable[pa.Field] = kind
-    members = ", ".join(_comparable(field.type, f"{value}.`{field.name}`", depth) for field in fields)
-    return f"CASE WHEN {value} IS NOT NULL THEN struct({members}) END"
+    match cql_type:
+        case Native("decimal"):
+            return _decimal(value)
+        case MapType(key, item):
+            parts = ((key, f"{entry}.key"), (item, f"{entry}.value"))
+            members = ", ".join(_comparable(t, v, as_clustering=as_clustering, depth=depth + 1) for t, v in parts)
+            entries = f"map_entries({value})" if pa.types.is_map(arrow_type(cql_type)) else value
+            return f"transform({entries}, {entry} -> struct({members}))"
+        case ListType(element) | SetType(element) | VectorType(element):
+            inner = _comparable(element, entry, as_clustering=as_clustering, depth=depth + 1)
+            return f"transform({value}, {entry} -> {inner})"
+        case TupleType(fields) | UserType(field_types=fields):
+            named = [f"{value}.`{field.name}`" for field in arrow_type(cql_type)]
+            members = ", ".join(
+                _comparable(t, v, as_clustering=as_clustering, depth=depth) for t, v in zip(fields, named, strict=True)
+            )
+            return f"CASE WHEN {value} IS NOT NULL THEN struct({members}) END"
+    return f"CAST({value} AS string)"
 
 
-def _has_float_or_map(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind):
-        return _has_float_or_map(kind.value_type)
-    if pa.types.is_struct(kind):
-        return any(_has_float_or_map(field.type) for field in kind)
-    return bool(pa.types.is_map(kind) or pa.types.is_floating(kind))
+def _decimal(value: str) -> str:
+    """One text for all that BigDecimal.toString writes of a number: sign, digits, exponent, no zeros at the ends."""
+    mantissa, power = f"split_part({value}, 'E', 1)", f"split_part({value}, 'E', 2)"
+    digits = f"translate({mantissa}, '-.', '')"
+    zeros = f"length({digits}) - length(trim(TRAILING '0' FROM {digits}))"
+    scale = f"length(split_part({mantissa}, '.', 2))"
+    exponent = f"{zeros} - {scale} + CAST(coalesce(nullif({power}, ''), '0') AS bigint)"
+    sign = f"CASE WHEN {value} LIKE '-%' THEN '-' ELSE '' END"
+    return (
+        f"CASE WHEN {digits} RLIKE '[1-9]' THEN concat({sign}, trim(BOTH '0' FROM {digits}), 'E', {exponent}) "
+        f"WHEN {value} IS NOT NULL THEN '0' END"
+    )
 
 
-def _entry_types(kind: pa.MapType) -> Iterable[tuple[pa.DataType, str]]:
-    return (kind.key_type, "key"), (kind.item_type, "value")
+def _is_compared_otherwise(cql_type: CqlType, as_clustering: bool) -> bool:
+    match cql_type:
+        case Native(name):
+            return name in ("float", "double") or (name == "decimal" and as_clustering)
+        case ListType(element) | SetType(element) | VectorType(element):
+            return _is_compared_otherwise(element, as_clustering)
+        case TupleType(fields) | UserType(field_types=fields):
+            return any(_is_compared_otherwise(field, as_clustering) for field in fields)
+        case MapType():
+            return True
+        case CustomType():
+            return False

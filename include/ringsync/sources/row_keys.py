@@ -1,6 +1,7 @@
 """The keys of rows to read: what a SELECT gets to find them, and which of them a row of its result is.
 
-The values stay the bytes that Cassandra wrote: they are bound as they are, and results are told apart by them.
+Partition keys stay the bytes that Cassandra wrote: they are bound as they are, and results are told apart by them.
+Clusterings have their canonical form (:mod:`ringsync.changes.canonical`): the row of 1.0 is found by 1.00, too.
 """
 
 from __future__ import annotations
@@ -14,22 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.canonical import canonical_cells, has_aliases
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers
 from ringsync.cql.cells import Cells, cells_of, raw_values, valid_mask
 from ringsync.cql.encode import encode, partition_key_bytes
 from ringsync.cql.identifiers import printable
 from ringsync.cql.literals import CQL
-from ringsync.cql.types import (
-    CqlType,
-    CustomType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-)
+from ringsync.cql.types import Native, TupleType
 from ringsync.cql.value_texts import value_texts
 from ringsync.schema.table import Column, TableSchema
 
@@ -51,12 +43,13 @@ STATIC, WHOLE = -1, -2
 """Instead of a clustering's number."""
 
 _BLOB = Native("blob")
-_ALIASED = ("boolean", "float", "double", "decimal", "varint")
 
 
 @dataclass(frozen=True)
 class RowKeys:
-    """Keys in the order of their tokens, each once; no other keys of a partition that is wanted as a whole.
+    """Keys in the order of their tokens, each once, also if it was given in two spellings.
+
+    There are no other keys of a partition that is wanted as a whole.
 
     :ivar places: where each key stands among those that were given
     :ivar tokens: of each key
@@ -64,7 +57,7 @@ class RowKeys:
     :ivar clusterings: the number of each key's clustering, or ``STATIC``, or ``WHOLE``
     :ivar partition_keys: binary, by number of the partition
     :ivar partition_parts: the same by column of the partition key, serialised
-    :ivar clustering_parts: values of each clustering column by number of the clustering, serialised
+    :ivar clustering_parts: values of each clustering column by number of the clustering, serialised, canonical
     """
 
     table: TableSchema
@@ -159,19 +152,18 @@ def row_identities(partition_keys: pa.Array, clustering_parts: Sequence[pa.Array
     """A binary value for each row, by which rows of one table can be told apart.
 
     :param partition_keys: serialised
-    :param clustering_parts: the values of each clustering column, serialised
+    :param clustering_parts: the values of each clustering column, serialised, canonical
     """
     return _framed([partition_keys, *clustering_parts]) if clustering_parts else partition_keys
 
 
 def key_columns_of(cells: Sequence[Cells], table: TableSchema) -> tuple[pa.Array, list[pa.Array]]:
-    """Partition keys and values of the clustering columns, serialised.
+    """Partition keys, and values of the clustering columns in their canonical form, serialised.
 
     :param cells: of the key columns in their order; those of clustering columns may be missing
     """
-    parts = [raw_values(cell) for cell in cells]
     width = len(table.partition_key)
-    return partition_key_bytes(parts[:width]), parts[width:]
+    return partition_key_bytes([raw_values(cell) for cell in cells[:width]]), _canonical(cells[width:], table)
 
 
 def places_in(wanted: pa.Array, found: pa.Array) -> Numbers:
@@ -185,24 +177,6 @@ def taken(values: pa.Array, places: Numbers) -> pa.Array:
     return values.take(pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places.astype(np.int64))]))
 
 
-def has_aliases(table: TableSchema) -> bool:
-    """Whether one clustering may be written in several ways, like 1.0 and 1.00: a row may have another than its key."""
-    return any(_has_aliases(column.type) for column in table.clustering)
-
-
-def _has_aliases(kind: CqlType) -> bool:
-    match kind:
-        case Native(name):
-            return name in _ALIASED
-        case ListType(element) | SetType(element) | VectorType(element):
-            return _has_aliases(element)
-        case MapType(key, value):
-            return _has_aliases(key) or _has_aliases(value)
-        case TupleType() | UserType() | CustomType():
-            # Fields that are missing at the end are null fields.
-            return True
-
-
 def _clusterings(keys: pa.RecordBatch, table: TableSchema) -> tuple[Numbers, list[pa.Array]]:
     """The number of each key's clustering, or ``STATIC``; the values of each column by number."""
     if not table.clustering:
@@ -213,7 +187,21 @@ def _clusterings(keys: pa.RecordBatch, table: TableSchema) -> tuple[Numbers, lis
     counts, parts, sizes = clustering_parts(cells, len(table.clustering))
     if (counts != len(parts)).any() or (sizes != cells.lengths).any():
         raise ValueError(f"a clustering does not have the {len(parts)} columns that {table.full_name} has")
-    return np.where(valid_mask(given), codes, STATIC), [raw_values(part) for part in parts]
+    found = _canonical(parts, table)
+    if any(has_aliases(column.type) for column in table.clustering):
+        forms = numbers(_framed(found).dictionary_encode().indices)
+        _, first = np.unique(forms, return_index=True)
+        found = [taken(part, first) for part in found]
+        codes[valid_mask(given)] = forms[codes[valid_mask(given)]]
+    return np.where(valid_mask(given), codes, STATIC), found
+
+
+def _canonical(clustering: Sequence[Cells], table: TableSchema) -> list[pa.Array]:
+    """Values of the first clustering columns in their canonical form."""
+    return [
+        raw_values(canonical_cells(cells, column.type))
+        for cells, column in zip(clustering, table.clustering, strict=False)
+    ]
 
 
 def _numbered(values: pa.Array) -> tuple[Numbers, pa.Array]:

@@ -49,15 +49,14 @@ SLICE_TOKENS = 20
 _ROOM = 1
 """A page that is not full is the last: behind a full one the server has to be asked whether there is more."""
 
-Kind = Literal["rows", "row", "static", "whole", "slice"]
-"""Rows by their keys; one row by its key; static columns of partitions; whole partitions; a range of tokens."""
+Kind = Literal["rows", "static", "whole", "slice"]
+"""Rows by their keys; static columns of partitions; whole partitions; a range of tokens."""
 
 
 @dataclass(frozen=True)
 class Lookup:
     """Keys that are asked for together.
 
-    :ivar kind: of ``row`` there is one key, and the row that comes is its row, whatever its clustering looks like
     :ivar keys: their places in the :class:`RowKeys`, those of a partition next to each other
     :ivar endpoints: ``address:port`` of the replicas, the one to ask first in front
     :ivar most_rows: of a slice, whose reading is not worth more

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -31,7 +31,6 @@ from ringsync.sources.protocol import SessionAt
 from ringsync.sources.row_keys import (
     Numbers,
     RowKeys,
-    has_aliases,
     key_columns_of,
     places_in,
     row_identities,
@@ -180,28 +179,8 @@ class _Reader:
 
     def read(self, rows_per_token: float | None) -> None:
         """Read everything."""
-        keys = self._keys
-        chosen = np.arange(len(keys.places))
-        self._read(plan_lookups(keys, self._ring, chosen, rows_per_token=rows_per_token))
-        if has_aliases(keys.table):
-            missing = np.ones(len(chosen), np.bool_)
-            missing[[*self._unread]] = False
-            missing[np.concatenate([chosen[:0], *self._places])] = False
-            lookups = plan_lookups(keys, self._ring, chosen[missing & (keys.clusterings >= 0)])
-            self._read(_single(lookup, place) for lookup in lookups for place in range(len(lookup.keys)))
-
-    def result(self) -> RowsRead:
-        """What was read."""
-        schema = row_image_schema(self._keys.table)
-        images = pa.concat_batches(self._images) if self._images else _nothing(schema)
-        places = self._keys.places[np.concatenate([np.zeros(0, np.int64), *self._places])]
-        order = np.argsort(places, kind="stable")
-        unread = [UnreadRow(int(self._keys.places[key]), reason) for key, reason in self._unread.items()]
-        unread.sort(key=lambda row: row.place)
-        return RowsRead(taken(images, order), places[order], tuple(unread), self._received)
-
-    def _read(self, lookups: Iterable[Lookup]) -> None:
-        self._waiting.extend(lookups)
+        every = np.arange(len(self._keys.places))
+        self._waiting.extend(plan_lookups(self._keys, self._ring, every, rows_per_token=rows_per_token))
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self._in_flight:
                 if len(self._waiting[0].keys) > self._most_keys:
@@ -216,6 +195,16 @@ class _Reader:
                 self._finish(self._running.popleft())
         for kind in [*self._came]:
             self._decode(kind)
+
+    def result(self) -> RowsRead:
+        """What was read."""
+        schema = row_image_schema(self._keys.table)
+        images = pa.concat_batches(self._images) if self._images else _nothing(schema)
+        places = self._keys.places[np.concatenate([np.zeros(0, np.int64), *self._places])]
+        order = np.argsort(places, kind="stable")
+        unread = [UnreadRow(int(self._keys.places[key]), reason) for key, reason in self._unread.items()]
+        unread.sort(key=lambda row: row.place)
+        return RowsRead(taken(images, order), places[order], tuple(unread), self._received)
 
     def _start(self, lookup: Lookup) -> _Running | None:
         """Ask for a lookup's first page; None: that would take a wait, and others are on their way."""
@@ -328,9 +317,6 @@ class _Reader:
 
     def _keys_of(self, kind: Kind, came: _Came, query: LookupQuery) -> Numbers:
         """The place of each row's key among the keys; -1: nobody wants it."""
-        if kind == "row":
-            counts = [row_count(page) for page in came.pages]
-            return np.repeat([int(lookup.keys[0]) for lookup in came.lookups], counts)
         asked = np.unique(np.concatenate([lookup.keys for lookup in came.lookups]))
         _, cells = page_cells(join_pages(came.pages), len(query.layout))
         # Behind the token come the columns of the table, and first those of its key.
@@ -341,10 +327,6 @@ class _Reader:
         else:
             places = places_in(taken(self._keys.identities, asked), row_identities(partition_keys, clustering))
         return np.where(places < 0, -1, asked[places])
-
-
-def _single(lookup: Lookup, place: int) -> Lookup:
-    return replace(lookup, kind="row", keys=lookup.keys[place : place + 1], patient=True)
 
 
 def _with_cells(images: pa.RecordBatch, table: TableSchema) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

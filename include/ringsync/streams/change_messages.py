@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.canonical import canonical_cells
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
 from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
 from ringsync.cql.avro import Mapping
@@ -226,12 +227,13 @@ def _ranges(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_ra
 def _clusterings(
     encoded: pa.Array, table: TableSchema, mapping: Mapping, wanted: Mask
 ) -> tuple[pa.Array, _Clusterings]:
-    """Clusterings or bounds of ranges, where they are wanted and there."""
+    """Clusterings or bounds of ranges in their canonical form, where they are wanted and there."""
     every = cells_of(encoded)
     there = wanted & (every.lengths >= 0)
     rows = np.flatnonzero(there)
     cells = only(every, rows)
     counts, parts, ends = clustering_parts(cells, len(table.clustering))
+    parts = [canonical_cells(part, column.type) for part, column in zip(parts, table.clustering, strict=True)]
     inclusive = (ends == cells.lengths) | (cells.buffer[cells.offsets + np.minimum(ends, cells.lengths - 1)] > 0)
     values, raw = _decoded(table, table.clustering, parts, mapping)
     values, raw = ({name: _by_row(rows, array, len(encoded)) for name, array in one.items()} for one in (values, raw))

@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.canonical import canonical_cells, canonical_column, has_aliases
 from ringsync.changes.image_columns import cell_times
+from ringsync.changes.order import path_type
 from ringsync.cql.avro import AvroMappingError, Mapping, avro_values
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.decode import Decoded, decode
@@ -50,7 +52,10 @@ class ColumnTimes:
 
 @dataclass(frozen=True)
 class _Elements:
-    """Elements of a multi-cell column, those of a row together; all arrays have one entry for each."""
+    """Elements of a multi-cell column, those of a row together; all arrays have one entry for each.
+
+    :ivar identity: canonical, so that all messages call an element the same
+    """
 
     rows: Integers
     identity: pa.Array
@@ -150,7 +155,7 @@ def cells_record(
         writetime, expires_at = cell_times(batch, table, column.name)
         times.append(ColumnTimes(writetime, held))
         if column.is_multicell:
-            live = _live_elements(batch, column, value, writetime, expires_at)
+            live = _live_elements(batch, column, value, batch.column(name), (writetime, expires_at), mapping)
             every = _together(live, _deleted_elements(column, deleted, mapping)) if len(deleted.rows) else live
             elements = _listed(every, len(batch))
             cell = {"deleted_at": deleted.at, "raw": raw, "elements": elements}
@@ -162,15 +167,21 @@ def cells_record(
 
 
 def _live_elements(
-    batch: pa.RecordBatch, column: Column, value: pa.Array, writetime: pa.Array, expires_at: pa.Array
+    batch: pa.RecordBatch,
+    column: Column,
+    value: pa.Array,
+    typed: pa.Array,
+    all_times: tuple[pa.Array, pa.Array],
+    mapping: Mapping,
 ) -> _Elements:
     """The elements that a column holds, each with its times; none where the times are not known.
 
-    :param value: the column as :func:`column_values` gives it
+    :param value: the column as :func:`column_values` gives it; ``typed``: as the batch has it
+    :param all_times: its writetimes and expiries
     """
-    known = pc.and_(value.is_valid(), pc.greater(pc.fill_null(pc.list_value_length(writetime), 0), 0))
+    known = pc.and_(value.is_valid(), pc.greater(pc.fill_null(pc.list_value_length(all_times[0]), 0), 0))
     rows = np.flatnonzero(known.to_numpy(zero_copy_only=False))
-    value, times = value.filter(known), [array.filter(known) for array in (writetime, expires_at)]
+    value, times = value.filter(known), [array.filter(known) for array in all_times]
     counts, identity, chosen = _identities(column.type, value)
     slots = counts if chosen is None else np.full(len(value), len(value.type.fields))
     for array in times:
@@ -182,6 +193,9 @@ def _live_elements(
     row_of = np.repeat(rows, counts)
     if isinstance(column.type, ListType):
         identity = _entry_names(batch, column, rows, counts)
+    elif has_aliases(kind := path_type(column.type)):
+        _, elements, _ = _identities(column.type, typed.filter(known))
+        identity = avro_values(kind, mapping, canonical_column(elements, kind))
     nothing = pa.nulls(len(row_of), pa.int64())
     return _Elements(row_of, identity, flat[0], flat[1], nothing, pa.nulls(len(row_of), pa.binary()))
 
@@ -234,6 +248,7 @@ def _deleted_elements(column: Column, deleted: Deletions, mapping: Mapping) -> _
     raw = pa.nulls(len(cells), pa.binary())
     match column.type:
         case SetType(element=kind) | MapType(key=kind):
+            cells = canonical_cells(cells, kind)
             decoded = decode(kind, cells)
             identity, raw = avro_values(kind, mapping, decoded.values), raw_of(decoded, cells)
         case UserType() as kind:

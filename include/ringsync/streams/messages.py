@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.canonical import canonical_column, has_aliases
 from ringsync.cql.avro import Mapping, avro_type, nullable_field, record
 from ringsync.cql.avro_rows import encode_rows
 from ringsync.cql.digest import murmur3_128
@@ -27,6 +28,7 @@ from ringsync.streams.message_cells import (
     cells_record,
     column_values,
     key_record,
+    mapped,
     raw_column,
     row_liveness,
     struct,
@@ -54,7 +56,8 @@ class Messages:
 def key_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRecord:
     """The record ``<server>.<keyspace>.<table>.Key``: the primary key columns, nullable.
 
-    Clustering columns are null where the message is about a partition. ``_x`` holds Cassandra's bytes of key
+    Clustering columns are canonical (:mod:`ringsync.changes.canonical`), so that a row has one key; they are null where
+    the message is about a partition. ``_x`` holds Cassandra's bytes of key
     values that the columns' types cannot express, so that keys of different rows always differ; almost always null.
     """
     namespace = _namespace(table, server)
@@ -125,7 +128,7 @@ def snapshot_messages(
     :raises AvroMappingError: a value that mapping ``classic`` cannot express; names the column
     """
     values = column_values(batch, table, mapping)
-    keys = encode_rows(key_schema(table, server, mapping), _keys(batch, table, values))
+    keys = encode_rows(key_schema(table, server, mapping), _keys(batch, table, values, mapping))
     live, expires_at = row_liveness(batch)
     deleted_at = pc.struct_field(batch.column("_row"), "deleted_at")
     row = {"writetime": live, "expires_at": expires_at, "deleted_at": deleted_at}
@@ -261,10 +264,15 @@ def _range_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroR
     return record("Range", path, [{"name": "start", "type": bound}, {"name": "end", "type": f"{path}.Bound"}])
 
 
-def _keys(batch: pa.RecordBatch, table: TableSchema, values: dict[str, pa.Array]) -> pa.Array:
+def _keys(batch: pa.RecordBatch, table: TableSchema, values: dict[str, pa.Array], mapping: Mapping) -> pa.Array:
     names = lake_names(table)
     raw = {column.name: raw_column(batch, names[column.name]) for column in table.key_columns}
-    return struct(key_record(table, table.key_columns, values, raw))
+    canonical = {
+        column.name: mapped(canonical_column(batch[names[column.name]], column.type), table, column, mapping)
+        for column in table.clustering
+        if has_aliases(column.type)
+    }
+    return struct(key_record(table, table.key_columns, {**values, **canonical}, raw))
 
 
 def _greatest(live: pa.Array, times: list[ColumnTimes]) -> pa.Array:

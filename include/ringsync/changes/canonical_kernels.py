@@ -1,0 +1,222 @@
+"""The compiled half of :mod:`ringsync.changes.canonical`: values in the one spelling that stands for all equal ones.
+
+Types are the programs of :mod:`ringsync.changes.order_kernels`, and two values have the same canonical bytes exactly
+where they have the same bytes there. No canonical value is longer than what it was made of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from ringsync.changes.order_kernels import (
+    BOOLEAN,
+    DECIMAL,
+    FIELDS,
+    FLOAT,
+    NODE_BYTES,
+    SEQUENCE,
+    VARINT,
+    VECTOR,
+    magnitude,
+    part_of,
+    stripped,
+)
+from ringsync.cql.encode_kernels import store_unsigned_vint, unsigned_vint_length
+from ringsync.cql.kernels import KERNEL, load8, load32_native, load32_signed, load64_native, store8, store32
+
+_NAN32, _NAN64 = 0x7FC00000, 0x7FF8000000000000
+_MIN_SCALE = -(2**31)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _copy(p: int, length: int, q: int) -> int:
+    """Copy bytes to before or behind where they are; the address behind the copy."""
+    for i in range(length):
+        store8(q + i, load8(p + i))
+    return q + length
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put32(q: int, value: int) -> int:
+    for i in range(4):
+        store8(q + i, value >> (24 - 8 * i))
+    return q + 4
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_varint(p: int, length: int, q: int) -> int:
+    """A number without bytes that only repeat its sign."""
+    skip = stripped(p, length)
+    end: int = _copy(p + skip, length - skip, q)
+    return end
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _put_magnitude(words: npt.NDArray[np.uint32], negative: int, q: int) -> int:
+    """A number in two's complement, from its absolute value, lowest word first."""
+    size = 4 * len(words) + 1
+    data = np.zeros(size, np.uint8)
+    carry = negative
+    for i in range(size):
+        byte = 0
+        if i < size - 1:
+            byte = (words[i >> 2] >> np.uint32(8 * (i & 3))) & 0xFF
+        if negative:
+            byte = (byte ^ 0xFF) + carry
+            carry = byte >> 8
+        data[size - 1 - i] = byte & 0xFF
+    # The loop uses the array, too: it is there as long as its address is needed.
+    skip: int = stripped(data.ctypes.data, size)
+    for i in range(skip, size):
+        store8(q + i - skip, data[i])
+    return q + size - skip
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _divided(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """A tenth of a number; nothing where that is no whole number."""
+    quotient = np.empty_like(words)
+    rest = np.int64(0)
+    for i in range(len(words) - 1, -1, -1):
+        value = (rest << 32) | np.int64(words[i])
+        quotient[i] = np.uint32(value // 10)
+        rest = value % 10
+    return quotient if rest == 0 else words[:0]
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _put_decimal(p: int, length: int, q: int) -> int:
+    """As Java's BigDecimal.stripTrailingZeros, which leaves them where the scale would be less than an int32."""
+    scale = load32_signed(p)
+    # What ends in a zero is even.
+    if load8(p + length - 1) & 1:
+        end: int = _put_varint(p + 4, length - 4, _put32(q, scale))
+        return end
+    negative = load8(p + 4) >> 7
+    words = magnitude(p + 4, length - 4)
+    if not words.any():
+        store8(_put32(q, 0), 0)
+        return q + 5
+    while scale > _MIN_SCALE:
+        tenth = _divided(words)
+        if not len(tenth):
+            break
+        words = tenth
+        scale -= 1
+    end = _put_magnitude(words, negative, _put32(q, scale))
+    return end
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _put_native(kind: int, width: int, p: int, length: int, q: int) -> int:
+    """A value that has no parts, as it is if these bytes are none."""
+    found: int
+    if kind == VARINT:
+        found = _put_varint(p, length, q)
+    elif kind == DECIMAL and length > 4:
+        found = _put_decimal(p, length, q)
+    else:
+        found = _copy(p, length, q)
+        if kind == BOOLEAN and length == 1:
+            store8(q, load8(p) != 0)
+        elif kind == FLOAT and length == width:
+            high = load32_signed(p) & 0x7FFFFFFF
+            if length == 4 and high > 0x7F800000:
+                _put32(q, _NAN32)
+            elif length == 8 and (high > 0x7FF00000 or (high == 0x7FF00000 and load32_signed(p + 4) != 0)):
+                _put32(_put32(q, _NAN64 >> 32), 0)
+    return found
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _length_bytes(kind: int, width: int, size: int) -> int:
+    """Bytes of the length before a part of a composite value."""
+    if kind != VECTOR:
+        return 4
+    length: int = 0 if width else unsigned_vint_length(max(size, 0))
+    return length
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _close_part(kind: int, width: int, start: int, begins: int, behind: int) -> int:
+    """Write the length before a part, which may have become less; the address behind the part.
+
+    :param start: where the length is
+    :param begins: where the part is
+    :param behind: the address behind it; one less than ``begins``: the part is null
+    """
+    size = behind - begins
+    end: int = max(behind, begins)
+    if kind != VECTOR:
+        _put32(start, size)
+    elif not width:
+        end = _copy(begins, size, store_unsigned_vint(start, size))
+    return end
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
+    """Write a value's canonical form; the address behind it.
+
+    :param program: address of the type's nodes
+    :param node: number of this type's node
+    :param p: address of the value
+    :param length: its bytes, not negative
+    :param q: where to write: as many bytes, and none behind them
+    """
+    at = program + NODE_BYTES * node
+    kind, width = load64_native(at), load64_native(at + 24)
+    if length == 0:
+        return q
+    kept: int = q
+    if kind < SEQUENCE:
+        kept = _put_native(kind, width, p, length, q)
+        return kept
+    child, count = load64_native(at + 8), load64_native(at + 16)
+    children, part, end, written = count, p, p + length, q
+    if kind == SEQUENCE:
+        numbers = max(load32_signed(p), 0) if length >= 4 else 0
+        count *= numbers
+        part = p + 4
+        if length >= 4:
+            written = _put32(q, numbers)
+    elif kind == VECTOR:
+        count, width = width >> 32, width & 0xFFFFFFFF
+    kept, number = written, 0
+    while number < count and not (kind == FIELDS and part == end):
+        part, size = part_of(kind, width, part, end)
+        if size < -1:
+            part = end + 1
+            break
+        behind = begins = written + _length_bytes(kind, width, size)
+        if size > 0:
+            behind = put_canonical(program, child + number % children, part, size, begins)
+        written = _close_part(kind, width, written, begins, behind if size >= 0 else begins - 1)
+        # Nulls at the end of tuples and UDTs are left out, all but the first of nothing but nulls.
+        if size >= 0 or kind != FIELDS or number == 0:
+            kept = written
+        part += max(size, 0)
+        number += 1
+    if part != end:
+        kept = _copy(p, length, q)
+    return kept
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def put_canonicals(
+    base: int, offsets: int, lengths: int, count: int, program: int, output: int, output_offsets: int
+) -> int:
+    """Write a column's values one behind the other, of null nothing; the bytes of all.
+
+    :param output_offsets: of int32[count + 1]
+    """
+    q = output
+    store32(output_offsets, 0)
+    for row in range(count):
+        length = load32_native(lengths + 4 * row)
+        if length > 0:
+            q = put_canonical(program, 0, base + load32_native(offsets + 4 * row), length, q)
+        store32(output_offsets + 4 * row + 4, q - output)
+    return q - output
