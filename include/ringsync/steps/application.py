@@ -109,6 +109,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     from ringsync.sources.session import ClusterError
     from ringsync.state.bootstrap import LostOwnershipError
     from ringsync.state.session import StateError
+    from ringsync.streams.pass_log import BootstrapReplacedError
 
     started = time.time()
     try:
@@ -122,7 +123,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         outcome, code = {"error": str(error)}, _fail(str(error), error.code)
     except (
         *(ConfigError, StorageError, ClusterError, SchemaError, StateError, RingError),
-        *(ReplicaMismatchError, DeltaLogError),
+        *(ReplicaMismatchError, DeltaLogError, BootstrapReplacedError),
     ) as error:
         outcome, code = {"error": str(error)}, _fail(str(error), ExitCode.FATAL)
     except KeyboardInterrupt:

@@ -3,33 +3,65 @@
 While a table is copied its changes wait in the bootstrap stream. The cut-over is one pass, put if absent: what is
 published before it waits, and is moved behind the rows that were copied, in its order; what is published after it goes
 to the table's own stream. Who is killed between, or does this again, comes to the same end; ``bucket_close`` does the
-same when it finds the cut-over.
+same when it finds the cut-over. Kafka is fed by it too, and here only where it does not work, or does not follow the
+table.
 """
 
 from __future__ import annotations
 
 import time
 
-from ringsync.state.table_versions import version_of
-from ringsync.steps.application import Application, ExitCode, Report
-from ringsync.steps.bootstrap_prepare import load_plan
-from ringsync.steps.follow_ups import publish_pass
-from ringsync.steps.sync_plan import SyncTable
-from ringsync.streams.pass_log import get_pass, mark, pass_numbers
+from ringsync.status import STALE_AFTER_S, age_s, read_statuses
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap_prepare import BootstrapPlan, load_plan
+from ringsync.steps.bootstrap_publish import followed
+from ringsync.steps.follow_ups import publish_passes
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.kafka import relay
+from ringsync.streams.kafka_topics import KafkaTopics
+from ringsync.streams.pass_log import mark
+from ringsync.streams.relay_errors import RelayError
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
-    """Cut over, and move what waits.
+    """Cut over, move what waits, and see to it that Kafka gets it.
 
-    :raises StepError: the run has no plan
+    :raises StepError: the run has no plan; Kafka does not take the messages
+    :raises BootstrapReplacedError: another bootstrap of the table has begun
     """
     config, store = application.config, application.store
     plan = load_plan(store, application.run)
-    schema = plan.scan.table
-    table = SyncTable(version_of(store, schema), plan.topic, config.sync.bucket_by_of(schema.full_name) == "arrival")
-    number = mark(store, schema.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
-    numbers = [known for known in pass_numbers(store, schema.table_id) if known <= number]
-    passes = {known: get_pass(store, schema.table_id, known) for known in numbers}
+    number = mark(store, plan.scan.table.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
     moved: list[str] = []
-    publish_pass(store, config, table, passes, number, lambda _, bucket: moved.append(bucket))
-    return {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}, ExitCode.OK
+    publish_passes(store, config, followed(store, config, plan), lambda _, bucket: moved.append(bucket))
+    report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
+    return {**report, "kafka_messages": feed_kafka(application, plan)}, ExitCode.OK
+
+
+def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
+    """Copy the stream to Kafka, unless a loop does so: two at once would repeat older messages after newer ones.
+
+    :returns: messages; None: there is no Kafka, or a loop feeds it
+    :raises StepError: Kafka does not take them
+    """
+    settings, store = application.config.kafka_settings(), application.store
+    if settings is None or is_followed(store, plan.scan.table.table_id, time.time()):
+        return None
+    try:
+        with KafkaTopics(settings) as kafka:
+            return relay(store, plan.topic, kafka).messages
+    except RelayError as error:
+        raise StepError(
+            f"{error}. The replica and the file stream are complete; do this step again, which copies nothing anew"
+        ) from error
+
+
+def is_followed(store: ObjectStore, table_id: str, now_s: float) -> bool:
+    """Whether ``bucket_close`` is at work and follows a table.
+
+    :param now_s: seconds since the epoch
+    """
+    close = read_statuses(store).get("bucket_close/close")
+    if close is None or age_s(close, now_s) > STALE_AFTER_S:
+        return False
+    return any(one["table_id"] == table_id for one in close["tables"].values())

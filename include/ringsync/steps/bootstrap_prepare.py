@@ -35,13 +35,13 @@ from ringsync.sources.scan import ScanError, scan_query, scan_session
 from ringsync.sources.session import connect
 from ringsync.state.bootstrap import HEARTBEAT_TTL_S, SCANNING, Bootstrap, BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap_publish import bootstrap_bucket, remove_outputs
+from ringsync.steps.bootstrap_publish import remove_outputs
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
-from ringsync.streams.pass_log import mark
+from ringsync.streams.pass_log import mark, pass_bucket
 from ringsync.streams.topics import data_topic
 
-OUTPUTS_VERSION = 2
+OUTPUTS_VERSION = 3
 """Of the form of files and ledger entries: bootstraps of another cannot be continued."""
 
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
@@ -71,11 +71,6 @@ class BootstrapPlan:
     splits: int | None
     estimated_rows: int
     estimated_bytes: int
-
-    @property
-    def bucket(self) -> str:
-        """Of the stream, for the rows of this bootstrap."""
-        return bootstrap_bucket(self.bootstrap.id)
 
     def to_json(self) -> str:
         """The plan as a JSON object; :meth:`from_json` gives an equal plan back."""
@@ -145,8 +140,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         )
     # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
     begin_pass = mark(store, scan.table.table_id, "begin", plan.bootstrap.id, int(clock() * 1000))
-    report["begin_pass"] = begin_pass
-    return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic, "bucket": plan.bucket}, ExitCode.OK
+    report |= {"begin_pass": begin_pass, "bucket": pass_bucket(begin_pass)}
+    return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
 
 
 def enable_cdc(session: Any, table: TableSchema) -> str:

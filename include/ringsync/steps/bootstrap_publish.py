@@ -1,8 +1,8 @@
-"""Make the files of a bootstrap's committed ranges the replica and a bucket of the stream, and nothing else.
+"""Make the files of a bootstrap's committed ranges the replica and a pass of the stream, and nothing else.
 
 Each of the writes is idempotent and may be repeated after a kill between any two: the replica takes a bootstrap's
-transaction once, its table of changes begins anew once for each base, the bucket's manifest is put once, and the
-bootstrap is then marked completed.
+transaction once, its table of changes begins anew once for each base, the log of passes takes a bootstrap's rows once,
+their bucket's manifest is put once, and the bootstrap is then marked completed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CommittedRange, RangeLedger
 from ringsync.steps.application import Report, StepError
+from ringsync.steps.follow_ups import publish_passes
+from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part
+from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
 
 if TYPE_CHECKING:
     from ringsync.steps.bootstrap_prepare import BootstrapPlan
@@ -52,37 +55,25 @@ def file_prefix(bootstrap_id: str) -> str:
     return f"part-{bootstrap_id}-"
 
 
-def bootstrap_bucket(bootstrap_id: str) -> str:
-    """The stream's bucket of a bootstrap."""
-    return f"bootstrap-{bootstrap_id}"
-
-
 def publish(
     store: ObjectStore,
     config: Config,
     plan: BootstrapPlan,
     ledger: RangeLedger,
     ranges: Sequence[CommittedRange],
-    *,
-    from_pass: int = 1,
-) -> Report:
+    begin: int,
+) -> None:
     """Publish what the ledger holds, which must be everything that was selected.
 
     :param ranges: of the ledger, in token order
-    :param from_pass: the first pass of the sync that these rows may lack something of
-    :returns: part of the report
+    :param begin: number of the pass with which the bootstrap has begun
     :raises StepError: the counts do not reconcile; nothing was published
     :raises LostOwnershipError: another run has taken over
+    :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
     :raises ConcurrentCommitError: another writer has changed the replica meanwhile
     """
-    outputs = [Outputs.from_json(done.outputs) for done in ranges]
-    files = [file for output in outputs for file in output.files]
-    parts = [part for output in outputs for part in output.parts]
-    counts = {
-        "rows": sum(done.rows for done in ranges),
-        "rows_written": sum(file.rows for file in files),
-        "messages_published": sum(part.records for part in parts),
-    }
+    files, parts = files_of(ranges)
+    counts = _counts(ranges)
     if len(set(counts.values())) != 1:
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise StepError(f"the counts do not reconcile: {told}; nothing was published: bootstrap anew with restart")
@@ -91,7 +82,7 @@ def publish(
     check_replaceable(store, table, before)
     # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
     ledger.check()
-    version = replace_base(
+    replace_base(
         store,
         table,
         before,
@@ -103,39 +94,75 @@ def publish(
             "selection": plan.scan.selection.to_json(),
             "element_times": json.dumps(plan.scan.element_times),
         },
-        transaction=f"bootstrap-{plan.bootstrap.id}",
+        transaction=_transaction(plan),
         now_ms=int(time.time() * 1000),
-        from_pass=from_pass,
+        from_pass=begin + 1,
         deletion_vectors=config.replica.deletion_vectors,
     )
     begin_changes(store, table, int(time.time() * 1000))
-    FileStream(store, plan.topic).publish(plan.bucket, parts)
+    mark(store, table.table_id, "rows", plan.bootstrap.id, int(time.time() * 1000), tuple(parts))
+    publish_passes(store, config, followed(store, config, plan))
     _remove_files(store, table, plan.bootstrap.id, {file.name for file in files})
+
+
+def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence[CommittedRange], begin: int) -> Report:
+    """What :func:`publish` has published, now or in a run before."""
+    files, parts = files_of(ranges)
+    table = plan.scan.table
+    folder = base_folder(table.keyspace, table.name)
     return {
-        **counts,
+        **_counts(ranges),
         "replica": {
-            "uri": store.uri(base_folder(table.keyspace, table.name)),
-            "version": version,
+            "uri": store.uri(folder),
+            "version": read_snapshot(store, folder).transactions.get(_transaction(plan)),
             "files": len(files),
             "bytes": sum(file.bytes for file in files),
         },
         "stream": {
             "topic": plan.topic,
-            "bucket": plan.bucket,
+            "bucket": pass_bucket(begin),
             "parts": len(parts),
             "bytes": sum(part.bytes for part in parts),
         },
     }
 
 
+def files_of(ranges: Sequence[CommittedRange]) -> tuple[list[DataFile], list[Part]]:
+    """The files of committed ranges, in their order."""
+    outputs = [Outputs.from_json(done.outputs) for done in ranges]
+    return [file for one in outputs for file in one.files], [part for one in outputs for part in one.parts]
+
+
+def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
+    files, parts = files_of(ranges)
+    return {
+        "rows": sum(done.rows for done in ranges),
+        "rows_written": sum(file.rows for file in files),
+        "messages_published": sum(part.records for part in parts),
+    }
+
+
+def _transaction(plan: BootstrapPlan) -> str:
+    """The replica takes each only once."""
+    return f"bootstrap-{plan.bootstrap.id}"
+
+
+def followed(store: ObjectStore, config: Config, plan: BootstrapPlan) -> SyncTable:
+    """The table as the sync follows it."""
+    return sync_table(store, config, plan.scan.table)
+
+
 def remove_outputs(store: ObjectStore, table: TableSchema, topic: str, bootstrap_id: str) -> None:
     """Remove what a bootstrap that will never be completed has written, unless it is published."""
     live = {str(file["path"]) for file in read_snapshot(store, base_folder(table.keyspace, table.name)).files}
     _remove_files(store, table, bootstrap_id, live)
-    bucket = bootstrap_bucket(bootstrap_id)
-    if FileStream(store, topic).parts(bucket) is None:
-        for stat in store.list(f"streams/{topic}/{bucket}/"):
-            store.delete(stat.key)
+    marks = marks_of_latest(store, table.table_id, pass_numbers(store, table.table_id))
+    begun = [one.bucket for one in marks if (one.kind, one.bootstrap) == ("begin", bootstrap_id)]
+    # Versions before had a bucket with the bootstrap's name.
+    for bucket in (*begun, f"bootstrap-{bootstrap_id}"):
+        if FileStream(store, topic).parts(bucket) is None:
+            for stat in store.list(f"streams/{topic}/{bucket}/"):
+                store.delete(stat.key)
 
 
 def _remove_files(store: ObjectStore, table: TableSchema, bootstrap_id: str, keep: set[str]) -> None:

@@ -3,13 +3,14 @@
 The source is read once. Tasks write files and have each range committed in the ledger; what is left of the ring, or
 could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was
 larger than anybody thought, a range that failed, and a ring that has changed meanwhile are one case: tokens that are in
-no committed range. At the end the files of all committed ranges become the replica, in one commit, and a bucket of the
+no committed range. At the end the files of all committed ranges become the replica, in one commit, and a pass of the
 stream; until then nobody sees them.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import time
@@ -24,16 +25,16 @@ from ringsync.sources.control import ControlServer
 from ringsync.sources.plan import split_to_json
 from ringsync.sources.planning import cut
 from ringsync.sources.session import connect
-from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
+from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState, RangeLedger
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_collect import Collector, reported
-from ringsync.steps.bootstrap_prepare import BootstrapPlan, load_plan, wait_until_free
-from ringsync.steps.bootstrap_publish import publish
+from ringsync.steps.bootstrap_prepare import OUTPUTS_VERSION, BootstrapPlan, load_plan, wait_until_free
+from ringsync.steps.bootstrap_publish import describe_published, publish
 from ringsync.steps.bootstrap_task import BootstrapTask, SplitResult
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import mark
+from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
 
 IDLE_WAVES = 3
 """After so many waves that brought nothing, what is left counts as unreadable."""
@@ -63,6 +64,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
     if latest is None or latest.id != plan.bootstrap.id:
         raise StepError(f"another bootstrap of {plan.scan.table.full_name} has begun since: follow that one")
+    begin = begin_pass(store, plan, latest)
     wait_until_free(state, plan.bootstrap, application.run)
     ledger = state.take_over(plan.bootstrap.id, f"{application.run} on {socket.gethostname()}, process {os.getpid()}")
     collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
@@ -71,20 +73,35 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     with reported(collector, ledger, store, application.run):
         if collector.left and latest.state != COMPLETED:
             spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
-            results = read_all(application, plan, collector, ledger, spark.sparkContext)
+            results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_bucket(begin))
         seconds = time.monotonic() - started
         check_schema(config, plan)
         report = describe(collector, ledger, results, seconds)
         if collector.left:
             return report, ExitCode.COMPLETED_WITH_ERRORS
-        report |= publish(store, config, plan, ledger, collector.ranges, from_pass=begin_pass(store, plan) + 1)
-        state.complete(plan.bootstrap)
+        if latest.state != COMPLETED:
+            publish(store, config, plan, ledger, collector.ranges, begin)
+            state.complete(plan.bootstrap)
+        report |= describe_published(store, plan, collector.ranges, begin)
     return report, ExitCode.OK
 
 
-def begin_pass(store: ObjectStore, plan: BootstrapPlan) -> int:
-    """The pass of the sync with which the bootstrap has begun: what comes behind it the scan may have missed."""
-    return mark(store, plan.scan.table.table_id, "begin", plan.bootstrap.id, int(time.time() * 1000))
+def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap) -> int:
+    """The number of the pass with which the bootstrap has begun; 0: it has completed, and the pass is forgotten.
+
+    :param latest: its state
+    :raises StepError: it was begun by another version of this code, which named its files otherwise
+    """
+    table_id = plan.scan.table.table_id
+    if latest.state == COMPLETED:
+        marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
+        return next((one.number for one in marks if one.kind == "begin"), 0)
+    if json.loads(latest.specification).get("outputs_version") != OUTPUTS_VERSION:
+        raise StepError(
+            f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
+            "bootstrap_table again"
+        )
+    return mark(store, table_id, "begin", plan.bootstrap.id, int(time.time() * 1000))
 
 
 def read_all(
@@ -93,11 +110,13 @@ def read_all(
     collector: Collector,
     ledger: RangeLedger,
     context: Any,
+    bucket: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[SplitResult]:
     """Read what is left, wave after wave, until nothing is left or nothing more can be read.
 
     :param context: Spark's
+    :param bucket: of the stream, for the rows
     """
     config, store = application.config, application.store
     results: list[SplitResult] = []
@@ -106,7 +125,7 @@ def read_all(
     with ControlServer(host=_driver_host(context), handlers=collector.handlers) as control:
         control.watch_limits(store, application.run, config.cluster_limits())
         task = BootstrapTask(
-            application.config_path, plan, control.address, ledger.attempt, put_schemas(application, plan)
+            application.config_path, plan, control.address, ledger.attempt, bucket, put_schemas(application, plan)
         )
         for wave in itertools.count():
             left = collector.left

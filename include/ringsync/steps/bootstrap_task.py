@@ -61,6 +61,7 @@ class BootstrapTask:
 
     :ivar control: of the driver
     :ivar attempt: of the bootstrap; part of the files' names
+    :ivar bucket: of the stream, for the rows
     :ivar schema_version: of the stream
     """
 
@@ -68,6 +69,7 @@ class BootstrapTask:
     plan: BootstrapPlan
     control: ControlAddress
     attempt: int
+    bucket: str
     schema_version: int
 
     def __call__(self, splits: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SplitResult]:
@@ -281,7 +283,7 @@ class RowFiles:
             self._name = next(self._names)
             self._file = DataFileWriter(row_image_schema(plan.scan.table))
             self._part = self._stream.open_part(
-                plan.bucket, f"part-{self._name}", self._task.schema_version, self._config.stream.codec
+                self._task.bucket, f"part-{self._name}", self._task.schema_version, self._config.stream.codec
             )
         self._file.add(batch)
         self._part.add(self._messages(batch))

@@ -43,6 +43,32 @@ def put_schemas(store: ObjectStore, config: Config, table: SyncTable, topic: str
     return version
 
 
+def publish_passes(
+    store: ObjectStore,
+    config: Config,
+    table: SyncTable,
+    announce: Callable[[str, str], None] = lambda topic, bucket: None,
+) -> None:
+    """Make visible what is not yet of all passes of a table, in their order: so they come into the stream.
+
+    :param announce: is told the topic and the bucket that has become visible
+    """
+    passes = {number: get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)}
+    done = last_published(store, table, passes)
+    for number in sorted(known for known in passes if known > done):
+        publish_pass(store, config, table, passes, number, announce)
+
+
+def last_published(store: ObjectStore, table: SyncTable, passes: Mapping[int, Pass]) -> int:
+    """Up to which pass all buckets are visible: they become so in their order."""
+    topics = [table.topic, bootstrap_topic(table.topic)]
+    for number in sorted(passes, reverse=True):
+        one = passes[number]
+        if one.kind in ("changes", "rows") and any(FileStream(store, topic).parts(one.bucket) for topic in topics):
+            return number
+    return 0
+
+
 def publish_pass(
     store: ObjectStore,
     config: Config,
@@ -51,7 +77,8 @@ def publish_pass(
     number: int,
     announce: Callable[[str, str], None] = lambda topic, bucket: None,
 ) -> None:
-    """Make a pass's bucket of the stream visible. A cut-over moves what has waited in the bootstrap stream there.
+    """Make a pass's bucket of the stream visible. A cut-over moves what has waited in the bootstrap stream there, and
+    so does the begin of a bootstrap that replaces one which never ended: it comes before the new one's rows.
 
     :param passes: all up to this number
     :param announce: is told the topic and the bucket that has become visible
@@ -62,12 +89,12 @@ def publish_pass(
         # Moved already, if this is done again after the cut-over.
         if stream.parts(one.bucket) is None:
             waiting.publish(one.bucket, one.parts)
-    elif one.kind == "changes":
+    elif one.kind in ("changes", "rows"):
         stream.publish(one.bucket, one.parts)
         announce(stream.topic, one.bucket)
-    elif one.kind == "cutover":
+    elif left := _since_cutover(passes, number):
         put_schemas(store, config, table, waiting.topic)
-        for before in _since_cutover(passes, number):
+        for before in left:
             waiting.move(before.bucket, before.parts, stream)
             announce(stream.topic, before.bucket)
 
@@ -109,7 +136,7 @@ class FollowUps:
         self._passes: dict[int, Pass] = {}
         self.refresh()
         self._mismatch: str | None = None
-        self._published = self._last_published()
+        self._published = last_published(self._store, table, self._passes)
         self._forgotten = 0
         self._replica_lag_ms: int | None = None
         self._versions: dict[str, int] = {}
@@ -147,15 +174,6 @@ class FollowUps:
         if self.topic not in self._versions:
             self._versions[self.topic] = put_schemas(self._store, self._application.config, self._table, self.topic)
         return self._versions[self.topic]
-
-    def _last_published(self) -> int:
-        """Up to which pass all buckets are visible: they become so in their order."""
-        topics = [self._table.topic, bootstrap_topic(self._table.topic)]
-        for number in sorted(self._passes, reverse=True):
-            one = self._passes[number]
-            if one.kind == "changes" and any(FileStream(self._store, topic).parts(one.bucket) for topic in topics):
-                return number
-        return 0
 
     def reader(self, mode: Mode) -> AfterReader:
         """How tasks find the rows after changes."""

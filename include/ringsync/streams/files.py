@@ -152,11 +152,19 @@ class FileStream:
                 self.store.delete(stat.key)
 
     def move(self, bucket: str, parts: Sequence[Part], to: FileStream) -> None:
-        """Publish a bucket in another stream of the same messages, and remove it from this one. Again is fine."""
+        """Publish a bucket in another stream of the same messages, and remove it from this one. Again is fine.
+
+        So are two at once: who is slower finds nothing left, and everything published.
+        """
         if to.parts(bucket) is None:
-            for part in parts:
-                to.put_part(bucket, part, self._read_part(bucket, part), self.store.get(self._index_key(bucket, part)))
-            to.publish(bucket, parts)
+            try:
+                for part in parts:
+                    index = self.store.get(self._index_key(bucket, part))
+                    to.put_part(bucket, part, self._read_part(bucket, part), index)
+                to.publish(bucket, parts)
+            except (StreamDamagedError, NotFoundError):
+                if to.parts(bucket) != list(parts):
+                    raise
         for stat in self.store.list(f"{self.root}/{bucket}/"):
             self.store.delete(stat.key)
 

@@ -66,6 +66,9 @@ def relay(
     place = CursorObject(store, topic, target)
     cursor = place.load()
     waiting = [bucket for bucket in (stream.buckets() if buckets is None else buckets) if bucket not in cursor]
+    if waiting and buckets is None:
+        # A listing takes its time: one that saw a bucket may have passed by the place of one published just before it.
+        waiting = [bucket for bucket in stream.buckets() if bucket not in cursor and bucket <= waiting[-1]]
     if not waiting:
         return Relayed()
     kafka.open(target)

@@ -12,8 +12,10 @@ A pass exists once its object does: of many who want to make the same number exa
 all passes before it, so that nothing is published twice; who was too late begins anew. All that follows — the bucket of
 the stream, the replica — is made from what the object says and may be repeated.
 
-Two kinds of passes publish nothing: ``begin`` and ``cutover`` enclose a bootstrap. What is published between them goes
-to the bootstrap stream, and behind the cut-over to the table's own; so the flip is one conditional write.
+``begin`` and ``cutover`` enclose a bootstrap, and publish nothing of their own. What is published between them goes to
+the bootstrap stream, and behind the cut-over to the table's own; so the flip is one conditional write. ``rows`` is what
+the bootstrap has copied. It is known at the end only, but its place in the stream is that of ``begin``: behind all that
+was published before, and before all that waits.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.storage.port import AlreadyExistsError, ObjectStore
-from ringsync.streams.files import Part
+from ringsync.streams.files import Part, StreamError
 
-PassKind = Literal["changes", "begin", "cutover"]
+MarkKind = Literal["begin", "rows", "cutover"]
+PassKind = Literal["changes"] | MarkKind
 Digests = npt.NDArray[np.uint64]
 """uint64[rows, 2]: the halves of 16-byte digests as they lie in memory."""
 
@@ -42,13 +45,18 @@ that belong to the bucket of their arrival. Their copies may be in any bucket.""
 _NUMBER = re.compile(r"/(\d{12})\.json$")
 
 
+class BootstrapReplacedError(StreamError):
+    """A bootstrap is not the one that goes on: another has begun since, or it was cancelled."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """One pass over the settled rows of a table.
 
     :ivar number: from 1
-    :ivar kind: ``begin`` and ``cutover`` of a bootstrap have neither messages nor rows
+    :ivar kind: ``begin`` and ``cutover`` of a bootstrap have neither messages nor rows; ``rows`` has messages only
     :ivar bootstrap: whose topic the messages go to first, and which ``begin`` and ``cutover`` enclose; empty: none
+    :ivar begin: of ``rows``: the number of the bootstrap's ``begin``, in whose place of the stream they are
     :ivar late: its rows were late
     :ivar created_at_ms: ms since the epoch
     :ivar parts: of the stream's bucket
@@ -63,6 +71,7 @@ class Pass:
     table_id: str
     created_at_ms: int
     bootstrap: str = ""
+    begin: int = 0
     late: bool = False
     parts: tuple[Part, ...] = ()
     changes: tuple[str, ...] = ()
@@ -73,11 +82,11 @@ class Pass:
     @property
     def bucket(self) -> str:
         """Of the stream."""
-        return pass_bucket(self.number)
+        return pass_bucket(self.begin or self.number)
 
 
 def pass_bucket(number: int) -> str:
-    """The stream's bucket of a pass; sorts behind the buckets of bootstraps."""
+    """The stream's bucket of a pass; they sort by number, behind ``bootstrap-…``, which older versions published."""
     return f"pass-{number:012}"
 
 
@@ -215,23 +224,61 @@ def among(halves: Digests, published: Digests) -> npt.NDArray[np.bool_]:
     return found
 
 
-def mark(store: ObjectStore, table_id: str, kind: Literal["begin", "cutover"], bootstrap: str, now_ms: int) -> int:
-    """Begin a bootstrap, or end it: what is published from here on goes elsewhere. Again is fine.
+def mark(
+    store: ObjectStore, table_id: str, kind: MarkKind, bootstrap: str, now_ms: int, parts: tuple[Part, ...] = ()
+) -> int:
+    """Begin a bootstrap, publish its rows, or end it: what is published from here on goes elsewhere. Again is fine.
+
+    A cut-over without rows ends a bootstrap that has not come to its end.
 
     :param now_ms: ms since the epoch
+    :param parts: of the rows
     :returns: the number of the pass that says so
+    :raises BootstrapReplacedError: there are rows or a cut-over of a bootstrap that does not go on
     """
     while True:
         numbers = pass_numbers(store, table_id)
-        for number in reversed(numbers):
-            found = get_pass(store, table_id, number)
-            if found.kind == kind and found.bootstrap == bootstrap:
-                return number
-            if found.kind == "begin" or (found.kind == "changes" and not found.bootstrap):
+        marks = marks_of_latest(store, table_id, numbers, through_changes=kind != "begin")
+        for one in marks:
+            if (one.kind, one.bootstrap) == (kind, bootstrap):
+                return one.number
+        begin = next((one for one in marks if one.kind == "begin"), None)
+        if kind != "begin":
+            _check_goes_on(kind, bootstrap, begin, marks)
+        place = begin.number if begin and kind == "rows" else 0
+        number = (numbers[-1] if numbers else 0) + 1
+        if put_pass(store, Pass(number, kind, table_id, now_ms, bootstrap, place, parts=parts)):
+            return number
+
+
+def _check_goes_on(kind: MarkKind, bootstrap: str, begin: Pass | None, marks: list[Pass]) -> None:
+    if begin is not None and begin.bootstrap != bootstrap:
+        raise BootstrapReplacedError(
+            f"bootstrap {bootstrap} was replaced by {begin.bootstrap} of the same table: follow that one"
+        )
+    if kind == "rows" and (begin is None or any(one.kind == "cutover" for one in marks)):
+        raise BootstrapReplacedError(f"bootstrap {bootstrap} was cancelled: trigger bootstrap_table again")
+
+
+def marks_of_latest(
+    store: ObjectStore, table_id: str, numbers: list[int], *, through_changes: bool = True
+) -> list[Pass]:
+    """The marks of a table's latest bootstrap as far as they are kept, the newest first.
+
+    :param numbers: of the table's passes, rising
+    :param through_changes: look for it before changes of the table's own stream, too; else only one that goes on, or
+        that has just ended, is found
+    """
+    found: list[Pass] = []
+    for number in reversed(numbers):
+        one = get_pass(store, table_id, number)
+        if one.kind != "changes":
+            found.append(one)
+            if one.kind == "begin":
                 break
-        candidate = Pass((numbers[-1] if numbers else 0) + 1, kind, table_id, now_ms, bootstrap)
-        if put_pass(store, candidate):
-            return candidate.number
+        elif not one.bootstrap and not through_changes:
+            break
+    return found
 
 
 def forget_changes(store: ObjectStore, one: Pass) -> None:

@@ -1,7 +1,7 @@
 """Which buckets of a file stream a Kafka topic has: the object ``streams/<topic>/kafka.json``.
 
-Exactly which, not "all up to this name": a bootstrap of a table that is synced already publishes a bucket whose name
-comes before those of all passes. Numbered buckets are kept as runs, so that a million passes are one entry.
+Exactly which, not "all up to this name": versions before published bootstraps under names that come before those of all
+passes. Numbered buckets are kept as runs, so that a million passes are one entry.
 """
 
 from __future__ import annotations
