@@ -60,6 +60,14 @@ def test_connections_of_all_passwords_are_handed_on(tmp_path: Path) -> None:
     assert config.airflow_connections() == ("cluster", "broker")
 
 
+def test_kafka_s_partition_is_chosen_by_the_partition_key_unless_told_otherwise(tmp_path: Path) -> None:
+    for told in ("partition_key", "primary_key", None):
+        kafka = {"bootstrap_servers": ["b:1"], **({"partition_by": told} if told else {})}
+        found = load_config(written(tmp_path, {**MINIMAL, "kafka": kafka})).kafka_settings()
+        assert found
+        assert found.partition_by == (told or "partition_key")
+
+
 def test_the_brokers_password_is_resolved_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     login = {"sasl_mechanism": "PLAIN", "username": "u", "password": {"env": "BROKER"}}
     kafka = {"bootstrap_servers": ["b:1"], "replication_factor": 3, "tls": {"ca_file": "/ca"}, **login}
@@ -118,6 +126,10 @@ def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:
         (
             {"kafka": {"bootstrap_servers": ["b:1"], "serialisation": "json", "schema_registry_url": "http://r"}},
             r"kafka: schema_registry_url is for serialisation avro",
+        ),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "partition_by": "key"}},
+            r"kafka\.partition_by: .*'partition_key' or 'primary_key'",
         ),
         ({"kafka": {"bootstrap_servers": ["b:1"], "json_schemas": False}}, r"kafka: json_schemas is for .* json"),
         (

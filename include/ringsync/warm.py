@@ -45,7 +45,8 @@ from ringsync.sources.row_keys import ROW_KEYS, row_keys
 from ringsync.sources.scan import scan_query
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.json_messages import json_converter
-from ringsync.streams.messages import envelope_schema, snapshot_messages
+from ringsync.streams.messages import envelope_schema, key_schema, message_schema, snapshot_messages
+from ringsync.streams.tokens import steps_to_token, tokens_of
 
 NOW = 1_700_000_000
 SAMPLES: dict[str, object] = {
@@ -77,7 +78,10 @@ def warm() -> None:
     _read_record(table)
     told: dict[str, Any] = {"hostname": "", "processed_at_ms": 0, "schema_version": 1, "version": ""}
     messages = snapshot_messages(batch, table, "warm", "exact", **told)
-    json_converter(envelope_schema(table, "warm", "exact"))(messages.values.to_pylist())
+    key, envelope = (make(table, "warm", "exact") for make in (key_schema, envelope_schema))
+    (value,) = messages.values.to_pylist()
+    json_converter(envelope)([value])
+    tokens_of(value, np.array([0, len(value)]), 1, steps_to_token(message_schema(key, envelope)))
     _publish_change(batch, table)
 
 

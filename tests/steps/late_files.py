@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion
-from ringsync.changes.schema import LIVE, PARTITION_DELETION, ROW
+from ringsync.changes.schema import LIVE, PARTITION_DELETION, RANGE_DELETION, ROW
 from ringsync.schema.table import TableSchema
 from ringsync.state.staging import STAGED_ROWS, encode_rows, late_key
 from ringsync.storage.port import ObjectStore
@@ -62,7 +62,27 @@ class Write:
         return f"INSERT INTO {table} (id, seq, v) VALUES ({self.id}, {self.seq}, '{self.v}') USING TIMESTAMP {self.at}"
 
 
-def change_rows(writes: Sequence[Write], table: TableSchema, node: str = "node-1") -> pa.RecordBatch:
+@dataclass(frozen=True)
+class RangeDelete:
+    """``DELETE … WHERE id = … AND seq >= start AND seq < end`` USING TIMESTAMP ``at`` (µs)."""
+
+    id: int
+    start: int
+    end: int
+    at: int
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.md5(repr(self).encode()).digest()
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        row = Write(self.id, None, None, self.at).row(table, node)
+        bounds = [_ONE_INT + seq.to_bytes(4, "big", signed=True) for seq in (self.start, self.end)]
+        own = {"clustering": bounds[0] + b"\x01", "range_end": bounds[1] + b"\x00", "digest": self.digest}
+        return row | {"kind": RANGE_DELETION} | own
+
+
+def change_rows(writes: Sequence[Write | RangeDelete], table: TableSchema, node: str = "node-1") -> pa.RecordBatch:
     """The change rows of some writes, sorted by token."""
     rows = sorted((write.row(table, node) for write in writes), key=lambda row: row["token"])
     return pa.RecordBatch.from_pylist(rows, schema=STAGED_ROWS)

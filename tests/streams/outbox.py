@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ringsync.changes.images import row_images_of
+from ringsync.changes.merge import merge
+from ringsync.changes.schema import ROW
 from ringsync.cql.types import Native
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
+from ringsync.streams.change_messages import change_messages
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import Messages, envelope_schema, key_schema, snapshot_messages
+from tests.steps.late_files import RangeDelete, Write, change_rows
 
 SERVER = "demo"
 NOTES = TableSchema(
@@ -38,13 +44,13 @@ def outbox(folder: Path, topic: str) -> FileStream:
     return stream
 
 
-def notes(first: int, count: int) -> Messages:
+def notes(first: int, count: int, tokens: list[int] | None = None) -> Messages:
     """Messages of rows; all of different rows are different."""
     numbers = np.arange(first, first + count)
     schema = row_image_schema(NOTES)
     row = {"writetime": 1_790_845_200_000_000 + first, "expires_at": None, "deleted_at": None, "live": None}
     known: dict[str, Any] = {
-        "token": pa.array(numbers // LINES, pa.int64()),
+        "token": pa.array(numbers // LINES if tokens is None else tokens, pa.int64()),
         "id": pa.array(numbers // LINES, pa.int32()),
         "line": pa.array(numbers % LINES, pa.int32()),
         "note": pa.array([f"note {n} {'x' * (n % 40)}" for n in numbers.tolist()]),
@@ -55,6 +61,16 @@ def notes(first: int, count: int) -> Messages:
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     told: dict[str, Any] = {"hostname": "10.0.0.7", "processed_at_ms": 1, "schema_version": 1, "version": "0.1.0"}
     return snapshot_messages(batch, NOTES, SERVER, "exact", **told)
+
+
+def changes(*writes: Write | RangeDelete) -> Messages:
+    """Messages of changes of NOTES that say what the changes say; ``v`` is the note."""
+    merged = merge(change_rows(writes, NOTES), NOTES)
+    is_row = merged["kind"].to_numpy() == ROW
+    images = row_images_of(merged, NOTES, "error").take(pa.array(np.cumsum(is_row) - 1, mask=~is_row))
+    visible = pc.list_value_length(merged["cells"]).to_numpy() > 0
+    told: dict[str, Any] = {"processed_at_ms": 1, "schema_version": 1, "version": "0.1.0"}
+    return change_messages(merged, images, visible, NOTES, SERVER, "exact", hostnames=merged["node"], **told)
 
 
 def publish(stream: FileStream, bucket: str, *parts: Messages) -> None:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka import relay
 from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
+from ringsync.streams.messages import Messages
 from ringsync.streams.relay_errors import BrokerUnavailableError, CursorError, RelayError
 from servers.kafka import BrokerSettings, KafkaBroker
 from tests.kafka_reading import Record, avro_of, json_payload, kafka_messages, read_topic
-from tests.streams.outbox import notes, outbox, publish, published
+from tests.steps.late_files import RangeDelete, Write
+from tests.streams.outbox import changes, notes, outbox, publish, published
 
 pytestmark = pytest.mark.server
 
@@ -84,6 +88,83 @@ def test_published_buckets_come_once_each_in_the_order_of_their_keys(broker: Kaf
     assert {record.partition for record in records} == {0, 1, 2, 3}
     assert all(message["value"]["source"]["event_id"] == event_id for event_id, message in found.items())
     assert found == published(stream)
+
+
+def churn(ids: range) -> list[Messages]:
+    """Passes over partitions of NOTES: rows, a deletion that hits them, and rows again."""
+    rows = [[Write(id_, line, f"{at}", at * 1000 + line) for id_ in ids for line in range(10)] for at in (1, 3, 5)]
+    deletions = [Write(id_, None, None, 2000) for id_ in ids], [RangeDelete(id_, 2, 8, 4000) for id_ in ids]
+    return [changes(*writes) for writes in (rows[0], deletions[0], rows[1], deletions[1], rows[2])]
+
+
+@pytest.mark.parametrize("serialisation", ["avro", "json"])
+def test_all_messages_of_a_cassandra_partition_are_in_one_of_kafka_s_in_their_order(
+    broker: KafkaBroker, tmp_path: Path, serialisation: str
+) -> None:
+    stream = outbox(tmp_path, f"demo.shop.churned.{serialisation}")
+    for number, messages in enumerate(churn(range(200))):
+        publish(stream, f"pass-{number:012}", messages)
+    with KafkaTopics(settings_of(broker, serialisation=serialisation, partitions=6)) as kafka:
+        assert relay(stream.store, stream.topic, kafka).messages == 200 * 32
+    records = read_topic(broker.bootstrap, stream.topic)
+    decode = (json_payload, json_payload) if serialisation == "json" else (avro_of(stream, 0), avro_of(stream, 1))
+    found = kafka_messages(records, *decode)
+    assert order_of(found) == order_of(published(stream))
+    places: dict[int, set[int]] = defaultdict(set)
+    for record in records:
+        places[found[record.event_id]["value"]["source"]["token"]].add(record.partition)
+    assert len(places) == 200
+    assert all(kafka_partitions == {token % 6} for token, kafka_partitions in places.items())
+    assert Counter(record.partition for record in records).keys() == set(range(6))
+
+
+def order_of(messages: dict[str, dict[str, Any]]) -> dict[int, list[str]]:
+    """The event ids of each Cassandra partition, in order."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for event_id, message in messages.items():
+        found[message["key"]["id"]].append(event_id)
+    return found
+
+
+def test_a_topic_that_gets_more_partitions_uses_them(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.grown")
+    passes = churn(range(50))
+    with KafkaTopics(settings_of(broker, partitions=2)) as kafka:
+        publish(stream, "pass-000000000001", passes[0])
+        relay(stream.store, stream.topic, kafka)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_partitions([NewPartitions(stream.topic, 7)])[stream.topic].result()
+        publish(stream, "pass-000000000002", passes[2])
+        relay(stream.store, stream.topic, kafka)
+    records, found = delivered(broker, stream)
+    assert found == published(stream)
+    for record in records:
+        source = found[record.event_id]["value"]["source"]
+        assert record.partition == source["token"] % (2 if source["ts_us"] < 2000 else 7)
+
+
+def test_by_the_whole_key_as_java_s_producers_do_it(broker: KafkaBroker, tmp_path: Path) -> None:
+    stream = outbox(tmp_path, "demo.shop.by.primary")
+    publish(stream, "pass-000000000001", churn(range(20))[0])
+    with KafkaTopics(settings_of(broker, partition_by="primary_key")) as kafka:
+        relay(stream.store, stream.topic, kafka)
+    records = read_topic(broker.bootstrap, stream.topic)
+    assert len(records) == 200
+    assert all(record.partition == (murmur2(record.key) & 0x7FFF_FFFF) % 4 for record in records)
+
+
+def murmur2(data: bytes) -> int:
+    """As org.apache.kafka.common.utils.Utils computes it, without the sign."""
+    seed, mixer, mask = 0x9747B28C, 0x5BD1E995, 0xFFFF_FFFF
+    found = (seed ^ len(data)) & mask
+    whole = len(data) // 4 * 4
+    for (word,) in struct.iter_unpack("<I", data[:whole]):
+        mixed = word * mixer & mask
+        found = (found * mixer & mask) ^ ((mixed ^ mixed >> 24) * mixer & mask)
+    if rest := data[whole:]:
+        found = (found ^ int.from_bytes(rest, "little")) * mixer & mask
+    found = (found ^ found >> 13) * mixer & mask
+    return found ^ found >> 15
 
 
 def test_parts_without_an_index_are_relayed(broker: KafkaBroker, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ class Config(Section):
             password=kafka.password.resolve("kafka.password") if kafka.password else None,
             partitions=kafka.partitions,
             replication_factor=kafka.replication_factor,
+            partition_by=kafka.partition_by,
         )
 
     def cluster_limits(self) -> Limits:

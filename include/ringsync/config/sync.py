@@ -102,6 +102,7 @@ class Kafka(Section):
     password: Secret | None = None
     partitions: Annotated[int, Field(ge=1)] = 4
     replication_factor: Annotated[int, Field(ge=1)] | None = None
+    partition_by: Literal["partition_key", "primary_key"] = "partition_key"
 
     @model_validator(mode="after")
     def _whole(self) -> Kafka:

@@ -18,8 +18,8 @@ END        the datum is complete
 ========== ============================================================================================
 
 ``p`` and ``end`` are addresses in the datum, ``q`` and ``limit`` in the output; behind all buffers
-:data:`~ringsync.cql.kernels.PADDING` bytes are spare. ``p`` becomes :data:`DAMAGED` where a datum does not go on as
-the program says, ``q`` becomes :data:`FULL` where the output is too small.
+:data:`~ringsync.cql.kernels.PADDING` bytes are spare. ``p`` becomes ``DAMAGED`` where a datum does not go on as the
+program says (:mod:`ringsync.streams.datum_kernels`), ``q`` becomes :data:`FULL` where the output is too small.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from numba import njit
 
 from ringsync.cql.kernels import KERNEL, copy_bytes, load8, load64_native, store8, store32, store64
 from ringsync.cql.text_forms import DIGITS_PER_BYTE, NUMBER_ROOM, write_digits, write_scaled
+from ringsync.streams.datum_kernels import DAMAGED, read_length, read_long
 
 LITERAL, UNION, LONG, BOOLEAN, TEXT, BYTES, DECIMAL, FLOAT, ITEMS, NEXT, END = range(11)
 INSTRUCTION_BYTES = 24
 
-DAMAGED = 0
 FULL = 0
 
 _LONGEST_LONG = 20
@@ -114,7 +114,7 @@ def _write_datum(
         if kind == LITERAL:
             q = _write_literal(literals + a, b, q, limit)
         elif kind == UNION:
-            branch, p = _read_long(p, end)
+            branch, p = read_long(p, end)
             if branch == a:
                 q = _write_word(_NULL, q, limit)
                 step = program + b
@@ -151,7 +151,7 @@ def _write_datum(
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_value(kind: int, p: int, end: int, q: int, limit: int, scratch: int, scratch_end: int) -> tuple[int, int]:
     if kind == LONG:
-        value, p = _read_long(p, end)
+        value, p = read_long(p, end)
         q = _write_long(value, q, limit)
     elif kind == TEXT:
         p, q = _write_text(p, end, q, limit)
@@ -165,35 +165,11 @@ def _write_value(kind: int, p: int, end: int, q: int, limit: int, scratch: int, 
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _read_long(p: int, end: int) -> tuple[int, int]:
-    """An int or long: (value, address behind it)."""
-    number = 0
-    shift = 0
-    while p < end and shift < 64:
-        byte = load8(p)
-        p += 1
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return ((number >> 1) & 0x7FFF_FFFF_FFFF_FFFF) ^ -(number & 1), p
-    return 0, DAMAGED
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _read_length(p: int, end: int) -> tuple[int, int]:
-    """Of a string or bytes: (bytes, address behind the length)."""
-    length, p = _read_long(p, end)
-    if p == DAMAGED or length < 0 or length > end - p:
-        return 0, DAMAGED
-    return length, p
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _read_count(p: int, end: int) -> tuple[int, int]:
     """Of the items of a block; a negative one is followed by the block's bytes. Each item has a byte at least."""
-    count, p = _read_long(p, end)
+    count, p = read_long(p, end)
     if p != DAMAGED and count < 0:
-        _, p = _read_long(p, end)
+        _, p = read_long(p, end)
         count = -count
     if p == DAMAGED or count < 0 or count > end - p:
         return 0, DAMAGED
@@ -262,7 +238,7 @@ def _write_boolean(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_text(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
     """A string; quotes, backslashes and control characters are escaped, all else stays as it is."""
-    length, p = _read_length(p, end)
+    length, p = read_length(p, end)
     if p == DAMAGED:
         return p, q
     if limit - q < _LONGEST_ESCAPE * length + 2:
@@ -298,7 +274,7 @@ def _write_text(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_base64(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
-    length, p = _read_length(p, end)
+    length, p = read_length(p, end)
     if p == DAMAGED:
         return p, q
     if limit - q < (length + 2) // 3 * 4 + 2:
@@ -324,14 +300,14 @@ def _write_base64(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_decimal(p: int, end: int, q: int, limit: int, scratch: int, scratch_end: int) -> tuple[int, int]:
     """Bytes with the unscaled number as bytes, and the scale (Avro's logical type big-decimal)."""
-    length, p = _read_length(p, end)
+    length, p = read_length(p, end)
     if p == DAMAGED:
         return p, q
     end = p + length
-    size, unscaled = _read_length(p, end)
+    size, unscaled = read_length(p, end)
     if unscaled == DAMAGED or size == 0:
         return DAMAGED, q
-    scale, p = _read_long(unscaled + size, end)
+    scale, p = read_long(unscaled + size, end)
     if p != end:
         return DAMAGED, q
     if limit - q < DIGITS_PER_BYTE * size + NUMBER_ROOM:

@@ -113,7 +113,7 @@ def _send(
             keys, values = serialisers[version](block)
         except ValueError as error:
             raise StreamDamagedError(f"{stream.topic}, version {version} of its schemas: {error}") from error
-        kafka.send(target, keys, values, block.event_ids, version)
+        kafka.send(target, keys, values, block.event_ids, block.tokens, version)
 
 
 def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import TracebackType
 from typing import Any, Literal
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from ringsync.config import Tls
 from ringsync.streams.relay_errors import BrokerUnavailableError, RelayError
 from ringsync.streams.schema_registry import SchemaRegistry
+from ringsync.streams.tokens import partition_of
 
 Serialisation = Literal["avro", "json"]
+PartitionBy = Literal["partition_key", "primary_key"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+_BY_KEY = -1
+"""Instead of a partition: librdkafka chooses it by the key."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Of the topics that are made here. Cassandra takes mutations of up to 16 MiB, and a row may be made of several."""
@@ -44,6 +52,8 @@ class KafkaSettings:
     :ivar sasl_mechanism: with ``username`` and ``password``; None: no login
     :ivar partitions: of topics that are made
     :ivar replication_factor: of topics that are made; None: the brokers' default
+    :ivar partition_by: what chooses a message's partition: Cassandra's partition key, by its token, so that all
+        messages of a Cassandra partition are in one; or the message's whole key, as Java's producers do it
     :ivar answer_timeout_s: how long a broker may take to say that it is there
     :ivar delivery_timeout_s: how long a message may wait for its confirmation
     """
@@ -58,6 +68,7 @@ class KafkaSettings:
     password: str | None = field(default=None, repr=False)
     partitions: int = 4
     replication_factor: int | None = None
+    partition_by: PartitionBy = "partition_key"
     answer_timeout_s: float = 10.0
     delivery_timeout_s: float = 60.0
 
@@ -77,6 +88,7 @@ class KafkaTopics:
         self._producer: Producer | None = None
         self._deliveries = _Deliveries()
         self._known: set[str] = set()
+        self._partitions: dict[str, int] = {}
         self._last_error = ""
 
     def __enter__(self) -> KafkaTopics:
@@ -106,7 +118,8 @@ class KafkaTopics:
                 self._known.add(topic)
             if self._producer is None:
                 self._producer = Producer(producer_settings(self.settings, self._note))
-            self._producer.list_topics(topic, timeout=self.settings.answer_timeout_s)
+            # A topic may have got more of them.
+            self._partitions[topic] = self._count_partitions(self._producer, topic)
         except KafkaException as error:
             if self._producer is not None:
                 self._producer.poll(0)  # calls _note
@@ -114,11 +127,18 @@ class KafkaTopics:
             raise self._explained(error.args[0], f"topic {topic}") from error
 
     def send(
-        self, topic: str, keys: Sequence[bytes], values: Sequence[bytes], event_ids: Sequence[bytes], version: int
+        self,
+        topic: str,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        event_ids: Sequence[bytes],
+        tokens: pa.Array,
+        version: int,
     ) -> None:
         """Hand messages over, in order, after :meth:`open`.
 
         :param event_ids: go into the header ``event_id``
+        :param tokens: int64, of the Cassandra partitions
         :param version: of the schema; goes into the header ``schema_version``
         :raises BrokerUnavailableError: an earlier message was not delivered in time
         :raises RelayError: the broker refused an earlier message
@@ -127,11 +147,14 @@ class KafkaTopics:
             raise RelayError(f"topic {topic} was not opened")
         produce, failed = self._producer.produce, self._deliveries.failed
         schema_version = ("schema_version", str(version).encode())
-        for key, value, event_id in zip(keys, values, event_ids, strict=True):
+        partitions: Iterable[int] = repeat(_BY_KEY, len(keys))
+        if self.settings.partition_by == "partition_key":
+            partitions = partition_of(tokens, self._partitions[topic])
+        for key, value, event_id, partition in zip(keys, values, event_ids, partitions, strict=True):
             headers: Any = [("event_id", event_id), schema_version]
             while True:
                 try:
-                    produce(topic, value, key, on_delivery=failed, headers=headers)
+                    produce(topic, value, key, partition, on_delivery=failed, headers=headers)
                     break
                 except BufferError:
                     self._producer.poll(0.1)
@@ -178,6 +201,18 @@ class KafkaTopics:
             admin.poll(0)  # calls _note
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
+
+    def _count_partitions(self, producer: Producer, topic: str) -> int:
+        """Of a topic that is there; one that was made just now is not known at once."""
+        timeout = self.settings.answer_timeout_s
+        deadline = time.monotonic() + timeout
+        while True:
+            found = producer.list_topics(topic, timeout=timeout).topics[topic]
+            if found.partitions:
+                return len(found.partitions)
+            if time.monotonic() > deadline:
+                raise KafkaException(found.error or KafkaError(KafkaError._TIMED_OUT))
+            time.sleep(0.1)
 
     def _note(self, error: KafkaError) -> None:
         """What librdkafka tells by the way: why a broker cannot be reached."""
@@ -236,7 +271,7 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
         # A report of each message would be a Python object made of it: flush() says when none is waiting.
         "delivery.report.only.error": True,
         "message.timeout.ms": int(settings.delivery_timeout_s * 1000),
-        # Java's default, so that other producers and Kafka Streams put a key into the same partition.
+        # For partition_by primary_key. Java's default, so that other producers put a key into the same partition.
         "partitioner": "murmur2_random",
         "compression.type": "lz4",
         "linger.ms": 20,

@@ -20,6 +20,7 @@ from fastavro import parse_schema, schemaless_reader
 from ringsync.cql.avro import without_logical_types
 from ringsync.streams.container import read_blocks
 from ringsync.streams.messages import Messages
+from ringsync.streams.tokens import Steps, steps_to_token, tokens_of
 
 EVENT_ID_BYTES = 16
 _SCHEMA = pa.schema(
@@ -38,12 +39,14 @@ class MessageBlock:
     :ivar keys: Avro datums
     :ivar values: Avro datums, as many
     :ivar event_ids: as many, each of 32 hexadecimal digits
+    :ivar tokens: int64, as many: ``source.token`` of each
     :ivar schema_version: the stream's schemas that they follow
     """
 
     keys: list[bytes]
     values: list[bytes]
     event_ids: list[bytes]
+    tokens: pa.Array
     schema_version: int
 
 
@@ -94,25 +97,28 @@ def blocks_by_index(data: bytes, crc32c: int, index: bytes) -> Iterator[MessageB
     if told.get(b"crc32c") != f"{crc32c:08x}".encode() or table.schema.remove_metadata() != _SCHEMA:
         raise ValueError("it is not the index of this part")
     version = int(told[b"schema_version"])
+    schema, blocks = read_blocks(data)
+    steps = steps_to_token(schema)
     first = 0
-    for rows, block in read_blocks(data)[1]:
-        yield _block(block, table.slice(first, rows), rows, version)
+    for rows, block in blocks:
+        yield _block(block, table.slice(first, rows), rows, version, steps)
         first += rows
     if first != len(table):
         raise ValueError(f"it has {len(table)} messages, the part {first}")
 
 
-def _block(data: bytes, index: pa.Table, rows: int, version: int) -> MessageBlock:
+def _block(data: bytes, index: pa.Table, rows: int, version: int, steps: Steps) -> MessageBlock:
     lengths = np.stack([index.column(i).to_numpy() for i in range(2)], axis=1).ravel()
     bounds = np.zeros(2 * len(index) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
-    if len(index) != rows or bounds[-1] != len(data):
+    if len(index) != rows or bounds[-1] != len(data) or lengths.min(initial=0) < 0:
         raise ValueError(f"it has {len(index)} messages of {bounds[-1]} bytes where the part has {rows} of {len(data)}")
     ends = bounds.tolist()
     return MessageBlock(
         [data[a:b] for a, b in zip(ends[:-1:2], ends[1::2], strict=True)],
         [data[a:b] for a, b in zip(ends[1::2], ends[2::2], strict=True)],
         _hexadecimal(index.column(2)),
+        tokens_of(data, bounds[1:], rows, steps),
         version,
     )
 
@@ -144,4 +150,5 @@ def blocks_by_decoding(data: bytes) -> Iterator[MessageBlock]:
             values.append(block[middle : stream.tell()])
             sources.append(envelope["source"])
         event_ids = [source["event_id"].encode() for source in sources]
-        yield MessageBlock(keys, values, event_ids, sources[0]["schema_version"])
+        tokens = pa.array([source["token"] for source in sources], pa.int64())
+        yield MessageBlock(keys, values, event_ids, tokens, sources[0]["schema_version"])
