@@ -25,7 +25,7 @@ KEPT_PLANS = 100
 
 @dataclass(frozen=True)
 class SyncTable:
-    """A table with ``cdc = true``.
+    """A table with ``cdc = true`` that ``sync.include`` and ``sync.exclude`` let us follow.
 
     :ivar topic: of its messages
     :ivar by_arrival: its rows belong to the interval in which they are read, since its writers set timestamps
@@ -47,7 +47,7 @@ class SyncPlan:
     :ivar interval: which
     :ivar hosts: nodes that own tokens, and whether they are alive
     :ivar replications: by keyspace of the tables
-    :ivar tables: with cdc
+    :ivar tables: that are followed
     """
 
     interval: Bucket
@@ -127,7 +127,7 @@ def make_plan(config: Config, session: Any, schema: Schema, interval: Bucket) ->
     tables = tuple(
         SyncTable(table, data_topic(config.server_name, table), config.sync.bucket_by_of(table.full_name) == "arrival")
         for table in schema.tables
-        if table.table_id in with_cdc
+        if table.table_id in with_cdc and config.sync.follows(table.full_name)
     )
     replications = read_replications(session, {table.schema.keyspace for table in tables})
     return SyncPlan(interval, read_hosts(session), replications, tables)
