@@ -96,6 +96,28 @@ def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:
     assert sync.queues == ("default", "rack-a", "rack-b")
 
 
+def test_which_tables_are_followed(tmp_path: Path) -> None:
+    def followed(**sync: object) -> list[str]:
+        config = load_config(written(tmp_path, {**MINIMAL, "sync": sync}))
+        names = ("shop.orders", "shop.tmp_1", "shop.tmp", '"Shop".orders', 'shop."Tmp_1"', "log.tmp_1")
+        return [name for name in names if config.sync.follows(name)]
+
+    assert len(followed()) == 6
+    assert followed(include=["shop.*"]) == ["shop.orders", "shop.tmp_1", "shop.tmp", 'shop."Tmp_1"']
+    assert followed(include=["shop.*"], exclude=["*.tmp_*"]) == ["shop.orders", "shop.tmp", 'shop."Tmp_1"']
+    assert followed(include=['"Shop".*', 'shop."Tmp"*']) == ['"Shop".orders', 'shop."Tmp_1"']
+    assert followed(include=["SHOP.Orders", "log.tmp_1"], exclude=["log.*"]) == ["shop.orders"]
+
+
+def test_settings_of_tables_that_match_a_pattern(tmp_path: Path) -> None:
+    """The table's own name wins over patterns, and of those the first that matches."""
+    tables = {"shop.im*": {"bucket_by": "arrival"}, "shop.*": {"after_image": "none"}, "shop.imported": {}}
+    sync = load_config(written(tmp_path, yaml.safe_dump({**MINIMAL, "sync": {"tables": tables}}, sort_keys=False))).sync
+    names = ("shop.images", "shop.orders", "shop.imported", "log.images")
+    assert [sync.bucket_by_of(name) for name in names] == ["arrival", "write_time", "write_time", "write_time"]
+    assert [sync.after_image_of(name) for name in names] == ["source", "none", "source", "source"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -116,7 +138,10 @@ def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:
         ({"sync": {"digest_retention_h": 0}}, r"sync\.digest_retention_h: .*greater than 0"),
         ({"sync": {"digest_retention_h": 0.01}}, r"sync\.digest_retention_h: must be longer than .* 0\.0833333 h"),
         ({"sync": {"after_image": "cluster"}}, r"sync\.after_image: .*'source', 'replica' or 'none'"),
-        ({"sync": {"tables": {"orders": {}}}}, r"sync\.tables\.orders: 'orders' is not a table name"),
+        ({"sync": {"tables": {"orders": {}}}}, r"sync\.tables\.orders: 'orders' is not a table name or pattern"),
+        ({"sync": {"include": []}}, r"sync\.include: .*at least 1 item"),
+        ({"sync": {"exclude": ["shop"]}}, r"sync\.exclude\.0: 'shop' is not a .* write shop\.orders or shop"),
+        ({"sync": {"include": ["a.b", "a.b-c"]}}, r"sync\.include\.1: 'a\.b-c' is not a table name or pattern"),
         ({"sync": {"tables": {"a.b": {"bucket": "x"}}}}, r"tables\.a\.b\.bucket: unknown key; did you mean bucket_by"),
         (
             {"sync": {"queue_of_node": {"10.0.0.1": "a b"}}},

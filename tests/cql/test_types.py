@@ -3,7 +3,12 @@
 import pyarrow as pa
 import pytest
 
-from ringsync.cql.identifiers import parse_table_name, portable_names, quote
+from ringsync.cql.identifiers import (
+    parse_table_name,
+    parse_table_pattern,
+    portable_names,
+    quote,
+)
 from ringsync.cql.types import CqlTypeError, Native, UserType, arrow_type, is_multicell, parse_type
 
 ADDRESS = UserType("shop", "address", ("street", "Zip code"), (Native("text"), Native("int")))
@@ -83,3 +88,30 @@ def test_table_names(text: str, name: tuple[str, str]) -> None:
 def test_what_is_not_a_table_name(text: str) -> None:
     with pytest.raises(ValueError, match="not a table name"):
         parse_table_name(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown", "matched"),
+    [
+        ("Shop.Orders", "shop.orders", ["shop.orders"]),
+        ("shop.*", "shop.*", ["shop.orders", "shop.Orders", "shop.order"]),
+        ("*.O*s", "*.o*s", ["shop.orders", "Shop.orders"]),
+        ('"Shop".*', '"Shop".*', ["Shop.orders"]),
+        ('*."O"*', '*."O"*', ["shop.Orders"]),
+        ('shop."*"', 'shop."*"', []),
+        ('shop."Orders"', 'shop."Orders"', ["shop.Orders"]),
+        ("shop.order_", "shop.order_", []),
+    ],
+)
+def test_patterns_of_tables(pattern: str, shown: str, matched: list[str]) -> None:
+    found = parse_table_pattern(pattern)
+    names = [("shop", "orders"), ("Shop", "orders"), ("shop", "Orders"), ("shop", "order")]
+    assert str(found) == shown
+    assert parse_table_pattern(shown) == found
+    assert [".".join(name) for name in names if found.matches(*name)] == matched
+
+
+@pytest.mark.parametrize("text", ["*", "shop", "a.b.*", "a.*;", "a. ", "1a.b", 'a."*', "a.b?", "a.[bc]", ".*"])
+def test_what_is_no_pattern_of_tables(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a table name or pattern"):
+        parse_table_pattern(text)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ringsync.airflow_client import RunState, TaskState
 from ringsync.config import Config
-from ringsync.service.checks import CheckError, Node, duration_ms, judge_nodes
+from ringsync.service.checks import CheckError, Node, duration_ms, judge_nodes, tell_tables
 from ringsync.service.command import wait_until_idle
 from ringsync.service.health import DagHealth, problems
 from ringsync.service.show import status_lines
@@ -119,6 +119,30 @@ def test_logs_that_are_synced_too_seldom_are_refused() -> None:
     old = {"cdc_enabled": "true", "commitlog_sync_period_in_ms": "10000"}
     with pytest.raises(CheckError, match="every 10000 ms"):
         judge_nodes([Node("a:9042", old)], short)
+
+
+def test_remarks_about_tables() -> None:
+    sync = {
+        "include": ["shop.*", "log.*"],
+        "exclude": ["*.tmp_*", "shop.draft"],
+        "tables": {"shop.im*": {"bucket_by": "arrival", "after_image": "none"}, "shop.oders": {}},
+    }
+    config = settings(sync=sync).sync
+    tables = ["other.orders", "shop.imports", "shop.orders", "shop.tmp_1", 'shop."Tmp_1"']
+    assert tell_tables(tables, config) == [
+        'tables that are followed: shop.imports (after_image: none, bucket_by: arrival), shop.orders, shop."Tmp_1"',
+        "tables with cdc = true that sync.include or sync.exclude leaves out: other.orders, shop.tmp_1",
+        "warning: sync.include: log.* names no table that has cdc = true",
+        "warning: sync.exclude: shop.draft names no table that has cdc = true",
+        "warning: sync.tables: shop.oders names no table that has cdc = true",
+    ]
+    assert tell_tables(["other.orders"], config)[0] == (
+        "warning: no table is followed: sync.include and sync.exclude leave out all that have cdc = true"
+    )
+    assert tell_tables(tables, settings().sync) == [f"tables that are followed: {', '.join(tables)}"]
+    assert tell_tables([], config) == [
+        "no table has cdc = true yet: ALTER TABLE … WITH cdc = true, or cdcservice bootstrap"
+    ]
 
 
 def test_remarks_about_nodes() -> None:

@@ -20,7 +20,7 @@ from servers.cassandra import CassandraNode
 from tests.changes.query_replay import replay_queries
 from tests.oracle import Rows, differences, source_rows, synced_rows
 from tests.stream_model import StreamModel
-from tests.sync.scenario import WITHOUT_CDC
+from tests.sync.scenario import NOT_FOLLOWED
 
 
 def judge(
@@ -53,8 +53,9 @@ def judge(
             uris = [store.uri(folder(table.keyspace, table.name)) for folder in (base_folder, changes_folder)]
             replica = synced_rows(*uris, table, now)
             wrong += [f"replica of {name}: {one}" for one in differences(source, replica)]
-    unfollowed = data_topic("test", read_table(session, *WITHOUT_CDC.split(".")))
-    wrong += [f"a message in {unfollowed}/{bucket}" for bucket in FileStream(store, unfollowed).buckets()]
+    for name in NOT_FOLLOWED:
+        topic = data_topic("test", read_table(session, *name.split(".")))
+        wrong += [f"a message in {topic}/{bucket}" for bucket in FileStream(store, topic).buckets()]
     assert not wrong, (len(wrong), wrong[:8])
     return found
 

@@ -29,6 +29,9 @@ COMMANDS = {
 }
 """How an application is started, else by Python. Stage reads local files: it must not care which master Spark has."""
 
+EXCLUDED = "workload.excluded"
+"""A table that has cdc, and that :func:`write_conf` excludes."""
+
 LOOPS = ("commitlog_stage", "bucket_close", "out_of_sequence")
 
 
@@ -40,7 +43,7 @@ def write_conf(folder: Path, nodes: Sequence[CassandraNode], *, window_ms: int, 
         "store": {"url": "lake"},
         "commitlog_processor_window_interval_ms": window_ms,
         "out_of_sequence_processor_poll_interval_ms": 1000,
-        "sync": {"run_s": 3600, "poll_interval_ms": 500},
+        "sync": {"run_s": 3600, "poll_interval_ms": 500, "exclude": ["*.excl*"]},
         "stream": {"codec": "null"},
     }
     for name, section in sections.items():

@@ -13,7 +13,7 @@ from cassandra.cluster import NoHostAvailable
 
 from tests.chaos.applications import PROJECT
 from tests.commitlogs.workload import KEYSPACE, random_schema, random_statements, tables
-from tests.sync.pipeline import LOOPS, Pipeline
+from tests.sync.pipeline import EXCLUDED, LOOPS, Pipeline
 
 VERSION = "5.0"
 TABLES = tuple(f"{KEYSPACE}.{table.name}" for table in tables(VERSION))
@@ -22,22 +22,25 @@ BY_ARRIVAL = {name: {"bucket_by": "arrival"} for name in TABLES}
 
 
 WITHOUT_CDC = f"{KEYSPACE}.without_cdc"
-"""A table that nobody follows: nothing of it may be anywhere."""
+NOT_FOLLOWED = (WITHOUT_CDC, EXCLUDED)
+"""Tables that nobody follows: nothing of them may be anywhere."""
 
 
 def create_schema(session: Any, replicas: int = 3) -> None:
-    """The workload's tables, with cdc, and one without."""
+    """The workload's tables, with cdc, one without, and one that the configuration excludes."""
     for statement in random_schema(VERSION):
         session.execute(statement.replace("'replication_factor': 1", f"'replication_factor': {replicas}"))
     session.execute(f"CREATE TABLE {WITHOUT_CDC} (k int PRIMARY KEY, v text)")
+    session.execute(f"CREATE TABLE {EXCLUDED} (k int PRIMARY KEY, v text) WITH cdc = true")
 
 
 def statements(seed: int, count: int) -> Iterator[str]:
-    """Statements of the workload; the same for the same seed. Every tenth is followed by one that nobody follows."""
+    """Statements of the workload; the same for the same seed. Every tenth is followed by two that nobody follows."""
     for number, statement in enumerate(random_statements(seed, count, VERSION)):
         yield statement
         if number % 10 == 9:
-            yield f"INSERT INTO {WITHOUT_CDC} (k, v) VALUES ({number}, 'x')"
+            for table in NOT_FOLLOWED:
+                yield f"INSERT INTO {table} (k, v) VALUES ({number}, 'x')"
 
 
 def at_one(workload: Iterator[str]) -> Iterator[str]:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from ringsync.config.secrets import Secret, Section
 from ringsync.config.sections import Tls
-from ringsync.cql.identifiers import parse_table_name, printable
+from ringsync.cql.identifiers import parse_table_name, parse_table_pattern
 
 AfterImage = Literal["source", "replica", "none"]
 BucketBy = Literal["write_time", "arrival"]
+
+EVERY_TABLE = ("*.*",)
+"""Patterns that leave out none."""
 
 DEFAULT_QUEUE = "default"
 """Queue of the nodes that ``sync.queue_of_node`` does not name: Airflow's own default queue, whatever its name."""
 
 
-def _checked_table(name: str) -> str:
-    return ".".join(printable(part) for part in parse_table_name(name))
+def _checked_pattern(text: str) -> str:
+    return str(parse_table_pattern(text))
+
+
+Pattern = Annotated[str, AfterValidator(_checked_pattern)]
+"""``keyspace.table`` as in CQL, where ``*`` stands for any characters."""
 
 
 def _checked_queue(name: str) -> str:
@@ -35,7 +43,7 @@ def _checked_address(address: str) -> str:
 
 
 class TableSync(Section):
-    """What is different for one table; None: as ``sync`` says."""
+    """What is different for one table, or for all that a pattern names; None: as ``sync`` says."""
 
     after_image: AfterImage | None = None
     bucket_by: BucketBy = "write_time"
@@ -54,7 +62,9 @@ class Sync(Section):
     stage_cores: Annotated[int, Field(ge=1)] = 2
     cdc_raw: str | None = None
     keystore: str | None = None
-    tables: dict[Annotated[str, AfterValidator(_checked_table)], TableSync] = Field(default_factory=dict)
+    include: Annotated[tuple[Pattern, ...], Field(min_length=1, strict=False)] = EVERY_TABLE
+    exclude: Annotated[tuple[Pattern, ...], Field(strict=False)] = ()
+    tables: dict[Pattern, TableSync] = Field(default_factory=dict)
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -68,6 +78,28 @@ class Sync(Section):
         :param host_id: the node's id, which wins if both are named
         """
         return self.queue_of_node.get(host_id) or self.queue_of_node.get(address) or DEFAULT_QUEUE
+
+    def follows(self, table: str) -> bool:
+        """Whether the sync follows a table, if it has ``cdc = true``: it is included, and not excluded.
+
+        :param table: ``keyspace.table`` as in CQL
+        """
+        name = _checked_pattern(table)
+        return any(_names(one, name) for one in self.include) and not any(_names(one, name) for one in self.exclude)
+
+    def useless_patterns(self, tables: Collection[str]) -> list[str]:
+        """Keys of ours that name no table.
+
+        :param tables: those with ``cdc = true``, ``keyspace.table`` as in CQL
+        :returns: such as ``sync.exclude: shop.tmp_*``
+        """
+        keys = {"include": self.include, "exclude": self.exclude, "tables": tuple(self.tables)}
+        return [
+            f"sync.{key}: {pattern}"
+            for key, patterns in keys.items()
+            for pattern in patterns
+            if pattern not in EVERY_TABLE and not any(_names(pattern, table) for table in tables)
+        ]
 
     def after_image_of(self, table: str) -> AfterImage:
         """Where the row after a change comes from.
@@ -84,7 +116,15 @@ class Sync(Section):
         return self._of(table).bucket_by
 
     def _of(self, table: str) -> TableSync:
-        return self.tables.get(_checked_table(table)) or TableSync()
+        """Its own entry, else that of the first pattern that names it."""
+        name = _checked_pattern(table)
+        found = (one for pattern, one in self.tables.items() if _names(pattern, name))
+        return self.tables.get(name) or next(found, TableSync())
+
+
+def _names(pattern: str, table: str) -> bool:
+    """Whether a pattern names a table; both are as :func:`_checked_pattern` gives them."""
+    return pattern == table or ("*" in pattern and parse_table_pattern(pattern).matches(*parse_table_name(table)))
 
 
 class Kafka(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 _PLAIN = re.compile(r"[a-z][a-z0-9_]*")
 _RESERVED_WORDS = """
@@ -15,6 +16,8 @@ unset update use using view where with
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 """Words that name nothing unless they are in quotes (C: cql3/reserved_keywords.txt)."""
 _NAME = re.compile(r'\s*("(?:[^"]|"")+"|[A-Za-z]\w*)\s*')
+_PIECE = re.compile(r'"(?:[^"]|"")+"|\w+|\*', re.ASCII)
+_PATTERN = re.compile(rf"\s*((?:{_PIECE.pattern})+)\s*\.\s*((?:{_PIECE.pattern})+)\s*", re.ASCII)
 
 
 def quote(identifier: str) -> str:
@@ -33,6 +36,66 @@ def parse_table_name(text: str) -> tuple[str, str]:
         if second:
             return _unquote(first.group(1)), _unquote(second.group(1))
     raise ValueError(f"{text!r} is not a table name: write keyspace.table, e.g. shop.orders")
+
+
+@dataclass(frozen=True)
+class TablePattern:
+    """What names tables: as in CQL, where ``*`` outside double quotes stands for any characters.
+
+    :ivar keyspace: pieces of its first part, each a text or, for ``*``, None
+    :ivar table: those of the second
+    """
+
+    keyspace: tuple[str | None, ...]
+    table: tuple[str | None, ...]
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it is a table's name: without any ``*``."""
+        return None not in (*self.keyspace, *self.table)
+
+    def matches(self, keyspace: str, table: str) -> bool:
+        """Whether it names a table, whose names are given as they are, without quotes."""
+        return _matches(self.keyspace, keyspace) and _matches(self.table, table)
+
+    def __str__(self) -> str:
+        """The pattern, quoted only where it must be."""
+        return ".".join(
+            "".join("*" if piece is None else _printable_piece(piece, len(part) == 1) for piece in part)
+            for part in (self.keyspace, self.table)
+        )
+
+
+def parse_table_pattern(text: str) -> TablePattern:
+    """Read ``keyspace.table`` or a pattern, e.g. ``shop.*`` or ``*.tmp_*``; double quotes as in CQL.
+
+    :raises ValueError: when it is neither
+    """
+    found = _PATTERN.fullmatch(text)
+    if found:
+        pattern = TablePattern(*(_pieces(part) for part in found.groups()))
+        if not pattern.is_name:
+            return pattern
+    try:
+        keyspace, table = parse_table_name(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a table name or pattern: write shop.orders or shop.*") from None
+    return TablePattern((keyspace,), (table,))
+
+
+def _pieces(part: str) -> tuple[str | None, ...]:
+    return tuple(None if piece == "*" else _unquote(piece) for piece in _PIECE.findall(part))
+
+
+def _matches(pieces: tuple[str | None, ...], name: str) -> bool:
+    regex = "".join(".*" if piece is None else re.escape(piece) for piece in pieces)
+    return re.fullmatch(regex, name, re.DOTALL) is not None
+
+
+def _printable_piece(piece: str, whole: bool) -> str:
+    if whole:
+        return printable(piece)
+    return piece if re.fullmatch("[a-z0-9_]+", piece) else quote(piece)
 
 
 def parse_column_names(text: str) -> tuple[str, ...]:

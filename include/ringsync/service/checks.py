@@ -6,7 +6,7 @@ Each check gives remarks for the operator, or raises what says which key or addr
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from cassandra import DriverException, OperationTimedOut, RequestExecutionExcept
 from cassandra.cluster import NoHostAvailable
 
 from ringsync.config import Config
+from ringsync.config.sync import Sync
 from ringsync.cql.identifiers import printable, quote
 from ringsync.sources.session import ClusterError, connect, endpoint_of, explained_errors
 
@@ -70,14 +71,42 @@ def check_cluster(config: Config) -> list[str]:
             nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
             tables = tables_with_cdc(session)
             for keyspace, table in tables:
-                check_readable(session, keyspace, table)
+                if config.sync.follows(full_name(keyspace, table)):
+                    check_readable(session, keyspace, table)
     except (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException) as error:
         raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
-    remarks = judge_nodes(nodes, config)
-    if tables:
-        names = ", ".join(f"{printable(keyspace)}.{printable(table)}" for keyspace, table in tables)
-        return [f"tables with cdc = true: {names}", *remarks]
-    return ["no table has cdc = true yet: ALTER TABLE … WITH cdc = true, or cdcservice bootstrap", *remarks]
+    return [*tell_tables([full_name(*table) for table in tables], config.sync), *judge_nodes(nodes, config)]
+
+
+def full_name(keyspace: str, table: str) -> str:
+    """``keyspace.table`` as in CQL."""
+    return f"{printable(keyspace)}.{printable(table)}"
+
+
+def tell_tables(tables: Sequence[str], sync: Sync) -> list[str]:
+    """Remarks about what is followed, and what is not.
+
+    :param tables: those with ``cdc = true``, ``keyspace.table`` as in CQL
+    """
+    if not tables:
+        return ["no table has cdc = true yet: ALTER TABLE … WITH cdc = true, or cdcservice bootstrap"]
+    followed = [table for table in tables if sync.follows(table)]
+    left_out = [table for table in tables if table not in followed]
+    remarks = [f"tables that are followed: {', '.join(_with_settings(table, sync) for table in followed)}"]
+    if not followed:
+        remarks = ["warning: no table is followed: sync.include and sync.exclude leave out all that have cdc = true"]
+    if left_out:
+        remarks.append(f"tables with cdc = true that sync.include or sync.exclude leaves out: {', '.join(left_out)}")
+    useless = sync.useless_patterns(tables)
+    return [*remarks, *(f"warning: {pattern} names no table that has cdc = true" for pattern in useless)]
+
+
+def _with_settings(table: str, sync: Sync) -> str:
+    own = [
+        *([f"after_image: {image}"] if (image := sync.after_image_of(table)) != sync.after_image else []),
+        *(["bucket_by: arrival"] if sync.bucket_by_of(table) == "arrival" else []),
+    ]
+    return f"{table} ({', '.join(own)})" if own else table
 
 
 def read_node(session: Any, host: Any) -> Node:

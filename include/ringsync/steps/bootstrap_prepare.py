@@ -115,6 +115,11 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     }
     if options.dry_run:
         return report, ExitCode.OK
+    if options.enable_cdc and not config.sync.follows(scan.table.full_name):
+        raise StepError(
+            f"{scan.table.full_name} would not be followed, so cdc is not enabled: sync.include or sync.exclude of the "
+            "configuration leaves it out"
+        )
     create_state(session, config)
     if options.enable_cdc:
         report["cdc"] = enable_cdc(session, scan.table)

@@ -155,7 +155,7 @@ class Stager:
                 self._ring_of(table.keyspace),
             )
             for table in self._logged
-            if table.table_id in with_cdc
+            if table.table_id in with_cdc and self._config.sync.follows(table.full_name)
         )
         task = StageTask(self._config_path, self._logged, kept, windows)
         # A task for each core: to start one takes longer than a small segment.

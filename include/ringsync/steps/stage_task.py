@@ -142,7 +142,7 @@ class StageTask:
     """Decodes and stages; Spark calls it with the work of one partition.
 
     :ivar logged: all tables of the schema: a mutation may have any
-    :ivar kept: those that are followed
+    :ivar kept: those that are followed; rows of all others count as ``not_cdc``
     """
 
     config_path: str

@@ -155,7 +155,7 @@ def make_plan(
     replications: dict[str, Replication] = {}
     tables: list[SyncTable] = []
     for table in schema.tables:
-        if table.table_id not in with_cdc:
+        if table.table_id not in with_cdc or not config.sync.follows(table.full_name):
             continue
         try:
             if table.keyspace not in replications:
