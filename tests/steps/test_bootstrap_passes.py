@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ringsync.changes.identity import TableVersion
 from ringsync.config import Config, load_config
 from ringsync.steps import kafka_feed
 from ringsync.steps.follow_ups import publish_passes
@@ -26,7 +27,7 @@ from tests.streams.outbox import NOTES, notes
 
 TOPIC = "test.shop.notes"
 TABLE_ID = NOTES.table_id
-TABLE = SyncTable(NOTES, TOPIC, by_arrival=False)
+TABLE = SyncTable(TableVersion.first(NOTES), TOPIC, by_arrival=False)
 
 
 class Killed(Exception):
@@ -123,7 +124,7 @@ class Kafka:
     def open(self, topic: str) -> None:
         pass
 
-    def send(self, topic: str, keys: Any, values: Any, event_ids: Any, version: int) -> None:
+    def send(self, topic: str, keys: Any, values: Any, event_ids: Any, tokens: Any, version: int) -> None:
         self.waiting += len(keys)
         Kafka.sent += [value.partition(b"note ")[2].partition(b" ")[0].decode() for value in values]
 
