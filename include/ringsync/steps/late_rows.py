@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -172,16 +172,19 @@ class LateRows:
     def _new_batches(self, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
         """The rows of files, some files together."""
         batch: dict[str, pa.RecordBatch] = {}
+        size = 0.0
         for start in range(0, len(files), _FETCHED_TOGETHER):
             if not self._goes_on():
                 return
             some = files[start : start + _FETCHED_TOGETHER]
             for file, rows in zip(some, _FETCHERS.map(self._decode, some), strict=True):
-                if rows is not None:
-                    batch[file] = rows
-                if _is_full(batch.values()):
+                if rows is None:
+                    continue
+                batch[file] = rows
+                size += _part_of_batch(rows)
+                if size >= 1:
                     yield batch
-                    batch = {}
+                    batch, size = {}, 0.0
         if batch:
             yield batch
 
@@ -224,6 +227,7 @@ class LateRows:
         """The rows that are waiting in these shards, some shards together."""
         taken: list[Shard] = []
         parts: list[pa.RecordBatch] = []
+        size = 0.0
         decoded: tuple[str, pa.RecordBatch | None] = ("", None)
         for shard in shards:
             if decoded[0] != shard.file:
@@ -234,9 +238,10 @@ class LateRows:
                 return
             taken.append(shard)
             parts.append(self._rows_of(shard, decoded[1]))
-            if _is_full(parts):
+            size += _part_of_batch(parts[-1])
+            if size >= 1:
                 yield _batch(taken, parts)
-                taken, parts = [], []
+                taken, parts, size = [], [], 0.0
         if taken:
             yield _batch(taken, parts)
 
@@ -324,9 +329,9 @@ def check_counts(of: Mapping[str, int]) -> None:
         raise StepError(f"the counts of late rows do not reconcile: {dict(of)}")
 
 
-def _is_full(parts: Collection[pa.RecordBatch]) -> bool:
-    """Whether these are published together."""
-    return sum(len(part) for part in parts) >= BATCH_ROWS or sum(part.nbytes for part in parts) >= BATCH_BYTES
+def _part_of_batch(rows: pa.RecordBatch) -> float:
+    """How much of a batch these rows fill."""
+    return float(max(len(rows) / BATCH_ROWS, rows.nbytes / BATCH_BYTES))
 
 
 def _batch(shards: Sequence[Shard], parts: Sequence[pa.RecordBatch]) -> _Batch:
