@@ -41,11 +41,11 @@ def test_from_admission_to_the_end(queue: OutOfSequence, session: Any) -> None:
     wanted = np.ones(len(rows), np.bool_)
     wanted[5], wanted[SHARD_ROWS : 2 * SHARD_ROWS] = False, False
     assert queue.find([FILE]) == {}
-    admitted = queue.admit(FILE, rows, wanted, 1_000)
+    admitted = queue.admit(FILE, rows, wanted, 1_000, 1_500)
     assert [(s.number, s.shards, s.due_ms, s.attempts, s.waiting) for s in admitted] == [
-        (0, 3, 1_000, 0, SHARD_ROWS - 1),
-        (1, 3, 1_000, 0, 0),
-        (2, 3, 1_000, 0, 3),
+        (0, 3, 1_500, 1, SHARD_ROWS - 1),
+        (1, 3, 1_500, 1, 0),
+        (2, 3, 1_500, 1, 3),
     ]
     assert queue.find([FILE, "staging/late/another.arrow"]) == {FILE: admitted}
     digests = queue.digests(admitted)
@@ -57,7 +57,7 @@ def test_from_admission_to_the_end(queue: OutOfSequence, session: Any) -> None:
     assert (row.table_id, row.partition_key, row.clustering) == (bytes(16), (8).to_bytes(4, "big"), None)
     assert (row.kind, row.write_time) == (0, 1_700_000_000_000_008)
     left = queue.solve(admitted[2], digests[2][1:], 1, 60_000)
-    assert left == replace(admitted[2], due_ms=60_000, attempts=1, waiting=1)
+    assert left == replace(admitted[2], due_ms=60_000, attempts=2, waiting=1)
     assert queue.solve(admitted[0], digests[0], 0, 60_000).waiting == 0
     assert [s.waiting for s in queue.find([FILE])[FILE]] == [0, 0, 1]
     assert queue.digests([left]) == [[digests[2][0]]]
@@ -70,8 +70,8 @@ def test_from_admission_to_the_end(queue: OutOfSequence, session: Any) -> None:
 def test_admitting_again_changes_nothing_but_what_is_wanted_no_more(queue: OutOfSequence) -> None:
     """As after a kill: by then some of the rows may have been published otherwise."""
     rows = late_rows(10)
-    queue.admit(FILE, rows, np.ones(10, np.bool_), 1_000)
-    again = queue.admit(FILE, rows, np.arange(10) > 3, 2_000)
+    queue.admit(FILE, rows, np.ones(10, np.bool_), 1_000, 1_000)
+    again = queue.admit(FILE, rows, np.arange(10) > 3, 2_000, 2_000)
     assert len(queue.digests(again)[0]) == 10
     queue.forget(FILE, 1)
 
@@ -86,13 +86,13 @@ def test_what_has_gone_through_does_not_slow_it_down(queue: OutOfSequence) -> No
             assert queue.digests(queue.find([f"{number}"])[f"{number}"])[0][0] == bytes(16)
         return time.perf_counter() - started
 
-    queue.admit("0", late_rows(50), wanted[:50], 0)
+    queue.admit("0", late_rows(50), wanted[:50], 0, 0)
     before = seconds(0)
     for number in range(1, 13):
-        shards = queue.admit(f"{number}", rows, wanted, 0)
+        shards = queue.admit(f"{number}", rows, wanted, 0, 0)
         digests = queue.digests(shards)[0]
         # Half go one by one, the rest with their partition.
         queue.solve(shards[0], digests[: SHARD_ROWS // 2], SHARD_ROWS // 2, 0)
         queue.forget(f"{number}", 1)
-    queue.admit("13", late_rows(50), wanted[:50], 0)
+    queue.admit("13", late_rows(50), wanted[:50], 0, 0)
     assert seconds(13) < 3 * before + 0.2

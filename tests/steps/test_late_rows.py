@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
+from ringsync.changes.identity import TableVersion
 from ringsync.config import Config, load_config
 from ringsync.schema.from_cluster import read_table
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.sources.control import ControlServer
 from ringsync.sources.session import close_all, connect
@@ -25,8 +24,16 @@ from ringsync.state.out_of_sequence import OutOfSequence
 from ringsync.steps import out_of_sequence
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.late_rows import ATTEMPTS, FOLDER, LateRows, UnreadableRowsError
+from ringsync.steps.late_rows import (
+    FIRST_WAIT_S,
+    FOLDER,
+    LONGEST_WAIT_S,
+    LateRows,
+    Outcome,
+    UnreadableRowsError,
+)
 from ringsync.steps.own_keyspace import create_state
+from ringsync.steps.rows_after import AfterReader
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
@@ -93,22 +100,41 @@ def messages(store: ObjectStore, table: TableSchema) -> list[dict[str, Any]]:
     return found
 
 
+class Ring:
+    """Says that a replica is down, or is not any more."""
+
+    def __init__(self, passes: LatePasses) -> None:
+        self.down = True
+        self._real = passes._reader
+        passes._reader = self.reader  # type: ignore[method-assign]
+
+    def reader(self, table: TableSchema) -> AfterReader:
+        found = self._real(table)
+        if not self.down:
+            return found
+        ring = replace(found.ring)
+        ring.__dict__["all_live"] = np.zeros(len(ring.ranges), np.bool_)
+        return replace(found, ring=ring)
+
+
 @pytest.mark.usefixtures("state")
 def test_from_file_to_message(application: Application, table: TableSchema, session: Any) -> None:
+    """What is shown is published at once. What is not waits for replicas that are down, and then is not there."""
     store, clock, t = application.store, Clock(), HOUR_AGO
     there, overwritten, deleted = Write(1, 1, "there", t), Write(1, 2, "old", t + 1), Write(2, 1, None, t + 5)
-    coming, never, forgotten = Write(3, 1, "coming", t + 2), Write(4, 1, "never", t + 3), Write(5, 1, "done", t + 4)
-    for write in (there, Write(1, 2, "newer", t + 100), Write(2, 1, "gone", t + 4), deleted):
+    coming, hidden, forgotten = Write(3, 1, "coming", t + 2), Write(4, 1, "hidden", t + 3), Write(5, 1, "done", t + 4)
+    for write in (there, Write(1, 2, "newer", t + 100), Write(2, 1, "gone", t + 4), deleted, forgotten):
         session.execute(write.cql(table.full_name))
     put_late(store, [there, overwritten, deleted, coming], table, "node-1-a")
-    put_late(store, [there, coming, never], table, "node-2-a", "node-2")
+    put_late(store, [there, coming, hidden], table, "node-2-a", "node-2")
     with ControlServer() as control:
         passes = LatePasses(application, connect(application.config.cluster_settings()), control.address)
+        ring = Ring(passes)
         assert passes.table("0" * 32) is None
         version = passes.table(table.table_id)
         assert version is not None
         assert version.table == table
-        assert passes.publish(table, change_rows([forgotten], table)) == 1
+        assert passes.publish(table, change_rows([forgotten], table)).published == 1
         put_late(store, [Write(6, None, None, t + 6)], table, "node-1-0")
         put_late(store, [forgotten], table, "node-1-b")
         late = LateRows(store, OutOfSequence(session, "t_late"), passes, clock)
@@ -118,31 +144,34 @@ def test_from_file_to_message(application: Application, table: TableSchema, sess
         assert [stat.key for stat in store.list(FOLDER)] == [f"{FOLDER}{table.table_id}/{n}.arrow" for n in WAITING]
         late.cycle()
         session.execute(coming.cql(table.full_name))
-        clock.now += 10
+        clock.now += FIRST_WAIT_S
         late.cycle()
         assert late.status()["waiting"] == 1
-        for _ in range(ATTEMPTS - 2):
-            assert late.counts["unseen"] == 0
-            clock.now += 600
+        for _ in range(10):
+            clock.now += LONGEST_WAIT_S
             late.cycle()
-        # Another process knows what was published, and a copy that comes later still is a duplicate.
-        put_late(store, [never, there], table, "node-3-a", "node-3")
+        assert late.status()["waiting"] == 1
+        ring.down = False
+        # Another process goes on, and a copy that comes later still is a duplicate.
+        put_late(store, [hidden, there], table, "node-3-a", "node-3")
+        clock.now += LONGEST_WAIT_S
         again = LateRows(store, OutOfSequence(session, "t_late"), passes, clock)
         again.cycle()
     assert not store.list(FOLDER)
     assert session.execute("SELECT count(*) FROM t_late.out_of_sequence").one()[0] == 0
     assert dict(late.counts) == {
-        **{"files": 4, "read": 9, "duplicates": 1, "admitted": 8},
-        **{"due": 14, "published": 6, "unseen": 1, "repeated": 2, "postponed": 6},
+        **{"files": 4, "read": 9, "due": 12, "published": 5, "repeated": 3, "postponed": 13},
     }
-    assert (again.counts["read"], again.counts["duplicates"]) == (2, 2)
+    assert {name: again.counts[name] for name in ("read", "due", "published", "repeated", "postponed")} == {
+        **{"read": 2, "due": 1, "published": 1, "repeated": 2, "postponed": 0},
+    }
     said = messages(store, table)
     assert all(one["source"]["late"] for one in said)
     assert sorted((one["source"]["ts_us"], one["op"], (one["after"] or {}).get("v")) for one in said) == [
         (t, "c", "there"),
         (t + 1, "c", "newer"),
         (t + 2, "c", "coming"),
-        (t + 3, "c", "never"),
+        (t + 3, "d", None),
         (t + 4, "c", "done"),
         (t + 5, "d", None),
         (t + 6, "d", None),
@@ -162,18 +191,18 @@ def test_a_row_that_a_pass_has_published_meanwhile_is_left_out(
     with ControlServer() as control:
         connected = connect(application.config.cluster_settings())
         first, second = (LatePasses(application, connected, control.address) for _ in range(2))
-        assert first.table(table.table_id) == second.table(table.table_id) == table
+        assert first.table(table.table_id) == second.table(table.table_id)
         real = second.published
 
         def published(table: TableSchema, rows: pa.RecordBatch) -> Any:
             """Another is faster after we have looked."""
             found = real(table, rows)
             second.published = real  # type: ignore[method-assign]
-            assert first.publish(table, change_rows(writes[:4], table)) == 4
+            assert first.publish(table, change_rows(writes[:4], table)).published == 4
             return found
 
         second.published = published  # type: ignore[method-assign]
-        assert second.publish(table, rows) == 6
+        assert second.publish(table, rows).published == 6
     found = sorted(one["source"]["ts_us"] for one in messages(application.store, table))
     assert found == [write.at for write in writes]
 
@@ -227,27 +256,32 @@ class Deadly:
 
 
 class Published:
-    """Effects that remember what was published; a quorum shows ``seen``."""
+    """Effects that remember what was published; what is in ``open`` waits some looks."""
 
-    def __init__(self, table: TableSchema, seen: list[Write]) -> None:
-        self.known, self.seen = table, seen
+    def __init__(self, table: TableSchema, open: list[Write]) -> None:
+        self.known = table
+        self.open = {write.digest: 3 for write in open}
         self.times: list[bytes] = []
 
-    def table(self, table_id: str) -> TableSchema | None:
-        return self.known if table_id == self.known.table_id else None
+    def table(self, table_id: str) -> TableVersion | None:
+        return TableVersion.first(self.known) if table_id == self.known.table_id else None
 
-    def published(self, table: TableSchema, rows: pa.RecordBatch) -> Any:
-        return np.array([digest in self.times for digest in rows["digest"].to_pylist()], np.bool_)
+    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
+        digests = rows["digest"].to_pylist()
+        waiting = np.zeros(len(digests), np.bool_)
+        new = []
+        for place, digest in enumerate(digests):
+            if digest in self.times:
+                continue
+            self.open[digest] = self.open.get(digest, 0) - 1
+            waiting[place] = self.open[digest] >= 0
+            if not waiting[place]:
+                new.append(digest)
+        self.times += new
+        return Outcome(len(new), waiting)
 
-    def read(self, table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
-        if not self.seen:
-            return pa.RecordBatch.from_pylist([], schema=row_image_schema(table))
-        return row_images_of(merge(change_rows(self.seen, table), table), table, "error")
 
-    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> int:
-        new = rows.filter(pa.array(~self.published(table, rows)))
-        self.times += new["digest"].to_pylist()
-        return len(new)
+LOOKS = 6
 
 
 @pytest.mark.usefixtures("state")
@@ -259,7 +293,7 @@ def test_a_kill_anywhere_loses_and_repeats_nothing(
     hidden = [Write(2, seq, "y", HOUR_AGO + seq) for seq in range(3)]
     kills = 0
     for calls in range(1 + after, 100, 3):
-        store, clock, effects = LocalStore(tmp_path / f"{calls}"), Clock(), Published(table, shown)
+        store, clock, effects = LocalStore(tmp_path / f"{calls}"), Clock(), Published(table, hidden)
         effects.times = [shown[0].digest]
         put_late(store, [*shown, *hidden], table, f"a{calls}")
         put_late(store, [*shown[3:], hidden[0]], table, f"b{calls}", "node-2")
@@ -268,13 +302,13 @@ def test_a_kill_anywhere_loses_and_repeats_nothing(
         try:
             guarded = [deadly.guard(one) for one in (store, queue, effects)]
             late = LateRows(*guarded, clock)
-            for _ in range(ATTEMPTS + 1):
+            for _ in range(LOOKS):
                 late.cycle()
                 clock.now += 700
         except Killed:
             kills += 1
         late = LateRows(store, queue, effects, clock)
-        for _ in range(ATTEMPTS + 1):
+        for _ in range(LOOKS):
             late.cycle()
             clock.now += 700
         assert sorted(effects.times) == sorted(write.digest for write in (*shown, *hidden)), f"killed at call {calls}"
@@ -286,20 +320,23 @@ def test_a_kill_anywhere_loses_and_repeats_nothing(
 
 
 @pytest.mark.usefixtures("state")
-def test_what_cannot_be_read_waits_without_losing_patience(table: TableSchema, session: Any, tmp_path: Path) -> None:
-    effects, store, clock = Published(table, [Write(1, 1, "x", HOUR_AGO)]), LocalStore(tmp_path), Clock()
-    real = effects.read
+def test_what_cannot_be_read_waits(table: TableSchema, session: Any, tmp_path: Path) -> None:
+    effects, store, clock = Published(table, []), LocalStore(tmp_path), Clock()
+    real = effects.publish
 
-    def unreadable(table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+    def unreadable(table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         raise UnreadableRowsError("two of three nodes are down")
 
-    effects.read = unreadable  # type: ignore[method-assign]
-    put_late(store, effects.seen, table, "unreadable")
+    effects.publish = unreadable  # type: ignore[method-assign]
+    put_late(store, [Write(1, 1, "x", HOUR_AGO)], table, "unreadable")
     late = LateRows(store, OutOfSequence(session, "t_late"), effects, clock)
-    for _ in range(ATTEMPTS + 1):
+    first_ms = int(clock() * 1000)
+    for _ in range(LOOKS):
         late.cycle()
+        clock.now += 10
     assert late.problems == [f"{table.full_name}: two of three nodes are down"]
-    assert (late.status()["waiting"], late.counts["due"]) == (1, 0)
-    effects.read = real  # type: ignore[method-assign]
+    assert (late.status()["waiting"], late.status()["oldest_ms"]) == (1, first_ms)
+    effects.publish = real  # type: ignore[method-assign]
     late.cycle()
-    assert (late.problems, late.counts["published"], late.counts["unseen"]) == ([], 1, 0)
+    assert (late.problems, late.counts["published"], late.status()["waiting"]) == ([], 1, 0)
+    assert not store.list(FOLDER)

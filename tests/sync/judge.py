@@ -1,4 +1,8 @@
-"""The oracle of DESIGN §5: replica and stream against what SELECT gives at ALL, once all is quiet."""
+"""The oracle of DESIGN §5: replica and stream against what SELECT gives at ALL, once all is quiet.
+
+The stream is judged as both kinds of consumers see it: who keeps what was written last, and, where messages hold the
+whole row, who takes the newest.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from ringsync.streams.files import FileStream
 from ringsync.streams.topics import data_topic
 from servers.cassandra import CassandraNode
 from tests.changes.query_replay import replay_queries
+from tests.newest_model import NewestModel, newest_differences
 from tests.oracle import Rows, differences, source_rows, synced_rows
 from tests.stream_model import StreamModel
 from tests.sync.scenario import NOT_FOLLOWED
@@ -47,6 +52,9 @@ def judge(
         if name in bootstrapped and not complete:  # no message tells which entries the scan has read
             told = [_without_lists(rows, table) for rows in told]
         wrong += [f"stream of {name}: {one}" for one in differences(*told)]
+        if complete:
+            newest = NewestModel(table).apply_all(messages).rows(now)
+            wrong += [f"newest of {name}: {one}" for one in newest_differences(source, newest)]
         ids = Counter(message["value"]["source"]["event_id"] for message in messages if message["value"]["op"] != "r")
         wrong += [f"stream of {name}: event {event} comes {count} times" for event, count in ids.items() if count > 1]
         if name in bootstrapped:

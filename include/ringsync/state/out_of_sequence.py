@@ -42,7 +42,7 @@ class Shard:
     :ivar shards: of the file
     :ivar admitted_ms: ms since the epoch
     :ivar due_ms: when they are to be looked at, ms since the epoch
-    :ivar attempts: how often they have been
+    :ivar attempts: how often they have been looked at
     :ivar waiting: rows
     """
 
@@ -66,13 +66,16 @@ class OutOfSequence:
         self._state = StateSession(session, keyspace)
         self._table = f"{self._state.keyspace}.out_of_sequence"
 
-    def admit(self, file: str, rows: pa.RecordBatch, wanted: npt.NDArray[np.bool_], now_ms: int) -> tuple[Shard, ...]:
-        """Put rows of a file into the queue, due at once; the same again are the same rows.
+    def admit(
+        self, file: str, rows: pa.RecordBatch, wanted: npt.NDArray[np.bool_], now_ms: int, due_ms: int
+    ) -> tuple[Shard, ...]:
+        """Put rows of a file into the queue; the same again are the same rows.
 
         :param file: its key
         :param rows: all its change rows
         :param wanted: which of them are to be published
         :param now_ms: ms since the epoch
+        :param due_ms: when to look at them, ms since the epoch
         :returns: all its shards
         :raises StateError: the cluster does not take them
         """
@@ -82,7 +85,7 @@ class OutOfSequence:
         for number in reversed(range(count)):
             part = slice(number * SHARD_ROWS, (number + 1) * SHARD_ROWS)
             chosen = rows.take(pa.array(np.flatnonzero(wanted[part]) + part.start))
-            shards.append(Shard(file, number, count, now_ms, now_ms, 0, len(chosen)))
+            shards.append(Shard(file, number, count, now_ms, due_ms, 1, len(chosen)))
             self._insert(shards[-1], chosen)
             self._write_times([shards[-1]])
         return tuple(reversed(shards))

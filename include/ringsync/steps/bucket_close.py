@@ -461,13 +461,14 @@ def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter
             repeated=result.repeated,
             published_before=result.published_before,
             only_one=result.only_one,
+            open=result.open,
             rows=rows,
         )
     for one in settled:
         for _, reading in one.readings:
             total["at_close" if reading.united else "agreed"] += reading.rows
     expected = total["agreed"] + total["at_close"]
-    outcomes = total["rows"] + total["repeated"] + total["published_before"]
+    outcomes = total["rows"] + total["repeated"] + total["published_before"] + total["open"]
     if total["read"] != expected or total["read"] != outcomes:
         raise StepError(
             f"the counts do not reconcile: {expected} rows are staged, {total['read']} were read, {outcomes} "

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ringsync.changes.cells import Numbers, numbers
 from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
-from ringsync.state.staging import STAGED_ROWS, Bucket, Place, read_block
+from ringsync.state.staging import STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
 from ringsync.steps.agreement import Mask, Reading
 from ringsync.steps.passes import Outputs, PassContext, make_outputs
 from ringsync.storage.port import ObjectStore
@@ -55,6 +55,7 @@ class SliceResult:
 
     :ivar outputs: None: everything was published before
     :ivar only_one: rows that one node had and other replicas that were read had not
+    :ivar open: rows that are late now: what they have come to is not known while replicas are down
     """
 
     outputs: Outputs | None
@@ -62,6 +63,7 @@ class SliceResult:
     repeated: int
     published_before: int
     only_one: int
+    open: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,14 @@ def close_slice(
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
     disagreed = any(reading.united for one in buckets for reading in one.readings)
     context = replace(context, reader=replace(context.reader, disagreed=disagreed))
-    outputs = make_outputs(context, store, by_place, name) if by_place else None
-    return SliceResult(outputs, read, repeated, before, only_one)
+    if not by_place:
+        return SliceResult(None, read, repeated, before, only_one)
+    made = make_outputs(context, store, by_place, name)
+    if made.open.num_rows:
+        # Whoever repeats the pass repeats this: then its digests tell which of them were published after all.
+        key = late_key(context.reader.table.table_id, f"{context.attempt}-{name}")
+        store.put(key, encode_rows(context.reader.version.to_store(made.open)))
+    return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
 
 
 def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:

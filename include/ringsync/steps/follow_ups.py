@@ -185,7 +185,6 @@ class FollowUps:
             ring=self.ring,
             control=self._control,
             replica=self._replica(),
-            recent=tuple(key for one in self._recent(self.last + 1, int(time.time() * 1000)) for key in one.changes),
         )
 
     def _replica(self) -> ReplicaState | None:

@@ -1,4 +1,4 @@
-"""What late rows need of the cluster and do to the stream: quorum reads, and passes of their own (late_rows.py).
+"""What late rows need of the cluster and do to the stream: passes of their own (late_rows.py).
 
 ``bucket_close`` publishes at the same time. Both number the passes of a table with one counter, and look at all passes
 before their own: whoever is second begins anew, so no row is in two passes.
@@ -19,20 +19,16 @@ from ringsync.changes.cells import Numbers, numbers
 from ringsync.changes.identity import TableVersion
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.schema.table import TableSchema
-from ringsync.sources.control import ControlAddress, ControlClient
-from ringsync.sources.row_reads import read_rows
-from ringsync.sources.scan import scan_session
+from ringsync.sources.control import ControlAddress
 from ringsync.state.staging import Bucket, closed_until
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.follow_ups import FollowUps
-from ringsync.steps.late_rows import Mask, UnreadableRowsError
+from ringsync.steps.late_rows import Mask, Outcome, UnreadableRowsError
 from ringsync.steps.passes import PassContext, commit, make_outputs
 from ringsync.steps.rows_after import AfterReader, UnreadRowsError
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import NotFoundError
-from ringsync.streams.pass_log import LATE, are_published, digest_halves, read_digests
-
-QUORUM = "LOCAL_QUORUM"
+from ringsync.streams.pass_log import LATE, among, are_published, digest_halves, read_digests, sorted_digests
 
 ATTEMPTS = 20
 """How often another process may be faster with a pass before we give up."""
@@ -81,7 +77,7 @@ class LatePasses:
         return self._plan
 
     def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
-        """See :class:`ringsync.steps.late_rows.Effects`."""
+        """Which change rows have been published."""
         follow_ups = self._follow_ups[table.table_id]
         while True:
             follow_ups.refresh()
@@ -92,38 +88,20 @@ class LatePasses:
             except NotFoundError:
                 continue  # a pass was forgotten, with its digests, since we looked for passes
 
-    def read(self, table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """See :class:`ringsync.steps.late_rows.Effects`."""
-        reader = self._reader(table)
-        settings = replace(self._config.cluster_settings(), consistency_level=QUORUM)
-        with ControlClient(self._control) as permits:
-            found = read_rows(
-                scan_session(settings, int(time.time())),
-                table,
-                keys,
-                reader.ring,
-                settings,
-                permits,
-                element_times=reader.element_times,
-                misfits=self._config.replica.unrepresentable_values,
-            )
-        if found.unread:
-            raise UnreadableRowsError(f"{len(found.unread)} late rows, the first: {found.unread[0].reason}")
-        return found.images
-
     def _reader(self, table: TableSchema) -> AfterReader:
         """Rows after late changes are read from all replicas, whoever was late."""
         mode = self._config.sync.after_image_of(table.full_name)
         reader = self._follow_ups[table.table_id].reader("none" if mode == "none" else "source")
         return replace(reader, disagreed=True)
 
-    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> int:
+    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """See :class:`ringsync.steps.late_rows.Effects`."""
         follow_ups = self._follow_ups[table.table_id]
+        halves = digest_halves(rows["digest"])
         for _ in range(ATTEMPTS):
             left = rows.filter(pa.array(~self.published(table, rows)))
             if not len(left):
-                return 0
+                return Outcome(0, np.zeros(len(rows), np.bool_))
             context = PassContext(
                 config_path=self._application.config_path,
                 reader=self._reader(table),
@@ -136,13 +114,16 @@ class LatePasses:
                 schema_version=follow_ups.schema_version,
             )
             try:
-                outputs = make_outputs(context, self._store, self._by_bucket(left), "late")
+                made = make_outputs(context, self._store, self._by_bucket(left), "late")
             except UnreadRowsError as error:
                 raise UnreadableRowsError(str(error)) from error
-            made = commit(self._store, context, [outputs], {})
-            if made is not None:
-                follow_ups.made(made)
-                return len(left)
+            waiting = among(halves, sorted_digests(digest_halves(made.open["digest"])))
+            if made.outputs is None:
+                return Outcome(0, waiting)
+            committed = commit(self._store, context, [made.outputs], {})
+            if committed is not None:
+                follow_ups.made(committed)
+                return Outcome(made.outputs.rows, waiting)
         raise StepError(
             f"{table.full_name}: {ATTEMPTS} times another process was faster with a pass: does bucket_close run twice?"
         )

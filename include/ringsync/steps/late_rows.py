@@ -1,7 +1,8 @@
-"""What becomes of late rows: files under ``staging/late/`` → the queue ``out_of_sequence`` → a pass of their table.
+"""What becomes of late rows: files under ``staging/late/`` → (the queue ``out_of_sequence`` →) a pass of their table.
 
-A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the queue has
-forgotten it. So each step may be killed and repeated; what was published in between is known by its digest.
+New rows are published at once, unless replicas that may know more are down: then they wait in the queue, and are looked
+at again. A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the
+queue has forgotten it. So each step may be killed and repeated; what was published in between is known by its digest.
 """
 
 from __future__ import annotations
@@ -9,18 +10,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.changes.cells import numbers
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
-from ringsync.changes.merge import merge
-from ringsync.changes.schema import ROW, STATIC
-from ringsync.changes.visible import same_keys, visible
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.staging import decode_rows
@@ -32,15 +30,18 @@ from ringsync.streams.pass_log import among, digest_halves, first_of_each, sorte
 FOLDER = LATE_ROWS
 
 BATCH_ROWS = 20_000
-"""About so many rows of a table are read and published together …"""
+"""About so many rows of a table are published together …"""
 BATCH_BYTES = 128 * 2**20
 """… or so many bytes of them."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 10, 600
-"""A row that a quorum does not show is looked at again after 10 s, 20 s, 40 s …"""
-ATTEMPTS = 6
-"""… until it has been looked at so often. Then it is published all the same: the log proves that it was written."""
+"""A row of which nobody knows what it has come to is looked at again after 10 s, 20 s, 40 s …"""
 
+_FETCHERS = ThreadPoolExecutor(8)
+_FETCHED_TOGETHER = 64
+"""Stages leave many small files: an object store answers many requests at once."""
+
+_T = TypeVar("_T")
 Mask = npt.NDArray[np.bool_]
 
 
@@ -54,23 +55,24 @@ class Effects(Protocol):
     def table(self, table_id: str) -> TableVersion | None:
         """The table of an id (32 hexadecimal digits); None: it is unknown, or has no cdc any more."""
 
-    def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
-        """Which change rows have been published."""
-
-    def read(self, table: TableSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """The images of rows, and of static rows, at quorum.
-
-        :param keys: ``token``, ``partition_key``, ``clustering`` of change rows; each once
-        :raises UnreadableRowsError: nobody knows of some of them
-        """
-
-    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> int:
-        """Commit a pass of late rows.
+    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
+        """Commit a pass of late rows, but for what was published before.
 
         :param rows: change rows, each once
-        :returns: how many of them were in it; the others had been published since :meth:`published`
         :raises UnreadableRowsError: the rows after the changes could not be read
         """
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of late rows.
+
+    :ivar published: how many are in the pass; the others that do not wait had been published before
+    :ivar waiting: which of them nobody knows what they have come to, as long as replicas are down
+    """
+
+    published: int
+    waiting: Mask
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class LateRows:
         self._clock = clock
         self._goes_on = goes_on
         self._shards: dict[str, dict[int, Shard]] = {}
+        self._unread: dict[str, tuple[int, int]] = {}
         self._broken: dict[str, str] = {}
         self._tables_unknown: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -118,21 +121,26 @@ class LateRows:
         """
         self.error = None
         self._tables_unknown.clear()
-        self._admit()
+        for table_id, files in self._new_files().items():
+            self._each(table_id, self._new_batches(files), self._publish_new)
         due: dict[str, list[Shard]] = {}
         for shard in sorted(self._waiting(), key=lambda shard: (shard.due_ms, shard.file, shard.number)):
             if shard.due_ms <= self._now_ms():
                 due.setdefault(_table_id(shard.file), []).append(shard)
         for table_id, shards in due.items():
-            version = self._table(table_id)
-            if version is None:
-                continue
-            try:
-                for batch in self._batches(shards, version):
-                    self._publish(version.table, batch)
-            except (UnreadableRowsError, UnresolvedRowsError) as error:
-                self.error = f"{version.table.full_name}: {error}"
+            self._each(table_id, self._batches(shards), self._publish_due)
         check_counts(self.counts)
+
+    def _each(self, table_id: str, batches: Iterator[_T], publish: Callable[[TableVersion, _T], None]) -> None:
+        """Publish batches of a table, until one cannot be read."""
+        version = self._table(table_id)
+        if version is None:
+            return
+        try:
+            for batch in batches:
+                publish(version, batch)
+        except (UnreadableRowsError, UnresolvedRowsError) as error:
+            self.error = f"{version.table.full_name}: {error}"
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -147,30 +155,63 @@ class LateRows:
     def _waiting(self) -> Iterator[Shard]:
         return (shard for shards in self._shards.values() for shard in shards.values() if shard.waiting)
 
-    def _admit(self) -> None:
+    def _new_files(self) -> dict[str, list[str]]:
+        """By table id the files of which nothing is known; those that are in the queue are remembered."""
         there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
         new = [key for key in there if key not in self._shards and key not in self._broken]
         admitted = self._queue.find(new)
+        found: dict[str, list[str]] = {}
         for file in new:
-            version = self._table(_table_id(file))
-            if version is None or not self._goes_on():
-                continue
-            shards = admitted[file] if file in admitted else self._admit_file(file, version.table)
-            if shards is not None:
-                self._shards[file] = {shard.number: shard for shard in shards}
+            if file in admitted:
+                self._shards[file] = {shard.number: shard for shard in admitted[file]}
                 self._finish(file)
+            else:
+                found.setdefault(_table_id(file), []).append(file)
+        return found
 
-    def _admit_file(self, file: str, table: TableSchema) -> Sequence[Shard] | None:
-        """Put what is still to be published of a file into the queue; None: it cannot be read."""
-        rows = self._decode(file)
-        if rows is None:
-            return None
-        wanted = first_of_each(digest_halves(rows["digest"])) & ~self._effects.published(table, rows)
-        count = int(np.count_nonzero(wanted))
-        shards = self._queue.admit(file, rows, wanted, self._now_ms()) if count else ()
-        admitted = sum(shard.waiting for shard in shards)
-        self.counts.update(files=1, read=len(rows), duplicates=len(rows) - count, admitted=admitted)
-        return shards
+    def _new_batches(self, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
+        """The rows of files, some files together."""
+        batch: dict[str, pa.RecordBatch] = {}
+        size = 0.0
+        for start in range(0, len(files), _FETCHED_TOGETHER):
+            if not self._goes_on():
+                return
+            some = files[start : start + _FETCHED_TOGETHER]
+            for file, rows in zip(some, _FETCHERS.map(self._decode, some), strict=True):
+                if rows is None:
+                    continue
+                batch[file] = rows
+                size += _part_of_batch(rows)
+                if size >= 1:
+                    yield batch
+                    batch, size = {}, 0.0
+        if batch:
+            yield batch
+
+    def _publish_new(self, version: TableVersion, files: Mapping[str, pa.RecordBatch]) -> None:
+        """Publish the rows of new files, and put those that have to wait into the queue.
+
+        :param files: rows by file
+        """
+        rows = pa.concat_batches(list(files.values()))
+        for file, own in files.items():
+            self._unread.setdefault(file, (own.num_rows, self._now_ms()))
+        waiting = self._publish(version, rows)
+        self.counts.update(files=len(files), read=len(rows))
+        done = []
+        start = 0
+        for file, own in files.items():
+            wanted = waiting[start : start + own.num_rows]
+            start += own.num_rows
+            if wanted.any():
+                now_ms = self._now_ms()
+                shards = self._queue.admit(file, own, wanted, now_ms, now_ms + FIRST_WAIT_S * 1000)
+                self._shards[file] = {shard.number: shard for shard in shards}
+            else:
+                done.append(file)
+            del self._unread[file]
+        for _ in _FETCHERS.map(self._store.delete, done):
+            pass
 
     def _decode(self, file: str) -> pa.RecordBatch | None:
         """The rows of a file; None: it cannot be read, or is not there any more."""
@@ -182,13 +223,11 @@ class LateRows:
             self._broken[file] = str(error)
         return None
 
-    def _batches(self, shards: Sequence[Shard], version: TableVersion) -> Iterator[_Batch]:
-        """The rows that are waiting in these shards, some shards together.
-
-        :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
-        """
+    def _batches(self, shards: Sequence[Shard]) -> Iterator[_Batch]:
+        """The rows that are waiting in these shards, some shards together."""
         taken: list[Shard] = []
         parts: list[pa.RecordBatch] = []
+        size = 0.0
         decoded: tuple[str, pa.RecordBatch | None] = ("", None)
         for shard in shards:
             if decoded[0] != shard.file:
@@ -198,11 +237,11 @@ class LateRows:
             if not self._goes_on():
                 return
             taken.append(shard)
-            parts.append(version.from_store(self._rows_of(shard, decoded[1])))
-            rows, size = sum(len(part) for part in parts), sum(part.nbytes for part in parts)
-            if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+            parts.append(self._rows_of(shard, decoded[1]))
+            size += _part_of_batch(parts[-1])
+            if size >= 1:
                 yield _batch(taken, parts)
-                taken, parts = [], []
+                taken, parts, size = [], [], 0.0
         if taken:
             yield _batch(taken, parts)
 
@@ -213,38 +252,24 @@ class LateRows:
         known = sorted_digests(np.frombuffer(b"".join(waiting), np.uint64).reshape(-1, 2))
         return rows.filter(pa.array(first_of_each(halves) & among(halves, known)))
 
-    def _publish(self, table: TableSchema, batch: _Batch) -> None:
-        """Publish what a quorum shows of a batch, and what has been looked at often enough."""
-        rows = batch.rows
-        fresh = first_of_each(digest_halves(rows["digest"])) & ~self._effects.published(table, rows)
-        attempts = np.array([shard.attempts for shard in batch.shards] or [0])[batch.shard]
-        shown = np.zeros(len(rows), np.bool_)
-        shown[fresh] = self._shown(table, rows.filter(pa.array(fresh)))
-        ready = fresh & (shown | (attempts + 1 >= ATTEMPTS))
-        published = self._effects.publish(table, rows.filter(pa.array(ready))) if ready.any() else 0
-        waiting = fresh & ~ready
-        self._solve(batch, waiting)
-        self.counts.update(
-            due=len(rows),
-            published=published,
-            unseen=int(np.count_nonzero(ready & ~shown)),
-            repeated=int(np.count_nonzero(~fresh)) + int(np.count_nonzero(ready)) - published,
-            postponed=int(np.count_nonzero(waiting)),
-        )
+    def _publish_due(self, version: TableVersion, batch: _Batch) -> None:
+        """Look at rows again that have waited."""
+        self._solve(batch, self._publish(version, batch.rows))
+        self.counts.update(due=len(batch.rows))
 
-    def _shown(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
-        """Of which change rows a quorum shows all, or something newer in its place."""
-        if not len(rows):
-            return np.zeros(0, np.bool_)
-        merged = merge(rows, table)
-        kinds = numbers(merged["kind"])
-        keys = merged.filter(pa.array((kinds == ROW) | (kinds == STATIC)))
-        images = self._effects.read(table, keys.select(["token", "partition_key", "clustering"]))
-        seen = visible(merged, images, table, int(self._clock()))
-        place = same_keys(rows, merged, table)
-        # What later rows of the batch have deleted is shown when these are.
-        found: Mask = (place < 0) | seen[place]
-        return found
+    def _publish(self, version: TableVersion, rows: pa.RecordBatch) -> Mask:
+        """Publish rows; which of them have to wait.
+
+        :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
+        """
+        first = first_of_each(digest_halves(rows["digest"]))
+        outcome = self._effects.publish(version.table, version.from_store(rows.filter(pa.array(first))))
+        waiting = np.zeros(len(rows), np.bool_)
+        waiting[first] = outcome.waiting
+        postponed = int(np.count_nonzero(waiting))
+        repeated = len(rows) - outcome.published - postponed
+        self.counts.update(published=outcome.published, postponed=postponed, repeated=repeated)
+        return waiting
 
     def _solve(self, batch: _Batch, waiting: Mask) -> None:
         """Take rows out of the queue that wait no more, and files none of whose rows do."""
@@ -272,12 +297,13 @@ class LateRows:
 
     def status(self) -> dict[str, int | str | None]:
         """How things stand; ``oldest_ms`` is when the row was admitted that has waited longest, ms since the epoch."""
-        waiting = list(self._waiting())
+        waiting = [(shard.waiting, shard.admitted_ms) for shard in self._waiting()]
+        waiting += self._unread.values()
         return {
-            "waiting": sum(shard.waiting for shard in waiting),
+            "waiting": sum(rows for rows, _ in waiting),
             "published": self.counts["published"],
-            "duplicates": self.counts["duplicates"] + self.counts["repeated"],
-            "oldest_ms": min((shard.admitted_ms for shard in waiting), default=None),
+            "duplicates": self.counts["repeated"],
+            "oldest_ms": min((since_ms for _, since_ms in waiting), default=None),
             "tables_unknown": len(self._tables_unknown),
             "files_broken": len(self._broken),
             "error": self.error,
@@ -299,9 +325,13 @@ def check_counts(of: Mapping[str, int]) -> None:
 
     :raises StepError: some have none, or two
     """
-    outcomes = of["published"] + of["repeated"] + of["postponed"]
-    if of["read"] != of["duplicates"] + of["admitted"] or of["due"] != outcomes:
+    if of["read"] + of["due"] != of["published"] + of["repeated"] + of["postponed"]:
         raise StepError(f"the counts of late rows do not reconcile: {dict(of)}")
+
+
+def _part_of_batch(rows: pa.RecordBatch) -> float:
+    """How much of a batch these rows fill."""
+    return float(max(len(rows) / BATCH_ROWS, rows.nbytes / BATCH_BYTES))
 
 
 def _batch(shards: Sequence[Shard], parts: Sequence[pa.RecordBatch]) -> _Batch:

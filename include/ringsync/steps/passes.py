@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,11 @@ from ringsync.changes.cells import numbers
 from ringsync.changes.merge import merge
 from ringsync.changes.queries import queries
 from ringsync.changes.schema import PARTITION_DELETION
+from ringsync.changes.visible import same_keys
 from ringsync.config import load_config
 from ringsync.state.staging import encode_rows
-from ringsync.steps.rows_after import AfterReader, images_after
+from ringsync.steps.rows_after import AfterReader, Mask, images_after
+from ringsync.steps.spared_rows import Said, spared_rows
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.files import FileStream, Part
@@ -64,6 +67,18 @@ class PassContext:
 
 
 @dataclass(frozen=True)
+class Made:
+    """What has come of change rows.
+
+    :ivar outputs: None: there is nothing to publish
+    :ivar open: those of which nobody knows what they have come to, as long as replicas are down: not published
+    """
+
+    outputs: Outputs | None
+    open: pa.RecordBatch
+
+
+@dataclass(frozen=True)
 class Outputs:
     """Files of a slice.
 
@@ -83,8 +98,10 @@ class Outputs:
     made_at_ms: int
 
 
-def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Outputs:
+def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Made:
     """Make messages of change rows of one table, and write all files of a slice.
+
+    A deletion of a partition or a range comes before the rows that it may cover, and whatever it spares follows it.
 
     :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
     :param name: of the slice, unique in the pass
@@ -94,25 +111,39 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
     every = pa.concat_batches(list(rows.values()))
     merged = merge(every, table)
     after = images_after(context.reader, merged)
+    left_open = every.slice(0, 0)
+    if after.open.any():
+        place = same_keys(every, merged, table)
+        waits = (place >= 0) & after.open[place]
+        left_open, rows = every.filter(pa.array(waits)), _divided(rows, ~waits)
+        every, merged, after = every.filter(pa.array(~waits)), merged.filter(pa.array(~after.open)), after.known()
+        if not every.num_rows:
+            return Made(None, left_open)
     now_ms = int(time.time() * 1000)
-    messages = change_messages(
-        merged,
-        after.images,
-        after.visible,
-        table,
-        config.server_name,
-        config.stream.mapping,
-        hostnames=_endpoints(merged["node"], context.endpoints),
-        processed_at_ms=now_ms,
-        schema_version=context.schema_version,
-        version=ringsync.__version__,
-        late=context.late,
-        queries=queries(merged, table) if config.sync.source_query else pa.nulls(merged.num_rows, pa.string()),
-    )
     writer = FileStream(store, context.topic).open_part(
         pass_bucket(context.number), f"{context.attempt}-{name}", context.schema_version, config.stream.codec
     )
-    writer.add(messages)
+    messages = 0
+    own_rows = Said(merged, after.images, after.visible)
+    for said in chain([own_rows], spared_rows(context.reader, merged)):
+        messages += said.changes.num_rows
+        writer.add(
+            change_messages(
+                said.changes,
+                said.images,
+                said.visible,
+                table,
+                config.server_name,
+                config.stream.mapping,
+                hostnames=_endpoints(said.changes["node"], context.endpoints),
+                processed_at_ms=now_ms,
+                schema_version=context.schema_version,
+                version=ringsync.__version__,
+                late=context.late,
+                # What was spared was not written.
+                queries=queries(merged, table) if said is own_rows and config.sync.source_query else None,
+            )
+        )
     own = f"{context.attempt}-{name}"
     changes = changes_key(table.table_id, context.number, own)
     stored = context.reader.version.to_store(merged)
@@ -127,16 +158,24 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         store.put(digests[bucket], encode_digests(batch["digest"]))
     lags = now_ms - numbers(every["write_time"]) // 1000
     sample = np.sort(lags)[:: max(1, len(lags) // LAG_SAMPLE)]
-    return Outputs(
+    outputs = Outputs(
         part=writer.finish(),
         changes=changes,
         deletions=deletions,
         digests=digests,
         rows=every.num_rows,
-        messages=merged.num_rows,
+        messages=messages,
         lags_ms=tuple(sample.tolist()),
         made_at_ms=now_ms,
     )
+    return Made(outputs, left_open)
+
+
+def _divided(rows: Mapping[str, pa.RecordBatch], chosen: Mask) -> dict[str, pa.RecordBatch]:
+    """The rows that the mask names, of all batches together; batches of which there is none are left out."""
+    ends = np.cumsum([batch.num_rows for batch in rows.values()])[:-1]
+    parts = zip(rows.items(), np.split(chosen, ends), strict=True)
+    return {place: batch.filter(pa.array(own)) for (place, batch), own in parts if own.any()}
 
 
 def commit(

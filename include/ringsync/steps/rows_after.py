@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,21 +17,19 @@ from ringsync.changes.cells import numbers
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.image_rows import has_clustering, image_keys
 from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
-from ringsync.changes.schema import ROW, STATIC
+from ringsync.changes.schema import EXPIRING, ROW, STATIC
 from ringsync.config import Config, load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.replica.changes import ReplicaState
-from ringsync.replica.keys import key_digests
+from ringsync.replica.digests import row_digests
 from ringsync.replica.live_rows import live_rows
 from ringsync.replica.lookup import previous_images
 from ringsync.ring.ranks import RankedRing
-from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.row_image import lake_names, row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.sources.control import ControlAddress, ControlClient
 from ringsync.sources.row_reads import UnreadRow, read_rows
 from ringsync.sources.scan import scan_session
-from ringsync.state.staging import decode_rows
 
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
@@ -54,7 +53,6 @@ class AfterReader:
     :ivar control: keeps the limits of reading the cluster
     :ivar replica: what it is now; None: the table has none
     :ivar disagreed: replicas had different rows, so all of them are asked: maybe only one has a change
-    :ivar recent: keys of merged change rows that passes before have published lately
     :ivar element_times: whether the server can tell the times of elements of collections
     """
 
@@ -65,7 +63,6 @@ class AfterReader:
     control: ControlAddress
     replica: ReplicaState | None
     disagreed: bool = False
-    recent: tuple[str, ...] = ()
     element_times: bool = True
 
     @property
@@ -80,10 +77,17 @@ class After:
 
     :ivar images: one for each merged change row, in their order; anything where ``visible`` does not say so
     :ivar visible: whether the row is there
+    :ivar open: of which nobody knows: what was read does not show the change, but a replica that has it may be down
     """
 
     images: pa.RecordBatch
     visible: Mask
+    open: Mask
+
+    def known(self) -> After:
+        """Without those that are open."""
+        left = ~self.open
+        return After(self.images.filter(pa.array(left)), self.visible[left], self.open[left])
 
 
 def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
@@ -103,20 +107,21 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
     mode: Mode = "source" if any(column.is_counter for column in table.columns) else reader.mode
     if mode == "replica" and reader.replica is None:
         mode = "source"
+    undecided = np.zeros(len(places), np.bool_)
     if mode == "none":
         found, visible = own, _is_left(merged, places)
     elif mode == "replica":
         found = _of_changes(complete_rows(reader, merged, late=False), places)
         visible = _alive(found, table, now_s)
     else:
-        found, visible = _from_source(reader, config, merged, places, now_s)
+        found, visible, undecided = _from_source(reader, config, merged, places, now_s)
     if len(places) == merged.num_rows:
-        return After(found, visible)
+        return After(found, visible, undecided)
     take = np.zeros(merged.num_rows, np.int64)
-    shown = np.zeros(merged.num_rows, np.bool_)
+    shown, waiting = np.zeros((2, merged.num_rows), np.bool_)
     take[places] = np.arange(len(places))
-    shown[places] = visible
-    return After(_taken(found, take, row_image_schema(table)), shown)
+    shown[places], waiting[places] = visible, undecided
+    return After(_taken(found, take, row_image_schema(table)), shown, waiting)
 
 
 def _from_source(
@@ -125,41 +130,59 @@ def _from_source(
     merged: pa.RecordBatch,
     places: Places,
     now_s: int,
-) -> tuple[pa.RecordBatch, Mask]:
-    """What the source shows, merged with the changes: it may be older than they are on the replica that was asked."""
-    table = reader.table
-    keys = merged.take(pa.array(places)).select(["token", "partition_key", "clustering"])
-    seen, seen_places = _read(reader, config, keys, "LOCAL_ONE", now_s)
-    rows = merged.take(pa.array(places))
-    after = rows_after(seen, rows, table, live_known_from_us=0, misfits=config.replica.unrepresentable_values)
-    doubtful = after.images.filter(pa.array(after.unknown))
-    instead = seen_instead(doubtful, seen, now_s * 1_000_000, table)
-    found = _of_changes(replace(after, images=_combined(after.images, after.unknown, instead)), np.arange(len(places)))
-    visible = _alive(found, table, now_s)
-    visible[seen_places] = True
-    unseen = visible.copy()
-    unseen[seen_places] = False
-    visible[unseen] = ~_was_deleted(reader, config, rows, found.filter(pa.array(unseen)), now_s)
-    return found, visible
+) -> tuple[pa.RecordBatch, Mask, Mask]:
+    """What the source shows: the rows, whether they are there, and of which that is not known.
 
-
-def _was_deleted(reader: AfterReader, config: Config, rows: pa.RecordBatch, unseen: pa.RecordBatch, now_s: int) -> Mask:
-    """Which rows that a read did not show are dead by what was published before; others it may have missed.
-
-    :param rows: merged change rows
-    :param unseen: images of some of them
+    It is merged with the changes: that tells times that no SELECT shows. Where this makes a difference to what was
+    seen, all replicas are asked. What they do not show is hidden, by a deletion that nobody may have told us of.
     """
-    tokens = np.unique(numbers(unseen["token"]))
-    if not len(tokens):
-        return np.zeros(0, np.bool_)
-    store, table = config.open_store(), reader.table
-    parts = [reader.version.from_store(decode_rows(store.get(key))) for key in reader.recent]
-    of_tokens = [part.filter(pa.array(np.isin(numbers(part["token"]), tokens))) for part in (rows, *parts)]
-    every = row_images_of(merge(pa.concat_batches(of_tokens), table), table, config.replica.unrepresentable_values)
-    dead = every.filter(pa.array(~_alive(every, table, now_s)))
-    found: Mask = pc.is_in(key_digests(unseen, table), value_set=key_digests(dead, table)).to_numpy(
-        zero_copy_only=False
-    )
+    table, now_us = reader.table, now_s * 1_000_000
+    rows = merged.take(pa.array(places))
+    keys = rows.select(["token", "partition_key", "clustering"])
+    seen = read_keys(reader, config, keys, [] if reader.disagreed else ["LOCAL_ONE"], now_s)
+    after = rows_after(seen.images, rows, table, live_known_from_us=0, misfits=config.replica.unrepresentable_values)
+    images = _of_changes(after, np.arange(len(places)))
+    instead = seen_instead(images, seen.images, now_us, table)
+    unknown = after.unknown[after.of_change]
+    images = _combined(images, unknown, instead.filter(pa.array(unknown)))
+    alive, there = _alive(images, table, now_s), seen.there.copy()
+    hidden = np.where(there, ~_same_values(images, instead, table) & ~_has_expired(rows, now_s), alive)
+    decided = hidden & seen.everywhere
+    if hidden.any() and not reader.disagreed:
+        # All that were alive have the change in their logs, so whoever answers knows what hides it.
+        decided = hidden
+        again = read_keys(replace(reader, disagreed=True), config, keys.filter(pa.array(hidden)), ["LOCAL_ONE"], now_s)
+        there[hidden] = again.there
+        shown = seen_instead(images.filter(pa.array(hidden)), again.images, now_us, table)
+    else:
+        shown = instead.filter(pa.array(decided))
+    return _combined(images, decided, shown), there | (alive & ~hidden), hidden & ~decided
+
+
+def _same_values(images: pa.RecordBatch, others: pa.RecordBatch, table: TableSchema) -> Mask:
+    """Which of two batches' rows have the same values."""
+    names = [lake_names(table)[column.name] for column in table.value_columns]
+    if not names:
+        return np.ones(len(images), np.bool_)
+
+    def values(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [batch[name] for name in names]
+        columns += [pc.struct_field(batch["_x"], [name, "raw"]) for name in names]
+        return pa.record_batch(columns, names=[str(place) for place in range(len(columns))])
+
+    digests = zip(row_digests(values(images)), row_digests(values(others)), strict=True)
+    same: Mask = np.logical_and(*(one == other for one, other in digests))
+    return same
+
+
+def _has_expired(rows: pa.RecordBatch, now_s: int) -> Mask:
+    """Which changes wrote a cell that no SELECT shows any more, but whose time consumers must know."""
+    lists = rows["cells"]
+    cells = lists.flatten()
+    row = np.repeat(np.arange(len(rows)), np.diff(numbers(lists.offsets)))
+    expires = numbers(pc.fill_null(cells.field("local_deletion_time"), 0))
+    found = np.zeros(len(rows), np.bool_)
+    found[row[(numbers(cells.field("kind")) == EXPIRING) & (expires <= now_s)]] = True
     return found
 
 
@@ -189,26 +212,41 @@ def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) ->
     names = ["token", "partition_key", "clustering"]
     keys = pa.RecordBatch.from_arrays([doubtful["token"], partition_keys, clusterings], names=names)
     now_s = int(time.time())
-    seen, _ = _read(reader, config, keys, "LOCAL_QUORUM", now_s)
+    seen = read_keys(reader, config, keys, [], now_s).images
     return replace(
         after, images=_combined(after.images, unknown, seen_instead(doubtful, seen, now_s * 1_000_000, table))
     )
 
 
-def _read(
-    reader: AfterReader, config: Config, keys: pa.RecordBatch, level: ConsistencyLevel, now_s: int
-) -> tuple[pa.RecordBatch, Places]:
-    """Rows of the source; and where the key of each stands.
+@dataclass(frozen=True)
+class Seen:
+    """What was read.
+
+    :ivar images: of the rows that are there
+    :ivar there: of which keys there are
+    :ivar everywhere: which keys' replicas were all asked, and have all answered
+    """
+
+    images: pa.RecordBatch
+    there: Mask
+    everywhere: Mask
+
+
+def read_keys(
+    reader: AfterReader, config: Config, keys: pa.RecordBatch, levels: Sequence[ConsistencyLevel], now_s: int
+) -> Seen:
+    """Rows of the source.
 
     Where replicas disagreed all of them are asked, if they are alive; else, and where one does not answer, a quorum.
     So are they for counters: a total is no cell that could be merged with what only one replica has counted, and what
     was published of it long ago is in no later change.
 
-    :param level: the consistency level of what replicas agree on; of a counter, if no quorum answers
+    :param levels: the consistency levels of what replicas agree on, one after the other until one is answered; where
+        all were to be asked they are tried when no quorum answers, too
     :raises UnreadRowsError: rows could not be read
     """
     images = [pa.RecordBatch.from_pylist([], row_image_schema(reader.table))]
-    places = [np.empty(0, np.intp)]
+    there, everywhere = np.zeros((2, keys.num_rows), np.bool_)
     session = scan_session(config.cluster_settings(), now_s)
 
     def ask(level: ConsistencyLevel, asked: Places) -> list[UnreadRow]:
@@ -229,22 +267,24 @@ def _read(
                     misfits=config.replica.unrepresentable_values,
                 )
                 images.append(found.images)
-                places.append(chosen[found.places])
+                there[chosen[found.places]] = True
                 unread += [replace(one, place=int(chosen[one.place])) for one in found.unread]
         return unread
 
-    left, levels = np.arange(keys.num_rows), [level]
+    left, unread = np.arange(keys.num_rows), []
+    if not levels or reader.disagreed or any(column.is_counter for column in reader.table.columns):
+        levels = ["LOCAL_QUORUM", *levels]
     if reader.disagreed or any(column.is_counter for column in reader.table.columns):
         everywhere = reader.ring.all_live[reader.ring.numbers_of(numbers(keys["token"]))]
         unread = ask("ALL", left[everywhere])
-        left = np.concatenate([left[~everywhere], np.array([one.place for one in unread], np.intp)])
-        levels = ["LOCAL_QUORUM"] if reader.disagreed or level == "LOCAL_QUORUM" else ["LOCAL_QUORUM", level]
-    for one_level in levels:
-        unread = ask(one_level, left)
+        everywhere[[one.place for one in unread]] = False
+        left = left[~everywhere]
+    for level in levels:
+        unread = ask(level, left) if len(left) else []
         left = np.array([one.place for one in unread], np.intp)
     if unread:
         raise UnreadRowsError(f"{len(unread)} rows could not be read, the first: {unread[0].reason}")
-    return pa.concat_batches(images), np.concatenate(places)
+    return Seen(pa.concat_batches(images), there, everywhere)
 
 
 def _is_left(merged: pa.RecordBatch, places: Places) -> Mask:
