@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from ringsync.schema.from_cluster import read_table
 from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.steps.loop import put_status
 from ringsync.storage.local import LocalStore
+from ringsync.streams.pass_log import LATE, digests_key
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
@@ -65,7 +67,10 @@ def test_nothing_differs(orders: str, step: Any) -> None:
     assert report["cells"] == report["replica_cells"]
 
 
-def test_planted_differences_are_found_named_and_repaired(orders: str, step: Any, session: Any) -> None:
+def test_planted_differences_are_found_named_and_repaired(orders: str, step: Any, session: Any, lake: Path) -> None:
+    """A table of which something is published is repaired from all replicas."""
+    table = read_table(session, *orders.split("."))
+    LocalStore(lake).put(digests_key(table.table_id, LATE, 1, "x"), bytes(16))
     for statement in PLANTED.values():
         session.execute(statement.format(orders))
     report, code = step("replica_verify", orders, "found")
@@ -82,6 +87,7 @@ def test_planted_differences_are_found_named_and_repaired(orders: str, step: Any
     repaired, code = step("replica_verify", orders, "repaired", repair=True)
     assert (repaired["differences"], code) == (0, ExitCode.OK)
     assert repaired["before_repair"]["differences"] == report["differences"]
+    assert (report["consistency_level"], repaired["repair"]["consistency_level"]) == ("LOCAL_QUORUM", "ALL")
 
 
 def test_what_was_written_after_the_bootstrap_is_no_difference(orders: str, step: Any, session: Any) -> None:

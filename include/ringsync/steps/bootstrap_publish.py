@@ -20,11 +20,11 @@ from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CommittedRange, RangeLedger
 from ringsync.steps.application import Report, StepError
-from ringsync.steps.follow_ups import publish_passes
+from ringsync.steps.follow_ups import digests_kept_ms, publish_passes
 from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part
-from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
+from ringsync.streams.pass_log import first_to_add, get_pass, mark, marks_of_latest, pass_bucket, pass_numbers
 
 if TYPE_CHECKING:
     from ringsync.steps.bootstrap_prepare import BootstrapPlan
@@ -80,6 +80,8 @@ def publish(
     table = plan.scan.table
     before = read_snapshot(store, base_folder(table.keyspace, table.name))
     check_replaceable(store, table, before)
+    numbers = pass_numbers(store, table.table_id)
+    passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
     # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
     ledger.check()
     replace_base(
@@ -96,7 +98,7 @@ def publish(
         },
         transaction=_transaction(plan),
         now_ms=int(time.time() * 1000),
-        from_pass=begin + 1,
+        from_pass=first_to_add(store, passes, begin, digests_kept_ms(config)),
         deletion_vectors=config.replica.deletion_vectors,
     )
     begin_changes(store, table, int(time.time() * 1000))

@@ -322,7 +322,8 @@ class Closer:
         counts = count(settled, results)
         outputs = [result.outputs for result in results if result.outputs]
         if outputs:
-            made = commit(self._store, context, outputs, counts)
+            everywhere = all(one.everywhere for one in settled)
+            made = commit(self._store, context, outputs, {**counts, "everywhere": everywhere})
             if made is None:
                 return False
             follow_ups.made(made)

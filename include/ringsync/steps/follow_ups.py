@@ -25,8 +25,16 @@ from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import Pass, forget_changes, forget_pass, get_pass, pass_numbers, passes_behind
+from ringsync.streams.pass_log import Pass, forget_pass, get_pass, pass_numbers, passes_behind
 from ringsync.streams.topics import bootstrap_topic
+
+FORGOTTEN_LATER_MS = 600_000
+"""Passes are kept so much longer than a bootstrap begins with them: it may begin while they are forgotten."""
+
+
+def digests_kept_ms(config: Config) -> int:
+    """So long copies of what was published may come, and must be known."""
+    return int(config.sync.digest_retention_h * 3_600_000)
 
 
 def put_schemas(store: ObjectStore, config: Config, table: SyncTable, topic: str) -> int:
@@ -137,7 +145,6 @@ class FollowUps:
         self.refresh()
         self._mismatch: str | None = None
         self._published = last_published(self._store, table, self._passes)
-        self._forgotten = 0
         self._replica_lag_ms: int | None = None
         self._versions: dict[str, int] = {}
         self._snapshots: KnownSnapshots = {}
@@ -256,24 +263,18 @@ class FollowUps:
         """So long a row may be older than what was published: those whose writers set the times, as long as we know."""
         config = self._application.config
         if self._table.by_arrival:
-            return int(config.sync.digest_retention_h * 3_600_000)
+            return digests_kept_ms(config)
         return (2 * config.commitlog_processor_window_count + 2) * config.commitlog_processor_window_interval_ms
 
     def _forget(self) -> None:
-        """Remove merged change rows that nobody will ask for, and passes whose digests are old enough."""
+        """Remove passes so old that no copy of theirs comes any more, and that no bootstrap begins with."""
         if self.bootstrap:
             return
         state = self._replica()
         done = state.applied if state else self.last
-        since_ms = time.time() * 1000 - self._reach_ms
-        for number in sorted(number for number in self._passes if self._forgotten < number <= done):
-            if self._passes[number].created_at_ms > since_ms:
-                break
-            forget_changes(self._store, self._passes[number])
-            self._forgotten = number
-        oldest_ms = time.time() * 1000 - self._application.config.sync.digest_retention_h * 3_600_000
+        oldest_ms = time.time() * 1000 - digests_kept_ms(self._application.config) - FORGOTTEN_LATER_MS
         for number in sorted(self._passes)[:-1]:
-            if self._passes[number].created_at_ms > oldest_ms or number > self._forgotten:
+            if self._passes[number].created_at_ms > oldest_ms or number > done:
                 break
             forget_pass(self._store, self._passes.pop(number))
 

@@ -37,6 +37,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
     :returns: exit code 1 when differences are left
     :raises StepError: there is no replica
+    :raises ScanError: the source could not be read; for a repair of a table that is followed, from all replicas
     :raises ReplicaMismatchError: the replica is of another table id or schema
     """
     from ringsync.replica.base import base_folder, own_properties, replica_folder
@@ -69,9 +70,10 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         assert found is not None, f"{replica.uri} was there a moment ago"
         return replace(found, as_of_us=max(found.as_of_us, complete_until_us))
 
-    def source_images(ranges: Ranges) -> Any:
+    def source_images(ranges: Ranges, level: str = plan.consistency_level) -> Any:
         reader = spark.read.format("cassandra_table").option("config", application.config_path)
-        return reader.option("plan", within(plan, ranges).to_json()).load()
+        asked = replace(within(plan, ranges), consistency_level=level)
+        return reader.option("plan", asked.to_json()).load()
 
     def compare(seen: ReplicaState) -> Comparison:
         edges = boundaries(config)
@@ -92,16 +94,31 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     found = compare(seen)
     report = {**describe(found, plan), "replica_pass": seen.applied}
     if application.options.repair and not found.is_equal:
+        level = repair_level(store, plan)
         written = repair(
             replica,
-            source_images(found.differing_ranges),
+            source_images(found.differing_ranges, level),
             found.differing_ranges,
             up_to_pass=seen.applied,
             properties={"run_id": application.run},
         )
         found = compare(state())
-        report = {**describe(found, plan), "before_repair": report, "repair": asdict(written)}
+        report = {
+            **describe(found, plan),
+            "before_repair": report,
+            "repair": {**asdict(written), "consistency_level": level},
+        }
     return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+
+
+def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
+    """The consistency level at which what a replica is repaired with is read: of a table that is followed ALL.
+
+    A row that has been published is in the replica, though maybe only one node has it by now. Read without this node
+    it would be taken out, and never come back: its copies, which the others get later, are known as published.
+    """
+    published = store.list(f"sync/{plan.table.table_id}/published/")
+    return "ALL" if published else plan.consistency_level
 
 
 def synced_until_us(store: ObjectStore, table_id: str) -> int:

@@ -51,7 +51,7 @@ def relay(
 ) -> Relayed:
     """Copy the published buckets of a file stream that Kafka does not have yet, in the order of their names.
 
-    Several relays of one topic at once do no harm, but repeat each other's work.
+    Several relays of one topic at once lose nothing, but repeat each other's work: older messages after newer ones.
 
     :param topic: of the file stream
     :param kafka_topic: None: the same name

@@ -84,6 +84,11 @@ class Pass:
         """Of the stream."""
         return pass_bucket(self.begin or self.number)
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether all replicas had its rows when they were published: whoever reads the table since then sees them."""
+        return bool(self.counts.get("everywhere"))
+
 
 def pass_bucket(number: int) -> str:
     """The stream's bucket of a pass; they sort by number, behind ``bootstrap-…``, which older versions published."""
@@ -281,21 +286,37 @@ def marks_of_latest(
     return found
 
 
-def forget_changes(store: ObjectStore, one: Pass) -> None:
-    """Remove the merged change rows of a pass: the replica has them, and no bootstrap will ask for them."""
-    for key in one.changes:
-        store.delete(key)
+def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, reach_ms: float) -> int:
+    """The first pass that the rows of a bootstrap may lack something of.
+
+    What only some replicas had when it was published the scan may not have seen; and its copies, which come later,
+    count as published.
+
+    :param passes: of the table, by number
+    :param begin: of the pass with which the bootstrap has begun
+    :param reach_ms: so long copies of what was published may still come
+    """
+    since_ms = passes[begin].created_at_ms - reach_ms
+    there = {stat.key for stat in store.list(f"sync/{passes[begin].table_id}/changes/")}
+    found = begin + 1
+    for number in sorted((known for known in passes if known < begin), reverse=True):
+        one = passes[number]
+        # Versions before did not keep the changes so long.
+        if one.created_at_ms < since_ms or not there.issuperset(one.changes):
+            break
+        if one.kind == "changes" and not one.everywhere:
+            found = number
+    return found
 
 
 def forget_pass(store: ObjectStore, one: Pass) -> None:
-    """Remove a pass: its digests are no longer asked for. The last pass of a table must stay.
+    """Remove a pass: neither its digests nor its changes are asked for any more. The last pass of a table must stay.
 
     The pass goes first: a kill leaves files that nobody asks for, and no pass without its digests, at which whoever
     publishes would stop.
     """
     store.delete(_key(one.table_id, one.number))
-    forget_changes(store, one)
-    for key in one.deletions:
+    for key in (*one.changes, *one.deletions):
         store.delete(key)
     for keys in one.digests.values():
         for key in keys:

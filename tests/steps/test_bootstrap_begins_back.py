@@ -1,0 +1,150 @@
+"""What was published before a bootstrap, and not seen by its scan, comes into the new base all the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.config import load_config
+from ringsync.replica.changes import replica_state
+from ringsync.replica.live_rows import live_rows
+from ringsync.replica.lookup import images_between
+from ringsync.steps.application import Application
+from ringsync.steps.bootstrap_publish import publish
+from ringsync.steps.follow_ups import FORGOTTEN_LATER_MS, FollowUps
+from ringsync.steps.replica_verify import repair_level
+from ringsync.steps.sync_plan import SyncTable
+from ringsync.streams.pass_log import Pass, get_pass, mark, pass_numbers
+from tests.steps.late_files import Write
+from tests.steps.test_close import NOW, RING, TABLE, Lake, outcome
+
+KEPT_MS = 4 * 3_600_000
+
+
+class OneByOne:
+    """Spark's context, whose tasks are done here and now."""
+
+    def parallelize(self, items: Iterable[Any], pieces: int) -> OneByOne:
+        self.items = items
+        return self
+
+    def mapPartitions(self, task: Callable[[Iterator[Any]], Iterable[Any]]) -> OneByOne:
+        self.found = task(iter(self.items))
+        return self
+
+    def collect(self) -> list[Any]:
+        return list(self.found)
+
+
+def follow_ups(lake: Lake) -> FollowUps:
+    config = load_config(lake.conf)
+    options = argparse.Namespace()
+    application = Application("bucket_close", str(lake.conf), config, lake.store, None, "run", options)
+    made = FollowUps(application, SyncTable(TABLE, "test.shop.t", False), OneByOne(), None)  # type: ignore[arg-type]
+    made.ring = RING
+    return made
+
+
+def bootstrap(lake: Lake, name: str, *, complete: bool = True) -> None:
+    """Copy the table, whose scan finds no rows."""
+    begin = mark(lake.store, TABLE.table_id, "begin", name, int(time.time() * 1000))
+    selection = SimpleNamespace(to_json=lambda: "{}")
+    scan = SimpleNamespace(table=TABLE, selection=selection, element_times=True)
+    plan: Any = SimpleNamespace(
+        scan=scan, bootstrap=SimpleNamespace(id=name, as_of=int(time.time())), run="run", topic="test.shop.t"
+    )
+    ledger: Any = SimpleNamespace(check=lambda: None)
+    publish(lake.store, load_config(lake.conf), plan, ledger, [], begin)
+    if complete:
+        mark(lake.store, TABLE.table_id, "cutover", name, int(time.time() * 1000))
+
+
+def rows_of_replica(lake: Lake) -> dict[tuple[int, int], str]:
+    """Living rows: value by key."""
+    state = replica_state(lake.store, TABLE)
+    assert state is not None
+    found = {}
+    for batch in images_between(state, TABLE, -(2**63), 2**63 - 1):
+        shown = live_rows(batch, TABLE, int(time.time()))
+        alive = shown["#alive"].to_pylist()
+        for row, lives in zip(batch.select(["id", "seq", "v"]).to_pylist(), alive, strict=True):
+            if lives:
+                found[row["id"], row["seq"]] = row["v"]
+    return found
+
+
+def again(lake: Lake, change: Callable[[Pass], Pass]) -> None:
+    """Write all passes anew, changed."""
+    for number in pass_numbers(lake.store, TABLE.table_id):
+        one = change(get_pass(lake.store, TABLE.table_id, number))
+        key = f"sync/{TABLE.table_id}/passes/{number:012}.json"
+        lake.store.put(key, json.dumps(asdict(one)).encode())
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+ALONE = Write(1, 1, "x", NOW.start * 1000 + 5)
+DELETED, DELETION = Write(2, 1, "x", NOW.start * 1000 + 6), Write(2, 1, None, NOW.start * 1000 + 9)
+
+
+def test_a_row_that_only_one_replica_had_is_in_the_new_base(lake: Lake) -> None:
+    """Its hint comes later, and is no news for the stream; a row that was deleted meanwhile stays away."""
+    lake.publish(NOW, [ALONE, DELETED], by_arrival=False)
+    lake.publish(NOW, [DELETION], by_arrival=False)
+    bootstrap(lake, "b1")
+    follow_ups(lake).catch_up()
+    assert outcome(lake.publish(NOW, [ALONE, DELETED], by_arrival=False)) == (0, 2)
+    assert rows_of_replica(lake) == {(1, 1): "x"}
+
+
+def test_what_all_replicas_had_is_not_added_again(lake: Lake) -> None:
+    """The scan has seen it; that costs nothing then."""
+    lake.publish(NOW, [ALONE], by_arrival=False)
+    again(lake, lambda one: replace(one, counts={**one.counts, "everywhere": 1}))
+    bootstrap(lake, "b1")
+    state = replica_state(lake.store, TABLE)
+    assert state is not None
+    assert state.applied == 2, "it begins behind the mark of the bootstrap"
+
+
+@pytest.mark.parametrize("age_ms", [KEPT_MS - 60_000, KEPT_MS + 60_000, KEPT_MS + 2 * FORGOTTEN_LATER_MS])
+def test_changes_are_kept_for_as_long_as_a_bootstrap_begins_with_them(lake: Lake, age_ms: int) -> None:
+    lake.publish(NOW, [ALONE], by_arrival=False)
+    lake.publish(NOW, [Write(3, 1, "y", NOW.start * 1000 + 7)], by_arrival=False)
+    again(lake, lambda one: replace(one, created_at_ms=int(time.time() * 1000) - age_ms * (one.number == 1)))
+    follow_ups(lake).catch_up()
+    kept = age_ms < KEPT_MS + FORGOTTEN_LATER_MS
+    assert pass_numbers(lake.store, TABLE.table_id) == ([1, 2] if kept else [2])
+    bootstrap(lake, "b1")
+    follow_ups(lake).catch_up()
+    assert rows_of_replica(lake) == ({(1, 1): "x", (3, 1): "y"} if age_ms < KEPT_MS else {(3, 1): "y"})
+
+
+def test_what_a_repair_takes_out_no_replica_has(lake: Lake) -> None:
+    """Of a table that nobody follows no copy is dropped, so that it may be read as ever."""
+    plan: Any = SimpleNamespace(table=TABLE, consistency_level="LOCAL_QUORUM")
+    assert repair_level(lake.store, plan) == "LOCAL_QUORUM"
+    lake.publish(NOW, [ALONE], by_arrival=False)
+    assert repair_level(lake.store, plan) == "ALL"
+
+
+def test_a_version_before_has_removed_the_changes(lake: Lake) -> None:
+    """What it has left is added."""
+    lake.publish(NOW, [ALONE], by_arrival=False)
+    lake.publish(NOW, [Write(3, 1, "y", NOW.start * 1000 + 7)], by_arrival=False)
+    for key in lake.passes[0].changes:
+        lake.store.delete(key)
+    bootstrap(lake, "b1")
+    follow_ups(lake).catch_up()
+    assert rows_of_replica(lake) == {(3, 1): "y"}
