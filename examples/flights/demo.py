@@ -33,7 +33,8 @@ from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.progress import Progress, follow, read_progress
 from ringsync.service.health import expected_loops
-from ringsync.status import read_statuses, wait_until_published
+from ringsync.service.published import wait_until_published
+from ringsync.status import read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.streams.pass_log import get_pass, pass_numbers
@@ -265,9 +266,11 @@ def copy_while_writing(config: Config, session: Any, console: Console) -> Outcom
     console.print(f"{written:,} changes were written, now they are published")
     store = config.open_store()
     with console.status("") as status:
-        left = wait_until_published(store, written_until_ms, PUBLISHED_WITHIN_S, status.update)
+        waited = wait_until_published(
+            store, config.sync, written_until_ms, PUBLISHED_WITHIN_S, kafka=config.kafka is not None, tell=status.update
+        )
     verifications = run_all(config, "replica_verify", {}, console, "Verify")
-    return Outcome(bootstraps, verifications, written, published_since(store, began_ms), left)
+    return Outcome(bootstraps, verifications, written, published_since(store, began_ms), waited.left)
 
 
 def run_all(

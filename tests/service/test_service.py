@@ -74,6 +74,8 @@ def test_start_status_and_stop(
     }
     assert main(["status", "--conf", str(conf)]) == 0
     assert "all is well" in capsys.readouterr().out
+    assert main(["wait", "--timeout", "1", "--conf", str(conf)]) == 1
+    assert "not all is published: the loops have not begun the next window interval" in capsys.readouterr().err
     assert main(["status", "--prometheus", "--conf", str(conf)]) == 0
     assert 'ringsync_status_timestamp_seconds{loop="bucket_close",queue="close"}' in capsys.readouterr().out
 

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from ringsync.config import load_config
-from ringsync.status import wait_until_published
+from ringsync.config.sync import Sync
+from ringsync.service.published import wait_until_published
 from ringsync.storage.port import ObjectStore
 from servers.cassandra import CassandraNode
 from servers.jars import fetch
@@ -129,5 +130,5 @@ def wait_until_drained(store: ObjectStore, timeout_s: float, check: Callable[[],
     :raises AssertionError: it is not in time
     """
     written_until_ms = int(time.time() * 1000) + LOG_SYNC_MS
-    left = wait_until_published(store, written_until_ms, timeout_s, lambda _: check())
-    assert not left, f"not drained after {timeout_s} s: {left}"
+    found = wait_until_published(store, Sync(), written_until_ms, timeout_s, tell=lambda _: check())
+    assert not found.left, f"not drained after {timeout_s} s: {found.left}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cassandra import ConsistencyLevel
 
+from ringsync.cli import main
 from servers.cluster import connected, three_nodes
 from tests.sync.judge import judge
 from tests.sync.pipeline import pipeline, wait_until_drained, write_conf
@@ -26,7 +27,9 @@ pytestmark = [pytest.mark.server, pytest.mark.spark]
 BOOTSTRAPPED = ("workload.collections",)
 
 
-def test_stream_and_replica_are_what_the_nodes_hold(tmp_path: Path, cache: Path) -> None:
+def test_stream_and_replica_are_what_the_nodes_hold(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All types and kinds of statements; a table is copied in the middle, and loops are killed."""
     with three_nodes(tmp_path / "nodes", cache, 71) as nodes, connected(nodes, ConsistencyLevel.ALL) as session:
         create_schema(session)
@@ -42,5 +45,7 @@ def test_stream_and_replica_are_what_the_nodes_hold(tmp_path: Path, cache: Path)
             kill_and_start(running, "bucket_close")
             write(session, workload, 600)
             wait_until_drained(running.store, 240, running.check)
+            assert main(["wait", "--conf", str(conf), "--timeout", "120"]) == 0
+            assert "workload.many has no replica: cdcservice bootstrap" in capsys.readouterr().out
             rows = judge(running.store, session, TABLES, BOOTSTRAPPED, complete=True)
     assert min(rows.values()) > 5

@@ -109,6 +109,23 @@ def _with_settings(table: str, sync: Sync) -> str:
     return f"{table} ({', '.join(own)})" if own else table
 
 
+def longest_sync_period_ms(config: Config) -> int:
+    """How long after a write all nodes that are up have it in the logs that can be read.
+
+    :raises ClusterError: the cluster does not answer
+    :raises ConfigError: the password cannot be read
+    """
+    session = connect(config.cluster_settings())
+    try:
+        with explained_errors(config.cassandra.username):
+            nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
+    except (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException) as error:
+        raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
+    finally:
+        session.cluster.shutdown()
+    return max(node.sync_period_ms for node in nodes)
+
+
 def read_node(session: Any, host: Any) -> Node:
     """What a node says of its own settings; each node knows its own only.
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -15,8 +16,9 @@ from rich.console import Console
 from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.metrics import exposition
-from ringsync.service.checks import CHECKS, CheckError
+from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
 from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
+from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.sources.session import ClusterError, connect
 from ringsync.state.session import StateError
@@ -31,6 +33,13 @@ connection or rights: nothing was started; 4 interrupted"""
 
 STOP_TIMEOUT_S = 300.0
 """Seconds that ``stop`` waits for the loops, by default; a merge of replicas may take longer."""
+
+WAIT_EXIT_CODES = """\
+exit codes: 0 all is published; 1 not in time, or a loop does not run: the last line says what is waited for;
+3 configuration, connection or rights; 4 interrupted"""
+
+WAIT_TIMEOUT_S = 1800.0
+"""Seconds that ``wait`` waits by default: some times as long as buckets of the default length are open."""
 
 Subparsers = Any
 
@@ -73,6 +82,19 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
     form.add_argument("--json", action="store_true", help="everything as one JSON object")
     form.add_argument("--prometheus", action="store_true", help="the numbers as Prometheus reads them")
     status.set_defaults(command=_status)
+
+    wait = commands.add_parser(
+        "wait",
+        help="wait until all that was written before now is published",
+        description="Wait until all that was written before now is in the streams, the replicas and Kafka, while "
+        "others go on writing. docs/sync.md tells how long that takes, and what it takes for granted.",
+        epilog=WAIT_EXIT_CODES,
+    )
+    add_conf(wait)
+    wait.add_argument(
+        "--timeout", type=_seconds, default=WAIT_TIMEOUT_S, metavar="S", help="wait so long (default: %(default).0f s)"
+    )
+    wait.set_defaults(command=_wait)
 
 
 def _seconds(text: str) -> float:
@@ -203,6 +225,36 @@ def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
         if not wrong:
             _say(console, "all is well")
     return ExitCode.COMPLETED_WITH_ERRORS if wrong else ExitCode.OK
+
+
+def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    began_s = time.time()
+    config = load_config(arguments.conf)
+    try:
+        synced_ms = int(began_s * 1000) + longest_sync_period_ms(config)
+    except ClusterError as error:
+        print(f"ringsync: error: {error}", file=sys.stderr, flush=True)
+        return ExitCode.FATAL
+    told = ""
+
+    def tell(left: str) -> None:
+        nonlocal told
+        if left != told:
+            _say(console, f"waiting: {left}")
+            told = left
+
+    found = wait_until_published(
+        config.open_store(), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell
+    )
+    if found.left:
+        print(f"ringsync: error: not all is published: {found.left}", file=sys.stderr, flush=True)
+        return ExitCode.COMPLETED_WITH_ERRORS
+    for note in found.notes:
+        _say(console, note)
+    moment = datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds")
+    places = "streams, replicas and Kafka" if config.kafka else "streams and replicas"
+    _say(console, f"what was written before {moment} is in {places}, {time.time() - began_s:.0f} s later")
+    return ExitCode.OK
 
 
 def _client(config: Config) -> AirflowClient:

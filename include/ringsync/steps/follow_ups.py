@@ -283,6 +283,7 @@ class FollowUps:
         state = self._replica()
         return {
             "last_pass": self.last,
+            "published_pass": self._published,
             "bootstrap": self.bootstrap,
             "replica_error": self._mismatch,
             "replica_pass": state.applied if state else None,

@@ -1,0 +1,320 @@
+"""When all that was written before a moment is published: a sync in the small, whose loops go on working meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.config.sync import Sync
+from ringsync.cql.types import Native
+from ringsync.ring.ring import Host, Replication
+from ringsync.schema.table import Column, TableSchema
+from ringsync.service.published import CLOSE, GIVE_UP_AFTER_S, LATE, Waited, wait_until_published
+from ringsync.state.staging import Bucket
+from ringsync.status import LATE_ROWS, STOP_KEY
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
+from ringsync.storage.local import LocalStore
+from ringsync.streams.relay_cursor import CursorObject
+
+LENGTH_MS = 2000
+SYNC_MS = 1000
+TABLE = SyncTable(
+    TableSchema("shop", "orders", "5" * 32, (Column("id", "partition_key", Native("int")),)), "test.shop.orders", False
+)
+NAME = TABLE.schema.full_name
+HOSTS = tuple(Host(name, f"10.0.0.{n}", 9042, "dc", "r", (n,)) for n, name in enumerate("ab", 1))
+QUEUES = Sync(queue_of_node={"a": "rack-a", "b": "rack-b"})
+BEGIN_MS = 1_790_000_000_000
+
+
+@dataclass
+class Row:
+    """Where a change is: in the log, a bucket, a file of late rows, a pass."""
+
+    node: str
+    written_ms: int
+    synced_ms: int
+    slow: bool
+    staged: bool = False
+    bucket: Bucket | None = None
+    file: str = ""
+    made: int = 0
+
+
+@dataclass
+class World:
+    """Writers, loops, replica and Kafka.
+
+    :ivar now_ms: by the clock of whoever waits
+    :ivar rates: how often loops do a cycle: the part of all half seconds
+    :ivar late_rate: the part of the files of late rows that are published in a cycle
+    :ivar down: loops that do not work
+    :ivar table: added to what ``bucket_close`` says of the table
+    """
+
+    store: LocalStore
+    chance: random.Random
+    now_ms: int = BEGIN_MS
+    step_ms: int = 500
+    hosts: tuple[Host, ...] = HOSTS
+    skew_ms: int = 0
+    rates: dict[str, float] = field(default_factory=dict)
+    late_rate: float = 0.4
+    by_arrival: bool = False
+    down: set[str] = field(default_factory=set)
+    replica: int | None = 0
+    bootstrap: str = ""
+    kafka: bool = True
+    table: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    last: int = 0
+    relayed: int = 0
+    closed_until: int = 0
+    clear: dict[str, int] = field(default_factory=dict)
+    files: int = 0
+
+    def tick(self, _: float = 0.5) -> None:
+        """Half a second, by default: everybody writes, and whoever is about to does a cycle."""
+        self.now_ms += self.step_ms
+        for _ in range(self.chance.randrange(3)):
+            delay = self.chance.randrange(SYNC_MS)
+            node, slow = self.chance.choice(HOSTS).id, self.chance.random() < 0.2
+            self.rows.append(Row(node, self.now_ms, self.now_ms + delay, slow))
+        cycles: dict[str, Callable[[], None]] = {
+            **{f"commitlog_stage/rack-{host.id}": lambda host=host: self.stage(host) for host in HOSTS},  # type: ignore[misc]
+            CLOSE: self.close,
+            LATE: self.late,
+        }
+        for loop in self.chance.sample(sorted(cycles), len(cycles)):
+            if loop not in self.down and self.chance.random() < self.rates.get(loop, 0.7):
+                cycles[loop]()
+        if self.kafka and self.chance.random() < self.rates.get("kafka", 0.5) and self.relayed < self.last:
+            self.relayed += 1
+            place = CursorObject(self.store, TABLE.topic, TABLE.topic)
+            place.save(place.load().behind(f"pass-{self.relayed:012}"))
+
+    @property
+    def loops_ms(self) -> int:
+        """The clock of the loops' hosts."""
+        return self.now_ms + self.skew_ms
+
+    def plan(self) -> Bucket:
+        """Make the plan of the present interval, if nobody has."""
+        interval = interval_at(self.loops_ms, LENGTH_MS)
+        made = SyncPlan(interval, self.hosts, {"shop": Replication("SimpleStrategy", (("", 1),))}, (TABLE,))
+        self.store.put(f"plans/sync/{interval.start:013}.json", made.to_json().encode())
+        return interval
+
+    def say(self, loop: str, status: dict[str, Any]) -> None:
+        self.store.put(f"status/{loop}.json", json.dumps({"at_ms": self.loops_ms, "error": None, **status}).encode())
+
+    def stage(self, host: Host) -> None:
+        """Some of what is synced; a row that comes long after its time is late."""
+        newest, began_ms = self.plan(), self.loops_ms
+        found = [row for row in self.rows if row.node == host.id and not row.staged and row.synced_ms <= self.now_ms]
+        taken = found[: self.chance.randrange(1, 6)]
+        for row in taken:
+            bucket = newest if self.by_arrival else interval_at(min(row.written_ms, newest.start), LENGTH_MS)
+            row.staged = True
+            if bucket.end <= self.closed_until or row.slow:
+                self.files += 1
+                row.file = f"{LATE_ROWS}{TABLE.table_id}/{self.files:06}.arrow"
+                self.store.put(row.file, b"rows")
+            else:
+                row.bucket = bucket
+        if len(taken) == len(found):
+            self.clear[host.id] = began_ms
+        node = {
+            "endpoint": host.endpoint,
+            "clear_at_ms": self.clear.get(host.id, 0),
+            "backlog_bytes": 100 * (len(found) - len(taken)),
+            "error": None,
+        }
+        self.say(f"commitlog_stage/rack-{host.id}", {"nodes": {host.id: node}})
+
+    def close(self) -> None:
+        """Closed buckets become a pass; the replica takes one pass a cycle."""
+        began_ms = self.loops_ms
+        self.plan()
+        up = [self.clear.get(host.id, 0) for host in self.hosts if host.up]
+        self.closed_until = max(self.closed_until, (min(up) - LENGTH_MS) // LENGTH_MS * LENGTH_MS)
+        self._make([row for row in self.rows if row.bucket and row.bucket.end <= self.closed_until])
+        if self.replica is not None and not self.bootstrap and self.replica < self.last:
+            self.replica += 1
+        oldest = min((row.bucket.start for row in self.rows if row.bucket and not row.made), default=None)
+        table = {
+            **{"last_pass": self.last, "published_pass": self.last, "replica_pass": self.replica},
+            **{"bootstrap": self.bootstrap, "replica_error": None, "kafka_error": None},
+            **{"open_buckets": int(oldest is not None), "oldest_open_bucket_ms": oldest, **self.table},
+        }
+        self.say(CLOSE, {"began_ms": began_ms, "tables": {NAME: table}})
+
+    def late(self) -> None:
+        """Some of the files become a pass, and are removed then."""
+        found = [row for row in self.rows if row.file and not row.made and self.chance.random() < self.late_rate]
+        self._make(found)
+        for row in found:
+            self.store.delete(row.file)
+        waiting = sum(bool(row.file and not row.made) for row in self.rows)
+        self.say(LATE, {"waiting": waiting})
+
+    def _make(self, rows: list[Row]) -> None:
+        fresh = [row for row in rows if not row.made]
+        if fresh:
+            self.last += 1
+            self.store.put(f"streams/{TABLE.topic}/pass-{self.last:012}/manifest.json", b"{}")
+            for row in fresh:
+                row.made = self.last
+
+    def wait(self, timeout_s: float = 3000, told: list[str] | None = None) -> Waited:
+        """Wait for what is written by now; each look takes half a second."""
+        return wait_until_published(
+            self.store,
+            QUEUES,
+            self.now_ms + SYNC_MS,
+            timeout_s,
+            kafka=True,
+            tell=lambda left: (told if told is not None else []).append(left),
+            clock=lambda: self.now_ms / 1000,
+            sleep=self.tick,
+        )
+
+
+@pytest.fixture(autouse=True)
+def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of objects are put, and nobody pulls the plug."""
+    monkeypatch.setattr("ringsync.storage.local.os.fsync", lambda _: None)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A sync that has worked for some seconds."""
+    return begun(World(LocalStore(tmp_path), random.Random(1)))
+
+
+def begun(world: World) -> World:
+    for _ in range(20):
+        world.tick()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_that_was_written_before_is_everywhere(tmp_path: Path, seed: int) -> None:
+    """Whatever the order in which loops work, while others write on, and though clocks differ."""
+    chance = random.Random(seed)
+    world = World(LocalStore(tmp_path), chance, skew_ms=(0, 400, -400)[seed % 3], by_arrival=chance.random() < 0.5)
+    world.rates = {f"commitlog_stage/rack-{name}": chance.choice((0.2, 0.7)) for name in "ab"}
+    world.rates |= {loop: chance.choice((0.2, 0.7)) for loop in (CLOSE, LATE, "kafka")}
+    world.late_rate = chance.choice((0.15, 0.4))
+    begun(world)
+    asked_ms = world.now_ms
+    assert world.wait() == Waited("", ())
+    assert world.now_ms > asked_ms
+    before = [row for row in world.rows if row.written_ms <= asked_ms]
+    assert len(before) > 5
+    assert world.replica
+    assert all(0 < row.made <= min(world.replica, world.relayed) for row in before)
+    assert any(not row.made for row in world.rows), "the writers went on"
+
+
+def test_a_table_without_a_replica_is_named_and_not_waited_for(world: World) -> None:
+    world.replica = None
+    assert world.wait() == Waited("", (f"{NAME} has no replica: cdcservice bootstrap --table {NAME} makes one",))
+
+
+def test_a_replica_that_cannot_follow_is_not_taken_for_none(world: World) -> None:
+    world.replica, world.table = None, {"replica_error": "only a selection was copied"}
+    assert world.wait(30).left == f"the replica of {NAME} is not kept in step: only a selection was copied"
+
+
+def test_a_bootstrap_is_waited_for(world: World) -> None:
+    world.bootstrap = "orders-1"
+    assert world.wait(30).left == f"{NAME} is being bootstrapped (orders-1): its changes wait"
+    told = list[str]()
+
+    def tick(_: float = 0) -> None:
+        if any("orders-1" in one for one in told):
+            world.bootstrap = ""
+        World.tick(world)
+
+    world.tick = tick  # type: ignore[method-assign]
+    assert world.wait(told=told) == Waited("", ())
+
+
+def test_kafka_that_is_down_is_waited_for(world: World) -> None:
+    world.kafka, world.table = False, {"kafka_error": "brokers are down"}
+    left = world.wait(30).left
+    assert left.startswith("Kafka lacks ")
+    assert left.endswith(f" buckets of {TABLE.topic}: brokers are down")
+    world.kafka = True
+    assert world.wait() == Waited("", ())
+
+
+def test_a_stream_that_is_not_written_is_waited_for(world: World) -> None:
+    world.table = {"published_pass": 0, "error": "the store is full"}
+    left = world.wait(30).left
+    assert left.startswith(f"the stream of {NAME} has pass 0 of ")
+    assert left.endswith(": the store is full")
+
+
+@pytest.mark.parametrize("loop", ["commitlog_stage/rack-b", CLOSE, LATE])
+def test_a_loop_that_does_not_run_is_named(world: World, loop: str) -> None:
+    world.down.add(loop)
+    world.step_ms, began_ms = 10_000, world.now_ms
+    left = world.wait(10_000).left
+    silent_s = int(left.removeprefix(f"{loop} does not run: no sign of life for ").removesuffix(" s"))
+    assert GIVE_UP_AFTER_S <= silent_s <= GIVE_UP_AFTER_S + 20
+    assert world.now_ms < began_ms + (GIVE_UP_AFTER_S + 120) * 1000
+
+
+def test_a_loop_that_never_ran_is_named(world: World) -> None:
+    world.store.delete("status/commitlog_stage/rack-b.json")
+    world.down.add("commitlog_stage/rack-b")
+    told, world.step_ms = list[str](), 10_000
+    assert world.wait(10_000, told).left.startswith("commitlog_stage/rack-b does not run: no sign of life for 3")
+    assert "the log of node 10.0.0.2:9042 is not read: commitlog_stage/rack-b has not" in told
+
+
+def test_a_sync_that_is_stopped_is_told_at_once(world: World) -> None:
+    world.store.put(STOP_KEY, b"{}")
+    began_ms = world.now_ms
+    assert world.wait().left.startswith("the sync is stopped: cdcservice start")
+    assert world.now_ms == began_ms
+
+
+def test_a_node_that_is_down_is_named_and_not_waited_for(world: World) -> None:
+    """Nor is the loop that reads its log on the same host."""
+    world.hosts = (HOSTS[0], replace(HOSTS[1], up=False))
+    world.down.add("commitlog_stage/rack-b")
+    assert world.wait() == Waited("", ("node 10.0.0.2:9042 is down: what only it has logged comes when it is back",))
+
+
+def test_a_log_that_cannot_be_read_is_named(world: World) -> None:
+    node = {"endpoint": "10.0.0.2:9042", "clear_at_ms": 5, "backlog_bytes": 0, "error": "no such folder"}
+    world.down.add("commitlog_stage/rack-b")
+    world.say("commitlog_stage/rack-b", {"nodes": {"b": node}})
+    assert world.wait(20).left == "the log of node 10.0.0.2:9042 is not staged: no such folder"
+
+
+def test_a_table_that_fails_is_named_with_its_reason(world: World) -> None:
+    world.table = {"oldest_open_bucket_ms": BEGIN_MS, "error": "a column is missing"}
+    assert world.wait(30).left == f"{NAME}: a column is missing"
+
+
+def test_late_rows_of_a_table_that_is_gone_are_named_and_not_waited_for(world: World) -> None:
+    world.store.put(f"{LATE_ROWS}{'7' * 32}/one.arrow", b"rows")
+    assert world.wait() == Waited("", ("1 files of late rows are of tables that are not followed any more",))
+
+
+def test_late_rows_that_cannot_be_read_are_waited_for(world: World) -> None:
+    world.store.put(f"{LATE_ROWS}{TABLE.table_id}/broken.arrow", b"rows")
+    world.down.add(LATE)
+    world.say(LATE, {"waiting": 3, "files_broken": 1})
+    left = world.wait(30).left
+    assert " files of late rows are not published, 3 rows wait: 1 files cannot be read" in left
