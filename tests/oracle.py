@@ -4,6 +4,7 @@ Shares no code with the package beyond the table's description: the source is de
 replica is read by delta-rs, and the layout of ``_row`` and ``_x`` is interpreted here anew.
 """
 
+import decimal
 import io
 import struct
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from cassandra.cqltypes import DateType
 from cassandra.protocol import _ProtocolHandler
 from deltalake import DeltaTable, QueryBuilder
 
-from ringsync.cql.types import ListType, MapType, SetType, TupleType, UserType, VectorType
+from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
 from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import Column, TableSchema
 
@@ -36,7 +37,7 @@ def source_rows(session: Session, table: TableSchema, now: int, element_times: b
     rows: Rows = {}
     for row in _with_whole_timestamps(session, statement):
         values = iter(tuple(row))
-        key = tuple(_plain(next(values), column.type) for column in table.key_columns)
+        key = _key([_plain(next(values), column.type) for column in table.key_columns], table)
         cells = {}
         for column in table.value_columns:
             value = _plain(next(values), column.type)
@@ -63,7 +64,7 @@ def image_rows(batches: Any, table: TableSchema) -> Rows:
     names = lake_names(table)
     rows: Rows = {}
     for row in _to_python(batches):
-        key = tuple(_lake_plain(row[names[column.name]], column.type) for column in table.key_columns)
+        key = _key([_lake_plain(row[names[column.name]], column.type) for column in table.key_columns], table)
         cells = {}
         for column in table.value_columns:
             value = _lake_plain(row[names[column.name]], column.type)
@@ -83,7 +84,7 @@ def synced_rows(base: str, changes: str, table: TableSchema, now: int) -> Rows:
             continue
         batches = QueryBuilder().register("images", DeltaTable(uri)).execute("SELECT * FROM images").read_all()
         for row in _to_python(batches):
-            key = tuple(_lake_plain(row[names[column.name]], column.type) for column in table.key_columns)
+            key = _key([_lake_plain(row[names[column.name]], column.type) for column in table.key_columns], table)
             if key not in newest or row.get("_version", 0) > newest[key].get("_version", 0):
                 newest[key] = row
     rows = {key: cells for key, row in newest.items() if (cells := _living_cells(row, table, names, now)) is not None}
@@ -124,6 +125,34 @@ def _unexpired(column: Column, value: Any, writetime: Any, expires: Any, now: in
         f"an element of {column.name} has expired: not handled here"
     )
     return value, writetime, expires
+
+
+def identity(cql_type: CqlType, value: Any) -> Any:
+    """What tells rows or elements apart, as the key of a dict: 1.0 and 1.00 are one."""
+    if value is None:
+        return None
+    match cql_type:
+        case Native("decimal"):
+            sign, digits, exponent = decimal.Decimal(value).as_tuple()
+            while len(digits) > 1 and digits[-1] == 0:
+                digits, exponent = digits[:-1], int(exponent) + 1
+            return str(decimal.Decimal((sign, digits, 0 if digits == (0,) else exponent)))
+        case ListType(element) | SetType(element) | VectorType(element):
+            return tuple(identity(element, one) for one in value)
+        case TupleType(fields) | UserType(field_types=fields):
+            return tuple(one if one is None else identity(kind, one) for kind, one in zip(fields, value, strict=True))
+    return hashable(value)
+
+
+def hashable(value: Any) -> Any:
+    """A value as the key of a dict."""
+    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def _key(values: list[Any], table: TableSchema) -> tuple[Any, ...]:
+    """Partition keys differ where their bytes do; clusterings compare by their type."""
+    columns = zip(table.key_columns, values, strict=True)
+    return tuple(identity(column.type, one) if column.kind == "clustering" else one for column, one in columns)
 
 
 def differences(source: Rows, replica: Rows) -> list[str]:

@@ -22,7 +22,7 @@ from ringsync.schema.table import Column, TableSchema
 from tests.commitlog_model.order import compare
 from tests.commitlog_model.types import Type
 from tests.cql.strategies import serialise
-from tests.oracle import Rows
+from tests.oracle import Rows, hashable, identity
 
 Message = dict[str, Any]
 NEVER = -(2**63)
@@ -331,26 +331,6 @@ def elements(cql_type: CqlType, after: Any) -> list[tuple[Any, Any, bytes]]:
 
 def _field_names(cql_type: UserType) -> tuple[str, ...]:
     return portable_names(cql_type.field_names)
-
-
-def identity(cql_type: CqlType, value: Any) -> Any:
-    """An element's name as the key of a dict: 1.0 and 1.00 are one."""
-    match cql_type:
-        case Native("decimal"):
-            sign, digits, exponent = decimal.Decimal(value).as_tuple()
-            while len(digits) > 1 and digits[-1] == 0:
-                digits, exponent = digits[:-1], int(exponent) + 1
-            return str(decimal.Decimal((sign, digits, 0 if digits == (0,) else exponent)))
-        case ListType(element) | SetType(element) | VectorType(element):
-            return tuple(identity(element, one) for one in value)
-        case TupleType(fields) | UserType(field_types=fields):
-            return tuple(one if one is None else identity(kind, one) for kind, one in zip(fields, value, strict=True))
-    return hashable(value)
-
-
-def hashable(value: Any) -> Any:
-    """A value as the key of a dict."""
-    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any, cql_type: CqlType) -> Any:

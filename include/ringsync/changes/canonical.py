@@ -66,7 +66,7 @@ def canonical_cells(cells: Cells, cql_type: CqlType) -> Cells:
         return cells
     program = type_program([cql_type])
     output, ends = np.empty(total_bytes(cells) + PADDING, np.uint8), np.empty(len(cells) + 1, np.int32)
-    kernels.put_canonicals(*cells.arguments, address(program), address(output), address(ends))
+    kernels.put_canonicals(*cells.arguments, address(program), 0, address(output), address(ends))
     return Cells(output, ends[:-1], np.diff(ends)).without(cells.lengths < 0)
 
 

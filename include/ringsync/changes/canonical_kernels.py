@@ -53,59 +53,55 @@ def _put_varint(p: int, length: int, q: int) -> int:
     return end
 
 
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_magnitude(words: npt.NDArray[np.uint32], negative: int, q: int) -> int:
-    """A number in two's complement, from its absolute value, lowest word first."""
+    """A number in two's complement, from its absolute value, lowest word first; needs four bytes more for a while."""
     size = 4 * len(words) + 1
-    data = np.zeros(size, np.uint8)
-    carry = negative
+    carry = np.int64(negative)
     for i in range(size):
-        byte = 0
+        byte = np.int64(0)
         if i < size - 1:
-            byte = (words[i >> 2] >> np.uint32(8 * (i & 3))) & 0xFF
+            byte = (np.int64(words[i >> 2]) >> (8 * (i & 3))) & 0xFF
         if negative:
             byte = (byte ^ 0xFF) + carry
             carry = byte >> 8
-        data[size - 1 - i] = byte & 0xFF
-    # The loop uses the array, too: it is there as long as its address is needed.
-    skip: int = stripped(data.ctypes.data, size)
-    for i in range(skip, size):
-        store8(q + i - skip, data[i])
-    return q + size - skip
+        store8(q + size - 1 - i, int(byte))
+    skip = stripped(q, size)
+    end: int = _copy(q + skip, size - skip, q)
+    return end
 
 
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _divided(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """A tenth of a number; nothing where that is no whole number."""
-    quotient = np.empty_like(words)
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _rest(words: npt.NDArray[np.uint32], divide: bool) -> int:
+    """What is left of a number divided by ten; ``words`` become the tenth if that is wanted."""
     rest = np.int64(0)
     for i in range(len(words) - 1, -1, -1):
         value = (rest << 32) | np.int64(words[i])
-        quotient[i] = np.uint32(value // 10)
         rest = value % 10
-    return quotient if rest == 0 else words[:0]
+        if divide:
+            words[i] = np.uint32(value // 10)
+    return int(rest)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_decimal(p: int, length: int, q: int) -> int:
     """As Java's BigDecimal.stripTrailingZeros, which leaves them where the scale would be less than an int32."""
     scale = load32_signed(p)
+    end: int
     # What ends in a zero is even.
     if load8(p + length - 1) & 1:
-        end: int = _put_varint(p + 4, length - 4, _put32(q, scale))
+        end = _put_varint(p + 4, length - 4, _put32(q, scale))
         return end
-    negative = load8(p + 4) >> 7
     words = magnitude(p + 4, length - 4)
-    if not words.any():
-        store8(_put32(q, 0), 0)
-        return q + 5
-    while scale > _MIN_SCALE:
-        tenth = _divided(words)
-        if not len(tenth):
-            break
-        words = tenth
+    used = np.int64(0)
+    for i in range(len(words)):
+        used |= np.int64(words[i])
+    if used == 0:
+        scale = 0
+    while used and scale > _MIN_SCALE and _rest(words, False) == 0:
+        _rest(words, True)
         scale -= 1
-    end = _put_magnitude(words, negative, _put32(q, scale))
+    end = _put_magnitude(words, load8(p + 4) >> 7, _put32(q, scale))
     return end
 
 
@@ -164,7 +160,7 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
     :param node: number of this type's node
     :param p: address of the value
     :param length: its bytes, not negative
-    :param q: where to write: as many bytes, and none behind them
+    :param q: where to write: as many bytes, and four more for a while
     """
     at = program + NODE_BYTES * node
     kind, width = load64_native(at), load64_native(at + 24)
@@ -206,10 +202,12 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_canonicals(
-    base: int, offsets: int, lengths: int, count: int, program: int, output: int, output_offsets: int
+    base: int, offsets: int, lengths: int, count: int, program: int, node: int, output: int, output_offsets: int
 ) -> int:
     """Write a column's values one behind the other, of null nothing; the bytes of all.
 
+    :param node: of the column's type. (A constant would be a second signature of a function that calls itself, and
+        numba cannot load such two from its cache.)
     :param output_offsets: of int32[count + 1]
     """
     q = output
@@ -217,6 +215,6 @@ def put_canonicals(
     for row in range(count):
         length = load32_native(lengths + 4 * row)
         if length > 0:
-            q = put_canonical(program, 0, base + load32_native(offsets + 4 * row), length, q)
+            q = put_canonical(program, node, base + load32_native(offsets + 4 * row), length, q)
         store32(output_offsets + 4 * row + 4, q - output)
     return q - output
