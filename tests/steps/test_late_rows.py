@@ -222,8 +222,8 @@ def test_the_application(application: Application, table: TableSchema, session: 
     assert b'"published": 1' in application.store.get("status/out_of_sequence/queue.json")
 
 
-class Killed(Exception):
-    pass
+class Killed(BaseException):
+    """Nothing catches a kill."""
 
 
 class Deadly:
@@ -266,6 +266,9 @@ class Published:
     def table(self, table_id: str) -> TableVersion | None:
         return TableVersion.first(self.known) if table_id == self.known.table_id else None
 
+    def is_gone(self, table_id: str) -> bool:
+        return table_id == GONE
+
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         digests = rows["digest"].to_pylist()
         waiting = np.zeros(len(digests), np.bool_)
@@ -279,6 +282,45 @@ class Published:
                 new.append(digest)
         self.times += new
         return Outcome(len(new), waiting)
+
+
+GONE = "f" * 32
+
+
+@pytest.mark.usefixtures("state")
+def test_rows_of_a_table_that_is_gone_are_counted_and_those_of_others_go_on(
+    table: TableSchema, session: Any, tmp_path: Path
+) -> None:
+    effects, store, clock = Published(table, []), LocalStore(tmp_path), Clock()
+    gone, unknown = (replace(table, table_id=one) for one in (GONE, "e" * 32))
+    for one, count in ((gone, 3), (unknown, 2), (table, 1)):
+        put_late(store, [Write(1, seq, "x", HOUR_AGO + seq) for seq in range(count)], one, "a")
+    late = LateRows(store, OutOfSequence(session, "t_late"), effects, clock)
+    late.cycle()
+    assert (late.counts["of_dropped_tables"], late.counts["published"]) == (3, 1)
+    assert [stat.key.split("/")[2] for stat in store.list(FOLDER)] == [unknown.table_id]
+    assert unknown.table_id in late.problems[0]
+
+
+@pytest.mark.usefixtures("state")
+def test_one_table_that_fails_holds_up_no_other(table: TableSchema, session: Any, tmp_path: Path) -> None:
+    effects, store, clock = Published(table, []), LocalStore(tmp_path), Clock()
+    poisoned = replace(table, table_id="0" * 32)
+    for one in (poisoned, table):
+        put_late(store, [Write(1, 1, "x", HOUR_AGO)], one, "a")
+    real = effects.table
+
+    def failing(table_id: str) -> TableVersion | None:
+        if table_id == poisoned.table_id:
+            raise RuntimeError("no ring")
+        return real(table_id)
+
+    effects.table = failing  # type: ignore[method-assign]
+    late = LateRows(store, OutOfSequence(session, "t_late"), effects, clock)
+    late.cycle()
+    assert late.counts["published"] == 1
+    assert late.error is not None
+    assert "no ring" in late.error
 
 
 LOOKS = 6

@@ -190,7 +190,8 @@ def passes(cassandra: CassandraNode, tmp_path: Path) -> Iterator[LatePasses]:
 def publish(passes: LatePasses, table: TableSchema, statements: Sequence[Statement]) -> None:
     """Make one pass of them."""
     version = passes.table(table.table_id)
-    assert version is not None and version.table == table
+    assert version is not None
+    assert version.table == table
     passes.publish(table, change_rows(statements, table))
 
 

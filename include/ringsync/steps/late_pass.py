@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +19,10 @@ import pyarrow as pa
 from ringsync.changes.cells import Numbers, numbers
 from ringsync.changes.identity import TableVersion
 from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import RingError
+from ringsync.schema.from_cluster import read_tables
 from ringsync.schema.table import TableSchema
+from ringsync.sources.cluster import read_ring
 from ringsync.sources.control import ControlAddress
 from ringsync.state.staging import Bucket, closed_until
 from ringsync.steps.application import Application, StepError
@@ -26,7 +30,7 @@ from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.late_rows import Mask, Outcome, UnreadableRowsError
 from ringsync.steps.passes import PassContext, commit, make_outputs
 from ringsync.steps.rows_after import AfterReader, UnreadRowsError
-from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
 from ringsync.storage.port import NotFoundError
 from ringsync.streams.pass_log import LATE, among, are_published, digest_halves, read_digests, sorted_digests
 
@@ -38,6 +42,10 @@ OWN_BUCKET_MS = 3_600_000
 
 _FILES = 256
 """Files of digests that are kept in memory."""
+
+
+GONE_AFTER_S = 60.0
+"""A table that the schema has not had for so long is gone."""
 
 
 class LatePasses:
@@ -54,27 +62,59 @@ class LatePasses:
         self._session = session
         self._control = control
         self._plan: SyncPlan | None = None
-        self._rings: dict[str, RankedRing] = {}
+        self._tables: dict[str, TableVersion] = {}
+        self._known: Mapping[str, TableSchema] = {}
+        self._known_at: Bucket | None = None
+        self._absent: dict[str, float] = {}
         self._follow_ups: dict[str, FollowUps] = {}
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
     def table(self, table_id: str) -> TableVersion | None:
+        """See :class:`ringsync.steps.late_rows.Effects`. A table without cdc any more is published to the end."""
+        self._read_plan()
+        if table_id not in self._tables and (table := self._schema().get(table_id)) is not None:
+            ring = ranked(read_ring(self._session, table.keyspace))
+            self._follow(sync_table(self._store, self._config, table), ring)
+        return self._tables.get(table_id)
+
+    def is_gone(self, table_id: str) -> bool:
         """See :class:`ringsync.steps.late_rows.Effects`."""
+        if table_id in self._schema():
+            self._absent.pop(table_id, None)
+            return False
+        # The node that was asked may not have heard yet of a table that has just been created.
+        return time.monotonic() - self._absent.setdefault(table_id, time.monotonic()) >= GONE_AFTER_S
+
+    def _schema(self) -> Mapping[str, TableSchema]:
+        """All tables by id, as of the present plan."""
         plan = self._read_plan()
-        return next((table.version for table in plan.tables if table.table_id == table_id), None)
+        if self._known_at != plan.interval:
+            self._known, self._known_at = read_tables(self._session).by_id(), plan.interval
+        return self._known
 
     def _read_plan(self) -> SyncPlan:
         """The plan of the present interval: ring, tables and their schemas."""
         interval = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != interval:
             self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
-            self._rings = {keyspace: ranked(self._plan.ring(keyspace)) for keyspace in self._plan.replications}
+            rings: dict[str, RankedRing | None] = {}
+            for keyspace in self._plan.replications:
+                try:
+                    rings[keyspace] = ranked(self._plan.ring(keyspace))
+                except RingError:
+                    rings[keyspace] = None  # bucket_close names it; its late rows wait
+            self._tables.clear()
             for table in self._plan.tables:
-                if table.table_id not in self._follow_ups:
-                    self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
-                self._follow_ups[table.table_id].follow(table)
-                self._follow_ups[table.table_id].ring = self._rings[table.schema.keyspace]
+                if (ring := rings[table.schema.keyspace]) is not None:
+                    self._follow(table, ring)
         return self._plan
+
+    def _follow(self, table: SyncTable, ring: RankedRing) -> None:
+        if table.table_id not in self._follow_ups:
+            self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
+        self._follow_ups[table.table_id].follow(table)
+        self._follow_ups[table.table_id].ring = ring
+        self._tables[table.table_id] = table.version
 
     def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
         """Which change rows have been published."""

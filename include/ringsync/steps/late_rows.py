@@ -18,10 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.changes.identity import TableVersion, UnresolvedRowsError
+from ringsync.changes.identity import TableVersion
+from ringsync.config import ConfigError
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
+from ringsync.state.session import StateError
 from ringsync.state.staging import decode_rows
+from ringsync.state.table_versions import latest_version
 from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
@@ -53,7 +56,10 @@ class Effects(Protocol):
     """What late rows need of the cluster, and what they do to the stream."""
 
     def table(self, table_id: str) -> TableVersion | None:
-        """The table of an id (32 hexadecimal digits); None: it is unknown, or has no cdc any more."""
+        """The table of an id (32 hexadecimal digits); None: the schema does not have it."""
+
+    def is_gone(self, table_id: str) -> bool:
+        """Whether the schema has not had a table for so long that it was dropped."""
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """Commit a pass of late rows, but for what was published before.
@@ -132,25 +138,51 @@ class LateRows:
         check_counts(self.counts)
 
     def _each(self, table_id: str, batches: Iterator[_T], publish: Callable[[TableVersion, _T], None]) -> None:
-        """Publish batches of a table, until one cannot be read."""
-        version = self._table(table_id)
-        if version is None:
-            return
+        """Publish batches of a table, until one fails: whatever goes wrong is this table's trouble alone.
+
+        :raises ConfigError: the configuration is wrong, which is everybody's
+        :raises StateError: the cluster does not take the state of the queue, likewise
+        """
+        counts = Counter(self.counts)
         try:
+            version = self._table(table_id)
+            if version is None:
+                return
             for batch in batches:
                 publish(version, batch)
-        except (UnreadableRowsError, UnresolvedRowsError) as error:
-            self.error = f"{version.table.full_name}: {error}"
+                counts = Counter(self.counts)
+        except (ConfigError, StateError):
+            raise
+        except Exception as error:
+            # What was done of the failed batch is found done when it is tried again, and counted then.
+            self.counts = counts
+            known = latest_version(self._store, table_id)
+            told = f"{known.table.full_name if known else table_id}: {error}"
+            self.error = f"{self.error}; {told}" if self.error else told
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
     def _table(self, table_id: str) -> TableVersion | None:
-        """The table; what belongs to one that is dropped, or not known yet, stays where it is."""
+        """The table; what belongs to one that is not known yet stays where it is."""
         table = self._effects.table(table_id)
-        if table is None:
+        if table is None and self._effects.is_gone(table_id):
+            self._forget(table_id)
+        elif table is None:
             self._tables_unknown.add(table_id)
         return table
+
+    def _forget(self, table_id: str) -> None:
+        """A table is gone, and so are its rows that wait: they are counted."""
+        for stat in self._store.list(f"{FOLDER}{table_id}/"):
+            rows = self._decode(stat.key)
+            shards = self._shards.pop(stat.key, {})
+            if shards:
+                self._queue.forget(stat.key, max(shard.shards for shard in shards.values()))
+            self._store.delete(stat.key)
+            count = rows.num_rows if rows is not None else 0
+            self.counts.update(of_dropped_tables=count)
+            print(f"ringsync: warning: table id {table_id} was dropped: {count} late rows of it are not published")
 
     def _waiting(self) -> Iterator[Shard]:
         return (shard for shards in self._shards.values() for shard in shards.values() if shard.waiting)
@@ -314,7 +346,7 @@ class LateRows:
         """What keeps rows from being published, for people."""
         found = [f"{file} cannot be read: {reason}" for file, reason in self._broken.items()]
         found += [
-            f"rows of table id {table_id} are left in {FOLDER}{table_id}/: it is dropped, or has no cdc any more"
+            f"rows of table id {table_id} are left in {FOLDER}{table_id}/: the schema does not have it"
             for table_id in sorted(self._tables_unknown)
         ]
         return [*found, *([self.error] if self.error else [])]

@@ -1,0 +1,155 @@
+"""The sync in its default mode, by write time: tables change, fail and fall behind; each row is what SELECT gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cassandra import ConsistencyLevel
+
+from ringsync.state.staging import commit_keys
+from ringsync.status import read_statuses
+from servers.cluster import connected, three_nodes
+from tests.sync.judge import judge
+from tests.sync.pipeline import Pipeline, pipeline, wait_until_drained, write_conf
+from tests.sync.scenario import bootstrap, kill_and_start, start_loops
+
+pytestmark = [pytest.mark.server, pytest.mark.spark]
+
+WINDOW_MS = 3000
+KEYSPACE = "under_way"
+TABLES = {
+    "altered": "id int, seq int, price int, qty int, PRIMARY KEY (id, seq)",
+    "shrunk": "id int, seq int, old int, price int, PRIMARY KEY (id, seq)",
+    "gone": "id int, seq int, price int, PRIMARY KEY (id, seq)",
+    "poisoned": "id int, seq int, price int, PRIMARY KEY (id, seq)",
+    "past": "id int, seq int, price int, note text static, PRIMARY KEY (id, seq)",
+    "decimals": "id int, seq decimal, price int, tags set<decimal>, PRIMARY KEY (id, seq)",
+}
+JUDGED = tuple(f"{KEYSPACE}.{name}" for name in TABLES if name != "gone")
+BOOTSTRAPPED = (f"{KEYSPACE}.past", f"{KEYSPACE}.decimals")
+
+
+def create_schema(session: Any) -> None:
+    session.execute(
+        f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 3}}"
+    )
+    session.execute("CREATE KEYSPACE workload WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+    for name in ("without_cdc", "excluded"):
+        session.execute(f"CREATE TABLE IF NOT EXISTS workload.{name} (k int PRIMARY KEY, v text)")
+    for name, columns in TABLES.items():
+        session.execute(f"CREATE TABLE {KEYSPACE}.{name} ({columns}) WITH cdc = true")
+
+
+def changes(tables: Iterator[int]) -> Iterator[str]:
+    """Statements on all tables: inserts, updates, deletions of rows, ranges and partitions; endless."""
+    for number in tables:
+        key, seq, now_us = number % 7, number % 11, time.time_ns() // 1000
+        for table in ("altered", "shrunk", "gone", "poisoned"):
+            yield f"INSERT INTO {KEYSPACE}.{table} (id, seq, price) VALUES ({key}, {seq}, {number})"
+        spelt = f"{seq}.{'0' * (number % 3)}" if number % 3 else f"{seq}"
+        yield f"UPDATE {KEYSPACE}.decimals SET price = {number} WHERE id = {key} AND seq = {spelt}"
+        yield f"UPDATE {KEYSPACE}.decimals SET tags = tags + {{{spelt}, 1.5}} WHERE id = {key} AND seq = {spelt}0"
+        ago_us = now_us - (number * 7919 % 3_600_000_000 if number % 2 else 0)
+        yield f"INSERT INTO {KEYSPACE}.past (id, seq, price) VALUES ({key}, {seq}, {number}) USING TIMESTAMP {ago_us}"
+        if number % 5 == 0:
+            yield f"UPDATE {KEYSPACE}.past USING TIMESTAMP {ago_us} SET note = 'n{number}' WHERE id = {key}"
+            yield f"DELETE FROM {KEYSPACE}.altered WHERE id = {key} AND seq > {seq}"
+        if number % 6 == 0:
+            yield f"DELETE FROM {KEYSPACE}.past USING TIMESTAMP {ago_us} WHERE id = {key} AND seq = {seq}"
+        if number % 17 == 0:
+            yield f"DELETE FROM {KEYSPACE}.past USING TIMESTAMP {ago_us} WHERE id = {key} AND seq < {seq}"
+            yield f"DELETE FROM {KEYSPACE}.decimals WHERE id = {key} AND seq = {seq}.0"
+        if number % 29 == 0:
+            yield f"DELETE FROM {KEYSPACE}.past USING TIMESTAMP {ago_us - 1000} WHERE id = {key}"
+
+
+class Writer:
+    """Goes on where it stopped."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._numbers = iter(range(1, 10**9))
+
+    def write(self, seconds: float, rate: float = 20, *, without: tuple[str, ...] = ()) -> None:
+        """Write for so long.
+
+        :param rate: numbers a second, each some statements
+        :param without: tables that are not there any more
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for statement in changes(iter([next(self._numbers)])):
+                if not any(f".{name} " in statement for name in without):
+                    self._session.execute(statement)
+            time.sleep(1 / rate)
+
+
+def test_tables_change_fail_and_fall_behind(tmp_path: Path, cache: Path) -> None:
+    with three_nodes(tmp_path / "nodes", cache, 81) as nodes, connected(nodes, ConsistencyLevel.ALL) as session:
+        create_schema(session)
+        conf = write_conf(tmp_path, nodes, window_ms=WINDOW_MS, replica={"unrepresentable_values": "error"})
+        writer = Writer(session)
+        with pipeline(conf, tmp_path, cache) as running:
+            start_loops(running)
+            writer.write(5)
+            for table in BOOTSTRAPPED:
+                bootstrap(running, table, table)
+            # An int without bytes: no type of the lake holds it, and the policy refuses it.
+            session.execute(f"INSERT INTO {KEYSPACE}.poisoned (id, seq, price) VALUES (1, 1, blobAsInt(0x))")
+            altered_while_rows_wait(running, session, writer)
+            fallen_behind(running, writer)
+            told = read_statuses(running.store)["bucket_close/close"]["tables"]
+            failing = {name for name, one in told.items() if one["error"]}
+            assert failing == {f"{KEYSPACE}.poisoned"}
+            mended = write_conf(tmp_path, nodes, window_ms=WINDOW_MS, replica={"unrepresentable_values": "raw"})
+            assert mended == conf
+            kill_and_start(running, "bucket_close")
+            wait_until_drained(running.store, 240, running.check)
+            rows = judge(running.store, session, JUDGED, BOOTSTRAPPED, complete=True)
+    assert min(rows.values()) > 5
+
+
+def altered_while_rows_wait(running: Pipeline, session: Any, writer: Writer) -> None:
+    """Columns come and go, and a table goes, while staged rows wait for a close that is away, and while all runs."""
+    running.kill("bucket_close")
+    writer.write(2 * WINDOW_MS / 1000)
+    assert commit_keys(running.store)
+    session.execute(f"ALTER TABLE {KEYSPACE}.altered ADD discount int")
+    session.execute(f"INSERT INTO {KEYSPACE}.altered (id, seq, discount, qty) VALUES (100, 1, 5, 6)")
+    session.execute(f"ALTER TABLE {KEYSPACE}.shrunk DROP old")
+    session.execute(f"DROP TABLE {KEYSPACE}.gone")
+    writer.write(2, without=("gone",))
+    running.start("bucket_close")
+    writer.write(10, without=("gone",))
+    session.execute(f"ALTER TABLE {KEYSPACE}.altered ADD again int")
+    session.execute(f"INSERT INTO {KEYSPACE}.altered (id, seq, again) VALUES (100, 2, 7)")
+    writer.write(5, without=("gone",))
+
+
+def fallen_behind(running: Pipeline, writer: Writer) -> None:
+    """Stage and close stand still for ten buckets; nothing that has waited is late."""
+    writer.write(5, without=("gone", "past"))
+    for name in ("commitlog_stage", "bucket_close"):
+        running.kill(name)
+    writer.write(10 * WINDOW_MS / 1000, rate=5, without=("gone", "past"))
+    written_ms = time.time() * 1000
+    for name in ("bucket_close", "commitlog_stage"):
+        running.start(name)
+    deadline = time.monotonic() + 180
+    while not (nodes := staged_since(running, written_ms)):
+        assert time.monotonic() < deadline
+        running.check()
+        time.sleep(1)
+    assert sum(one["rows"] for one in nodes) > 100
+    assert sum(one["late"] for one in nodes) == 0
+
+
+def staged_since(running: Pipeline, moment_ms: float) -> list[Any]:
+    """What the stage tells of its nodes, once all that was logged before a moment is staged."""
+    status = read_statuses(running.store).get("commitlog_stage/default", {})
+    nodes = list(status.get("nodes", {}).values())
+    return nodes if len(nodes) == 3 and all(one["clear_at_ms"] > moment_ms + 3000 for one in nodes) else []
