@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ringsync.changes.identity import TableVersion
 from ringsync.config.sync import Sync
 from ringsync.cql.types import Native
 from ringsync.ring.ring import Host, Replication
@@ -24,9 +25,8 @@ from ringsync.streams.relay_cursor import CursorObject
 
 LENGTH_MS = 2000
 SYNC_MS = 1000
-TABLE = SyncTable(
-    TableSchema("shop", "orders", "5" * 32, (Column("id", "partition_key", Native("int")),)), "test.shop.orders", False
-)
+ORDERS = TableSchema("shop", "orders", "5" * 32, (Column("id", "partition_key", Native("int")),))
+TABLE = SyncTable(TableVersion.first(ORDERS), "test.shop.orders", False)
 NAME = TABLE.schema.full_name
 HOSTS = tuple(Host(name, f"10.0.0.{n}", 9042, "dc", "r", (n,)) for n, name in enumerate("ab", 1))
 QUEUES = Sync(queue_of_node={"a": "rack-a", "b": "rack-b"})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.replica.changes import replica_state
 from ringsync.replica.live_rows import live_rows
@@ -48,7 +49,8 @@ def follow_ups(lake: Lake) -> FollowUps:
     config = load_config(lake.conf)
     options = argparse.Namespace()
     application = Application("bucket_close", str(lake.conf), config, lake.store, None, "run", options)
-    made = FollowUps(application, SyncTable(TABLE, "test.shop.t", False), OneByOne(), None)  # type: ignore[arg-type]
+    table = SyncTable(TableVersion.first(TABLE), "test.shop.t", False)
+    made = FollowUps(application, table, OneByOne(), None)  # type: ignore[arg-type]
     made.ring = RING
     return made
 
