@@ -10,22 +10,17 @@ from typing import Any
 
 from cassandra.protocol import QueryMessage, _ProtocolHandler
 
-_STATEMENT = re.compile(r"""((?:'(?:[^']|'')*'|"(?:[^"]|"")*"|[^;'"])+);(?: -- expires_at (\d+))?\n""")
-_TTL = re.compile(r" USING TIMESTAMP -?\d+ AND TTL (\d+)")
+_TTL = re.compile(r" USING TIMESTAMP -?\d+ AND TTL (\d+) /\* expires_at (\d+) \*/")
 _NOW_IN_SECONDS = 0x100
 """Flag of a QUERY (native_protocol_v5.spec §4.1.4)."""
 
 
 def statements(text: str) -> Iterator[tuple[str, int | None]]:
-    """Each statement, and the second in which its TTL began, if it has one."""
-    without_comments = re.sub(r"^-- .*\n", "", text, flags=re.MULTILINE)
-    end = 0
-    for found in _STATEMENT.finditer(without_comments):
-        assert found.start() == end, without_comments[end : end + 500]
-        end = found.end()
-        ttl = _TTL.search(found[1])
-        yield found[1], int(found[2]) - int(ttl[1]) if ttl and found[2] else None
-    assert end == len(without_comments), without_comments[end : end + 500]
+    """Each line that is no comment, and the second in which its TTL began, if it has one."""
+    for line in text.splitlines():
+        if not line.startswith("-- "):
+            ttl = _TTL.search(line)
+            yield line, int(ttl[2]) - int(ttl[1]) if ttl else None
 
 
 class _WithNow:
@@ -46,7 +41,7 @@ class _WithNow:
 
 
 def replay(session: Any, text: str) -> int:
-    """Execute all statements of a text; their number.
+    """Execute each line of a text as it is; the number of those that are no comments.
 
     :param session: of the driver, for this only
     """

@@ -26,6 +26,13 @@ from tests.commitlogs.workload import KEYSPACE, Table, random_schema, random_sta
 from tests.inspect.replaying import replay
 
 Rows = list[dict[str, dict[str, Any]]]
+OF_SEVERAL_LINES = (
+    f"INSERT INTO {KEYSPACE}.collections (p, c, sm, lt, m) "
+    "VALUES ('a\n;b', 1, {'x\r\n': 1}, ['l\n', '-- l'], {'k\n': 1.5, 'y': 2})",
+    f"UPDATE {KEYSPACE}.collections USING TTL 100000 SET m = m + {{'\n-- k': 2.5}} WHERE p = 'a\n;b' AND c = 1",
+    f"DELETE m['k\n'] FROM {KEYSPACE}.collections WHERE p = 'a\n;b' AND c = 1",
+)
+"""What must come out on one line each all the same."""
 SYNC_MS = 200
 CALM_S = 2.0
 
@@ -99,6 +106,8 @@ def test_replayed_statements_give_the_same_rows(version: str, count: int, cache:
             session.execute(statement)
         for statement in random_statements(count, count, version):
             writer.execute(statement)
+        for statement in OF_SEVERAL_LINES:
+            session.execute(statement)
         source = selected(node, version)
         assert sum(map(len, source.values())) > 100
         copied_log(node, tmp_path / "log")

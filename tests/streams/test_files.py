@@ -1,6 +1,7 @@
 """The stream as files: what is published is exactly what a reader gets, and damage is never silent."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,29 @@ def test_a_replaced_part_is_noticed(stream: FileStream) -> None:
     stream.store.put(f"streams/{TOPIC}/b/{part.name}.avro", stream.store.get(f"streams/{TOPIC}/c/{other.name}.avro"))
     with pytest.raises(StreamDamagedError, match=f"{part.name}.avro is damaged: {other.bytes} bytes"):
         next(stream.read("b"))
+
+
+def test_a_manifest_names_the_files_of_the_bucket(stream: FileStream, tmp_path: Path) -> None:
+    """Whoever has no ringsync reads these files, with any reader of Avro."""
+    part = write_part(stream, "b", "a", [messages(0, 3)], 1)
+    stream.publish("b", [part])
+    manifest = json.loads(stream.store.get(f"streams/{TOPIC}/b/manifest.json"))
+    folder = part_file(stream, tmp_path, "b", part).parent
+    read = [one for named in manifest["parts"] for one in fastavro.reader((folder / named["name"]).open("rb"))]
+    assert [one["key"] for one in read] == [one["key"] for one in expected(0, 3)]
+
+
+def test_a_manifest_of_before_is_read_and_published_again(stream: FileStream) -> None:
+    """It named the parts without ``.avro``."""
+    part = write_part(stream, "b", "a", [messages(0, 3)], 1)
+    stream.publish("b", [part])
+    key = f"streams/{TOPIC}/b/manifest.json"
+    old = stream.store.get(key).replace(b".avro", b"")
+    stream.store.put(key, old)
+    assert stream.parts("b") == [part]
+    stream.publish("b", [part])
+    assert stream.store.get(key) == old
+    assert list(stream.read("b")) == expected(0, 3)
 
 
 def test_a_damaged_manifest_is_named(stream: FileStream) -> None:

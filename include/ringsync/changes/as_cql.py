@@ -174,12 +174,12 @@ class CqlStatements:
                 whole[printable(name)] = _whole(found)
             else:
                 parts.append((printable(name), found))
-        using, end = self._using(times)
+        using = self._using(times)
         updates = [[f"{name} = {value}" for name, value in whole.items()]]
         if times == row.liveness:
             columns = ", ".join([*names.partition_key, *names.clustering, *whole])
             values = [*row.partition_key, *(row.clustering.values if row.clustering else ()), *whole.values()]
-            yield f"INSERT INTO {names.table} ({columns}) VALUES ({', '.join(map(str, values))}){using};{end}"
+            yield f"INSERT INTO {names.table} ({columns}) VALUES ({', '.join(map(str, values))}){using};"
             updates = [[]]
         for name, found in parts:
             first, *more = _additions(name, found)
@@ -187,15 +187,15 @@ class CqlStatements:
             updates += more
         for update in updates:
             if update:
-                yield f"UPDATE {names.table}{using} SET {', '.join(update)} WHERE {_where(row, names)};{end}"
+                yield f"UPDATE {names.table}{using} SET {', '.join(update)} WHERE {_where(row, names)};"
 
-    def _using(self, times: Times) -> tuple[str, str]:
-        """The USING clause, and a comment for the end of the line: when what expires does so."""
+    def _using(self, times: Times) -> str:
+        """The USING clause; a comment in it, which servers take within a line, says when what expires does so."""
         clause = f" USING TIMESTAMP {times.timestamp}"
         if times.ttl is None or times.expires_at is None:
-            return clause, ""
+            return clause
         ttl = times.ttl if self._now is None else max(times.expires_at - int(self._now()), 1)
-        return f"{clause} AND TTL {ttl}", f" {_COMMENT}expires_at {times.expires_at}"
+        return f"{clause} AND TTL {ttl} /* expires_at {times.expires_at} */"
 
     def _counters(self, row: ChangeRow, names: _Names) -> Iterator[str]:
         """Counters take no timestamps; what is added is what the total is greater than the one before in this log."""

@@ -1,10 +1,11 @@
 """Values as CQL literals that give exactly the same bytes again.
 
-What no literal says, an empty int for example, is a call: ``blobAsInt(0x)``.
+What no literal says, an empty int for example, is a call: ``blobAsInt(0x)``; so is a text of several lines.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from ringsync.cql.native_texts import Texts, native_texts
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
 from ringsync.cql.value_texts import TextForm
 
+_BREAKS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
+"""What some reader takes for the end of a line: CQL has no escape for it."""
 _DATE_EPOCH = 2**31
 _LAST_TIMESTAMP_MS = 253402300799999
 """In the year 9999."""
@@ -65,7 +68,10 @@ def some_literal(cql_type: CqlType) -> str | None:
 def _native(name: str, values: pa.Array, cells: Cells) -> Texts:
     match name:
         case "ascii" | "text":
-            return [text_literal(text or "") for text in values.to_pylist()]
+            return [
+                literal_from_bytes(name, text.encode()) if text and _BREAKS.search(text) else text_literal(text or "")
+                for text in values.to_pylist()
+            ]
         case "date":
             return [_date(text, day) for text, day in zip(native_texts(name, values), _days(values), strict=True)]
         case "timestamp":

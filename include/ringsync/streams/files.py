@@ -10,6 +10,8 @@
 A bucket is published by its manifest, once; what no manifest lists does not exist for a reader. A part's name ends
 in the checksum of its bytes, so that a task that was thought dead and writes after all cannot replace what was
 published. Buckets are read in the order of their names: whoever writes them names them so (e.g. by time, in UTC).
+
+A manifest names files, ``<part>-<crc32c>.avro``; one of an earlier version, without ``.avro``, is read all the same.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ ROWS_PER_BLOCK = 2000
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,199}")
 _SCHEMAS = "schemas"
+_SUFFIX = ".avro"
 
 
 class StreamError(Exception):
@@ -139,16 +142,18 @@ class FileStream:
             "topic": self.topic,
             "bucket": bucket,
             "records": sum(part.records for part in parts),
-            "parts": [{**vars(part), "crc32c": f"{part.crc32c:08x}"} for part in parts],
+            "parts": [{**vars(part), "name": part.name + _SUFFIX, "crc32c": f"{part.crc32c:08x}"} for part in parts],
         }
         if not self._put_once(self._manifest_key(bucket), _json(manifest)):
-            raise StreamConflictError(
-                f"bucket {bucket!r} of {self.topic} was published with {_names(self.parts(bucket) or [])}; "
-                f"it cannot be published with {_names(parts)}"
-            )
+            published = self.parts(bucket) or []
+            if published != list(parts):
+                raise StreamConflictError(
+                    f"bucket {bucket!r} of {self.topic} was published with {_names(published)}; "
+                    f"it cannot be published with {_names(parts)}"
+                )
         listed = {key(bucket, part) for part in parts for key in (self._part_key, self._index_key)}
         for stat in self.store.list(f"{self.root}/{bucket}/"):
-            if stat.key not in listed and stat.key.endswith((".avro", ".index")):
+            if stat.key not in listed and stat.key.endswith((_SUFFIX, ".index")):
                 self.store.delete(stat.key)
 
     def move(self, bucket: str, parts: Sequence[Part], to: FileStream) -> None:
@@ -190,10 +195,13 @@ class FileStream:
         key = self._manifest_key(bucket)
         try:
             manifest = json.loads(self.store.get(key))
-            return [Part(**{**part, "crc32c": int(part["crc32c"], 16)}) for part in manifest["parts"]]
+            return [
+                Part(**{**part, "name": part["name"].removesuffix(_SUFFIX), "crc32c": int(part["crc32c"], 16)})
+                for part in manifest["parts"]
+            ]
         except NotFoundError:
             return None
-        except (ChecksumError, ValueError, KeyError, TypeError) as error:
+        except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
             raise StreamDamagedError(f"{self.store.uri(key)} is not a manifest: {error}") from error
 
     def read(self, bucket: str) -> Iterator[dict[str, Any]]:
@@ -278,7 +286,7 @@ class FileStream:
         return f"{self.root}/{_check_name('bucket', bucket)}/manifest.json"
 
     def _part_key(self, bucket: str, part: Part) -> str:
-        return f"{self._part_path(bucket, part)}.avro"
+        return f"{self._part_path(bucket, part)}{_SUFFIX}"
 
     def _index_key(self, bucket: str, part: Part) -> str:
         return f"{self._part_path(bucket, part)}.index"
