@@ -139,6 +139,8 @@ def identity(cql_type: CqlType, value: Any) -> Any:
             return str(decimal.Decimal((sign, digits, 0 if digits == (0,) else exponent)))
         case ListType(element) | SetType(element) | VectorType(element):
             return tuple(identity(element, one) for one in value)
+        case MapType(key, item):
+            return tuple((identity(key, one), identity(item, other)) for one, other in value)
         case TupleType(fields) | UserType(field_types=fields):
             return tuple(one if one is None else identity(kind, one) for kind, one in zip(fields, value, strict=True))
     return hashable(value)

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ringsync.changes.image_rows import change_rows_of
 from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
-from ringsync.changes.schema import ROW, STATIC
+from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
 from ringsync.changes.tables import logged_tables
 from ringsync.cql.avro import Mapping
 from ringsync.formats.commitlog.reader import read_log
@@ -26,10 +27,11 @@ from ringsync.streams.messages import Messages, envelope_schema, key_schema
 from tests.commitlog_model import cql_schema, replay, segment
 from tests.commitlogs.fixtures import fixture_named, unpacked
 from tests.cql.strategies import plain as arrow_plain
-from tests.oracle import Rows
-from tests.stream_model import Raw, StreamModel, hashable
+from tests.oracle import Rows, hashable, identity
+from tests.stream_model import Raw, StreamModel
 from tests.streams.change_images import decoded, images_of
-from tests.streams.test_messages import read
+from tests.streams.test_messages import SPELLED, number, read, spelled
+from tests.streams.test_messages import images as image_batch
 
 FIXTURE = fixture_named("5.0-v8-plain")
 Change = dict[str, Any]
@@ -125,12 +127,18 @@ def expected_rows(changes: list[Change], table: TableSchema, model: Any, now: in
     columns = {}
     for column in table.columns:
         raws = [row[column.name].raw if column.name in row else None for row in rows]
-        values, misfits = decoded(column, raws)
-        plain = arrow_plain(values)
+        found_values, misfits = decoded(column, raws)
+        plain = arrow_plain(found_values)
         columns[column.name] = [Raw(raw) if bad else one for raw, bad, one in zip(raws, misfits, plain, strict=True)]  # type: ignore[arg-type]
     found: Rows = {}
     for place, row in enumerate(rows):
-        key = tuple(hashable(columns[column.name][place]) for column in table.key_columns)
+        values = [(column, columns[column.name][place]) for column in table.key_columns]
+        key = tuple(
+            identity(column.type, value)
+            if column.kind == "clustering" and not isinstance(value, Raw)
+            else hashable(value)
+            for column, value in values
+        )
         found[key] = {
             column.name: (columns[column.name][place], row[column.name].writetime, row[column.name].expires_at)
             for column in table.value_columns
@@ -244,3 +252,37 @@ def test_classic_messages_of_changes_can_be_read(log: Log) -> None:
     )
     assert [m["value"]["op"] for m in classic] == [m["value"]["op"] for m in exact]
     assert [m["value"]["cells"] for m in classic] == [m["value"]["cells"] for m in exact]
+
+
+def test_the_key_of_a_change_is_that_of_the_row_whatever_their_spelling() -> None:
+    """Changes, deleted elements and bounds of ranges, each spelled otherwise than the row."""
+    names = [SPELLED.columns[place].name for place in (3, 4)]
+    row = image_batch(SPELLED, spelled("1.0", "2.0", "30", "4.0"))
+    made = change_rows_of(row, SPELLED)
+    (change,) = made.to_pylist()
+    other = change_rows_of(image_batch(SPELLED, spelled("1.0", "2.00", "3E+1", "4")), SPELLED).to_pylist()[0]
+    gone = [
+        cell | {"kind": TOMBSTONE, "value": None, "local_deletion_time": 1, "timestamp": 9} for cell in other["cells"]
+    ]
+    bound = other["clustering"] + b"\1"
+    changes = pa.RecordBatch.from_pylist(
+        [
+            change,
+            change | {"clustering": other["clustering"], "cells": gone},
+            other | {"kind": RANGE_DELETION, "clustering": bound, "range_end": bound, "cells": [], "liveness": None},
+        ],
+        schema=made.schema,
+    )
+    after = pa.concat_batches([row] * 3)
+    messages = decoded_messages(messages_of(changes, after, [True] * 3, SPELLED), SPELLED)
+    first, second, ranged = messages
+    assert first["key"] == second["key"]
+    clustering = {name: first["key"][name] for name in ("c", "t", "_x")}
+    assert clustering == {"c": number(2, 0), "t": {"field_1": number(3, -1), "field_2": "x"}, "_x": None}
+    assert ranged["value"]["range"]["start"]["clustering"] == clustering
+    assert ranged["value"]["range"]["end"]["clustering"] == clustering
+    assert second["value"]["after"]["c"] == number(20, 1)
+    for name in names:
+        elements = second["value"]["cells"][name]["elements"]
+        assert [one["identity"] for one in elements] == [number(4, 0)] * 2
+        assert [one["deleted_at"] for one in elements] == [None, 9]
