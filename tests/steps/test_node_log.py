@@ -5,14 +5,18 @@ from __future__ import annotations
 import lzma
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ringsync.formats.commitlog.names import segment_id
 from ringsync.formats.commitlog.segment import Wanted, read_descriptor
 from ringsync.ring.ring import Host
 from ringsync.schema.from_cql import parse_schema
-from ringsync.state.staging import Bucket, put_commit
+from ringsync.schema.table import TableSchema
+from ringsync.state.staging import Bucket, LogPart, put_commit
+from ringsync.steps.commitlog_stage import check_counts
 from ringsync.steps.node_log import PATIENCE_MS, NodeLog, read_node_log
 from ringsync.steps.stage_task import Staged, StageTask, StageWork, Windows, stage
 from ringsync.storage.local import LocalStore
@@ -166,20 +170,15 @@ def test_progress_is_told_while_a_node_is_never_wholly_read(node: Node) -> None:
     assert node.now_ms - node.log.clear_at_ms == 4000
 
 
-def part_of(work: StageWork) -> object:
-    from ringsync.formats.commitlog.names import segment_id
-    from ringsync.state.staging import LogPart
-
+def part_of(work: StageWork) -> LogPart:
     name = Path(work.file).name
     identity = segment_id(name)
     assert identity is not None
     return LogPart(name, identity, 0, 100, True)
 
 
-def test_a_column_that_the_schema_does_not_have_is_told(tmp_path: Path) -> None:
+def test_what_the_schema_does_not_have_is_told(tmp_path: Path) -> None:
     """ALTER TABLE ADD while a stage runs: its records are no errors before the schema was read again."""
-    from dataclasses import replace
-
     (name, raw), *_ = segments().items()
     (tmp_path / name).write_bytes(raw)
     tables = tuple(parse_schema((FOLDER / "schema.cql").read_text(), "schema.cql").by_id().values())
@@ -190,10 +189,20 @@ def test_a_column_that_the_schema_does_not_have_is_told(tmp_path: Path) -> None:
         for table in tables
     )
 
-    def staged(known: tuple[object, ...]) -> Staged:
-        task = replace(TASK, logged=known)
+    def staged(known: tuple[TableSchema, ...], gone: frozenset[str] = frozenset()) -> Staged:
+        task = replace(TASK, logged=known, gone=gone)
         return stage(StageWork("n1", str(tmp_path / name), Wanted()), task, LocalStore(tmp_path / "lake"), None)
 
-    assert not staged(tables).has_unknown
+    whole = staged(tables)
+    assert not whole.has_unknown
     assert staged(older).has_unknown
     assert staged(older).unknown_columns
+    # A batch may have rows of a table that was dropped, and of one that was not.
+    lacking = ((one, staged(tuple(table for table in tables if table is not one))) for one in tables)
+    dropped, without = next(found for found in lacking if found[1].has_unknown)
+    assert without.unknown_tables == {dropped.table_id}
+    recalled = staged(tables, frozenset({dropped.table_id}))
+    assert recalled.counts["rows"] == whole.counts["rows"]
+    assert recalled.counts["errors"] == recalled.counts["of_unknown_tables"] == 0
+    assert recalled.counts["of_dropped_tables"] > 0
+    check_counts(recalled, "n1")

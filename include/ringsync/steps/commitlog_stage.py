@@ -23,7 +23,7 @@ from ringsync.sources.cluster import read_ring, read_settings
 from ringsync.state.layout import check_layout
 from ringsync.state.processor_error import ErrorTable
 from ringsync.state.staging import closed_until, decode_rows, put_commit
-from ringsync.state.table_versions import version_of
+from ringsync.state.table_versions import latest_version, version_of
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left, start_workers
 from ringsync.steps.node_log import NodeLog, read_node_log, remove_segment
@@ -86,6 +86,7 @@ class Stager:
         self._schema_version: object = None
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
+        self._dropped: dict[str, TableSchema] = {}
 
     def cycle(self) -> None:
         """Stage what is new.
@@ -100,7 +101,8 @@ class Stager:
         if work:
             staged = self._stage(work, windows)
             unknown = [one.work for one in staged if one.has_unknown]
-            if unknown and self._refresh_schema():
+            ids = frozenset().union(*(one.unknown_tables for one in staged))
+            if unknown and (self._refresh_schema() | self._recall(ids)):
                 again = {one.work: one for one in self._stage(unknown, windows)}
                 for one in staged:
                     if one.work in again:
@@ -146,7 +148,7 @@ class Stager:
         if not self._logged:
             self._refresh_schema()
         with_cdc = {row.id.hex for row in self._session.execute("SELECT id, cdc FROM system_schema.tables") if row.cdc}
-        if not with_cdc <= {table.table_id for table in self._logged}:
+        if not with_cdc <= self._known():
             self._refresh_schema()
         kept = tuple(
             StagedTable(
@@ -157,7 +159,9 @@ class Stager:
             for table in self._logged
             if table.table_id in with_cdc and self._config.sync.follows(table.full_name)
         )
-        task = StageTask(self._config_path, self._logged, kept, windows)
+        gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
+        logged = (*self._logged, *gone.values())
+        task = StageTask(self._config_path, logged, kept, windows, frozenset(gone))
         # A task for each core: to start one takes longer than a small segment.
         tasks = min(len(work), self._context.defaultParallelism)
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
@@ -179,6 +183,20 @@ class Stager:
             except RingError:
                 self._rings[keyspace] = None
         return self._rings[keyspace]
+
+    def _known(self) -> set[str]:
+        """Ids of the tables of the schema."""
+        return {table.table_id for table in self._logged}
+
+    def _recall(self, table_ids: frozenset[str]) -> bool:
+        """Find how tables looked that were dropped: a batch may have rows of others, too; whether one was found."""
+        new = {
+            table_id: version.table
+            for table_id in table_ids - self._dropped.keys()
+            if (version := latest_version(self._store, table_id)) is not None
+        }
+        self._dropped |= new
+        return bool(new)
 
     def _refresh_schema(self) -> bool:
         """Read the schema if it has changed; whether it has."""
@@ -249,6 +267,6 @@ def check_counts(staged: Staged, node: str) -> None:
     :raises StepError: it has not
     """
     counts = staged.counts
-    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "not_cdc"))
+    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "not_cdc"))
     if counts["rows"] != outcomes:
         raise StepError(f"{staged.part.segment} of {node}: {counts['rows']} rows decoded, {outcomes} accounted for")

@@ -110,7 +110,7 @@ class Staged:
     :ivar read_at_ms: ms since the epoch
     :ivar errors: of :data:`ERRORS`, as Arrow IPC
     :ivar error_count: how many
-    :ivar has_unknown: some records name a table or a column that the schema does not have
+    :ivar unknown_tables: ids of tables that the schema does not have
     :ivar unknown_columns: some records name a column that its table does not have
     :ivar damage: what of it cannot be read, the first; empty: nothing
     :ivar stopped: why it was not read as far as it is synced; empty: it was
@@ -125,11 +125,16 @@ class Staged:
     late: tuple[str, ...] = ()
     errors: bytes = b""
     error_count: int = 0
-    has_unknown: bool = False
+    unknown_tables: frozenset[str] = frozenset()
     unknown_columns: bool = False
     damage: str = ""
     stopped: str = ""
     unreadable: str = ""
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether some records name a table or a column that the schema does not have."""
+        return self.unknown_columns or bool(self.unknown_tables)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -143,12 +148,14 @@ class StageTask:
 
     :ivar logged: all tables of the schema: a mutation may have any
     :ivar kept: those that are followed; rows of all others count as ``not_cdc``
+    :ivar gone: ids of tables of ``logged`` that were dropped: their rows are counted
     """
 
     config_path: str
     logged: tuple[TableSchema, ...]
     kept: tuple[StagedTable, ...]
     windows: Windows
+    gone: frozenset[str] = frozenset()
 
     def __call__(self, works: Iterable[StageWork]) -> Iterator[Staged]:
         config = load_config(self.config_path)
@@ -197,7 +204,7 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keystore: str | 
         tuple(files.late),
         encode_rows(errors),
         errors.num_rows,
-        has_unknown=unknown_columns or of_unknown > 0,
+        unknown_tables=frozenset(one.hex() for one in errors["table_id"].to_pylist() if one),
         unknown_columns=unknown_columns,
         damage=damages[0].reason if damages else "",
         stopped=stopped,
@@ -225,7 +232,7 @@ class _Files:
         self._name = name
         self._tables = {bytes.fromhex(table.version.table_id): number for number, table in enumerate(self._task.kept)}
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
-        self._rows = 0
+        self._rows = self._of_dropped = 0
         self.blocks: list[Block] = []
         self.late: list[str] = []
 
@@ -237,6 +244,8 @@ class _Files:
         for place, table_id in enumerate(ids.dictionary.to_pylist()):
             number = self._tables.get(table_id)
             if number is None:
+                is_gone = table_id.hex() in self._task.gone
+                self._of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
                 continue
             of_table = rows.take(_indices(np.flatnonzero(of_id == place)))
             starts = self._task.windows.starts(numbers(of_table["write_time"]), self._task.kept[number].by_arrival)
@@ -246,7 +255,7 @@ class _Files:
 
     def finish(self) -> dict[str, int]:
         """Write everything; the counts of rows."""
-        counts: Counter[str] = Counter(staged=0, late=0, repeated=0)
+        counts: Counter[str] = Counter(staged=0, late=0, repeated=0, of_dropped_tables=self._of_dropped)
         batches: list[pa.RecordBatch] = []
         described: list[tuple[StagedTable, str, Any, Numbers]] = []
         for (number, start), parts in sorted(self._waiting.items()):
