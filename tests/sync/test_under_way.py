@@ -102,15 +102,26 @@ def test_tables_change_fail_and_fall_behind(tmp_path: Path, cache: Path) -> None
             session.execute(f"INSERT INTO {KEYSPACE}.poisoned (id, seq, price) VALUES (1, 1, blobAsInt(0x))")
             altered_while_rows_wait(running, session, writer)
             fallen_behind(running, writer)
-            told = read_statuses(running.store)["bucket_close/close"]["tables"]
-            failing = {name for name, one in told.items() if one["error"]}
-            assert failing == {f"{KEYSPACE}.poisoned"}
+            wait_until_it_fails(running, f"{KEYSPACE}.poisoned")
             mended = write_conf(tmp_path, nodes, window_ms=WINDOW_MS, replica={"unrepresentable_values": "raw"})
             assert mended == conf
             kill_and_start(running, "bucket_close")
             wait_until_drained(running.store, 240, running.check)
             rows = judge(running.store, session, JUDGED, BOOTSTRAPPED, complete=True)
     assert min(rows.values()) > 5
+
+
+def wait_until_it_fails(running: Pipeline, table: str) -> None:
+    """Wait until this table is told to fail; no other does."""
+    deadline = time.monotonic() + 180
+    failing: set[str] = set()
+    while failing != {table}:
+        assert time.monotonic() < deadline, failing
+        running.check()
+        time.sleep(1)
+        told = read_statuses(running.store)["bucket_close/close"]["tables"]
+        failing = {name for name, one in told.items() if one["error"]}
+        assert failing <= {table}, {name: told[name]["error"] for name in failing}
 
 
 def altered_while_rows_wait(running: Pipeline, session: Any, writer: Writer) -> None:
