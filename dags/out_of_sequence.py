@@ -1,8 +1,8 @@
 """Publish what came late: changes whose bucket was closed before any replica's log showed them.
 
 **What it does.** A loop, for `sync.run_s` seconds, then the next run begins. It takes the files of late rows,
-drops what was published already, reads the rest from all replicas, and publishes it as it is now. What a replica that is
-down may know better waits in `cdc.out_of_sequence` for another look.
+drops what was published already, reads the rest from all replicas, and publishes it as it is now. What a replica that
+is down may know better waits in `cdc.out_of_sequence` for another look.
 
 **Inputs.** The files under `staging/late/`, which `commitlog_sync` writes, the table `cdc.out_of_sequence`, and
 `ringsync.yaml` (`RINGSYNC_CONFIG`).
