@@ -1,10 +1,11 @@
 """Publish what came late: changes whose bucket was closed before any replica's log showed them.
 
-**What it does.** A loop, for `sync.run_s` seconds, then the next run begins. It takes the rows that wait in
-`cdc.out_of_sequence`, drops those that were published already, reads the others from the cluster at quorum, and
-publishes them as they are now. What a quorum does not show yet waits for another look.
+**What it does.** A loop, for `sync.run_s` seconds, then the next run begins. It takes the files of late rows,
+drops what was published already, reads the rest from all replicas, and publishes it as it is now. What a replica that
+is down may know better waits in `cdc.out_of_sequence` for another look.
 
-**Inputs.** The table `cdc.out_of_sequence`, which `commitlog_sync` fills, and `ringsync.yaml` (`RINGSYNC_CONFIG`).
+**Inputs.** The files under `staging/late/`, which `commitlog_sync` writes, the table `cdc.out_of_sequence`, and
+`ringsync.yaml` (`RINGSYNC_CONFIG`).
 
 **Outputs.** Messages with `source.late`, the replica, numbers every few seconds under `status/out_of_sequence/`, and
 the report `reports/out_of_sequence/<run>.json` in the object store.
@@ -26,7 +27,7 @@ from ringsync.orchestration import LOOPS_SINCE, OUT_OF_SEQUENCE, OWNER, safe_run
 with DAG(
     "out_of_sequence",
     dag_display_name="Publish what came late",
-    description="Late changes are read at quorum and published as the rows are now",
+    description="Late changes are read and published as the rows are now",
     doc_md=__doc__,
     schedule="@continuous",
     start_date=LOOPS_SINCE,

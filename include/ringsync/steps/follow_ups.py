@@ -192,6 +192,7 @@ class FollowUps:
             ring=self.ring,
             control=self._control,
             replica=self._replica(),
+            deletions=self._deletions_before(self.last + 1, int(time.time() * 1000)) if mode == "replica" else (),
         )
 
     def _replica(self) -> ReplicaState | None:
@@ -237,8 +238,9 @@ class FollowUps:
                 return
             one = self._passes[waiting[0]]
             disagreed = one.late or bool(one.counts.get("at_close"))
-            reader = replace(self.reader("replica"), replica=state, disagreed=disagreed)
-            task = ReplicaTask(reader, one.number, one.late, self._deletions_before(one))
+            before = self._deletions_before(one.number, one.created_at_ms)
+            reader = replace(self.reader("replica"), replica=state, deletions=before, disagreed=disagreed)
+            task = ReplicaTask(reader, one.number, one.late)
             files = []
             if one.changes:
                 results = self._context.parallelize(one.changes, len(one.changes)).mapPartitions(task).collect()
@@ -249,14 +251,15 @@ class FollowUps:
             except StaleStateError as error:
                 print(f"ringsync: {error}", flush=True)
 
-    def _deletions_before(self, one: Pass) -> tuple[str, ...]:
-        """Deletions of partitions and ranges that older rows may still follow: who comes later is read at quorum."""
-        return tuple(key for known in self._recent(one.number, one.created_at_ms) for key in known.deletions)
+    def _deletions_before(self, number: int, moment_ms: int) -> tuple[str, ...]:
+        """Deletions of partitions and ranges in the passes before one that its rows may be older than, though they
+        are not late: what is late is read at quorum.
 
-    def _recent(self, number: int, moment_ms: int) -> list[Pass]:
-        """The passes before this one that rows may still be older than, though they are not late."""
+        :param moment_ms: when it was made, ms since the epoch
+        """
         since_ms = moment_ms - self._reach_ms
-        return [known for known in self.passes if known.number < number and known.created_at_ms >= since_ms]
+        before = (known for known in self.passes if known.number < number and known.created_at_ms >= since_ms)
+        return tuple(key for known in before for key in known.deletions)
 
     @property
     def _reach_ms(self) -> int:

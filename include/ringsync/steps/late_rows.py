@@ -37,7 +37,7 @@ BATCH_ROWS = 20_000
 BATCH_BYTES = 128 * 2**20
 """… or so many bytes of them."""
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 10, 600
+FIRST_WAIT_S, LONGEST_WAIT_S = 10, 120
 """A row of which nobody knows what it has come to is looked at again after 10 s, 20 s, 40 s …"""
 
 _FETCHERS = ThreadPoolExecutor(8)

@@ -1,7 +1,7 @@
-"""Publish what came late (DESIGN §7): a loop that works through the queue ``out_of_sequence``.
+"""Publish what came late (DESIGN §7): a loop that works through files of late rows and the queue ``out_of_sequence``.
 
-In each cycle: new files of late rows are admitted, but for what was published before; what is due is read at quorum,
-and published as the row is now if the read holds the late write or something newer. See late_rows.py.
+In each cycle new files, and what of the queue is due, are published as the rows are now, but for what was published
+before, and for rows of which a replica that is down may know more: these wait in the queue. See late_rows.py.
 """
 
 from __future__ import annotations

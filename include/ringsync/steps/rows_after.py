@@ -17,7 +17,8 @@ from ringsync.changes.cells import numbers
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.image_rows import has_clustering, image_keys
 from ringsync.changes.images import row_images_of
-from ringsync.changes.schema import EXPIRING, ROW, STATIC
+from ringsync.changes.merge import merge
+from ringsync.changes.schema import EXPIRING, PARTITION_DELETION, ROW, STATIC
 from ringsync.config import Config, load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.replica.changes import ReplicaState
@@ -30,6 +31,8 @@ from ringsync.schema.table import TableSchema
 from ringsync.sources.control import ControlAddress, ControlClient
 from ringsync.sources.row_reads import UnreadRow, read_rows
 from ringsync.sources.scan import scan_session
+from ringsync.state.staging import decode_rows
+from ringsync.storage.port import ObjectStore
 
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
@@ -52,6 +55,8 @@ class AfterReader:
     :ivar ring: whose first rank is asked first
     :ivar control: keeps the limits of reading the cluster
     :ivar replica: what it is now; None: the table has none
+    :ivar deletions: keys of deletions of partitions and ranges that passes before have published lately: a row that is
+        older than they are, and comes only now, must not live again in the replica
     :ivar disagreed: replicas had different rows, so all of them are asked: maybe only one has a change
     :ivar element_times: whether the server can tell the times of elements of collections
     """
@@ -62,6 +67,7 @@ class AfterReader:
     ring: RankedRing
     control: ControlAddress
     replica: ReplicaState | None
+    deletions: tuple[str, ...] = ()
     disagreed: bool = False
     element_times: bool = True
 
@@ -111,7 +117,8 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
     if mode == "none":
         found, visible = own, _is_left(merged, places)
     elif mode == "replica":
-        found = _of_changes(complete_rows(reader, merged, late=False), places)
+        under = under_deletions(reader, config.open_store(), merged)
+        found = _of_changes(complete_rows(reader, under, late=False), places)
         visible = _alive(found, table, now_s)
     else:
         found, visible, undecided = _from_source(reader, config, merged, places, now_s)
@@ -184,6 +191,23 @@ def _has_expired(rows: pa.RecordBatch, now_s: int) -> Mask:
     found = np.zeros(len(rows), np.bool_)
     found[row[(numbers(cells.field("kind")) == EXPIRING) & (expires <= now_s)]] = True
     return found
+
+
+def under_deletions(reader: AfterReader, store: ObjectStore, merged: pa.RecordBatch) -> pa.RecordBatch:
+    """Merged change rows, each where it was: without what the deletions hide that were published before them.
+
+    :param merged: merged change rows of the table
+    """
+    version, table = reader.version, reader.table
+    tokens = numbers(merged["token"])
+    found = [version.from_store(decode_rows(store.get(key))) for key in reader.deletions]
+    older = [one.filter(pa.array(np.isin(numbers(one["token"]), tokens))) for one in found]
+    if not any(one.num_rows for one in older):
+        return merged
+    both = merge(pa.concat_batches([merged, *older]), table)
+    own = merged.filter(pa.array(numbers(merged["kind"]) >= PARTITION_DELETION))
+    # The older deletions were applied by their own passes.
+    return merge(pa.concat_batches([both.filter(pa.array(numbers(both["kind"]) < PARTITION_DELETION)), own]), table)
 
 
 def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> RowsAfter:
