@@ -60,6 +60,17 @@ def test_connections_of_all_passwords_are_handed_on(tmp_path: Path) -> None:
     assert config.airflow_connections() == ("cluster", "broker")
 
 
+def test_deletions_are_expanded_where_it_is_said(tmp_path: Path) -> None:
+    assert not load_config(written(tmp_path, MINIMAL)).sync.expand_deletions_of("shop.orders")
+    tables = {"shop.orders": {"expand_deletions": False}, "shop.items": {"after_image": "replica"}}
+    config = load_config(written(tmp_path, {**MINIMAL, "sync": {"expand_deletions": True, "tables": tables}}))
+    assert [config.sync.expand_deletions_of(f"shop.{name}") for name in ("orders", "items", "others")] == [
+        False,
+        True,
+        True,
+    ]
+
+
 def test_kafka_s_partition_is_chosen_by_the_partition_key_unless_told_otherwise(tmp_path: Path) -> None:
     for told in ("partition_key", "primary_key", None):
         kafka = {"bootstrap_servers": ["b:1"], **({"partition_by": told} if told else {})}

@@ -152,6 +152,7 @@ def test_a_whole_message() -> None:
         },
         "ts_ms": 42,
         "range": None,
+        "before": None,
         "after": {
             "id": ID,
             "Line_no": 3,
@@ -305,8 +306,23 @@ def test_names_are_valid_and_unique(mapping: Mapping) -> None:
     key, value = key_schema(table, "my-server.eu", mapping), envelope_schema(table, "my-server.eu", mapping)
     parsed: Any = fastavro.parse_schema(json.loads(json.dumps(message_schema(key, value))))
     assert parsed["name"] == "my_server.eu._1_shop.Odd_table.Message"
-    after = next(field for field in value["fields"] if field["name"] == "after")["type"][1]
-    assert {field.get("cql", field["name"]): field["name"] for field in after["fields"]} == lake_names(table)
+    row = next(field for field in value["fields"] if field["name"] == "before")["type"][1]
+    assert {field.get("cql", field["name"]): field["name"] for field in row["fields"]} == lake_names(table)
+
+
+def test_messages_from_before_there_was_before_are_read_with_today_s_schema() -> None:
+    """Compatibility BACKWARD: what is in streams and registries since versions without the field."""
+    today = envelope_schema(ORDERS, "demo", "exact")
+    types = {field["name"]: field["type"] for field in today["fields"]}
+    then = {**today, "fields": [dict(field) for field in today["fields"] if field["name"] != "before"]}
+    next(field for field in then["fields"] if field["name"] == "after")["type"] = types["before"]
+    (datum,) = messages_of(ORDERS, images(ORDERS, ORDER)).values.to_pylist()
+    (value,) = read(today, pa.array([datum]))
+    sink = io.BytesIO()
+    old, new = (fastavro.parse_schema(without_logical_types(schema)) for schema in (then, today))
+    fastavro.schemaless_writer(sink, old, {name: one for name, one in value.items() if name != "before"})
+    assert len(sink.getvalue()) == len(datum) - 1
+    assert fastavro.schemaless_reader(io.BytesIO(sink.getvalue()), old, new) == value
 
 
 def test_a_server_s_name_must_have_parts() -> None:

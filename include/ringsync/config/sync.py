@@ -46,6 +46,7 @@ class TableSync(Section):
     """What is different for one table, or for all that a pattern names; None: as ``sync`` says."""
 
     after_image: AfterImage | None = None
+    expand_deletions: bool | None = None
     bucket_by: BucketBy = "write_time"
 
 
@@ -55,6 +56,7 @@ class Sync(Section):
     run_s: Annotated[float, Field(gt=0)] = 600.0
     poll_interval_ms: Annotated[int, Field(ge=100)] = 1000
     after_image: AfterImage = "source"
+    expand_deletions: bool = False
     source_query: bool = True
     digest_retention_h: Annotated[float, Field(gt=0)] = 4.0
     queue_of_node: dict[str, Annotated[str, AfterValidator(_checked_queue)]] = Field(default_factory=dict)
@@ -107,6 +109,14 @@ class Sync(Section):
         :param table: ``keyspace.table`` as in CQL
         """
         return self._of(table).after_image or self.after_image
+
+    def expand_deletions_of(self, table: str) -> bool:
+        """Whether each row that the deletion of a partition or range has removed gets a message of its own.
+
+        :param table: ``keyspace.table`` as in CQL
+        """
+        own = self._of(table).expand_deletions
+        return self.expand_deletions if own is None else own
 
     def bucket_by_of(self, table: str) -> BucketBy:
         """Whether a table's changes are put into buckets by their write time or by their arrival.

@@ -185,13 +185,17 @@ class FollowUps:
     def reader(self, mode: Mode) -> AfterReader:
         """How tasks find the rows after changes."""
         assert self.ring is not None
+        config, name, replica = self._application.config, self._table.schema.full_name, self._replica()
         return AfterReader(
             config_path=self._application.config_path,
             version=self._table.version,
             mode=mode,
             ring=self.ring,
             control=self._control,
-            replica=self._replica(),
+            # While a bootstrap goes on, and where another process is behind, it lacks passes.
+            replica=replica if replica is not None and replica.applied == self.last else None,
+            before=config.sync.after_image_of(name) == "replica",
+            expand=config.sync.expand_deletions_of(name),
             deletions=self._deletions_before(self.last + 1, int(time.time() * 1000)) if mode == "replica" else (),
         )
 

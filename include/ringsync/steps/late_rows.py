@@ -24,7 +24,6 @@ from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.session import StateError
 from ringsync.state.staging import decode_rows
-from ringsync.state.table_versions import latest_version
 from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
@@ -143,11 +142,12 @@ class LateRows:
         :raises ConfigError: the configuration is wrong, which is everybody's
         :raises StateError: the cluster does not take the state of the queue, likewise
         """
-        counts = Counter(self.counts)
+        counts, name = Counter(self.counts), f"table id {table_id}"
         try:
             version = self._table(table_id)
             if version is None:
                 return
+            name = version.table.full_name
             for batch in batches:
                 publish(version, batch)
                 counts = Counter(self.counts)
@@ -156,9 +156,7 @@ class LateRows:
         except Exception as error:
             # What was done of the failed batch is found done when it is tried again, and counted then.
             self.counts = counts
-            known = latest_version(self._store, table_id)
-            told = f"{known.table.full_name if known else table_id}: {error}"
-            self.error = f"{self.error}; {told}" if self.error else told
+            self.error = f"{self.error}; {name}: {error}" if self.error else f"{name}: {error}"
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)

@@ -22,8 +22,9 @@ from ringsync.changes.schema import PARTITION_DELETION
 from ringsync.changes.visible import same_keys
 from ringsync.config import load_config
 from ringsync.state.staging import encode_rows
-from ringsync.steps.rows_after import AfterReader, Mask, images_after
-from ringsync.steps.spared_rows import Said, spared_rows
+from ringsync.steps.rows_after import AfterReader, Mask, images_after, rows_removed, with_before
+from ringsync.steps.rows_before import Said
+from ringsync.steps.spared_rows import spared_rows
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.files import FileStream, Part
@@ -101,7 +102,8 @@ class Outputs:
 def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Made:
     """Make messages of change rows of one table, and write all files of a slice.
 
-    A deletion of a partition or a range comes before the rows that it may cover, and whatever it spares follows it.
+    A deletion of a partition or a range comes before the rows that it may cover, and whatever it removes, if that is
+    told, and spares follows it.
 
     :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
     :param name: of the slice, unique in the pass
@@ -124,8 +126,10 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         pass_bucket(context.number), f"{context.attempt}-{name}", context.schema_version, config.stream.codec
     )
     messages = 0
-    own_rows = Said(merged, after.images, after.visible)
-    for said in chain([own_rows], spared_rows(context.reader, merged)):
+    own_rows = Said(merged, after.images, after.visible, after.before)
+    removed = rows_removed(context.reader, merged, late=context.late)
+    spared = (with_before(context.reader, said) for said in spared_rows(context.reader, merged))
+    for said in chain([own_rows], [removed] if removed else [], spared):
         messages += said.changes.num_rows
         writer.add(
             change_messages(
@@ -140,8 +144,9 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
                 schema_version=context.schema_version,
                 version=ringsync.__version__,
                 late=context.late,
-                # What was spared was not written.
+                # What was spared was not written, and what was removed is in the deletion's own query.
                 queries=queries(merged, table) if said is own_rows and config.sync.source_query else None,
+                before=said.before,
             )
         )
     own = f"{context.attempt}-{name}"

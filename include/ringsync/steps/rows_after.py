@@ -23,7 +23,6 @@ from ringsync.config import Config, load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.replica.changes import ReplicaState
 from ringsync.replica.digests import row_digests
-from ringsync.replica.live_rows import live_rows
 from ringsync.replica.lookup import previous_images
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.row_image import lake_names, row_image_schema
@@ -32,6 +31,7 @@ from ringsync.sources.control import ControlAddress, ControlClient
 from ringsync.sources.row_reads import UnreadRow, read_rows
 from ringsync.sources.scan import scan_session
 from ringsync.state.staging import decode_rows
+from ringsync.steps.rows_before import Before, Said, alive, removed_rows, rows_before
 from ringsync.storage.port import ObjectStore
 
 Mask = npt.NDArray[np.bool_]
@@ -46,6 +46,10 @@ class UnreadRowsError(RuntimeError):
     """Rows of the source could not be read, after everything was tried."""
 
 
+class NoReplicaError(UnreadRowsError):
+    """Rows that deletions have removed are in the replica only, and it does not have all passes."""
+
+
 @dataclass(frozen=True)
 class AfterReader:
     """How a task finds rows.
@@ -54,11 +58,13 @@ class AfterReader:
     :ivar mode: where the row after a change comes from
     :ivar ring: whose first rank is asked first
     :ivar control: keeps the limits of reading the cluster
-    :ivar replica: what it is now; None: the table has none
+    :ivar replica: what it is now, with all passes before; None: the table has none, or not yet
     :ivar deletions: keys of deletions of partitions and ranges that passes before have published lately: a row that is
         older than they are, and comes only now, must not live again in the replica
     :ivar disagreed: replicas had different rows, so all of them are asked: maybe only one has a change
     :ivar element_times: whether the server can tell the times of elements of collections
+    :ivar before: whether messages say the row before the change, as far as there is a replica
+    :ivar expand: whether rows that deletions of partitions and ranges have removed get messages of their own
     """
 
     config_path: str
@@ -70,6 +76,8 @@ class AfterReader:
     deletions: tuple[str, ...] = ()
     disagreed: bool = False
     element_times: bool = True
+    before: bool = False
+    expand: bool = False
 
     @property
     def table(self) -> TableSchema:
@@ -84,16 +92,19 @@ class After:
     :ivar images: one for each merged change row, in their order; anything where ``visible`` does not say so
     :ivar visible: whether the row is there
     :ivar open: of which nobody knows: what was read does not show the change, but a replica that has it may be down
+    :ivar before: the rows before the changes; None: unknown
     """
 
     images: pa.RecordBatch
     visible: Mask
     open: Mask
+    before: Before | None = None
 
     def known(self) -> After:
         """Without those that are open."""
         left = ~self.open
-        return After(self.images.filter(pa.array(left)), self.visible[left], self.open[left])
+        before = self.before and (self.before[0].filter(pa.array(left)), self.before[1][left])
+        return After(self.images.filter(pa.array(left)), self.visible[left], self.open[left], before)
 
 
 def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
@@ -113,22 +124,26 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
     mode: Mode = "source" if any(column.is_counter for column in table.columns) else reader.mode
     if mode == "replica" and reader.replica is None:
         mode = "source"
+    previous, before = None, None
+    if reader.replica is not None and (reader.before or mode == "replica"):
+        previous = _previous(reader, reader.replica, merged, own)
+        before = rows_before(previous, merged, table, now_s) if reader.before else None
     undecided = np.zeros(len(places), np.bool_)
     if mode == "none":
         found, visible = own, _is_left(merged, places)
-    elif mode == "replica":
+    elif mode == "replica" and previous is not None:
         under = under_deletions(reader, config.open_store(), merged)
-        found = _of_changes(complete_rows(reader, under, late=False), places)
-        visible = _alive(found, table, now_s)
+        found = _of_changes(_completed(reader, under, previous, late=False), places)
+        visible = alive(found, table, now_s)
     else:
         found, visible, undecided = _from_source(reader, config, merged, places, now_s)
     if len(places) == merged.num_rows:
-        return After(found, visible, undecided)
+        return After(found, visible, undecided, before)
     take = np.zeros(merged.num_rows, np.int64)
     shown, waiting = np.zeros((2, merged.num_rows), np.bool_)
     take[places] = np.arange(len(places))
     shown[places], waiting[places] = visible, undecided
-    return After(_taken(found, take, row_image_schema(table)), shown, waiting)
+    return After(_taken(found, take, row_image_schema(table)), shown, waiting, before)
 
 
 def _from_source(
@@ -152,8 +167,8 @@ def _from_source(
     instead = seen_instead(images, seen.images, now_us, table)
     unknown = after.unknown[after.of_change]
     images = _combined(images, unknown, instead.filter(pa.array(unknown)))
-    alive, there = _alive(images, table, now_s), seen.there.copy()
-    hidden = np.where(there, ~_same_values(images, instead, table) & ~_has_expired(rows, now_s), alive)
+    living, there = alive(images, table, now_s), seen.there.copy()
+    hidden = np.where(there, ~_same_values(images, instead, table) & ~_has_expired(rows, now_s), living)
     decided = hidden & seen.everywhere
     if hidden.any() and not reader.disagreed:
         # All that were alive have the change in their logs, so whoever answers knows what hides it.
@@ -163,7 +178,7 @@ def _from_source(
         shown = seen_instead(images.filter(pa.array(hidden)), again.images, now_us, table)
     else:
         shown = instead.filter(pa.array(decided))
-    return _combined(images, decided, shown), there | (alive & ~hidden), hidden & ~decided
+    return _combined(images, decided, shown), there | (living & ~hidden), hidden & ~decided
 
 
 def _same_values(images: pa.RecordBatch, others: pa.RecordBatch, table: TableSchema) -> Mask:
@@ -220,11 +235,59 @@ def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) ->
     :raises UnreadRowsError: rows could not be read
     """
     assert reader.replica is not None
+    own = row_images_of(merged, reader.table, load_config(reader.config_path).replica.unrepresentable_values)
+    return _completed(reader, merged, _previous(reader, reader.replica, merged, own), late=late)
+
+
+def with_before(reader: AfterReader, said: Said) -> Said:
+    """Rows that were not changed, with what the replica had of them, if messages say the row before."""
+    if reader.replica is None or not reader.before:
+        return said
+    previous = _previous(reader, reader.replica, said.changes, said.images)
+    return replace(said, before=rows_before(previous, said.changes, reader.table, int(time.time())))
+
+
+def rows_removed(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> Said | None:
+    """The rows that deletions of partitions and ranges have removed, and that no change of their own is of.
+
+    :param merged: merged change rows of the table, with their nodes
+    :param late: whether they came after their buckets had closed
+    :returns: None: there are none
+    :raises NoReplicaError: there are such deletions, but no replica that has all passes
+    :raises UnreadRowsError: rows could not be read
+    """
+    table, tokens = reader.table, numbers(merged["token"])
+    deleted = np.unique(tokens[numbers(merged["kind"]) >= PARTITION_DELETION])
+    if not reader.expand or not table.clustering or not len(deleted):
+        return None
+    if reader.replica is None:
+        raise NoReplicaError(
+            f"{table.full_name}: expand_deletions finds the rows that a deletion has removed in the replica, and there "
+            "is none that has all that was published: wait until its bootstrap is complete, bootstrap it, or set "
+            f"sync.tables: {{{table.full_name}: {{expand_deletions: false}}}}"
+        )
+    chosen = merged.filter(pa.array(np.isin(tokens, deleted)))
+    own = row_images_of(chosen, table, load_config(reader.config_path).replica.unrepresentable_values)
+    previous = _previous(reader, reader.replica, chosen, own)
+    after = _completed(reader, chosen, previous, late=late)
+    return removed_rows(previous, chosen, after, table, int(time.time()))
+
+
+def _previous(
+    reader: AfterReader, replica: ReplicaState, merged: pa.RecordBatch, own: pa.RecordBatch
+) -> pa.RecordBatch:
+    """What the replica has of the rows that changes touch.
+
+    :param own: images of the changes of rows
+    """
+    tokens = np.unique(numbers(merged["token"])[numbers(merged["kind"]) != ROW])
+    return previous_images(replica, reader.table, own, pa.array(tokens, pa.int64()))
+
+
+def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordBatch, *, late: bool) -> RowsAfter:
+    assert reader.replica is not None
     config = load_config(reader.config_path)
     table, misfits = reader.table, config.replica.unrepresentable_values
-    tokens = np.unique(numbers(merged["token"])[numbers(merged["kind"]) != ROW])
-    own = row_images_of(merged, table, misfits)
-    previous = previous_images(reader.replica, table, own, pa.array(tokens, pa.int64()))
     known_from = reader.replica.live_known_from_us
     after = rows_after(previous, merged, table, live_known_from_us=known_from, misfits=misfits)
     unknown = np.ones(after.images.num_rows, np.bool_) if late else after.unknown
@@ -318,14 +381,6 @@ def _is_left(merged: pa.RecordBatch, places: Places) -> Mask:
     complex_deletions = np.diff(numbers(merged["complex_deletions"].offsets)) > 0
     found: Mask = (valid["liveness"] | cells | complex_deletions | ~valid["deletion"])[places]
     return found
-
-
-def _alive(images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
-    """Which rows are there; of images without clustering: whether a static cell is."""
-    rows = live_rows(images, table, now_s)
-    alive, static = (rows[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
-    shown: Mask = np.where(has_clustering(images, table), alive, static)
-    return shown
 
 
 def _of_changes(after: RowsAfter, places: Places) -> pa.RecordBatch:

@@ -32,22 +32,9 @@ from ringsync.sources.pages import PASSING_ERRORS, Asked, Pages, Request, Stuck,
 from ringsync.sources.row_reads import IN_FLIGHT, ROWS_AT_ONCE
 from ringsync.sources.scan import scan_query, scan_session
 from ringsync.sources.where import all_of
-from ringsync.steps.rows_after import AfterReader, Mask, Places, UnreadRowsError, read_keys
+from ringsync.steps.rows_after import AfterReader, Places, UnreadRowsError, read_keys
+from ringsync.steps.rows_before import Said
 from ringsync.streams.pass_log import among, digest_halves, first_of_each, sorted_digests
-
-
-@dataclass(frozen=True)
-class Said:
-    """What messages are made of.
-
-    :ivar changes: merged change rows; of a row that was spared one with nothing in it but its key
-    :ivar images: of the row after each
-    :ivar visible: whether it is there
-    """
-
-    changes: pa.RecordBatch
-    images: pa.RecordBatch
-    visible: Mask
 
 
 @dataclass(frozen=True)

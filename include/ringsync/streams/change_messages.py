@@ -35,13 +35,13 @@ from ringsync.streams.message_cells import (
 )
 from ringsync.streams.messages import (
     Messages,
-    after_record,
     encode_content,
     encode_head,
     envelope_schema,
     hexadecimal,
     key_schema,
     milliseconds,
+    row_record,
 )
 
 Mask = npt.NDArray[np.bool_]
@@ -64,6 +64,7 @@ def change_messages(
     version: str,
     late: bool = False,
     queries: pa.Array | None = None,
+    before: tuple[pa.RecordBatch, Mask] | None = None,
 ) -> Messages:
     """One message for each change row, in their order.
 
@@ -80,6 +81,8 @@ def change_messages(
     :param version: of ringsync
     :param late: whether the changes came after their buckets had closed
     :param queries: ``source.query`` by row; None: null
+    :param before: by row the table's columns, by their names in the lake, before the change, and whether there was a
+        row, or of a change of static cells a static cell; None: unknown
     :raises AvroMappingError: a value that mapping ``classic`` cannot express; names the column
     """
     kinds = numbers(changes["kind"])
@@ -90,7 +93,7 @@ def change_messages(
     cells, _ = cells_record(
         images, table, values, mapping, _row_times(changes, images, shown & (kinds == ROW)), _deletions(changes, table)
     )
-    content = encode_content(envelope, after_record(table, values, pa.array(shown)), cells)
+    content = encode_content(envelope, row_record(table, values, pa.array(shown)), cells)
     count = len(changes)
     has_liveness = changes["liveness"].is_valid().to_numpy(zero_copy_only=False)
     ops = pa.array(["d", "u", "c"]).take(pa.array(np.where(shown, 1 + has_liveness, 0)))
@@ -114,6 +117,7 @@ def change_messages(
         "source": struct(source),
         "ts_ms": pa.repeat(processed_at_ms, count),
         "range": _ranges(changes, table, mapping, kinds == RANGE_DELETION),
+        "before": pa.nulls(count) if before is None else _before(*before, table, mapping, kinds == STATIC),
     }
     keys = encode_rows(key_schema(table, server, mapping), _keys(changes, table, mapping, kinds == ROW))
     return Messages(keys, encode_head(envelope, head, content), changes["digest"])
@@ -135,6 +139,13 @@ def _only_shown(images: pa.RecordBatch, table: TableSchema, shown: Mask, static:
     }
     arrays = [replaced.get(name, images[name]) for name in images.schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=images.schema)
+
+
+def _before(rows: pa.RecordBatch, there: Mask, table: TableSchema, mapping: Mapping, static: Mask) -> pa.Array:
+    """The field ``before``; of static cells without what is not static."""
+    values = column_values(rows, table, mapping)
+    shown = {c.name: _without(values[c.name], static) for c in table.columns if c.kind in ("clustering", "regular")}
+    return row_record(table, {**values, **shown}, pa.array(there))
 
 
 def _without(array: pa.Array, hidden: Mask) -> pa.Array:

@@ -65,7 +65,7 @@ def key_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRecord:
 
 
 def envelope_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRecord:
-    """The record ``<server>.<keyspace>.<table>.Envelope``: ``op, source, ts_ms, range, after, cells``.
+    """The record ``<server>.<keyspace>.<table>.Envelope``: ``op, source, ts_ms, range, before, after, cells``.
 
     A table without clustering columns has no ``range``.
     """
@@ -84,13 +84,15 @@ def envelope_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRe
         {"name": "event_id", "type": "string"},
         {"name": "late", "type": "boolean"},
     ]
-    after = record("Value", namespace, _columns(table, table.columns, mapping, f"{namespace}.value"))
+    row = record("Value", namespace, _columns(table, table.columns, mapping, f"{namespace}.value"))
     fields: list[Any] = [
         {"name": "op", "type": "string"},
         {"name": "source", "type": record("Source", namespace, source)},
         {"name": "ts_ms", "type": "long"},
         *([_nullable("range", _range_schema(table, mapping, namespace))] if table.clustering else []),
-        _nullable("after", after),
+        # Defined where it is first used, named afterwards.
+        _nullable("before", row),
+        _nullable("after", f"{namespace}.Value"),
         _nullable("cells", _cells_schema(table, mapping, namespace)),
     ]
     return record("Envelope", namespace, fields)
@@ -133,7 +135,7 @@ def snapshot_messages(
     deleted_at = pc.struct_field(batch.column("_row"), "deleted_at")
     row = {"writetime": live, "expires_at": expires_at, "deleted_at": deleted_at}
     cells, times = cells_record(batch, table, values, mapping, row, {})
-    content = encode_content(envelope_schema(table, server, mapping), after_record(table, values), cells)
+    content = encode_content(envelope_schema(table, server, mapping), row_record(table, values), cells)
     event_ids = _digests(pc.binary_join_element_wise(keys, content, b""))
     ts_us = _greatest(live, times)
     count = len(batch)
@@ -156,19 +158,21 @@ def snapshot_messages(
         "source": struct(source),
         "ts_ms": pa.repeat(processed_at_ms, count),
         "range": pa.nulls(count),
+        "before": pa.nulls(count),
     }
     return Messages(keys, encode_head(envelope_schema(table, server, mapping), head, content), event_ids)
 
 
-def after_record(table: TableSchema, values: dict[str, pa.Array], present: pa.Array | None = None) -> pa.Array:
-    """The field ``after``: all columns by their names in the lake; null where it is not present."""
+def row_record(table: TableSchema, values: dict[str, pa.Array], present: pa.Array | None = None) -> pa.Array:
+    """The field ``after``, or ``before``: all columns by their names in the lake; null where it is not present."""
     names = lake_names(table)
     return struct({names[name]: array for name, array in values.items()}, present)
 
 
 def encode_content(envelope: AvroRecord, after: pa.Array, cells: pa.Array) -> pa.Array:
     """The last fields of envelopes, ``after`` and ``cells``: what a message says of its row."""
-    fields = envelope["fields"][_content_begins(envelope) :]
+    types = {field["name"]: field["type"] for field in envelope["fields"]}
+    fields = [{"name": "after", "type": types["before"]}, {"name": "cells", "type": types["cells"]}]
     return encode_rows({**envelope, "fields": fields}, struct({"after": after, "cells": cells}))
 
 

@@ -1,0 +1,111 @@
+"""A consumer that knows only keys, on a real node: deletions of partitions and ranges are expanded, also those that
+came while the table was copied, and ``before`` is what it held."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.schema.from_cluster import read_table
+from servers.cassandra import CassandraNode, NodeSettings
+from tests.sync.judge import stream_messages
+from tests.sync.pipeline import pipeline, wait_until_drained, write_conf
+from tests.sync.scenario import bootstrap, kill_and_start, start_loops
+
+pytestmark = [pytest.mark.server, pytest.mark.spark]
+
+TABLES = {"shop.by_replica": {"after_image": "replica"}, "shop.by_source": {"after_image": "source"}}
+ROWS = "SELECT id, seq, v FROM {}"
+
+
+@pytest.fixture
+def node(tmp_path: Path, cache: Path) -> Iterator[CassandraNode]:
+    settings = NodeSettings(address="127.0.0.61", heap_mb=256, cluster_name="keys")
+    with CassandraNode(tmp_path / "node", settings.on_free_ports(), cache) as found:
+        yield found
+
+
+def test_whoever_knows_only_keys_has_the_rows(tmp_path: Path, node: CassandraNode, cache: Path) -> None:
+    conf = write_conf(tmp_path, [node], window_ms=3000, sync={"expand_deletions": True, "tables": TABLES})
+    cluster, rng = node.cluster(), random.Random(8)
+    try:
+        session = cluster.connect()
+        session.execute("CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+        for table in TABLES:
+            session.execute(f"CREATE TABLE {table} (id int, seq int, v text, PRIMARY KEY (id, seq)) WITH cdc = true")
+
+        def write(rounds: int) -> Callable[[], object]:
+            return lambda: [change(session, rng) for _ in range(rounds)]
+
+        with pipeline(conf, tmp_path, cache) as running:
+            write(300)()
+            start_loops(running)
+            for table in TABLES:
+                bootstrap(running, table, table.replace(".", "-"), [write(60)] * 2)
+            for _ in range(20):
+                write(20)()
+                time.sleep(0.5)
+            kill_and_start(running, "bucket_close")
+            for _ in range(20):
+                write(20)()
+                time.sleep(0.5)
+            wait_until_drained(running.store, 240, running.check)
+            for name in TABLES:
+                messages = stream_messages(running.store, read_table(session, *name.split(".")))
+                rows = {(row.id, row.seq): row.v for row in session.execute(ROWS.format(name))}
+                assert held(messages, with_before="replica" in name) == rows
+                assert len(rows) > 20
+                expanded = [one for one in messages if one["key"]["seq"] is not None and not one["value"]["after"]]
+                assert sum(one["value"]["source"]["query"] is None for one in expanded) > 20
+    finally:
+        cluster.shutdown()
+
+
+def change(session: Any, rng: random.Random) -> None:
+    """The same change of both tables."""
+    id_, seq = rng.randrange(8), rng.randrange(12)
+    match rng.randrange(12):
+        case 0:
+            statement = f"DELETE FROM {{}} WHERE id = {id_}"
+        case 1 | 2:
+            statement = f"DELETE FROM {{}} WHERE id = {id_} AND seq >= {seq} AND seq < {seq + 4}"
+        case 3:
+            statement = f"DELETE FROM {{}} WHERE id = {id_} AND seq = {seq}"
+        case _:
+            statement = f"INSERT INTO {{}} (id, seq, v) VALUES ({id_}, {seq}, '{rng.random()}')"
+    for table in TABLES:
+        session.execute(statement.format(table))
+
+
+def held(messages: list[dict[str, Any]], *, with_before: bool) -> dict[tuple[int, int], str]:
+    """What a consumer has that ignores what is not of one row.
+
+    Rows that a deletion has spared are told as they are when it is published, which may be ahead of the replica: what
+    was before a change is compared with what all other messages have told.
+    """
+    found: dict[tuple[int, int], str] = {}
+    changed: dict[tuple[int, int], str] = {}
+    bootstrapped, known = False, 0
+    for message in messages:
+        key, value = (message["key"]["id"], message["key"]["seq"]), message["value"]
+        if key[1] is None:
+            continue
+        bootstrapped |= value["op"] == "r"
+        spared = value["op"] == "u" and value["source"]["query"] is None
+        if value["before"] is not None and not spared:
+            assert with_before or value["op"] == "d"
+            assert value["before"]["v"] == changed.get(key), message
+            known += value["after"] is not None
+        for rows in (found,) if spared else (found, changed):
+            if value["after"] is not None:
+                rows[key] = value["after"]["v"]
+            else:
+                rows.pop(key, None)
+    assert bootstrapped
+    assert (known > 20) == with_before
+    return found
