@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.row_image import NO_LIVENESS, row_image_schema
 from tests.replica.bases import replica_uri, write_base, write_pass
 from tests.replica.test_view import NOW, TABLE, many_partitions
 from tests.replica.view_model import Row, live_rows
 
+LIVES = (None, 800, 1000, NO_LIVENESS)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "replica.md"
 
 
@@ -48,6 +49,8 @@ def test_the_documented_program_shows_what_select_shows(tmp_path: Path) -> None:
     for image in chance.sample(newest, len(newest) // 2):  # only its own liveness tells whether it lives
         for column in TABLE.of_kind("regular"):
             image[column.name], image["_x"][column.name] = None, {"d": None, "e": None, "raw": None}
+        if image["c"] is not None:
+            image["_row"] |= {"deleted_at": chance.choice((None, 900)), "live": chance.choice(LIVES)}
     older = many_partitions(150)
     chance.shuffle(older)
     values = [{key: old[key] for key in old if key not in ("token", "p", "c")} for old in older]

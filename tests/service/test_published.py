@@ -63,6 +63,8 @@ class World:
     now_ms: int = BEGIN_MS
     step_ms: int = 500
     hosts: tuple[Host, ...] = HOSTS
+    unread: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
     skew_ms: int = 0
     rates: dict[str, float] = field(default_factory=dict)
     late_rate: float = 0.4
@@ -107,7 +109,9 @@ class World:
     def plan(self) -> Bucket:
         """Make the plan of the present interval, if nobody has."""
         interval = interval_at(self.loops_ms, LENGTH_MS)
-        made = SyncPlan(interval, self.hosts, {"shop": Replication("SimpleStrategy", (("", 1),))}, (TABLE,))
+        made = SyncPlan(
+            interval, self.hosts, {"shop": Replication("SimpleStrategy", (("", 1),))}, (TABLE,), {}, self.unread
+        )
         self.store.put(f"plans/sync/{interval.start:013}.json", made.to_json().encode())
         return interval
 
@@ -153,7 +157,7 @@ class World:
             **{"bootstrap": self.bootstrap, "replica_error": None, "kafka_error": None},
             **{"open_buckets": int(oldest is not None), "oldest_open_bucket_ms": oldest, **self.table},
         }
-        self.say(CLOSE, {"began_ms": began_ms, "tables": {NAME: table}})
+        self.say(CLOSE, {"began_ms": began_ms, "tables": {NAME: table}, "left_out": self.left_out})
 
     def late(self) -> None:
         """Some of the files become a pass, and are removed then."""
@@ -257,10 +261,24 @@ def test_kafka_that_is_down_is_waited_for(world: World) -> None:
 
 
 def test_a_stream_that_is_not_written_is_waited_for(world: World) -> None:
-    world.table = {"published_pass": 0, "error": "the store is full"}
-    left = world.wait(30).left
-    assert left.startswith(f"the stream of {NAME} has pass 0 of ")
-    assert left.endswith(": the store is full")
+    world.table = {"published_pass": 0}
+    assert world.wait(30).left.startswith(f"the stream of {NAME} has pass 0 of ")
+
+
+def test_a_table_whose_passes_cannot_be_looked_up_is_not_taken_for_done(world: World) -> None:
+    world.table = {"last_pass": 0, "replica_pass": None, "oldest_open_bucket_ms": None, "error": "the store is away"}
+    assert world.wait(30).left == f"{NAME}: the store is away"
+
+
+def test_a_table_that_cannot_be_followed_now_is_named(world: World) -> None:
+    world.left_out = {"shop.lost": "the ring of its keyspace cannot be had"}
+    assert world.wait(30).left == "shop.lost cannot be followed now: the ring of its keyspace cannot be had"
+
+
+def test_a_node_that_is_not_read_is_named_and_not_waited_for(world: World) -> None:
+    world.hosts, world.unread = (HOSTS[0], replace(HOSTS[1], up=False)), ("b",)
+    note = "node 10.0.0.2:9042 is not read (sync.datacenters): what only it has logged does not come"
+    assert world.wait() == Waited("", (note,))
 
 
 @pytest.mark.parametrize("loop", ["commitlog_stage/rack-b", CLOSE, LATE])

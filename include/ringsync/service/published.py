@@ -238,6 +238,8 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
     elif int(close.get("began_ms", 0)) < max(staged_ms, late_ms):
         yield Left(CLOSE, "bucket_close has not looked since")
     else:
+        for table, reason in close.get("left_out", {}).items():
+            yield Left(CLOSE, f"{table} cannot be followed now: {reason}")
         for table, one in seen.tables.items():
             oldest = one.get("oldest_open_bucket_ms")
             if oldest is not None and oldest <= staged_ms:
@@ -258,13 +260,16 @@ def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
         if one.get("bootstrap"):
             yield Left(CLOSE, f"{table} is being bootstrapped ({one['bootstrap']}): its changes wait")
             continue
+        if one.get("error"):  # maybe its passes could not even be looked up
+            yield Left(CLOSE, f"{table}: {one['error']}")
+            continue
         last = passes[table] = int(one["last_pass"]) if (known := passes[table]) is None else known
         if one.get("published_pass", last) < last:
-            yield Left(CLOSE, f"the stream of {table} has pass {one['published_pass']} of {last}{_because(one)}")
+            yield Left(CLOSE, f"the stream of {table} has pass {one['published_pass']} of {last}")
         elif one.get("replica_error"):
             yield Left(CLOSE, f"the replica of {table} is not kept in step: {one['replica_error']}")
         elif one["replica_pass"] is not None and one["replica_pass"] < last:
-            yield Left(CLOSE, f"the replica of {table} has pass {one['replica_pass']} of {last}{_because(one)}")
+            yield Left(CLOSE, f"the replica of {table} has pass {one['replica_pass']} of {last}")
 
 
 def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> Iterator[Left]:
@@ -292,7 +297,9 @@ def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> 
 
 def _notes(store: ObjectStore, seen: Seen) -> Iterator[str]:
     for host in seen.plan.hosts if seen.plan else ():
-        if not host.up:
+        if seen.plan and host.id in seen.plan.unread:
+            yield f"node {host.endpoint} is not read (sync.datacenters): what only it has logged does not come"
+        elif not host.up:
             yield f"node {host.endpoint} is down: what only it has logged comes when it is back"
     for table, one in seen.tables.items():
         if one["replica_pass"] is None:
@@ -306,8 +313,3 @@ def _error(one: Status) -> str:
     return next(
         (str(value) for key, value in one.items() if key.endswith("error") and value and "kafka" not in key), ""
     )
-
-
-def _because(one: Status) -> str:
-    error = _error(one)
-    return f": {error}" if error else ""
