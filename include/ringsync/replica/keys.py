@@ -162,7 +162,7 @@ def _decimal(value: str) -> str:
     exponent = f"{zeros} - {scale} + CAST(coalesce(nullif({power}, ''), '0') AS bigint)"
     sign = f"CASE WHEN {value} LIKE '-%' THEN '-' ELSE '' END"
     return (
-        f"CASE WHEN {digits} RLIKE '[1-9]' THEN concat({sign}, trim(BOTH '0' FROM {digits}), 'E', {exponent}) "
+        f"CASE WHEN {digits} RLIKE '[1-9]' THEN concat({sign}, trim(BOTH '0' FROM {digits}), 'E', CAST({exponent} AS string)) "
         f"WHEN {value} IS NOT NULL THEN '0' END"
     )
 
