@@ -163,17 +163,15 @@ def test_spark_takes_those_decimals_for_one_that_are(spark: SparkSession) -> Non
     table = TableSchema("shop", "numbers", "0" * 32, tuple(columns))
     rows = [
         {"token": 1, "p": 1, "c0": text, "c1": [(text, -0.0)], "c2": {"field_1": [text], "field_2": None}}
-        for text in [*sorted(texts), None]
-        if text is not None
+        for text in sorted(texts)
     ]
     batch = pa.RecordBatch.from_pylist(rows, schema=row_image_schema(table))
-    keys = key_columns_sql(table, "rows")
+    keys = key_columns_sql(table, "spelled")
     names = ", ".join(f"{key} AS k{i}" for i, key in enumerate(keys))
-    found = spark.createDataFrame(pa.Table.from_batches([batch])).alias("rows").selectExpr("*")
-    found.createOrReplaceTempView("rows")
+    spark.createDataFrame(pa.Table.from_batches([batch])).createOrReplaceTempView("spelled")
     lines = spark.sql(
         f"SELECT c0, CAST(struct({', '.join(f'k{i}' for i in range(len(keys)))}) AS string) AS k "
-        f"FROM (SELECT *, {names} FROM rows)"
+        f"FROM (SELECT *, {names} FROM spelled)"
     ).collect()
     by_spark = {line.c0: line.k for line in lines}
     canonical = dict(zip(batch["c0"].to_pylist(), canonical_column(batch["c0"], DECIMAL).to_pylist(), strict=True))

@@ -159,7 +159,7 @@ def _decimal(value: str) -> str:
     digits = f"translate({mantissa}, '-.', '')"
     zeros = f"length({digits}) - length(trim(TRAILING '0' FROM {digits}))"
     scale = f"length(split_part({mantissa}, '.', 2))"
-    exponent = f"{zeros} - {scale} + CAST(coalesce(nullif({power}, ''), '0') AS bigint)"
+    exponent = f"CAST({zeros} - {scale} + CAST(coalesce(nullif({power}, ''), '0') AS bigint) AS string)"
     sign = f"CASE WHEN {value} LIKE '-%' THEN '-' ELSE '' END"
     return (
         f"CASE WHEN {digits} RLIKE '[1-9]' THEN concat({sign}, trim(BOTH '0' FROM {digits}), 'E', {exponent}) "
