@@ -173,11 +173,12 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
     child, count = load64_native(at + 8), load64_native(at + 16)
     children, part, end, written = count, p, p + length, q
     if kind == SEQUENCE:
-        numbers = max(load32_signed(p), 0) if length >= 4 else 0
-        count *= numbers
-        part = p + 4
-        if length >= 4:
-            written = _put32(q, numbers)
+        items = load32_signed(p) if length >= 4 else -1
+        count *= items
+        part = end + 1
+        if items >= 0:
+            part = p + 4
+            written = _put32(q, items)
     elif kind == VECTOR:
         count, width = width >> 32, width & 0xFFFFFFFF
     kept, number = written, 0

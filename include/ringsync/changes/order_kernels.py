@@ -288,8 +288,10 @@ def put_value(program: int, node: int, p: int, length: int, q: int) -> int:
         child, count = load64_native(at + 8), load64_native(at + 16)
         children, part, end = count, p, p + length
         if kind == SEQUENCE:
-            count *= load32_signed(p) if length >= 4 else 0
-            part = p + 4
+            items = load32_signed(p) if length >= 4 else -1
+            count *= items
+            # A negative number of elements is no value.
+            part = p + 4 if items >= 0 else end + 1
         elif kind == VECTOR:
             count, width = width >> 32, width & 0xFFFFFFFF
         written = kept = q + 1
