@@ -45,6 +45,7 @@ bench: $(ENVIRONMENT) ## Benchmarks against peers, over an hour: each prints a B
 	$(BIN)/python bench/commitlog.py
 	$(BIN)/python bench/kafka_relay.py
 	$(BIN)/python bench/row_reads.py
+	$(BIN)/python bench/late_rows.py
 	$(BIN)/python bench/sync.py lag
 	$(BIN)/python bench/sync.py backlog
 
