@@ -206,3 +206,16 @@ def test_what_the_schema_does_not_have_is_told(tmp_path: Path) -> None:
     assert recalled.counts["errors"] == recalled.counts["of_unknown_tables"] == 0
     assert recalled.counts["of_dropped_tables"] > 0
     check_counts(recalled, "n1")
+
+
+def test_what_a_worker_may_not_do_is_told_while_the_log_is_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment is removed only when it is finished: that it cannot be shall be known before."""
+    refused = ["nothing can be deleted"]
+    monkeypatch.setattr("ringsync.steps.node_log.what_is_refused", lambda folder: refused[0] if folder else None)
+    (name, content), *_ = segments().items()
+    node.put(name, content, "4711")
+    node.cycle()
+    assert (node.error, node.log.status()["is_read"]) == ("nothing can be deleted", True)
+    refused[0] = ""
+    node.cycle()
+    assert node.error == ""

@@ -121,8 +121,6 @@ def longest_sync_period_ms(config: Config) -> int:
             nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
     except (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException) as error:
         raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
-    finally:
-        session.cluster.shutdown()
     return max(node.sync_period_ms for node in nodes)
 
 

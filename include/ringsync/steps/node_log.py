@@ -17,6 +17,7 @@ from typing import Any
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, is_segment, segment_id, segment_name
 from ringsync.ring.ring import Host
+from ringsync.sources.cdc_raw import what_is_refused
 from ringsync.state.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
 from ringsync.state.staging import StageCommit, commit_keys, get_commit
 from ringsync.steps.stage_task import Staged, StageWork
@@ -63,6 +64,7 @@ class NodeLog:
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment (ms since the epoch) is staged, but for what cannot be read
     :ivar error: why the log as a whole cannot be read
+    :ivar refused: what this worker may not do there, though the log can be read
     """
 
     node: str
@@ -77,6 +79,7 @@ class NodeLog:
     backlog: int = 0
     clear_at_ms: int = 0
     error: str | None = None
+    refused: str | None = None
     _seen: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
     _parts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -112,7 +115,7 @@ class NodeLog:
         if not any(is_segment(name) for name in names):
             self.error = f"{self.folder} has no segment, though every node has one: is it the node's cdc_raw, mounted?"
             return
-        self.error = None
+        self.error, self.refused = None, what_is_refused(self.folder)
         segments = {identity: name for name in names if (identity := segment_id(name)) is not None}
         for identity in self.doubts.keys() - segments.keys():
             del self.doubts[identity]
@@ -241,7 +244,7 @@ class NodeLog:
             "late": self.counts["late"],
             "errors": self.counts["errors"],
             "is_read": self.error is None,
-            "error": self.error or (f"{doubts[0]}{more}" if doubts else None),
+            "error": self.error or self.refused or (f"{doubts[0]}{more}" if doubts else None),
         }
 
 
