@@ -11,7 +11,8 @@ moves the changes that were made meanwhile behind these rows;
 `plans/bootstrap/<run>.json`, and a report per step, `reports/<application>/<run>.json`.
 
 **To re-run.** Clear the failed task, or trigger the DAG again with the same table and selection (splits may differ): it
-goes on where the last run stopped, and reads no committed range again. Of a table whose last bootstrap was completed it
+goes on where the last run stopped, and reads no committed range again; after a `drain` that failed it reads nothing.
+`cdcservice bootstrap --cancel` ends one that will not be finished. Of a table whose last bootstrap was completed it
 makes a new one. Readers see the old replica until the new one replaces it, in one commit. Of the source only ringsync's
 own keyspace is written.
 

@@ -25,8 +25,12 @@ from ringsync.ring.tokens import parse_token_range
 from ringsync.service.command import add_service
 from ringsync.sources.control import get_limits, put_limits, reset_limits
 from ringsync.sources.limits import LimitsError
-from ringsync.steps.application import ExitCode
+from ringsync.sources.session import ClusterError, connect
+from ringsync.state.bootstrap import BootstrapState
+from ringsync.state.session import StateError
+from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import NotFoundError, ObjectStore, StorageError
+from ringsync.streams.files import StreamError
 
 APPLICATIONS = {
     ("bootstrap_table", "prepare"): "bootstrap_prepare",
@@ -93,11 +97,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: ExitCode = arguments.command(arguments, console)
         return code
-    except (ConfigError, AirflowError, StorageError, LimitsError) as error:
+    except (
+        *(ConfigError, AirflowError, StorageError, LimitsError),
+        *(ClusterError, StateError, StepError, StreamError),
+    ) as error:
         print(f"ringsync: error: {error}", file=sys.stderr)
         return ExitCode.FATAL
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def _bootstrap(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    return _cancel(arguments, console) if arguments.cancel else _run_dag(arguments, console)
+
+
+def _cancel(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    from ringsync.steps.bootstrap_cancel import cancel
+
+    config = load_config(arguments.conf)
+    state = BootstrapState(connect(config.cluster_settings()), config.state.keyspace)
+    cancelled = cancel(config, config.open_store(), state, *parse_table_name(arguments.table))
+    _say(console, f"bootstrap {cancelled.id} of {arguments.table} is cancelled; the replica is what it was before")
+    return ExitCode.OK
 
 
 def _run_dag(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -161,8 +182,12 @@ def _parser() -> _Parser:
     )
     bootstrap.add_argument("--no-verify", action="store_true", help="do not compare source and replica afterwards")
     bootstrap.add_argument("--enable-cdc", action="store_true", help="ALTER the table, so that the sync follows it")
+    bootstrap.add_argument(
+        "--cancel", action="store_true", help="end an unfinished bootstrap of the table; its stream goes on"
+    )
     bootstrap.add_argument("--dry-run", action="store_true", help="check and plan only, copy nothing")
     bootstrap.set_defaults(
+        command=_bootstrap,
         dag="bootstrap_table",
         parameters=lambda given: {
             "splits": given.splits,

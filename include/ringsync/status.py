@@ -11,6 +11,9 @@ from ringsync.storage.port import NotFoundError, ObjectStore
 STALE_AFTER_S = 40.0
 """A loop that has said nothing for so many seconds does not work."""
 
+BOOTSTRAPS = "bootstrap/"
+"""How the names of those statuses begin that are of unfinished bootstraps, and not of loops."""
+
 STOP_KEY = "control/stop.json"
 """Whoever puts this object asks all loops to end after their present cycle."""
 

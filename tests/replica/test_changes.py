@@ -11,7 +11,15 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from ringsync.replica.base import ReplicaMismatchError, base_folder
-from ringsync.replica.changes import StaleStateError, append_pass, applied_pass, begin_changes, replica_state
+from ringsync.replica.changes import (
+    StaleStateError,
+    append_pass,
+    applied_pass,
+    begin_changes,
+    check_base,
+    forget_merged,
+    replica_state,
+)
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_file, write_pass
@@ -107,3 +115,33 @@ def test_another_schema_needs_another_base(tmp_path: Path) -> None:
     assert "w" in DeltaTable(f"{replica_uri(tmp_path, wider)}/changes").schema().to_arrow().names
     assert seen.base != state_of(tmp_path, wider).base
     assert read_snapshot(LocalStore(tmp_path), CHANGES).rows == 1
+
+
+def test_what_was_merged_is_forgotten_and_nothing_else(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    write_base(tmp_path, simple(), simple_images(3))
+    for number in range(1, 12):  # over a checkpoint
+        write_pass(tmp_path, simple(), simple_images(1, str(number)), number)
+    seen = state_of(tmp_path, simple())
+    write_pass(tmp_path, simple(), simple_images(1, "later"), 12)
+    for _ in range(2):
+        forget_merged(store, simple(), seen, NOW_MS)
+        assert newest(tmp_path) == [(12, 0, "later")]
+    assert state_of(tmp_path, simple()).applied == 12
+
+
+def test_a_merge_that_wakes_up_after_a_bootstrap_takes_nothing_out(tmp_path: Path) -> None:
+    """The passes that it has merged into the base before are added to the new one again."""
+    store = LocalStore(tmp_path)
+    write_base(tmp_path, simple(), simple_images(3))
+    for number in (1, 2):
+        write_pass(tmp_path, simple(), simple_images(1, str(number)), number)
+    seen = state_of(tmp_path, simple())
+    check_base(store, simple(), seen)
+    write_base(tmp_path, simple(), simple_images(3), from_pass=2)
+    begin_changes(store, simple(), NOW_MS)
+    write_pass(tmp_path, simple(), simple_images(1, "again"), 2)
+    for late in (check_base, lambda *given: forget_merged(*given, NOW_MS)):
+        with pytest.raises(StaleStateError, match="a bootstrap has replaced the replica"):
+            late(store, simple(), seen)
+    assert newest(tmp_path) == [(2, 0, "again")]

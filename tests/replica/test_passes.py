@@ -195,7 +195,7 @@ def test_passes_and_merges(spark: SparkSession, tmp_path: Path) -> None:
     fifth = some_images(rng, 10, 6)
     write_pass(tmp_path, TABLE, table_of(fifth), 5)  # while the merge runs
     grace = {"now_s": NOW, "gc_grace_s": GRACE, "properties": {"run_id": "m"}}
-    result = merge_changes(spark, replica, seen, **grace)
+    result = merge_changes(spark, LocalStore(tmp_path), replica, seen, **grace)
     gone = {k for k, row in model.items() if row["_merge"] and row["_merge"]["deletion_local"] < NOW - GRACE}
     assert gone
     assert (result.read, result.merged_pass) == (images, 4)
@@ -206,7 +206,7 @@ def test_passes_and_merges(spark: SparkSession, tmp_path: Path) -> None:
         look_up(tmp_path, model, rng)
         look_through(tmp_path, model, rng)
     # Killed before it had deleted them, and started again.
-    again = merge_changes(spark, replica, seen, **grace)
+    again = merge_changes(spark, LocalStore(tmp_path), replica, seen, **grace)
     assert (again.read, again.inserted, again.deleted) == (result.read, 0, 0)
     assert state_of(tmp_path, TABLE).changed_rows == len(fifth)
     assert tidy(spark, LocalStore(tmp_path), replica, {})

@@ -48,6 +48,19 @@ def test_a_loop_that_is_silent_is_named() -> None:
     ]
 
 
+def test_a_bootstrap_that_nobody_works_on_is_named() -> None:
+    one = {"table": "shop.orders", "table_id": "ab", "bootstrap": "b-1", "run": "r", "step": "scan", "fraction": 0.42}
+    statuses = healthy() | {"bootstrap/ab": {**one, "at_ms": 30_000}}
+    assert found(statuses, {}) == []
+    lines = list(status_lines(statuses, {}, NOW_S))
+    assert ["shop.orders", "scan", "42%", "b-1"] in [line.split()[:4] for line in lines]
+    assert not any(line.startswith("bootstrap/ab") for line in lines)
+    statuses["bootstrap/ab"]["at_ms"] = -600_000
+    (problem,) = found(statuses, {})
+    assert problem.startswith("shop.orders: bootstrap b-1 is not finished, and nobody has worked on it for ")
+    assert problem.endswith("or with --cancel, which ends it")
+
+
 def test_what_loops_tell_of_nodes_and_tables() -> None:
     statuses = healthy()
     statuses["commitlog_stage/default"]["nodes"] = {"4e5d": {**NODE, "error": "no such folder", "errors": 1200}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cassandra import WriteTimeout
 
 from ringsync.ring.tokens import TokenRange
 from ringsync.state.bootstrap import (
+    CANCELLED,
     COMPLETED,
     SCANNING,
     Bootstrap,
@@ -55,6 +57,25 @@ def test_one_bootstrap_per_table(state: BootstrapState) -> None:
     found = state.find("shop", "a")
     assert found is not None
     assert (found.id, found.state) == ("two", COMPLETED)
+
+
+def test_what_is_being_published_cannot_be_cancelled_and_what_is_cancelled_is_not_published(
+    state: BootstrapState,
+) -> None:
+    first, second = bootstrap("b"), bootstrap("b", "two")
+    assert state.begin(first, None)
+    state.publishing(first)
+    state.publishing(first)
+    assert not state.cancel(first)
+    assert state.begin(second, "one")
+    with pytest.raises(LostOwnershipError, match="cancelled, or replaced"):
+        state.publishing(first)
+    assert not state.cancel(first)
+    assert state.cancel(second)
+    assert state.cancel(second)
+    with pytest.raises(LostOwnershipError, match="cancelled, or replaced"):
+        state.publishing(second)
+    assert state.find("shop", "b") == replace(second, state=CANCELLED)
 
 
 def test_only_the_last_owner_commits(state: BootstrapState) -> None:

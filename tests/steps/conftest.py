@@ -10,13 +10,14 @@ import yaml
 
 from examples.flights.load import load
 from ringsync.config import load_config
-from ringsync.steps import bootstrap_prepare, bootstrap_scan, replica_merge, replica_verify
+from ringsync.steps import bootstrap_drain, bootstrap_prepare, bootstrap_scan, replica_merge, replica_verify
 from ringsync.steps.application import Application, ExitCode, Report
 from servers.cassandra import CassandraNode
 
 STEPS = {
     "bootstrap_prepare": bootstrap_prepare,
     "bootstrap_scan": bootstrap_scan,
+    "bootstrap_drain": bootstrap_drain,
     "replica_merge": replica_merge,
     "replica_verify": replica_verify,
 }
@@ -66,12 +67,13 @@ def step(cassandra: CassandraNode, spark: Any, lake: Path) -> Step:
 
 @pytest.fixture(scope="package")
 def bootstrap(step: Step) -> Callable[[str, str], Report]:
-    """Prepare and scan; gives the scan's report."""
+    """All steps but the verification; gives the scan's report."""
 
     def run(table: str, run_id: str) -> Report:
         assert step("bootstrap_prepare", table, run_id)[1] == ExitCode.OK
         report, code = step("bootstrap_scan", table, run_id)
         assert code == ExitCode.OK
+        assert step("bootstrap_drain", table, run_id)[1] == ExitCode.OK
         return report
 
     return run

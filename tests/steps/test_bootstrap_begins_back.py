@@ -63,8 +63,7 @@ def bootstrap(lake: Lake, name: str, *, complete: bool = True) -> None:
     plan: Any = SimpleNamespace(
         scan=scan, bootstrap=SimpleNamespace(id=name, as_of=int(time.time())), run="run", topic="test.shop.t"
     )
-    ledger: Any = SimpleNamespace(check=lambda: None)
-    publish(lake.store, load_config(lake.conf), plan, ledger, [], begin)
+    publish(lake.store, load_config(lake.conf), plan, lambda: None, [], begin)
     if complete:
         mark(lake.store, TABLE.table_id, "cutover", name, int(time.time() * 1000))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ import yaml
 
 from ringsync.changes.identity import TableVersion
 from ringsync.config import Config, load_config
-from ringsync.steps import kafka_feed
+from ringsync.status import STALE_AFTER_S
+from ringsync.steps import bootstrap_drain, kafka_feed
+from ringsync.steps.application import Application, StepError
+from ringsync.steps.bootstrap_drain import feed_kafka, is_followed
 from ringsync.steps.follow_ups import publish_passes
 from ringsync.steps.kafka_feed import KafkaFeed
+from ringsync.steps.loop import put_status
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
@@ -22,6 +28,7 @@ from ringsync.streams.kafka import relay
 from ringsync.streams.kafka_topics import KafkaSettings
 from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.streams.relay_errors import BrokerUnavailableError
 from ringsync.streams.topics import bootstrap_topic
 from tests.streams.outbox import NOTES, notes
 
@@ -58,9 +65,9 @@ class Table:
 
     def __init__(self, folder: Path) -> None:
         document = {"server_name": "test", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "lake"}}
-        path = folder / "ringsync.yaml"
-        path.write_text(yaml.safe_dump(document))
-        self.config: Config = load_config(path)
+        self.path = folder / "ringsync.yaml"
+        self.path.write_text(yaml.safe_dump(document))
+        self.config: Config = load_config(self.path)
         self.store = MortalStore(folder / "lake")
         schemas = key_schema(NOTES, "test", "exact"), envelope_schema(NOTES, "test", "exact")
         for topic in (TOPIC, bootstrap_topic(TOPIC)):
@@ -321,3 +328,35 @@ def test_two_move_what_waits_at_once(table: Table, monkeypatch: pytest.MonkeyPat
 
     waiting.move(one.bucket, one.parts, Slower(table.store, TOPIC))
     assert (looked, table.messages()) == ([None], ["1"])
+
+
+def test_the_drain_feeds_kafka_where_no_loop_does(
+    table: Table, kafka: type[Kafka], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a loop is at work, and follows the table, its status says."""
+    monkeypatch.setattr(bootstrap_drain, "KafkaTopics", Kafka)
+    begin = table.begin("b1")
+    table.rows("b1", begin, 1)
+    table.cutover("b1")
+    table.publish()
+    document = yaml.safe_load(table.path.read_text())
+    table.path.write_text(yaml.safe_dump({**document, "kafka": {"bootstrap_servers": ["x:1"]}}))
+    given: tuple[Any, ...] = (load_config(table.path), table.store, None, "run", argparse.Namespace())
+    application = Application("bootstrap_drain", str(table.path), *given)
+    plan: Any = SimpleNamespace(topic=TOPIC, scan=SimpleNamespace(table=NOTES))
+    told = {"tables": {NOTES.full_name: {"table_id": TABLE_ID}}}
+    put_status(table.store, "bucket_close", "close", told)
+    assert (feed_kafka(application, plan), kafka.sent) == (None, [])
+    put_status(table.store, "bucket_close", "close", {"tables": {}})
+    assert (feed_kafka(application, plan), kafka.sent) == (1, ["1"])
+    assert feed_kafka(application, plan) == 0
+    assert is_followed(table.store, TABLE_ID, time.time() + 2 * STALE_AFTER_S) is False
+
+    def refuse(kafka: Kafka, topic: str) -> int:
+        raise BrokerUnavailableError("Kafka at x:1 is not available")
+
+    table.changes(2)
+    table.publish()
+    monkeypatch.setattr(Kafka, "confirm", refuse)
+    with pytest.raises(StepError, match=r"x:1 is not available\. The replica and the file stream are complete"):
+        feed_kafka(application, plan)

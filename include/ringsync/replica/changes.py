@@ -12,8 +12,10 @@ adds nothing, and what somebody computed from an older state is refused.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -33,6 +35,7 @@ from ringsync.replica.delta_log import (
     KnownSnapshots,
     append,
     read_snapshot,
+    remove,
     replace_all,
 )
 from ringsync.schema.row_image import row_image_schema
@@ -198,6 +201,53 @@ def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
     raise ConcurrentCommitError(
         f"{store.uri(changes_folder(table.keyspace, table.name))}: others committed {ATTEMPTS} times in a row"
     )
+
+
+def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState) -> None:
+    """Look whether the replica still has the base that somebody has seen, before its rows are changed.
+
+    :raises StaleStateError: a bootstrap has replaced it
+    """
+    base = read_snapshot(store, base_folder(table.keyspace, table.name))
+    _check_same_base(own_properties(base.metadata.get("configuration") or {}), seen, seen.base_uri)
+
+
+def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, now_ms: int) -> None:
+    """Take the files out of the table of changes whose images have been merged into the base that they belong to.
+
+    Whoever does that an hour later, when a bootstrap has replaced the base and the passes are added to the new one
+    again, takes nothing out: it is one commit, to the very version whose base was looked at.
+
+    :param seen: the state that was merged
+    :param now_ms: ms since the epoch
+    :raises StaleStateError: a bootstrap has replaced the base; nothing was taken out
+    """
+    folder = changes_folder(table.keyspace, table.name)
+    for _ in range(ATTEMPTS):
+        changes = read_snapshot(store, folder)
+        _check_same_base(own_properties(changes.metadata.get("configuration") or {}), seen, seen.changes_uri)
+        merged = [file for file in changes.files if _last_pass_in(file) <= seen.applied]
+        if not merged:
+            return
+        try:
+            remove(store, folder, changes, merged, now_ms=now_ms)
+        except ConcurrentCommitError:
+            continue
+        return
+    raise ConcurrentCommitError(f"{seen.changes_uri}: others committed {ATTEMPTS} times in a row; try again later")
+
+
+def _check_same_base(found: Mapping[str, str], seen: ReplicaState, uri: str) -> None:
+    if found.get("base", "") != seen.base:
+        raise StaleStateError(
+            f"{uri} is of base {found.get('base', '')} by now, and not of {seen.base}: a bootstrap has replaced the "
+            "replica. Do it again, if it is still wanted"
+        )
+
+
+def _last_pass_in(file: Mapping[str, Any]) -> float:
+    """The newest pass that has an image in a file; where the file does not say, one that is still to come."""
+    return float(json.loads(file.get("stats") or "{}").get("maxValues", {}).get(VERSION, math.inf))
 
 
 def write_checkpoint(uri: str, options: Mapping[str, str], *, forget_old_commits: bool = False) -> None:

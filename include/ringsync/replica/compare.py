@@ -130,6 +130,7 @@ def repair(
     *,
     up_to_pass: int,
     properties: Mapping[str, str],
+    check: Callable[[], None] = lambda: None,
 ) -> WriteResult:
     """Replace all rows of these token ranges in the base by the source's, in one commit; then forget their changes.
 
@@ -140,9 +141,12 @@ def repair(
     :param ranges: (start, end], as :attr:`Comparison.differing_ranges`
     :param up_to_pass: the last pass that the replica had when the source was read
     :param properties: for the commit's user metadata, e.g. ``run_id``
+    :param check: raises when the replica is another by now; asked before each commit
     :raises ReplicaMismatchError: when the base is not the replica of this table and schema
     """
+    check()
     written = replica.replace_ranges(source.where(token_condition(ranges)), ranges, properties=properties)
+    check()
     replica.forget_changes(source.sparkSession, ranges, up_to_pass)
     return written
 

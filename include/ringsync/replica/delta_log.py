@@ -225,6 +225,20 @@ def append(
     return _commit(store, folder, before.version + 1, actions)
 
 
+def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequence[Action], *, now_ms: int) -> int:
+    """Take files out of a table, in one commit.
+
+    :param before: what the table was when it was decided to remove these
+    :param files: of it
+    :param now_ms: ms since the epoch
+    :returns: the version
+    :raises ConcurrentCommitError: somebody has committed since ``before``
+    """
+    info = {**_commit_info("Overwrite", [], {}, before, now_ms), "operation": "DELETE", "operationParameters": {}}
+    actions = [{"commitInfo": info}, *({"remove": _removal(content, now_ms)} for content in files)]
+    return _commit(store, folder, before.version + 1, actions)
+
+
 def _commit(store: ObjectStore, folder: str, version: int, actions: Sequence[Action]) -> int:
     name = f"{folder}/_delta_log/{version:020}.json"
     try:

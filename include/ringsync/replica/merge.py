@@ -25,7 +25,7 @@ from ringsync.changes.common_times import integers
 from ringsync.changes.image_columns import cell_times
 from ringsync.cql.cells import valid_mask
 from ringsync.replica.base import base_folder
-from ringsync.replica.changes import VERSION, ReplicaState, write_checkpoint
+from ringsync.replica.changes import VERSION, ReplicaState, check_base, forget_merged, write_checkpoint
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
 from ringsync.replica.keys import same_key_sql
 from ringsync.replica.live_rows import live_rows
@@ -80,6 +80,7 @@ def due(state: ReplicaState, now_ms: int, *, interval_s: float, rows_fraction: f
 
 def merge_changes(
     spark: SparkSession,
+    store: ObjectStore,
     replica: ReplicaTable,
     state: ReplicaState,
     *,
@@ -95,6 +96,7 @@ def merge_changes(
     :param properties: go into the commit's user metadata beside ``merged_pass``, e.g. ``run_id``
     :raises delta.exceptions.DeltaConcurrentModificationException: somebody else has written to the base meanwhile;
         nothing was merged, or the changes are still there
+    :raises StaleStateError: a bootstrap has replaced the base meanwhile: the same
     """
     limit_batches(spark, state.changed_rows, state.changed_bytes)
     version = str(state.changes_version)
@@ -108,10 +110,11 @@ def merge_changes(
         if not found["n"]:
             return MergeResult(state.applied, 0, 0, 0, 0, 0, 0)
         description = json.dumps({"merged_pass": str(state.applied), **properties})
+        check_base(store, replica.table, state)
         metrics = _merge(spark, replica, newest, (found["low"], found["high"]), description, state.base_version)
     finally:
         newest.unpersist()
-    spark.sql(f"DELETE FROM {replica.changes_sql_name} WHERE {VERSION} <= {state.applied}")
+    forget_merged(store, replica.table, state, now_s * 1000)
     return MergeResult(
         merged_pass=state.applied,
         read=read,

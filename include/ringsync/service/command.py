@@ -22,7 +22,7 @@ from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.sources.session import ClusterError, connect
 from ringsync.state.session import StateError
-from ringsync.status import STOP_KEY, forget, read_statuses
+from ringsync.status import BOOTSTRAPS, STOP_KEY, forget, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import StorageError
@@ -121,7 +121,7 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     store, client = config.open_store(), _client(config)
     expected = expected_loops(config.sync.queues)
     for loop in read_statuses(store):
-        if loop not in expected:
+        if loop not in expected and not loop.startswith(BOOTSTRAPS):
             forget(store, loop)
     store.delete(STOP_KEY)
     for dag in DAGS:

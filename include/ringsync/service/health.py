@@ -6,10 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringsync.airflow_client import RunState
-from ringsync.status import STALE_AFTER_S, Status, age_s
+from ringsync.progress import duration
+from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 
 DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge")
 """What ``cdcservice start`` switches on."""
+
+
+ABANDONED_AFTER_S = 300.0
+"""Nobody works on a bootstrap that has said nothing for so many seconds: between two tasks there are fewer."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ def problems(
             found.append(f"{loop}: no sign of life yet")
         elif (age := age_s(statuses[loop], now_s)) > STALE_AFTER_S:
             found.append(f"{loop}: no sign of life for {age:.0f} s")
+    found += [problem for loop, status in statuses.items() for problem in _of_bootstrap(loop, status, now_s)]
     return [*found, *(problem for loop, status in statuses.items() for problem in _told(loop, status))]
 
 
@@ -62,6 +68,16 @@ def _of_dag(dag: str, health: DagHealth) -> Iterator[str]:
         for task in health.run.tasks:
             if task.state == "failed":
                 yield f"DAG {dag}: task {task.task} failed: see its log in Airflow"
+
+
+def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[str]:
+    """An unfinished bootstrap that nobody works on; the stream of a table that is followed waits behind it."""
+    if loop.startswith(BOOTSTRAPS) and (age := age_s(status, now_s)) > ABANDONED_AFTER_S:
+        yield (
+            f"{status['table']}: bootstrap {status['bootstrap']} is not finished, and nobody has worked on it for "
+            f"{duration(age)}: run cdcservice bootstrap --table {status['table']} again, which goes on with it, or "
+            "with --cancel, which ends it"
+        )
 
 
 def _told(loop: str, status: Status) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ringsync.progress import duration
 from ringsync.service.health import DagHealth
-from ringsync.status import Status, age_s
+from ringsync.status import BOOTSTRAPS, Status, age_s
 
 Row = Sequence[Any]
 
@@ -18,8 +18,14 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
     :param now_s: seconds since the epoch
     """
     yield from _table(("DAG", "state", "tasks"), [_dag(dag, health) for dag, health in dags.items()])
+    bootstraps = {key: one for key, one in statuses.items() if key.startswith(BOOTSTRAPS)}
     yield from _table(
-        ("loop", "last sign of life"), [(loop, f"{age_s(one, now_s):.0f} s ago") for loop, one in statuses.items()]
+        ("loop", "last sign of life"),
+        [(loop, f"{age_s(one, now_s):.0f} s ago") for loop, one in statuses.items() if loop not in bootstraps],
+    )
+    yield from _table(
+        ("bootstrap of", "step", "copied", "id", "last sign of life"),
+        [_bootstrap(one, now_s) for one in bootstraps.values()],
     )
     nodes = [one for status in statuses.values() for one in status.get("nodes", {}).items()]
     yield from _table(
@@ -59,6 +65,11 @@ def _dag(dag: str, health: DagHealth) -> Row:
         for task in health.run.tasks
     )
     return dag, f"paused ({health.run.state})" if health.paused else health.run.state, tasks
+
+
+def _bootstrap(one: Status, now_s: float) -> Row:
+    told = (one["table"], one["step"], f"{one['fraction']:.0%}", one["bootstrap"])
+    return *told, f"{duration(age_s(one, now_s))} ago"
 
 
 def _node(node: str, one: Status) -> Row:

@@ -1,7 +1,7 @@
 """The state of bootstraps, in the source cluster: which one a table has, who works on it, and which ranges are done.
 
 ``bootstrap``
-    one row per table: its latest bootstrap, what was asked for, whether it has completed.
+    one row per table: its latest bootstrap, what was asked for, how far it is.
 ``bootstrap_range``
     the range ledger, one partition per bootstrap: its owner and attempt (static), and one row per committed range
     with the files that hold the range's rows. A range that is not here has not been read, whatever files exist.
@@ -23,7 +23,12 @@ from ringsync.ring.tokens import TokenRange
 from ringsync.state.session import StateError, StateSession
 
 SCANNING = "scanning"
+PUBLISHING = "publishing"
+"""Everything is copied; from here on it can only be finished."""
 COMPLETED = "completed"
+CANCELLED = "cancelled"
+UNFINISHED = (SCANNING, PUBLISHING)
+"""States in which the next run that wants the same goes on."""
 
 HEARTBEAT_TTL_S = 20
 """Seconds after which a run that no longer says so counts as dead."""
@@ -38,7 +43,7 @@ class Bootstrap:
     """A table's bootstrap.
 
     :ivar id: unique; the name of its bucket in the stream and part of the names of its files
-    :ivar state: :data:`SCANNING` or :data:`COMPLETED`
+    :ivar state: :data:`SCANNING`, :data:`PUBLISHING`, :data:`COMPLETED` or :data:`CANCELLED`
     :ivar specification: what is copied and how, as JSON; who wants the same continues it
     :ivar run: which started it
     :ivar as_of: seconds since the epoch, when it began: cells written later may or may not be in it
@@ -83,6 +88,7 @@ class BootstrapState:
     def __init__(self, session: Session, keyspace: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self._state = StateSession(session, keyspace, sleep)
         self._keyspace = self._state.keyspace
+        self.session = session
 
     def create(self, replication: Mapping[str, str]) -> None:
         """Create keyspace and tables where they are missing: see :meth:`StateSession.create`."""
@@ -118,6 +124,32 @@ class BootstrapState:
                 *(bootstrap.keyspace, bootstrap.table, instead_of),
             ),
             lambda found: found.get("id") == bootstrap.id,
+        )
+
+    def publishing(self, bootstrap: Bootstrap) -> None:
+        """Say that everything is copied: it can no longer be cancelled. Again is fine.
+
+        :raises LostOwnershipError: it was cancelled, or the table has another one by now
+        """
+        if not self._advance(bootstrap, PUBLISHING, (SCANNING, PUBLISHING)):
+            raise LostOwnershipError(
+                f"bootstrap {bootstrap.id} was cancelled, or replaced by another of the same table: nothing more is "
+                "published of it"
+            )
+
+    def cancel(self, bootstrap: Bootstrap) -> bool:
+        """Say that it will not be finished; again is fine.
+
+        :returns: False: everything is copied by now, or the table has another one
+        """
+        return self._advance(bootstrap, CANCELLED, (SCANNING, CANCELLED))
+
+    def _advance(self, bootstrap: Bootstrap, to: str, of: tuple[str, str]) -> bool:
+        return self._state.conditional(
+            f"UPDATE {self._keyspace}.bootstrap SET state = %s WHERE keyspace_name = %s AND table_name = %s "
+            "IF id = %s AND state IN (%s, %s)",
+            (to, bootstrap.keyspace, bootstrap.table, bootstrap.id, *of),
+            lambda found: (found.get("id"), found.get("state")) == (bootstrap.id, to),
         )
 
     def complete(self, bootstrap: Bootstrap) -> None:

@@ -201,14 +201,20 @@ class _Reading:
 
 
 @contextmanager
-def reported(collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str) -> Iterator[None]:
+def reported(
+    collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, say: Callable[[Progress], None]
+) -> Iterator[None]:
     """While this lasts, say that the run is alive and how far it is: in the ledger, the object store and the log.
 
     Once another run has taken over, nothing more is said: a repeated task has the run id of the one before it, so
     what is said then is of the other.
+
+    :param say: is told how far the run is every few seconds
     """
     end = threading.Event()
-    thread = threading.Thread(target=_report, args=(collector, ledger, store, run, end), name="progress", daemon=True)
+    thread = threading.Thread(
+        target=_report, args=(collector, ledger, store, run, say, end), name="progress", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -220,7 +226,14 @@ def reported(collector: Collector, ledger: RangeLedger, store: ObjectStore, run:
             _tell(ledger.rest)
 
 
-def _report(collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, end: threading.Event) -> None:
+def _report(
+    collector: Collector,
+    ledger: RangeLedger,
+    store: ObjectStore,
+    run: str,
+    say: Callable[[Progress], None],
+    end: threading.Event,
+) -> None:
     beaten = said = float("-inf")
     while True:
         now = time.monotonic()
@@ -229,6 +242,7 @@ def _report(collector: Collector, ledger: RangeLedger, store: ObjectStore, run: 
             if not _owned(collector, ledger):
                 return
             _tell(partial(ledger.beat, run))
+            say(collector.now())
         progress = collector.now()
         _put(progress, store, run)
         if now - said >= LINE_INTERVAL_S:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import time
 
-from ringsync.status import STALE_AFTER_S, age_s, read_statuses
+from ringsync.sources.session import connect
+from ringsync.state.bootstrap import SCANNING, BootstrapState
+from ringsync.status import STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap_prepare import BootstrapPlan, load_plan
+from ringsync.steps.bootstrap_prepare import BootstrapPlan, check_not_cancelled, load_plan, status_key
 from ringsync.steps.bootstrap_publish import followed
 from ringsync.steps.follow_ups import publish_passes
 from ringsync.storage.port import ObjectStore
@@ -24,18 +26,26 @@ from ringsync.streams.relay_errors import RelayError
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
-    """Cut over, move what waits, and see to it that Kafka gets it.
+    """Cut over, move what waits, and see to it that Kafka gets it; then the bootstrap is completed.
 
-    :raises StepError: the run has no plan; Kafka does not take the messages
+    :raises StepError: the run has no plan, or not everything is copied; Kafka does not take the messages
     :raises BootstrapReplacedError: another bootstrap of the table has begun
     """
     config, store = application.config, application.store
     plan = load_plan(store, application.run)
+    state = BootstrapState(connect(config.cluster_settings()), config.state.keyspace)
+    latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
+    check_not_cancelled(latest, plan)
+    if latest is None or latest.state == SCANNING:
+        raise StepError(f"not everything of {plan.scan.table.full_name} is copied: run bootstrap_scan first")
     number = mark(store, plan.scan.table.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
     moved: list[str] = []
     publish_passes(store, config, followed(store, config, plan), lambda _, bucket: moved.append(bucket))
-    report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
-    return {**report, "kafka_messages": feed_kafka(application, plan)}, ExitCode.OK
+    report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
+    report["kafka_messages"] = feed_kafka(application, plan)
+    state.complete(plan.bootstrap)
+    forget(store, status_key(plan.scan.table.table_id))
+    return report, ExitCode.OK
 
 
 def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
@@ -61,7 +71,7 @@ def is_followed(store: ObjectStore, table_id: str, now_s: float) -> bool:
 
     :param now_s: seconds since the epoch
     """
-    close = read_statuses(store).get("bucket_close/close")
+    close = read_status(store, "bucket_close/close")
     if close is None or age_s(close, now_s) > STALE_AFTER_S:
         return False
     return any(one["table_id"] == table_id for one in close["tables"].values())

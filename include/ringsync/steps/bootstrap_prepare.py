@@ -33,9 +33,11 @@ from ringsync.sources.plan import ScanPlan, Selection
 from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.scan import ScanError, scan_query, scan_session
 from ringsync.sources.session import connect
-from ringsync.state.bootstrap import HEARTBEAT_TTL_S, SCANNING, Bootstrap, BootstrapState
+from ringsync.state.bootstrap import CANCELLED, HEARTBEAT_TTL_S, SCANNING, UNFINISHED, Bootstrap, BootstrapState
+from ringsync.status import BOOTSTRAPS
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_publish import remove_outputs
+from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.pass_log import mark, pass_bucket
@@ -100,6 +102,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     now = int(clock())
     scan = make_scan_plan(session, _with_splits(config, options.splits), keyspace, name, now=now, selection=selection)
     check_replaceable(store, scan.table, read_snapshot(store, base_folder(scan.table.keyspace, scan.table.name)))
+    check_selection(application, session, scan)
     forecast = read_a_little(config, scan)
     check_space(store, scan, forecast)
     state = BootstrapState(session, config.state.keyspace)
@@ -143,10 +146,62 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             f"run {application.run} has a plan for {plan.scan.table.full_name} with other parameters or another "
             "schema: use another run id"
         )
+    check_not_cancelled(state.find(keyspace, name), plan)
     # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
-    begin_pass = mark(store, scan.table.table_id, "begin", plan.bootstrap.id, int(clock() * 1000))
+    begin_pass = mark(
+        store,
+        scan.table.table_id,
+        "begin",
+        plan.bootstrap.id,
+        int(clock() * 1000),
+        check=lambda: check_not_cancelled(state.find(keyspace, name), plan),
+    )
+    say(store, plan, "prepare")
     report |= {"begin_pass": begin_pass, "bucket": pass_bucket(begin_pass)}
     return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
+
+
+def check_selection(application: Application, session: Any, scan: ScanPlan) -> None:
+    """Refuse to copy a part of a table that is followed: its replica would not be kept in step with the stream.
+
+    :raises StepError: the table has cdc, or is to get it, and only a part is wanted
+    """
+    table = scan.table
+    if not any(json.loads(scan.selection.to_json()).values()) or not application.config.sync.follows(table.full_name):
+        return
+    query = "SELECT cdc FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+    if application.options.enable_cdc or session.execute(query, (table.keyspace, table.name)).one().cdc:
+        raise StepError(
+            f"{table.full_name} is followed, so all of it must be copied: a replica of a part is not kept in sync. "
+            "Leave out columns, token_range and where, or name the table in sync.exclude of the configuration"
+        )
+
+
+def check_not_cancelled(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
+    """Look whether the plan's bootstrap is still the table's, and shall be finished.
+
+    :param latest: of the table
+    :raises StepError: it is not
+    """
+    if latest is None or latest.id != plan.bootstrap.id:
+        raise StepError(f"another bootstrap of {plan.scan.table.full_name} has begun since: follow that one")
+    if latest.state == CANCELLED:
+        raise StepError(f"bootstrap {latest.id} of {plan.scan.table.full_name} was cancelled: trigger bootstrap_table")
+
+
+def status_key(table_id: str) -> str:
+    """Key of what a table's unfinished bootstrap says of itself, for :func:`ringsync.status.forget`."""
+    return f"{BOOTSTRAPS}{table_id}"
+
+
+def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) -> None:
+    """Say that somebody works on a bootstrap, for ``cdcservice status``; ``bootstrap_drain`` takes that back.
+
+    :param share: how much is copied, from 0 to 1
+    """
+    table = plan.scan.table
+    told = {"table": table.full_name, "table_id": table.table_id, "bootstrap": plan.bootstrap.id, "run": plan.run}
+    put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**told, "step": step, "fraction": round(share, 4)})
 
 
 def enable_cdc(session: Any, table: TableSchema) -> str:
@@ -219,7 +274,7 @@ def specify(application: Application, scan: ScanPlan) -> str:
 
 def continues(latest: Bootstrap, specification: str) -> bool:
     """Whether a run that wants this goes on with the table's latest bootstrap."""
-    return latest.state == SCANNING and latest.specification == specification
+    return latest.state in UNFINISHED and latest.specification == specification
 
 
 def begin(
@@ -243,7 +298,7 @@ def begin(
         wait_until_free(state, latest, application.run)
     if not state.begin(bootstrap, latest.id if latest else None):
         raise StepError(f"another run has just begun a bootstrap of {scan.table.full_name}: follow that one")
-    if latest is not None and latest.state == SCANNING:
+    if latest is not None and latest.state in UNFINISHED:
         remove_outputs(application.store, scan.table, data_topic(application.config.server_name, scan.table), latest.id)
     return bootstrap
 

@@ -2,14 +2,14 @@
 
 Each of the writes is idempotent and may be repeated after a kill between any two: the replica takes a bootstrap's
 transaction once, its table of changes begins anew once for each base, the log of passes takes a bootstrap's rows once,
-their bucket's manifest is put once, and the bootstrap is then marked completed.
+and their bucket's manifest is put once.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ringsync.replica.base import base_folder, check_replaceable, replace_base
 from ringsync.replica.changes import begin_changes
 from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.table import TableSchema
-from ringsync.state.bootstrap import CommittedRange, RangeLedger
+from ringsync.state.bootstrap import CommittedRange
 from ringsync.steps.application import Report, StepError
 from ringsync.steps.follow_ups import digests_kept_ms, publish_passes
 from ringsync.steps.sync_plan import SyncTable, sync_table
@@ -59,16 +59,17 @@ def publish(
     store: ObjectStore,
     config: Config,
     plan: BootstrapPlan,
-    ledger: RangeLedger,
+    check: Callable[[], None],
     ranges: Sequence[CommittedRange],
     begin: int,
 ) -> None:
     """Publish what the ledger holds, which must be everything that was selected.
 
+    :param check: raises when this run may publish nothing
     :param ranges: of the ledger, in token order
     :param begin: number of the pass with which the bootstrap has begun
     :raises StepError: the counts do not reconcile; nothing was published
-    :raises LostOwnershipError: another run has taken over
+    :raises LostOwnershipError: another run has taken over, or the bootstrap was cancelled
     :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
     :raises ConcurrentCommitError: another writer has changed the replica meanwhile
     """
@@ -83,7 +84,7 @@ def publish(
     numbers = pass_numbers(store, table.table_id)
     passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
     # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
-    ledger.check()
+    check()
     replace_base(
         store,
         table,
@@ -159,7 +160,8 @@ def remove_outputs(store: ObjectStore, table: TableSchema, topic: str, bootstrap
     live = {str(file["path"]) for file in read_snapshot(store, base_folder(table.keyspace, table.name)).files}
     _remove_files(store, table, bootstrap_id, live)
     marks = marks_of_latest(store, table.table_id, pass_numbers(store, table.table_id))
-    begun = [one.bucket for one in marks if (one.kind, one.bootstrap) == ("begin", bootstrap_id)]
+    own = {one.kind: one for one in marks if one.bootstrap == bootstrap_id}
+    begun = [own["begin"].bucket] if "begin" in own and "rows" not in own else []
     # Versions before had a bucket with the bootstrap's name.
     for bucket in (*begun, f"bootstrap-{bootstrap_id}"):
         if FileStream(store, topic).parts(bucket) is None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringsync.config import Config
+from ringsync.progress import Progress
 from ringsync.ring.coverage import TokenSet, intersection, subtract
 from ringsync.ring.splits import SizeEstimate, Split
 from ringsync.schema.from_cluster import read_table
@@ -28,7 +29,14 @@ from ringsync.sources.session import connect
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState, RangeLedger
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_collect import Collector, reported
-from ringsync.steps.bootstrap_prepare import OUTPUTS_VERSION, BootstrapPlan, load_plan, wait_until_free
+from ringsync.steps.bootstrap_prepare import (
+    OUTPUTS_VERSION,
+    BootstrapPlan,
+    check_not_cancelled,
+    load_plan,
+    say,
+    wait_until_free,
+)
 from ringsync.steps.bootstrap_publish import describe_published, publish
 from ringsync.steps.bootstrap_task import BootstrapTask, SplitResult
 from ringsync.storage.port import ObjectStore
@@ -62,15 +70,26 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     session = connect(config.cluster_settings())
     state = BootstrapState(session, config.state.keyspace)
     latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
-    if latest is None or latest.id != plan.bootstrap.id:
-        raise StepError(f"another bootstrap of {plan.scan.table.full_name} has begun since: follow that one")
-    begin = begin_pass(store, plan, latest)
+    check_not_cancelled(latest, plan)
+    assert latest is not None
+    begin = begin_pass(
+        store, plan, latest, lambda: check_not_cancelled(state.find(latest.keyspace, latest.table), plan)
+    )
     wait_until_free(state, plan.bootstrap, application.run)
     ledger = state.take_over(plan.bootstrap.id, f"{application.run} on {socket.gethostname()}, process {os.getpid()}")
     collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
     started = time.monotonic()
     results: list[SplitResult] = []
-    with reported(collector, ledger, store, application.run):
+
+    def may_publish() -> None:
+        ledger.check()
+        state.publishing(plan.bootstrap)
+
+    def told(progress: Progress) -> None:
+        if latest.state != COMPLETED:
+            say(store, plan, "scan", progress.fraction)
+
+    with reported(collector, ledger, store, application.run, told):
         if collector.left and latest.state != COMPLETED:
             spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
             results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_bucket(begin))
@@ -80,16 +99,16 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         if collector.left:
             return report, ExitCode.COMPLETED_WITH_ERRORS
         if latest.state != COMPLETED:
-            publish(store, config, plan, ledger, collector.ranges, begin)
-            state.complete(plan.bootstrap)
+            publish(store, config, plan, may_publish, collector.ranges, begin)
         report |= describe_published(store, plan, collector.ranges, begin)
     return report, ExitCode.OK
 
 
-def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap) -> int:
+def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check: Callable[[], None]) -> int:
     """The number of the pass with which the bootstrap has begun; 0: it has completed, and the pass is forgotten.
 
     :param latest: its state
+    :param check: raises when it shall not begin any more
     :raises StepError: it was begun by another version of this code, which named its files otherwise
     """
     table_id = plan.scan.table.table_id
@@ -101,7 +120,7 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap) -> in
             f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
             "bootstrap_table again"
         )
-    return mark(store, table_id, "begin", plan.bootstrap.id, int(time.time() * 1000))
+    return mark(store, table_id, "begin", plan.bootstrap.id, int(time.time() * 1000), check=check)
 
 
 def read_all(

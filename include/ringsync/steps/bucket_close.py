@@ -325,6 +325,7 @@ class Closer:
             everywhere = all(one.everywhere for one in settled)
             made = commit(self._store, context, outputs, {**counts, "everywhere": everywhere})
             if made is None:
+                follow_ups.refresh()
                 return False
             follow_ups.made(made)
         ring = self._rings[state.table.schema.keyspace].ring.digest

@@ -32,6 +32,7 @@ from ringsync.steps.passes import PassContext, commit, make_outputs
 from ringsync.steps.rows_after import AfterReader, UnreadRowsError
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
 from ringsync.storage.port import NotFoundError
+from ringsync.streams.files import StreamConflictError
 from ringsync.streams.pass_log import LATE, among, are_published, digest_halves, read_digests, sorted_digests
 
 ATTEMPTS = 20
@@ -157,6 +158,8 @@ class LatePasses:
                 made = make_outputs(context, self._store, self._by_bucket(left), "late")
             except UnreadRowsError as error:
                 raise UnreadableRowsError(str(error)) from error
+            except StreamConflictError:
+                continue  # another process has made this pass, and has published it already
             waiting = among(halves, sorted_digests(digest_halves(made.open["digest"])))
             if made.outputs is None:
                 return Outcome(0, waiting)

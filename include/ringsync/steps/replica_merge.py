@@ -111,6 +111,7 @@ def merge_table(application: Application, candidate: Candidate, state: Any, now_
     try:
         result = merge_changes(
             spark,
+            application.store,
             replica,
             state,
             now_s=now_s,

@@ -41,7 +41,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ReplicaMismatchError: the replica is of another table id or schema
     """
     from ringsync.replica.base import base_folder, own_properties, replica_folder
-    from ringsync.replica.changes import replica_state
+    from ringsync.replica.changes import check_base, replica_state
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
     from ringsync.replica.session import limit_batches, spark_session
@@ -94,13 +94,14 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     found = compare(seen)
     report = {**describe(found, plan), "replica_pass": seen.applied}
     if application.options.repair and not found.is_equal:
-        level = repair_level(store, plan)
+        level, first = repair_level(store, plan), seen
         written = repair(
             replica,
             source_images(found.differing_ranges, level),
             found.differing_ranges,
             up_to_pass=seen.applied,
             properties={"run_id": application.run},
+            check=lambda: check_base(store, table, first),
         )
         found = compare(state())
         report = {

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -98,8 +98,12 @@ def pass_bucket(number: int) -> str:
 def put_pass(store: ObjectStore, made: Pass) -> bool:
     """Commit a pass.
 
-    :returns: False: there is another of this number
+    :returns: False: there is another of this number, or was one: who slept for hours may come with a number that is
+        forgotten by now
     """
+    if made.number > 1 and store.stat(_key(made.table_id, made.number - 1)) is None:
+        is_there = store.stat(_key(made.table_id, made.number)) is not None
+        return is_there and get_pass(store, made.table_id, made.number) == made
     try:
         store.put(_key(made.table_id, made.number), json.dumps(asdict(made)).encode(), if_absent=True)
     except AlreadyExistsError:
@@ -230,7 +234,13 @@ def among(halves: Digests, published: Digests) -> npt.NDArray[np.bool_]:
 
 
 def mark(
-    store: ObjectStore, table_id: str, kind: MarkKind, bootstrap: str, now_ms: int, parts: tuple[Part, ...] = ()
+    store: ObjectStore,
+    table_id: str,
+    kind: MarkKind,
+    bootstrap: str,
+    now_ms: int,
+    parts: tuple[Part, ...] = (),
+    check: Callable[[], None] | None = None,
 ) -> int:
     """Begin a bootstrap, publish its rows, or end it: what is published from here on goes elsewhere. Again is fine.
 
@@ -238,6 +248,8 @@ def mark(
 
     :param now_ms: ms since the epoch
     :param parts: of the rows
+    :param check: raises when it may not be; asked after the last pass was seen, so that whoever has said so before and
+        adds a pass then makes us ask again. None: rows and cut-over want the bootstrap to be the one that goes on
     :returns: the number of the pass that says so
     :raises BootstrapReplacedError: there are rows or a cut-over of a bootstrap that does not go on
     """
@@ -248,7 +260,9 @@ def mark(
             if (one.kind, one.bootstrap) == (kind, bootstrap):
                 return one.number
         begin = next((one for one in marks if one.kind == "begin"), None)
-        if kind != "begin":
+        if check:
+            check()
+        elif kind != "begin":
             _check_goes_on(kind, bootstrap, begin, marks)
         place = begin.number if begin and kind == "rows" else 0
         number = (numbers[-1] if numbers else 0) + 1

@@ -1,0 +1,60 @@
+"""End a bootstrap that will not be finished: the stream goes on, and the replica stays what it was before.
+
+It is said in the state first, conditionally: from then on no run of it publishes anything. All that follows may be
+repeated after a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+
+from ringsync.config import Config
+from ringsync.schema.from_cluster import read_tables
+from ringsync.schema.table import TableSchema
+from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
+from ringsync.status import forget
+from ringsync.steps.application import StepError
+from ringsync.steps.bootstrap_prepare import status_key
+from ringsync.steps.bootstrap_publish import remove_outputs
+from ringsync.steps.follow_ups import publish_passes
+from ringsync.steps.sync_plan import sync_table
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.pass_log import mark
+from ringsync.streams.topics import data_topic
+
+
+def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: str, name: str) -> Bootstrap:
+    """Cancel the unfinished bootstrap of a table; again is fine.
+
+    :returns: what was cancelled
+    :raises StepError: there is none, or all of it is copied
+    :raises BootstrapReplacedError: another has just begun
+    """
+    latest = state.find(keyspace, name)
+    if latest is None or latest.state == COMPLETED:
+        raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
+    if not state.cancel(latest):
+        raise StepError(
+            f"bootstrap {latest.id} of {keyspace}.{name} has copied everything and is being published, or another has "
+            "just begun: run cdcservice bootstrap with the same options, which finishes it and reads nothing anew"
+        )
+    # Whoever still works on it can commit no range any more, and stops.
+    state.take_over(latest.id, f"cancelled on {socket.gethostname()}, {secrets.token_hex(8)}")
+    table_id = str(json.loads(latest.specification)["table_id"])
+    table = read_tables(state.session).by_id().get(table_id)
+    if table is not None:
+        end(config, store, table, latest.id)
+    forget(store, status_key(table_id))
+    return latest
+
+
+def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: str) -> None:
+    """Let the stream go on, with what has waited, and remove what was copied."""
+    topic = data_topic(config.server_name, table)
+    remove_outputs(store, table, topic, bootstrap_id)
+    # Also where it has not begun yet: a `prepare` that is about to say so must ask again, and be refused.
+    mark(store, table.table_id, "cutover", bootstrap_id, int(time.time() * 1000), check=lambda: None)
+    publish_passes(store, config, sync_table(store, config, table))

@@ -1,0 +1,149 @@
+"""A bootstrap that is not finished, on a real node: it is cancelled and its stream goes on, or its end is repeated."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ringsync.cli import main
+from ringsync.config import load_config
+from ringsync.ring.tokens import TokenRange
+from ringsync.schema.from_cluster import read_table
+from ringsync.schema.table import TableSchema
+from ringsync.sources.session import connect
+from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, Bootstrap, BootstrapState
+from ringsync.status import read_statuses
+from ringsync.steps import bootstrap_drain, bootstrap_scan
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.follow_ups import put_schemas
+from ringsync.steps.sync_plan import SyncTable, sync_table
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream
+from ringsync.streams.pass_log import Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.streams.topics import bootstrap_topic
+from servers.cassandra import CassandraNode
+from tests.chaos.bootstraps import change_conf, prepare, write_conf
+
+pytestmark = pytest.mark.server
+
+
+class Followed:
+    """A table that has a bootstrap, and whose changes wait."""
+
+    def __init__(self, conf: Path, name: str) -> None:
+        self.conf, self.name = conf, name
+        self.config = load_config(conf)
+        self.store: ObjectStore = self.config.open_store()
+        self.session = connect(self.config.cluster_settings())
+        self.state = BootstrapState(self.session, self.config.state.keyspace)
+        self.schema: TableSchema = read_table(self.session, *name.split("."))
+        self.table: SyncTable = sync_table(self.store, self.config, self.schema)
+
+    def found(self) -> Bootstrap:
+        latest = self.state.find(*self.name.split("."))
+        assert latest is not None
+        return latest
+
+    def run(self, step: ModuleType, run: str) -> tuple[Report, ExitCode]:
+        keyspace, _, table = self.name.partition(".")
+        given = (self.config, self.store, (keyspace, table), run, argparse.Namespace())
+        found: tuple[Report, ExitCode] = step.run(Application(step.__name__, str(self.conf), *given))
+        return found
+
+    def changes(self, bootstrap: str) -> None:
+        """A pass that the closer has made; without messages."""
+        topic = bootstrap_topic(self.table.topic) if bootstrap else self.table.topic
+        version = put_schemas(self.store, self.config, self.table, topic)
+        number = pass_numbers(self.store, self.table.table_id)[-1] + 1
+        part = FileStream(self.store, topic).open_part(pass_bucket(number), "part", version).finish()
+        assert put_pass(self.store, Pass(number, "changes", self.table.table_id, 1, bootstrap, parts=(part,)))
+
+    def kinds(self) -> list[str]:
+        return [
+            get_pass(self.store, self.table.table_id, n).kind for n in pass_numbers(self.store, self.table.table_id)
+        ]
+
+    @property
+    def buckets(self) -> list[str]:
+        return FileStream(self.store, self.table.topic).buckets()
+
+
+@pytest.fixture
+def followed(cassandra: CassandraNode, session: Any, keyspace: str, tmp_path: Path) -> Followed:
+    name = f"{keyspace}.orders"
+    session.execute(f"DROP TABLE IF EXISTS {name}")
+    session.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)")
+    return Followed(write_conf(tmp_path, [cassandra]), name)
+
+
+def cancel(followed: Followed) -> int:
+    return main(["bootstrap", "--cancel", "--table", followed.name, "--conf", str(followed.conf)])
+
+
+def test_a_cancelled_bootstrap_lets_the_stream_go_on(followed: Followed) -> None:
+    first = prepare(followed.conf, followed.name, "one")
+    followed.changes(first)
+    (told,) = [one for key, one in read_statuses(followed.store).items() if key.startswith("bootstrap/")]
+    assert (told["table"], told["bootstrap"], told["step"]) == (followed.name, first, "prepare")
+    left = f"streams/{followed.table.topic}/{pass_bucket(1)}/part-0001.avro"
+    followed.store.put(left, b"half")
+    with pytest.raises(StepError, match=r"not everything of .* is copied"):
+        followed.run(bootstrap_drain, "one")
+    for _ in range(2):
+        assert cancel(followed) == ExitCode.OK
+        assert followed.found().state == CANCELLED
+        assert followed.kinds() == ["begin", "changes", "cutover"]
+        assert followed.buckets == [pass_bucket(2)]
+    assert followed.store.stat(left) is None
+    assert not any(key.startswith("bootstrap/") for key in read_statuses(followed.store))
+    for step in (bootstrap_scan, bootstrap_drain):
+        with pytest.raises(StepError, match=f"bootstrap {first} of .* was cancelled"):
+            followed.run(step, "one")
+    with pytest.raises(StepError, match="was cancelled"):
+        prepare(followed.conf, followed.name, "one")
+    assert followed.kinds() == ["begin", "changes", "cutover"]
+    assert prepare(followed.conf, followed.name, "two") != first
+
+
+def test_what_is_copied_is_finished_and_not_cancelled(followed: Followed, capsys: pytest.CaptureFixture[str]) -> None:
+    """The drain has failed: who asks for the same again goes on there."""
+    first = prepare(followed.conf, followed.name, "one")
+    followed.state.publishing(followed.found())
+    mark(followed.store, followed.table.table_id, "rows", first, 1)
+    followed.changes(first)
+    assert cancel(followed) == ExitCode.FATAL
+    assert f"bootstrap {first} of {followed.name} has copied everything" in capsys.readouterr().err
+    assert prepare(followed.conf, followed.name, "two") == first
+    assert followed.found().state == PUBLISHING
+    for _ in range(2):
+        report, code = followed.run(bootstrap_drain, "two")
+        assert (report["bootstrap"], code) == (first, ExitCode.OK)
+        assert followed.found().state == COMPLETED
+    assert followed.kinds() == ["begin", "rows", "changes", "cutover"]
+    assert followed.buckets == [pass_bucket(1), pass_bucket(3)]
+    assert cancel(followed) == ExitCode.FATAL
+    assert f"{followed.name} has no unfinished bootstrap" in capsys.readouterr().err
+    assert prepare(followed.conf, followed.name, "three") != first
+
+
+def test_a_table_that_was_dropped_has_its_bootstrap_cancelled(followed: Followed, session: Any) -> None:
+    prepare(followed.conf, followed.name, "one")
+    session.execute(f"DROP TABLE {followed.name}")
+    assert cancel(followed) == ExitCode.OK
+    assert followed.found().state == CANCELLED
+
+
+def test_a_part_of_a_table_that_is_followed_is_refused(followed: Followed, session: Any) -> None:
+    part = {"token_range": TokenRange(0, 2**40)}
+    with pytest.raises(StepError, match="is followed, so all of it must be copied"):
+        prepare(followed.conf, followed.name, "one", **part, enable_cdc=True)
+    prepare(followed.conf, followed.name, "two", **part)
+    session.execute(f"ALTER TABLE {followed.name} WITH cdc = true")
+    with pytest.raises(StepError, match="is followed, so all of it must be copied"):
+        prepare(followed.conf, followed.name, "three", **part)
+    change_conf(followed.conf, sync={"exclude": [followed.name]})
+    prepare(followed.conf, followed.name, "four", **part)
