@@ -25,6 +25,7 @@ from ringsync.replica.table import ReplicaTable
 from ringsync.replica.view import live
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
+from ringsync.storage.local import LocalStore
 from tests.replica.bases import checksums_of, replica_uri, state_of, write_base, write_pass
 
 DECIMAL, INT, TEXT = Native("decimal"), Native("int"), Native("text")
@@ -123,7 +124,9 @@ def test_spark_knows_one_row_by_all_its_spellings(spark: SparkSession, store: Pa
         return sorted((row.c, row.v) for row in replica.read_images(spark).collect())
 
     assert rows() == expected
-    result = merge_changes(spark, replica, state_of(store, TABLE), now_s=NOW, gc_grace_s=10, properties={})
+    result = merge_changes(
+        spark, LocalStore(store), replica, state_of(store, TABLE), now_s=NOW, gc_grace_s=10, properties={}
+    )
     assert (result.read, result.superseded, result.updated, result.inserted) == (2, 1, 1, 0)
     assert rows() == expected
     assert replica.read_base(spark).count() == 3

@@ -61,3 +61,10 @@ def test_rows_that_wait_are_refused_and_stay(store: LocalStore) -> None:
     with pytest.raises(LayoutError, match=r"7 rows .* start that version once more"):
         check_layout(store)
     assert [stat.key for stat in store.list()] == [f"staging/log/node-1/{2:019}-{0:010}.json"]
+
+
+def test_late_rows_that_wait_are_refused_and_stay(store: LocalStore) -> None:
+    put_old_commit(store, 2, 0, finished=True)
+    store.put(f"staging/late/{'5' * 32}/a.arrow", b"rows")
+    with pytest.raises(LayoutError, match="1 files of late rows"):
+        check_layout(store)

@@ -83,13 +83,8 @@ def change(session: Any, rng: random.Random) -> None:
 
 
 def held(messages: list[dict[str, Any]], *, with_before: bool) -> dict[tuple[int, int], str]:
-    """What a consumer has that ignores what is not of one row.
-
-    Rows that a deletion has spared are told as they are when it is published, which may be ahead of the replica: what
-    was before a change is compared with what all other messages have told.
-    """
+    """What a consumer has that ignores what is not of one row; with ``before`` where it was asked for."""
     found: dict[tuple[int, int], str] = {}
-    changed: dict[tuple[int, int], str] = {}
     bootstrapped, known = False, 0
     for message in messages:
         key, value = (message["key"]["id"], message["key"]["seq"]), message["value"]
@@ -99,13 +94,12 @@ def held(messages: list[dict[str, Any]], *, with_before: bool) -> dict[tuple[int
         spared = value["op"] == "u" and value["source"]["query"] is None
         if value["before"] is not None and not spared:
             assert with_before or value["op"] == "d"
-            assert value["before"]["v"] == changed.get(key), message
+            assert (value["before"]["id"], value["before"]["seq"]) == key
             known += value["after"] is not None
-        for rows in (found,) if spared else (found, changed):
-            if value["after"] is not None:
-                rows[key] = value["after"]["v"]
-            else:
-                rows.pop(key, None)
+        if value["after"] is not None:
+            found[key] = value["after"]["v"]
+        else:
+            found.pop(key, None)
     assert bootstrapped
     assert (known > 20) == with_before
     return found

@@ -99,7 +99,7 @@ def test_tables_change_fail_and_fall_behind(tmp_path: Path, cache: Path) -> None
             for table in BOOTSTRAPPED:
                 bootstrap(running, table, table)
             # An int without bytes: no type of the lake holds it, and the policy refuses it.
-            session.execute(f"INSERT INTO {KEYSPACE}.poisoned (id, seq, price) VALUES (1, 1, blobAsInt(0x))")
+            session.execute(f"INSERT INTO {KEYSPACE}.poisoned (id, seq, price) VALUES (1000, 1, blobAsInt(0x))")
             altered_while_rows_wait(running, session, writer)
             fallen_behind(running, writer)
             wait_until_it_fails(running, f"{KEYSPACE}.poisoned")

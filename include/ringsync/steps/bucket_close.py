@@ -21,6 +21,7 @@ from ringsync.config import Config, ConfigError
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingSnapshot
 from ringsync.schema.from_cluster import read_tables
+from ringsync.schema.table import Schema
 from ringsync.sources.cluster import read_ring
 from ringsync.sources.control import ControlServer
 from ringsync.state.layout import check_layout
@@ -175,7 +176,9 @@ class Closer:
         self._unread: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
-        self._began_ms = int(time.time() * 1000)
+        # A run that ends and begins again must not begin to wait anew.
+        before = read_status(self._store, "bucket_close/close") or {}
+        self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {})
 
     def cycle(self) -> None:
         """Publish what is settled."""
@@ -256,13 +259,16 @@ class Closer:
         the end; rows of those that are gone are forgotten, and counted."""
         planned = {table.table_id for table in plan.tables}
         others = (self._staged.homeless.keys() | self._tables.keys()) - planned
-        there = read_tables(self._session).by_id() if others else {}
-        self._absent = {table_id: self._absent.get(table_id, now_ms) for table_id in others - there.keys()}
+        schema = read_tables(self._session) if others else Schema(())
+        there = schema.by_id()
+        # A table that cannot be understood is no table that is gone.
+        absent = others - there.keys() - {one.table_id for one in schema.unreadable}
+        self._absent = {table_id: self._absent.get(table_id, now_ms) for table_id in absent}
         for table_id in others:
             if table_id in there and table_id not in self._tables:
                 self._tables[table_id] = TableState(sync_table(self._store, self._config, there[table_id]))
             # The node that was asked may not have heard yet of a table that has just been created.
-            elif now_ms - self._absent.get(table_id, now_ms) >= GONE_AFTER_MS:
+            elif table_id in self._absent and now_ms - self._absent[table_id] >= GONE_AFTER_MS:
                 state = self._tables.pop(table_id, None)
                 self._staged.forget(table_id, state.buckets.values() if state else ())
 
@@ -275,15 +281,15 @@ class Closer:
             for queue in self._config.sync.queues
             if (status := read_status(self._store, f"commitlog_stage/{queue}")) is not None
         }
-        has_begun = now_ms - self._began_ms > window + length
         found = progress(
             plan.read_hosts,
             statuses,
             lambda host: self._config.sync.queue_of(host.address, host.id),
             now_ms,
-            window + length if has_begun else None,
+            window + length,
+            self._unread_since_ms,
         )
-        self._unread = found.unread
+        self._unread, self._unread_since_ms = found.unread, found.since_ms
         until = (found.staged_until - window) // length * length
         if until > self._closed_until:
             put_closed_until(self._store, until)
@@ -356,6 +362,7 @@ class Closer:
         """What is wrong beside single tables, for ``cdcservice status``."""
         return {
             "unread": dict(self._unread),
+            "unread_since_ms": dict(self._unread_since_ms),
             "left_out": dict(self._plan.left_out) if self._plan else {},
             **self._staged.problems(int(time.time() * 1000)),
         }

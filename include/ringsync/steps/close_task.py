@@ -122,7 +122,8 @@ def close_slice(
     made = make_outputs(context, store, by_place, name)
     if made.open.num_rows:
         # Whoever repeats the pass repeats this: then its digests tell which of them were published after all.
-        key = late_key(context.reader.table.table_id, f"{context.attempt}-{name}")
+        # Tries that fail replace each other's file: their rows are still staged.
+        key = late_key(context.reader.table.table_id, f"pass-{context.number:012}-{name}")
         store.put(key, encode_rows(context.reader.version.to_store(made.open)))
     return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
 

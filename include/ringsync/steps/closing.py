@@ -20,10 +20,12 @@ class Progress:
 
     :ivar staged_until: ms since the epoch: all that was logged until then is staged, but for nodes in ``unread``
     :ivar unread: why a node that is up is not read, by its address
+    :ivar since_ms: since when it is not read (ms since the epoch), by host id
     """
 
     staged_until: int
     unread: Mapping[str, str]
+    since_ms: Mapping[str, int]
 
 
 def progress(
@@ -31,7 +33,8 @@ def progress(
     statuses: Mapping[str, Status],
     queue_of: Callable[[Host], str],
     now_ms: int,
-    patience_ms: int | None,
+    patience_ms: int,
+    since_ms: Mapping[str, int],
 ) -> Progress:
     """How far the logs are staged, as the loops of the stage tell.
 
@@ -39,10 +42,10 @@ def progress(
     :param statuses: of ``commitlog_stage``, by queue
     :param queue_of: whose worker reads a node
     :param now_ms: ms since the epoch
-    :param patience_ms: so long a node that is not read is waited for; None: as long as it takes, since its loop may
-        only just begin
+    :param patience_ms: so long a node that is not read is waited for, however old what it has not staged is
+    :param since_ms: ``since_ms`` of the progress before
     """
-    staged, unread = [now_ms], {}
+    staged, unread, since = [now_ms], {}, {}
     for host in hosts:
         if not host.up:
             continue
@@ -50,9 +53,11 @@ def progress(
         clear_at, reason = _staged(statuses.get(queue), host.id, queue, now_ms)
         if reason:
             unread[host.endpoint] = reason
-            clear_at = clear_at if patience_ms is None else max(clear_at, now_ms - patience_ms)
+            since[host.id] = since_ms.get(host.id, now_ms)
+            if now_ms - since[host.id] >= patience_ms:
+                clear_at = max(clear_at, now_ms - patience_ms)
         staged.append(clear_at)
-    return Progress(min(staged), unread)
+    return Progress(min(staged), unread, since)
 
 
 def _staged(status: Status | None, node: str, queue: str, now_ms: int) -> tuple[int, str]:

@@ -26,7 +26,7 @@ from ringsync.state.staging import closed_until, decode_rows, put_commit
 from ringsync.state.table_versions import latest_version, version_of
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left, start_workers
-from ringsync.steps.node_log import NodeLog, read_node_log, remove_segment
+from ringsync.steps.node_log import PATIENCE_MS, NodeLog, read_node_log, remove_segment
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
@@ -87,6 +87,7 @@ class Stager:
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
         self._dropped: dict[str, TableSchema] = {}
+        self._absent: dict[str, int] = {}
 
     def cycle(self) -> None:
         """Stage what is new.
@@ -102,7 +103,7 @@ class Stager:
             staged = self._stage(work, windows)
             unknown = [one.work for one in staged if one.has_unknown]
             ids = frozenset().union(*(one.unknown_tables for one in staged))
-            if unknown and (self._refresh_schema() | self._recall(ids)):
+            if unknown and (self._refresh_schema() | self._recall(ids, now_ms)):
                 again = {one.work: one for one in self._stage(unknown, windows)}
                 for one in staged:
                     if one.work in again:
@@ -188,23 +189,37 @@ class Stager:
         """Ids of the tables of the schema."""
         return {table.table_id for table in self._logged}
 
-    def _recall(self, table_ids: frozenset[str]) -> bool:
-        """Find how tables looked that were dropped: a batch may have rows of others, too; whether one was found."""
+    def _recall(self, table_ids: frozenset[str], now_ms: int) -> bool:
+        """Find how tables looked that were dropped: a batch may have rows of others, too; whether one was found.
+
+        A table that the schema has not had for a minute is taken for dropped, and none that is there.
+        """
+        there = {
+            row.id.hex
+            for kind in ("tables", "views")
+            for row in (self._session.execute(f"SELECT id FROM system_schema.{kind}") if table_ids else ())
+        }
+        self._absent = {table_id: self._absent.get(table_id, now_ms) for table_id in table_ids - there}
         new = {
             table_id: version.table
-            for table_id in table_ids - self._dropped.keys()
-            if (version := latest_version(self._store, table_id)) is not None
+            for table_id in self._absent.keys() - self._dropped.keys()
+            if not self._may_come(table_id, now_ms) and (version := latest_version(self._store, table_id)) is not None
         }
         self._dropped |= new
         return bool(new)
 
+    def _may_come(self, table_id: str, now_ms: int) -> bool:
+        """Whether a table that the schema lacks may only not be known yet to the node that was asked."""
+        return now_ms - self._absent.get(table_id, now_ms) < PATIENCE_MS
+
     def _refresh_schema(self) -> bool:
-        """Read the schema if it has changed; whether it has."""
-        version = self._session.execute("SELECT schema_version FROM system.local").one().schema_version
-        if version == self._schema_version:
+        """Read the schema if it has changed; whether it has. While nodes differ it is read whenever it is asked for."""
+        local = self._session.execute("SELECT schema_version FROM system.local").one().schema_version
+        others = {row.schema_version for row in self._session.execute("SELECT schema_version FROM system.peers")}
+        if local == self._schema_version and others <= {local, None}:
             return False
         self._logged = tuple(read_tables(self._session).by_id().values())
-        self._schema_version = version
+        self._schema_version = local if others <= {local, None} else None
         return True
 
     def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
@@ -214,7 +229,8 @@ class Stager:
         """
         taken = []
         for one in staged:
-            if log.accepts(one, now_ms):
+            unsure = any(self._may_come(table_id, now_ms) for table_id in one.unknown_tables)
+            if log.accepts(one, now_ms, unsure=unsure):
                 taken.append(one)
             else:
                 self._forget(one)

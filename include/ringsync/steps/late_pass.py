@@ -66,6 +66,7 @@ class LatePasses:
         self._tables: dict[str, TableVersion] = {}
         self._known: Mapping[str, TableSchema] = {}
         self._known_at: Bucket | None = None
+        self._unreadable: set[str] = set()
         self._absent: dict[str, float] = {}
         self._follow_ups: dict[str, FollowUps] = {}
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
@@ -80,7 +81,7 @@ class LatePasses:
 
     def is_gone(self, table_id: str) -> bool:
         """See :class:`ringsync.steps.late_rows.Effects`."""
-        if table_id in self._schema():
+        if table_id in self._schema() or table_id in self._unreadable:
             self._absent.pop(table_id, None)
             return False
         # The node that was asked may not have heard yet of a table that has just been created.
@@ -90,7 +91,9 @@ class LatePasses:
         """All tables by id, as of the present plan."""
         plan = self._read_plan()
         if self._known_at != plan.interval:
-            self._known, self._known_at = read_tables(self._session).by_id(), plan.interval
+            schema = read_tables(self._session)
+            self._known, self._known_at = schema.by_id(), plan.interval
+            self._unreadable = {one.table_id for one in schema.unreadable}
         return self._known
 
     def _read_plan(self) -> SyncPlan:
@@ -136,7 +139,11 @@ class LatePasses:
         return replace(reader, disagreed=True)
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
-        """See :class:`ringsync.steps.late_rows.Effects`."""
+        """See :class:`ringsync.steps.late_rows.Effects`.
+
+        The rows were resolved by the plan that :meth:`table` has read: it is not read again here.
+        """
+        assert self._plan is not None
         follow_ups = self._follow_ups[table.table_id]
         halves = digest_halves(rows["digest"])
         for _ in range(ATTEMPTS):
@@ -151,7 +158,7 @@ class LatePasses:
                 attempt=secrets.token_hex(4),
                 bootstrap=follow_ups.bootstrap,
                 late=True,
-                endpoints={host.id: host.address for host in self._read_plan().hosts},
+                endpoints={host.id: host.address for host in self._plan.hosts},
                 schema_version=follow_ups.schema_version,
             )
             try:

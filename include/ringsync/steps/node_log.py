@@ -139,16 +139,19 @@ class NodeLog:
     def _is_due(self, identity: int, now_ms: int) -> bool:
         return identity not in self.doubts or self.doubts[identity].again_ms <= now_ms
 
-    def accepts(self, staged: Staged, now_ms: int) -> bool:
+    def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
         """Whether what was read of a segment may be committed; otherwise it is read again later.
 
         :param now_ms: ms since the epoch
+        :param unsure: it has rows of tables of which nobody knows yet whether they were dropped, or are new
         """
         part = staged.part
         reason = staged.unreadable
         if not reason and part.end <= part.start and not part.finished:
             why = f": {staged.stopped}" if staged.stopped else ""
             reason = f"{part.segment}: nothing can be read behind position {part.start}, though more is synced{why}"
+        if not reason and unsure:
+            reason = f"{part.segment}: a record is of a table that the schema does not have, for less than a minute"
         if reason:
             self._doubt(part.segment_id, reason, now_ms)
             return False

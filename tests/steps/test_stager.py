@@ -1,0 +1,156 @@
+"""A table that the schema lacks is waited for before it is taken for dropped: maybe a node does not know of it yet."""
+
+from __future__ import annotations
+
+import lzma
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from ringsync.changes.tables import logged_tables
+from ringsync.formats.commitlog.reader import read_log
+from ringsync.ring.ring import Host, Replication
+from ringsync.schema.from_cluster import SYSTEM_KEYSPACES
+from ringsync.schema.from_cql import parse_schema
+from ringsync.schema.table import Schema, TableSchema
+from ringsync.state.table_versions import version_of
+from ringsync.steps import commitlog_stage, stage_task
+from ringsync.steps.commitlog_stage import Stager
+from ringsync.steps.node_log import PATIENCE_MS, NodeLog
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
+from ringsync.storage.local import LocalStore
+from tests.commitlogs.fixtures import DATA
+
+FOLDER = DATA / "5.0-v7-plain"
+TABLES = tuple(parse_schema((FOLDER / "schema.cql").read_text(), "schema.cql").by_id().values())
+HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,))
+NOW_S = 1_790_000_000.0
+
+
+class OneByOne:
+    """Spark's context, whose tasks are done here and now."""
+
+    defaultParallelism = 1
+
+    def parallelize(self, items: Iterable[Any], pieces: int) -> OneByOne:
+        self.items = items
+        return self
+
+    def mapPartitions(self, task: Callable[[Iterator[Any]], Iterable[Any]]) -> OneByOne:
+        self.found = task(iter(self.items))
+        return self
+
+    def collect(self) -> list[Any]:
+        return list(self.found)
+
+
+class Cluster:
+    """What nodes say of the schema: that which answers ``read_tables`` may be behind.
+
+    :ivar known: tables of the schema as it is read
+    :ivar there: tables that there are
+    """
+
+    def __init__(self, known: tuple[TableSchema, ...], there: tuple[TableSchema, ...]) -> None:
+        self.known, self.there, self.version, self.others = known, there, 1, 1
+
+    def execute(self, query: str) -> Any:
+        if "system.local" in query:
+            return SimpleNamespace(one=lambda: SimpleNamespace(schema_version=self.version))
+        if "system.peers" in query:
+            return [SimpleNamespace(schema_version=self.others)]
+        if "views" in query:
+            return []
+        return [SimpleNamespace(id=UUID(table.table_id), cdc=True) for table in self.there]
+
+
+class Sync:
+    """A stager of one node, whose log is one real segment; time passes when it is told to."""
+
+    def __init__(self, folder: Path, cluster: Cluster, patch: pytest.MonkeyPatch) -> None:
+        self.now_s = NOW_S
+        self.store = LocalStore(folder / "lake")
+        raw = folder / "cdc_raw"
+        raw.mkdir()
+        source = next(iter(sorted(FOLDER.glob("*.log.xz"))))
+        self.segment = raw / source.name.removesuffix(".xz")
+        self.segment.write_bytes(lzma.decompress(source.read_bytes()))
+        index = self.segment.with_name(self.segment.name.replace(".log", "_cdc.idx"))
+        index.write_text(f"{self.segment.stat().st_size}\nCOMPLETED")
+        sync = SimpleNamespace(
+            **{"cdc_raw": str(raw), "keystore": None, "queue_of": lambda address, host: "default"},
+            **{"bucket_by_of": lambda name: "arrival", "follows": lambda name: True},
+        )
+        config = SimpleNamespace(
+            sync=sync, commitlog_processor_window_interval_ms=60_000, open_store=lambda: self.store
+        )
+        versions = [version_of(self.store, table) for table in TABLES]
+        followed = tuple(SyncTable(version, "t", True) for version in versions)
+        rings = {table.keyspace: Replication("SimpleStrategy", (("", 1),)) for table in TABLES}
+
+        def plan_of(store: Any, config: Any, session: Any, interval: Any, before: Any) -> SyncPlan:
+            return SyncPlan(interval, (HOST,), rings, followed)
+
+        patch.setattr(commitlog_stage, "plan_of", plan_of)
+        patch.setattr(commitlog_stage, "read_tables", lambda session: Schema(cluster.known))
+        patch.setattr(commitlog_stage, "time", SimpleNamespace(time=lambda: self.now_s))
+        patch.setattr(stage_task, "load_config", lambda path: config)
+        assert interval_at(int(NOW_S * 1000), 60_000)
+        options = SimpleNamespace(queue="default")
+        application: Any = SimpleNamespace(config=config, config_path="", store=self.store, options=options)
+        self.errors = 0
+        self.stager = Stager(application, cluster, OneByOne(), self._count)
+
+    def _count(self, errors: Any, node: str) -> None:
+        self.errors += errors.num_rows
+
+    def cycle(self, seconds: float = 1) -> NodeLog:
+        self.now_s += seconds
+        self.stager.cycle()
+        return self.stager._logs[HOST.id]
+
+
+def written() -> TableSchema:
+    """The table of which the segment has most rows."""
+    path = next(iter(sorted(FOLDER.glob("*.log.xz"))))
+    found = read_log(lzma.decompress(path.read_bytes()), path.name.removesuffix(".xz"), logged_tables(TABLES))
+    rows = Counter(table_id.hex() for batch in found.batches for table_id in batch.rows["table_id"].to_pylist())
+    of_ours = [table for table in TABLES if table.keyspace not in SYSTEM_KEYSPACES]
+    return max(of_ours, key=lambda table: rows[table.table_id])
+
+
+def without(table: TableSchema) -> tuple[TableSchema, ...]:
+    return tuple(one for one in TABLES if one is not table)
+
+
+def test_a_table_that_a_node_does_not_know_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for dropped: its rows were counted, and their segment was removed."""
+    cluster = Cluster(without(written()), TABLES)
+    cluster.others = 2  # nodes differ: what was read is not taken for the last word
+    sync = Sync(tmp_path, cluster, monkeypatch)
+    for _ in range(3):
+        log = sync.cycle()
+    assert sync.segment.exists()
+    assert (log.number, sync.errors) == (0, 0)
+    assert "of a table that the schema does not have" in log.status()["error"]
+    cluster.known, cluster.others = TABLES, 1
+    log = sync.cycle(10)
+    assert (log.counts["of_dropped_tables"], sync.errors, log.status()["error"]) == (0, 0, None)
+    assert log.counts["rows"] == log.counts["staged"] + log.counts["repeated"] + log.counts["not_cdc"] > 0
+    assert not sync.segment.exists()
+
+
+def test_a_table_that_was_dropped_is_counted_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = Sync(tmp_path, Cluster(without(written()), without(written())), monkeypatch)
+    log = sync.cycle()
+    assert log.number == 0
+    log = sync.cycle(PATIENCE_MS / 1000)
+    assert log.counts["of_dropped_tables"] > 0
+    assert log.counts["staged"] > 0
+    assert sync.errors == 0
+    assert not sync.segment.exists()
