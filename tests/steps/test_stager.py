@@ -54,10 +54,12 @@ class Cluster:
 
     :ivar known: tables of the schema as it is read
     :ivar there: tables that there are
+    :ivar without_cdc: those of them that have no cdc
     """
 
     def __init__(self, known: tuple[TableSchema, ...], there: tuple[TableSchema, ...]) -> None:
         self.known, self.there, self.version, self.others = known, there, 1, 1
+        self.without_cdc: tuple[TableSchema, ...] = ()
 
     def execute(self, query: str) -> Any:
         if "system.local" in query:
@@ -66,7 +68,7 @@ class Cluster:
             return [SimpleNamespace(schema_version=self.others)]
         if "views" in query:
             return []
-        return [SimpleNamespace(id=UUID(table.table_id), cdc=True) for table in self.there]
+        return [SimpleNamespace(id=UUID(table.table_id), cdc=table not in self.without_cdc) for table in self.there]
 
 
 class Sync:
@@ -82,6 +84,8 @@ class Sync:
         self.segment.write_bytes(lzma.decompress(source.read_bytes()))
         index = self.segment.with_name(self.segment.name.replace(".log", "_cdc.idx"))
         index.write_text(f"{self.segment.stat().st_size}\nCOMPLETED")
+        # The segment that the node writes to: nothing of it is synced.
+        (raw / "CommitLog-7-1999999999999.log").write_bytes(b"")
         sync = SimpleNamespace(
             **{"cdc_raw": str(raw), "keystore": None, "queue_of": lambda address, host: "default"},
             **{"bucket_by_of": lambda name: "arrival", "follows": lambda name: True},
@@ -154,3 +158,25 @@ def test_a_table_that_was_dropped_is_counted_after_a_minute(tmp_path: Path, monk
     assert log.counts["staged"] > 0
     assert sync.errors == 0
     assert not sync.segment.exists()
+
+
+@pytest.mark.parametrize("was_followed", [True, False])
+def test_what_was_logged_before_cdc_was_switched_off_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_followed: bool
+) -> None:
+    """Its rows were counted as of a table without cdc, and their segment was removed."""
+    cluster = Cluster(TABLES, TABLES)
+    cluster.without_cdc = (written(),)
+    sync = Sync(tmp_path, cluster, monkeypatch)
+    if not was_followed:
+        for stat in sync.store.list(f"schemas/{written().table_id}/"):
+            sync.store.delete(stat.key)
+    log = sync.cycle()
+    assert (log.counts["not_cdc"] == 0) == was_followed
+    assert bool(sync.store.list("cdc_ended/")) == was_followed
+    # What is logged from now on is of a table without cdc.
+    log = sync.cycle()
+    assert not sync.stager._is_kept(written(), set())
+    cluster.without_cdc = ()
+    assert sync.stager._is_kept(written(), {written().table_id})
+    assert not sync.store.list("cdc_ended/")

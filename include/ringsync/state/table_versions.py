@@ -1,5 +1,7 @@
 """The versions of each table, and the ids of its columns: ``schemas/<table id>/<number>.json``, each put once.
 
+Beside them lies ``cdc_ended/<table id>.json`` when a table that was followed has no cdc any more.
+
 Whoever finds that a table looks otherwise than in its latest version puts the next one. Nodes that learn of an ``ALTER
 TABLE`` at different moments may so give a table more versions than it had; ids of columns are never given twice, so
 rows of any of them are read right.
@@ -9,12 +11,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, ObjectStore
+
+_ENDED = "cdc_ended/"
 
 
 def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
@@ -54,6 +59,38 @@ def version_from(document: Mapping[str, Any]) -> TableVersion:
     """Read what :func:`version_document` made."""
     number, names, table = (document[name] for name in ("number", "columns_by_id", "table"))
     return TableVersion(from_description(table), number, tuple(names))
+
+
+class CdcEnded:
+    """When tables that were followed were first seen without cdc: what was logged before that is still published."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._followed = {stat.key.split("/")[1] for stat in store.list("schemas/")}
+        self._ended: dict[str, int] = {
+            stat.key.removeprefix(_ENDED).removesuffix(".json"): int(json.loads(store.get(stat.key))["at_ms"])
+            for stat in store.list(_ENDED)
+        }
+
+    def begins(self, table_id: str) -> None:
+        """The table has cdc."""
+        self._followed.add(table_id)
+        if self._ended.pop(table_id, None) is not None:
+            self._store.delete(f"{_ENDED}{table_id}.json")
+
+    def at_ms(self, table_id: str, now_ms: int) -> int | None:
+        """When a table that has no cdc was first seen so, ms since the epoch; None: it never was followed.
+
+        :param now_ms: ms since the epoch
+        """
+        if table_id not in self._followed:
+            return None
+        if table_id not in self._ended:
+            key = f"{_ENDED}{table_id}.json"
+            with suppress(AlreadyExistsError):
+                self._store.put(key, json.dumps({"at_ms": now_ms}).encode(), if_absent=True)
+            self._ended[table_id] = int(json.loads(self._store.get(key))["at_ms"])
+        return self._ended[table_id]
 
 
 def _folder(table_id: str) -> str:

@@ -23,7 +23,7 @@ from ringsync.sources.cluster import read_ring, read_settings
 from ringsync.state.layout import check_layout
 from ringsync.state.processor_error import ErrorTable
 from ringsync.state.staging import closed_until, decode_rows, put_commit
-from ringsync.state.table_versions import latest_version, version_of
+from ringsync.state.table_versions import CdcEnded, latest_version, version_of
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left, start_workers
 from ringsync.steps.node_log import PATIENCE_MS, NodeLog, read_node_log, remove_segment
@@ -86,6 +86,7 @@ class Stager:
         self._schema_version: object = None
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
+        self._cdc_ended: CdcEnded | None = None
         self._dropped: dict[str, TableSchema] = {}
         self._absent: dict[str, int] = {}
 
@@ -158,7 +159,7 @@ class Stager:
                 self._ring_of(table.keyspace),
             )
             for table in self._logged
-            if table.table_id in with_cdc and self._config.sync.follows(table.full_name)
+            if self._is_kept(table, with_cdc) and self._config.sync.follows(table.full_name)
         )
         gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
         logged = (*self._logged, *gone.values())
@@ -166,6 +167,16 @@ class Stager:
         # A task for each core: to start one takes longer than a small segment.
         tasks = min(len(work), self._context.defaultParallelism)
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
+
+    def _is_kept(self, table: TableSchema, with_cdc: set[str]) -> bool:
+        """Whether rows of a table are staged: it has cdc, or had it when some of what we read was logged."""
+        if self._cdc_ended is None:
+            self._cdc_ended = CdcEnded(self._store)
+        if table.table_id in with_cdc:
+            self._cdc_ended.begins(table.table_id)
+            return True
+        ended_ms = self._cdc_ended.at_ms(table.table_id, int(time.time() * 1000))
+        return ended_ms is not None and any(log.clear_at_ms <= ended_ms for log in self._logs.values())
 
     def _version_of(self, table: TableSchema) -> TableVersion:
         found = version_of(self._store, table, self._versions.get(table.table_id))
