@@ -84,6 +84,8 @@ class NewestModel:
         values, expiries = {}, {}
         for column in self.table.of_kind(kind):  # type: ignore[arg-type]
             name = self._names[column.name]
+            if name not in value["cells"]:
+                continue  # it was made when the table did not have the column
             cell = value["cells"][name] or {}
             held = Raw(cell["raw"]) if cell.get("raw") is not None else plain(value["after"][name], column.type)
             if held is None:

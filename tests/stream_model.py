@@ -190,6 +190,8 @@ class StreamModel:
     def _write(self, row: Row, value: Message, kinds: tuple[str, ...]) -> None:
         for column in self.table.of_kind(*kinds):  # type: ignore[arg-type]
             name = self.names[column.name]
+            if name not in value["cells"]:
+                continue  # it was made when the table did not have the column
             cell, after = value["cells"][name], (value["after"] or {}).get(name)
             if column.is_multicell:
                 self._write_many(row.of(column), column, cell, after, value)
