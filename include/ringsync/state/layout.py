@@ -13,7 +13,6 @@ from collections import defaultdict
 
 from ringsync.state.finished_segments import fold_finished
 from ringsync.state.staging import StageCommit, node_of, put_commit
-from ringsync.status import LATE_ROWS
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore, StorageError
 
 LAYOUT = 2
@@ -54,7 +53,7 @@ def _take_over(store: ObjectStore) -> None:
     keys = [stat.key for stat in store.list("staging/log/") if _OLD_COMMIT.fullmatch(stat.key)]
     documents = {key: json.loads(store.get(key)) for key in keys}
     waiting = sum(file["rows"] for one in documents.values() for file in one["files"] if file["bucket"])
-    late = len(store.list(LATE_ROWS)) if documents else 0
+    late = len(store.list("staging/late/")) if documents else 0
     if waiting or late:
         raise LayoutError(
             f"{waiting:,} rows and {late:,} files of late rows in {store.url}/staging were staged by an older version "
