@@ -115,7 +115,7 @@ def test_tables_change_fail_and_fall_behind(tmp_path: Path, cache: Path) -> None
 
 
 def wait_until_it_fails(running: Pipeline, table: str) -> None:
-    """Wait until this table is told to fail; no other does."""
+    """Wait until this table is told to fail, and no other."""
     deadline = time.monotonic() + 180
     failing: set[str] = set()
     while failing != {table}:
@@ -124,7 +124,6 @@ def wait_until_it_fails(running: Pipeline, table: str) -> None:
         time.sleep(1)
         told = read_statuses(running.store)["bucket_close/close"]["tables"]
         failing = {name for name, one in told.items() if one["error"]}
-        assert failing <= {table}, {name: told[name]["error"] for name in failing}
 
 
 def altered_while_rows_wait(running: Pipeline, session: Any, writer: Writer) -> None:
