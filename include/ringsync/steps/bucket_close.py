@@ -402,7 +402,7 @@ def _is_stopped(context: Any) -> bool:
     """Whether Spark itself is gone, without which no table can be served."""
     try:
         return bool(context._jsc.sc().isStopped())
-    except Exception:
+    except Exception:  # whatever it is: a JVM that cannot be asked does no work
         return True
 
 
