@@ -36,7 +36,7 @@ def late_passes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> LatePasses:
     config = load_config(lake.conf)
     application = Application("late", str(lake.conf), config, lake.store, None, "run", argparse.Namespace())
     found = LatePasses(application, None, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(found, "_read_plan", lambda: SyncPlan(NOW, RING.ring.hosts, {}, ()))
+    monkeypatch.setattr(found, "_plan", SyncPlan(NOW, RING.ring.hosts, {}, ()))
     follow_ups = FollowUps(application, SyncTable(VERSION, "test.shop.t", False), None, None)  # type: ignore[arg-type]
     follow_ups.ring = RING
     monkeypatch.setattr(found, "_follow_ups", {TABLE.table_id: follow_ups})
