@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from cassandra import ConsistencyLevel
 
+from ringsync.config import load_config
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.cluster import connected, three_nodes
 from tests.sync.judge import judge, judge_queries
 from tests.sync.pipeline import pipeline, wait_until_drained, write_conf
 from tests.sync.scenario import (
-    BY_ARRIVAL,
     TABLES,
     at_one,
     bootstrap,
@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark]
 BOOTSTRAPPED = ("workload.natives", "workload.collections")
 
 
-@pytest.mark.parametrize("after_image", ["source", "none"])
+@pytest.mark.parametrize("after_image", ["source", "replica", "none"])
 def test_nodes_are_away(tmp_path: Path, cache: Path, after_image: str) -> None:
     """Two nodes die and miss writes that no hint keeps; then one is stopped and gets its hints when it returns."""
     with three_nodes(tmp_path / "nodes", cache, 91) as nodes, connected(nodes, ConsistencyLevel.QUORUM) as session:
         create_schema(session)
-        conf = write_conf(tmp_path, nodes, window_ms=3000, sync={"after_image": after_image, "tables": BY_ARRIVAL})
+        conf = write_conf(tmp_path, nodes, window_ms=3000, sync={"after_image": after_image})
         workload = statements(6, 2000)
         with pipeline(conf, tmp_path, cache) as running:
             start_loops(running)
@@ -49,7 +49,7 @@ def test_nodes_are_away(tmp_path: Path, cache: Path, after_image: str) -> None:
             write(session, workload, 100)
             wait_until_drained(running.store, 600, running.check)
             with connected(nodes, ConsistencyLevel.ALL) as reading:
-                rows = judge(running.store, reading, TABLES, BOOTSTRAPPED, complete=after_image == "source")
+                rows = judge(running.store, reading, TABLES, BOOTSTRAPPED, load_config(conf).sync)
                 with empty_node(tmp_path / "empty", cache) as empty:
                     assert judge_queries(running.store, reading, empty, TABLES) > 500
     assert min(rows.values()) > 5

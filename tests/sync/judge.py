@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from cassandra.protocol import _ProtocolHandler
 
+from ringsync.config.sync import Sync
 from ringsync.cql.types import ListType
 from ringsync.replica.base import base_folder, changes_folder
 from ringsync.schema.from_cluster import read_table
@@ -29,14 +30,14 @@ from tests.sync.scenario import NOT_FOLLOWED
 
 
 def judge(
-    store: ObjectStore, session: Any, tables: Sequence[str], bootstrapped: Sequence[str], *, complete: bool
+    store: ObjectStore, session: Any, tables: Sequence[str], bootstrapped: Collection[str], sync: Sync
 ) -> dict[str, int]:
     """Compare everything.
 
     :param session: reads at ALL
     :param tables: whose whole stream there is
     :param bootstrapped: those that have a replica
-    :param complete: messages hold the whole row
+    :param sync: says of which tables the messages hold the whole row
     :returns: rows of each table
     """
     found: dict[str, int] = {}
@@ -44,7 +45,7 @@ def judge(
     for name in tables:
         table = read_table(session, *name.split("."))
         now = int(time.time())
-        source = source_rows(session, table, now)
+        source, complete = source_rows(session, table, now), sync.after_image_of(name) != "none"
         found[name] = len(source)
         messages = stream_messages(store, table)
         modelled = _comparable(StreamModel(table, complete).apply_all(messages).rows(now), source, table)

@@ -17,9 +17,13 @@ from tests.sync.pipeline import EXCLUDED, LOOPS, Pipeline
 
 VERSION = "5.0"
 TABLES = tuple(f"{KEYSPACE}.{table.name}" for table in tables(VERSION))
-BY_ARRIVAL = {name: {"bucket_by": "arrival"} for name in TABLES}
-"""The workload sets times of years ago: by them everything would be late."""
-
+MIXED = {
+    f"{KEYSPACE}.single": {"after_image": "replica"},
+    f"{KEYSPACE}.natives": {"after_image": "none"},
+    f"{KEYSPACE}.ordered": {"after_image": "none"},
+    f"{KEYSPACE}.keyed": {"bucket_by": "arrival"},
+}
+"""Settings of tables: each way to find the row after a change, and both kinds of buckets."""
 
 WITHOUT_CDC = f"{KEYSPACE}.without_cdc"
 NOT_FOLLOWED = (WITHOUT_CDC, EXCLUDED)

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringsync.schema.from_cluster import read_table
+from ringsync.schema.table import TableSchema
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream
+from ringsync.streams.pass_log import get_pass, pass_numbers
+from ringsync.streams.topics import data_topic
 from servers.cassandra import CassandraNode, NodeSettings
 from tests.sync.judge import stream_messages
 from tests.sync.pipeline import pipeline, wait_until_drained, write_conf
@@ -57,9 +62,12 @@ def test_whoever_knows_only_keys_has_the_rows(tmp_path: Path, node: CassandraNod
             wait_until_drained(running.store, 240, running.check)
             expanded = 0
             for name in TABLES:
-                messages = stream_messages(running.store, read_table(session, *name.split(".")))
+                table = read_table(session, *name.split("."))
+                messages = stream_messages(running.store, table)
                 rows = {(row.id, row.seq): row.v for row in session.execute(ROWS.format(name))}
                 assert held(messages, with_before="replica" in name) == rows
+                if "replica" in name:
+                    assert retold(messages_by_replica(running.store, table)) > 50
                 assert len(rows) > 10
                 removed = [one for one in messages if one["key"]["seq"] is not None and not one["value"]["after"]]
                 expanded += sum(one["value"]["source"]["query"] is None for one in removed)
@@ -105,3 +113,32 @@ def held(messages: list[dict[str, Any]], *, with_before: bool) -> dict[tuple[int
     assert bootstrapped
     assert (known > 5) == with_before
     return found
+
+
+def messages_by_replica(store: ObjectStore, table: TableSchema) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """All messages in order, and whether the replica, not the source, said what the row is: not of a bootstrap, nor of
+    what was written while it went on, nor late."""
+    passes = [get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)]
+    by_replica = {one.bucket: one.kind == "changes" and not one.bootstrap and not one.late for one in passes}
+    stream = FileStream(store, data_topic("test", table))
+    return ((by_replica[bucket], message) for bucket in stream.buckets() for message in stream.read(bucket))
+
+
+def retold(messages: Iterable[tuple[bool, dict[str, Any]]]) -> int:
+    """Check that ``before`` is what the message before has told, where the replica was asked both times.
+
+    :returns: how often
+    """
+    told: dict[tuple[int, int], dict[str, Any] | None] = {}
+    checked = 0
+    for by_replica, message in messages:
+        key, value = (message["key"]["id"], message["key"]["seq"]), message["value"]
+        if key[1] is None:
+            continue
+        if by_replica and key in told:
+            assert value["before"] == told[key], (message, told[key])
+            checked += 1
+        told.pop(key, None)
+        if by_replica:
+            told[key] = value["after"]
+    return checked
