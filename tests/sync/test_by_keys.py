@@ -139,6 +139,7 @@ def retold(messages: Iterable[tuple[bool, dict[str, Any]]]) -> int:
             assert value["before"] == told[key], (message, told[key])
             checked += 1
         told.pop(key, None)
-        if by_replica:
+        spared = value["op"] == "u" and value["source"]["query"] is None
+        if by_replica and not spared:  # it is as the source has it, which may be ahead
             told[key] = value["after"]
     return checked

@@ -128,7 +128,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
     messages = 0
     own_rows = Said(merged, after.images, after.visible, after.before)
     removed = rows_removed(context.reader, merged, late=context.late)
-    spared = (with_before(context.reader, said) for said in spared_rows(context.reader, merged))
+    spared = (with_before(context.reader, said, removed) for said in spared_rows(context.reader, merged))
     for said in chain([own_rows], [removed] if removed else [], spared):
         messages += said.changes.num_rows
         writer.add(

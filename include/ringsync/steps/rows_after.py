@@ -19,6 +19,7 @@ from ringsync.changes.image_rows import has_clustering, image_keys
 from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
 from ringsync.changes.schema import EXPIRING, PARTITION_DELETION, ROW, STATIC
+from ringsync.changes.visible import same_keys
 from ringsync.config import Config, load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.replica.changes import ReplicaState
@@ -239,12 +240,18 @@ def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) ->
     return _completed(reader, merged, _previous(reader, reader.replica, merged, own), late=late)
 
 
-def with_before(reader: AfterReader, said: Said) -> Said:
-    """Rows that were not changed, with what the replica had of them, if messages say the row before."""
+def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
+    """Rows that were not changed, with what the replica had of them, if messages say the row before.
+
+    :param removed: of which messages before these say that they are gone
+    """
     if reader.replica is None or not reader.before:
         return said
     previous = _previous(reader, reader.replica, said.changes, said.images)
-    return replace(said, before=rows_before(previous, said.changes, reader.table, int(time.time())))
+    images, there = rows_before(previous, said.changes, reader.table, int(time.time()))
+    if removed is not None:
+        there = there & (same_keys(said.changes, removed.changes, reader.table) < 0)
+    return replace(said, before=(images, there))
 
 
 def rows_removed(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> Said | None:
