@@ -11,7 +11,7 @@ import yaml
 
 from ringsync.config import load_config
 from ringsync.steps import late_pass
-from ringsync.steps.application import Application
+from ringsync.steps.application import Application, StepError
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.late_pass import LatePasses
 from ringsync.steps.sync_plan import SyncPlan, SyncTable
@@ -72,3 +72,12 @@ def test_who_wakes_up_when_its_number_is_forgotten_makes_no_pass(lake: Lake) -> 
     forget_pass(lake.store, second)
     assert not put_pass(lake.store, second)
     assert pass_numbers(lake.store, TABLE.table_id) == [3]
+
+
+def test_digests_that_are_missing_are_told_and_not_looked_for_for_ever(lake: Lake, late_passes: LatePasses) -> None:
+    lake.publish(NOW, [Write(1, 1, "x", NOW.start * 1000 + 5)], by_arrival=False)
+    for keys in lake.passes[0].digests.values():
+        for key in keys:
+            lake.store.delete(key)
+    with pytest.raises(StepError, match="a pass is there, but not what it has published"):
+        late_passes.published(TABLE, change_rows([LATE_ROW], TABLE))

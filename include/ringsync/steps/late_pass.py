@@ -123,14 +123,15 @@ class LatePasses:
     def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
         """Which change rows have been published."""
         follow_ups = self._follow_ups[table.table_id]
-        while True:
+        for _ in range(ATTEMPTS):
             follow_ups.refresh()
             buckets = _buckets_of(follow_ups, numbers(rows["write_time"]) // 1000)
             keys = [key for one in follow_ups.passes for bucket in buckets for key in one.digests.get(bucket, ())]
             try:
                 return are_published(digest_halves(rows["digest"]), map(self._digests, keys))
-            except NotFoundError:
-                continue  # a pass was forgotten, with its digests, since we looked for passes
+            except NotFoundError as error:
+                missing = error  # a pass was forgotten, with its digests, since we looked for passes
+        raise StepError(f"{table.full_name}: a pass is there, but not what it has published: {missing}")
 
     def _reader(self, table: TableSchema) -> AfterReader:
         """Rows after late changes are read from all replicas, whoever was late."""
