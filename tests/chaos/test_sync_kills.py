@@ -37,7 +37,7 @@ from tests.kafka_reading import avro_of, kafka_messages, read_topic
 from tests.streams.outbox import published
 from tests.sync.judge import judge
 from tests.sync.pipeline import LOOPS, wait_until_drained, write_conf
-from tests.sync.scenario import MIXED, TABLES, create_schema, statements, write
+from tests.sync.scenario import TABLES, create_schema, modes, statements, write
 
 pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark, pytest.mark.airflow]
 
@@ -175,8 +175,7 @@ def started(folder: Path, cache: Path, nodes: list[CassandraNode], servers: Exit
     conf = write_conf(
         folder,
         nodes,
-        window_ms=3000,
-        sync={"tables": MIXED, "run_s": RUN_S},
+        sync={"tables": modes(0), "run_s": RUN_S},
         kafka={"bootstrap_servers": [broker.bootstrap]},
     )
     environment = {

@@ -35,7 +35,7 @@ def test_nodes_are_away(tmp_path: Path, cache: Path, after_image: str) -> None:
     """Two nodes die and miss writes that no hint keeps; then one is stopped and gets its hints when it returns."""
     with three_nodes(tmp_path / "nodes", cache, 91) as nodes, connected(nodes, ConsistencyLevel.QUORUM) as session:
         create_schema(session)
-        conf = write_conf(tmp_path, nodes, window_ms=3000, sync={"after_image": after_image})
+        conf = write_conf(tmp_path, nodes, sync={"after_image": after_image})
         workload = statements(6, 2000)
         with pipeline(conf, tmp_path, cache) as running:
             start_loops(running)

@@ -25,6 +25,8 @@ from tests.chaos.applications import PROJECT, environment, session_of
 LOG_SYNC_MS = 3000
 """The nodes' ``commitlog_sync_period`` (one second, see ``NodeSettings``), and what a busy machine may add."""
 
+WINDOW_MS = 3000
+
 COMMANDS = {
     "commitlog_stage": [str(Path(sys.executable).parent / "spark-submit"), "--master", "spark://127.0.0.1:1"],
 }
@@ -36,7 +38,7 @@ EXCLUDED = "workload.excluded"
 LOOPS = ("commitlog_stage", "bucket_close", "out_of_sequence")
 
 
-def write_conf(folder: Path, nodes: Sequence[CassandraNode], *, window_ms: int, **sections: Any) -> Path:
+def write_conf(folder: Path, nodes: Sequence[CassandraNode], *, window_ms: int = WINDOW_MS, **sections: Any) -> Path:
     """A configuration for these nodes; the store is the folder's ``lake``."""
     document: dict[str, Any] = {
         "server_name": "test",

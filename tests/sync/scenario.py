@@ -17,13 +17,20 @@ from tests.sync.pipeline import EXCLUDED, LOOPS, Pipeline
 
 VERSION = "5.0"
 TABLES = tuple(f"{KEYSPACE}.{table.name}" for table in tables(VERSION))
-MIXED = {
-    f"{KEYSPACE}.single": {"after_image": "replica"},
-    f"{KEYSPACE}.natives": {"after_image": "none"},
-    f"{KEYSPACE}.ordered": {"after_image": "none"},
-    f"{KEYSPACE}.keyed": {"bucket_by": "arrival"},
-}
-"""Settings of tables: each way to find the row after a change, and both kinds of buckets."""
+AFTER_IMAGES = ("source", "none", "replica")
+
+
+def rotated(names: Sequence[str], turn: int) -> dict[str, dict[str, str]]:
+    """Where each table's row after a change comes from; in three turns each table has each way."""
+    return {name: {"after_image": AFTER_IMAGES[(place + turn) % 3]} for place, name in enumerate(names)}
+
+
+def modes(turn: int) -> dict[str, dict[str, str]]:
+    """Settings of the workload's tables; the buckets of one of them are by arrival."""
+    of_tables = rotated(TABLES, turn + 1)
+    of_tables[f"{KEYSPACE}.keyed"]["bucket_by"] = "arrival"
+    return of_tables
+
 
 WITHOUT_CDC = f"{KEYSPACE}.without_cdc"
 NOT_FOLLOWED = (WITHOUT_CDC, EXCLUDED)

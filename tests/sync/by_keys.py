@@ -1,79 +1,33 @@
-"""A consumer that knows only keys, on a real node: deletions of partitions and ranges are expanded, also those that
+"""A consumer that knows only keys: deletions of partitions and ranges are expanded, also those that
 came while the table was copied, and ``before`` is what it held."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pytest
-
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.pass_log import get_pass, pass_numbers
 from ringsync.streams.topics import data_topic
-from servers.cassandra import CassandraNode, NodeSettings
-from tests.sync.judge import stream_messages
-from tests.sync.pipeline import pipeline, wait_until_drained, write_conf
-from tests.sync.scenario import bootstrap, kill_and_start, start_loops
 
-pytestmark = [pytest.mark.server, pytest.mark.spark]
-
-TABLES = {"shop.by_replica": {"after_image": "replica"}, "shop.by_source": {"after_image": "source"}}
+KEYSPACE = "shop"
+BY_REPLICA, BY_SOURCE = TABLES = (f"{KEYSPACE}.by_replica", f"{KEYSPACE}.by_source")
+MODES = {
+    BY_REPLICA: {"after_image": "replica", "expand_deletions": True},
+    BY_SOURCE: {"after_image": "source", "expand_deletions": True},
+}
 ROWS = "SELECT id, seq, v FROM {}"
 
 
-@pytest.fixture
-def node(tmp_path: Path, cache: Path) -> Iterator[CassandraNode]:
-    settings = NodeSettings(address="127.0.0.61", heap_mb=256, cluster_name="keys")
-    with CassandraNode(tmp_path / "node", settings.on_free_ports(), cache) as found:
-        yield found
-
-
-def test_whoever_knows_only_keys_has_the_rows(tmp_path: Path, node: CassandraNode, cache: Path) -> None:
-    conf = write_conf(tmp_path, [node], window_ms=3000, sync={"expand_deletions": True, "tables": TABLES})
-    cluster, rng = node.cluster(), random.Random(8)
-    try:
-        session = cluster.connect()
-        session.execute("CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
-        for table in TABLES:
-            session.execute(f"CREATE TABLE {table} (id int, seq int, v text, PRIMARY KEY (id, seq)) WITH cdc = true")
-
-        def write(rounds: int) -> Callable[[], object]:
-            return lambda: [change(session, rng) for _ in range(rounds)]
-
-        with pipeline(conf, tmp_path, cache) as running:
-            write(300)()
-            start_loops(running)
-            for table in TABLES:
-                bootstrap(running, table, table.replace(".", "-"), [write(60)] * 2)
-            for _ in range(20):
-                write(20)()
-                time.sleep(0.5)
-            kill_and_start(running, "bucket_close")
-            for _ in range(20):
-                write(20)()
-                time.sleep(0.5)
-            wait_until_drained(running.store, 240, running.check)
-            expanded = 0
-            for name in TABLES:
-                table = read_table(session, *name.split("."))
-                messages = stream_messages(running.store, table)
-                rows = {(row.id, row.seq): row.v for row in session.execute(ROWS.format(name))}
-                assert held(messages, with_before="replica" in name) == rows
-                if "replica" in name:
-                    assert retold(messages_by_replica(running.store, table)) > 50
-                assert len(rows) > 10
-                removed = [one for one in messages if one["key"]["seq"] is not None and not one["value"]["after"]]
-                expanded += sum(one["value"]["source"]["query"] is None for one in removed)
-            assert expanded > 10
-    finally:
-        cluster.shutdown()
+def create_schema(session: Any) -> None:
+    session.execute(
+        f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 3}}"
+    )
+    for table in TABLES:
+        session.execute(f"CREATE TABLE {table} (id int, seq int, v text, PRIMARY KEY (id, seq)) WITH cdc = true")
 
 
 def change(session: Any, rng: random.Random) -> None:
@@ -90,6 +44,23 @@ def change(session: Any, rng: random.Random) -> None:
             statement = f"INSERT INTO {{}} (id, seq, v) VALUES ({id_}, {seq}, '{rng.random()}')"
     for table in TABLES:
         session.execute(statement.format(table))
+
+
+REMOVED = 100
+"""The partition of which :func:`remove` deletes all rows at once."""
+
+
+def fill(session: Any) -> None:
+    """Give a partition rows that nobody else changes."""
+    for table in TABLES:
+        for seq in range(30):
+            session.execute(f"INSERT INTO {table} (id, seq, v) VALUES ({REMOVED}, {seq}, 'v')")
+
+
+def remove(session: Any) -> None:
+    """Delete this partition."""
+    for table in TABLES:
+        session.execute(f"DELETE FROM {table} WHERE id = {REMOVED}")
 
 
 def held(messages: list[dict[str, Any]], *, with_before: bool) -> dict[tuple[int, int], str]:

@@ -1,26 +1,16 @@
-"""The sync in its default mode, by write time: tables change, fail and fall behind; each row is what SELECT gives."""
+"""Tables that change, fail and fall behind while the sync runs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-from cassandra import ConsistencyLevel
-
-from ringsync.config import load_config
 from ringsync.state.staging import commit_keys
 from ringsync.status import read_statuses
-from servers.cluster import connected, three_nodes
-from tests.sync.judge import judge
-from tests.sync.pipeline import Pipeline, pipeline, wait_until_drained, write_conf
-from tests.sync.scenario import bootstrap, kill_and_start, start_loops
+from tests.sync.pipeline import WINDOW_MS, Pipeline
+from tests.sync.scenario import rotated
 
-pytestmark = [pytest.mark.server, pytest.mark.spark]
-
-WINDOW_MS = 3000
 KEYSPACE = "under_way"
 TABLES = {
     "altered": "id int, seq int, price int, qty int, PRIMARY KEY (id, seq)",
@@ -30,22 +20,26 @@ TABLES = {
     "poisoned": "id int, seq int, price int, PRIMARY KEY (id, seq)",
     "decimals": "id int, seq decimal, price int, tags set<decimal>, PRIMARY KEY (id, seq)",
 }
-JUDGED = tuple(f"{KEYSPACE}.{name}" for name in TABLES if name != "gone")
-MODES = ("source", "none", "replica")
+NAMES = tuple(f"{KEYSPACE}.{name}" for name in TABLES)
+JUDGED = tuple(name for name in NAMES if not name.endswith(".gone"))
+POISONED = f"{KEYSPACE}.poisoned"
 
 
-def modes(turn: int) -> dict[str, str]:
-    """Where each table's row after a change comes from; in three turns each table has each mode."""
-    return {f"{KEYSPACE}.{name}": MODES[(place + turn) % len(MODES)] for place, name in enumerate(TABLES)}
+def modes(turn: int) -> dict[str, dict[str, str]]:
+    """Settings of the tables: in three turns each has each way to find the row after a change."""
+    return rotated(NAMES, turn)
+
+
+def copied(turn: int) -> tuple[str, ...]:
+    """The tables that are bootstrapped."""
+    modes_of = modes(turn)
+    return tuple(name for name in NAMES if modes_of[name]["after_image"] == "replica" or name.endswith(".decimals"))
 
 
 def create_schema(session: Any) -> None:
     session.execute(
         f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 3}}"
     )
-    session.execute("CREATE KEYSPACE workload WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
-    for name in ("without_cdc", "excluded"):
-        session.execute(f"CREATE TABLE IF NOT EXISTS workload.{name} (k int PRIMARY KEY, v text)")
     for name, columns in TABLES.items():
         session.execute(f"CREATE TABLE {KEYSPACE}.{name} ({columns}) WITH cdc = true")
 
@@ -94,33 +88,14 @@ class Writer:
             time.sleep(1 / rate)
 
 
-@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.chaos) for turn in (1, 2))])
-def test_tables_change_fail_and_fall_behind(tmp_path: Path, cache: Path, turn: int) -> None:
-    of_tables = {name: {"after_image": mode} for name, mode in modes(turn).items()}
-    copied = {name for name, mode in modes(turn).items() if mode == "replica"} | {f"{KEYSPACE}.decimals"}
-    with three_nodes(tmp_path / "nodes", cache, 81) as nodes, connected(nodes, ConsistencyLevel.ALL) as session:
-        create_schema(session)
-        settings = {"window_ms": WINDOW_MS, "sync": {"tables": of_tables}}
-        conf = write_conf(tmp_path, nodes, **settings, replica={"unrepresentable_values": "error"})
-        writer = Writer(session)
-        with pipeline(conf, tmp_path, cache) as running:
-            start_loops(running)
-            writer.write(5)
-            for table in sorted(copied):
-                bootstrap(running, table, table)
-            # An int without bytes: no type of the lake holds it, and the policy refuses it.
-            session.execute(f"INSERT INTO {KEYSPACE}.poisoned (id, seq, price) VALUES (1000, 1, blobAsInt(0x))")
-            altered_while_rows_wait(running, session, writer)
-            fallen_behind(running, writer)
-            wait_until_it_fails(running, f"{KEYSPACE}.poisoned")
-            assert write_conf(tmp_path, nodes, **settings, replica={"unrepresentable_values": "raw"}) == conf
-            kill_and_start(running, "bucket_close")
-            wait_until_drained(running.store, 240, running.check)
-            # The driver, by which the source is read, shows no misfits.
-            session.execute(f"INSERT INTO {KEYSPACE}.poisoned (id, seq, price) VALUES (1000, 1, 1)")
-            wait_until_drained(running.store, 240, running.check)
-            rows = judge(running.store, session, JUDGED, copied, load_config(conf).sync)
-    assert min(rows.values()) > 5
+def poison(session: Any) -> None:
+    """An int without bytes: no type of the lake holds it, and the policy ``error`` refuses it."""
+    session.execute(f"INSERT INTO {POISONED} (id, seq, price) VALUES (1000, 1, blobAsInt(0x))")
+
+
+def antidote(session: Any) -> None:
+    """A number in its place: the driver, by which the source is read, shows no misfits."""
+    session.execute(f"INSERT INTO {POISONED} (id, seq, price) VALUES (1000, 1, 1)")
 
 
 def wait_until_it_fails(running: Pipeline, table: str) -> None:
