@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from cassandra import ConsistencyLevel
 
+from ringsync.schema.from_cluster import read_table
 from ringsync.state.staging import commit_keys
 from ringsync.status import read_statuses
 from servers.cluster import connected, three_nodes
-from tests.sync.judge import judge
+from tests.sync.judge import judge, stream_messages
 from tests.sync.pipeline import Pipeline, pipeline, wait_until_drained, write_conf
 from tests.sync.scenario import bootstrap, kill_and_start, start_loops
 
@@ -25,12 +26,14 @@ TABLES = {
     "altered": "id int, seq int, price int, qty int, PRIMARY KEY (id, seq)",
     "shrunk": "id int, seq int, old int, price int, PRIMARY KEY (id, seq)",
     "gone": "id int, seq int, price int, PRIMARY KEY (id, seq)",
+    "again": "id int, seq int, price int, old int, PRIMARY KEY (id, seq)",
     "poisoned": "id int, seq int, price int, PRIMARY KEY (id, seq)",
     "past": "id int, seq int, price int, note text static, PRIMARY KEY (id, seq)",
     "decimals": "id int, seq decimal, price int, tags set<decimal>, PRIMARY KEY (id, seq)",
 }
 JUDGED = tuple(f"{KEYSPACE}.{name}" for name in TABLES if name != "gone")
-BOOTSTRAPPED = (f"{KEYSPACE}.past", f"{KEYSPACE}.decimals")
+AGAIN = f"{KEYSPACE}.again"
+BOOTSTRAPPED = (f"{KEYSPACE}.past", f"{KEYSPACE}.decimals", AGAIN)
 
 
 def create_schema(session: Any) -> None:
@@ -48,7 +51,7 @@ def changes(tables: Iterator[int]) -> Iterator[str]:
     """Statements on all tables: inserts, updates, deletions of rows, ranges and partitions; endless."""
     for number in tables:
         key, seq, now_us = number % 7, number % 11, time.time_ns() // 1000
-        for table in ("altered", "shrunk", "gone", "poisoned"):
+        for table in ("altered", "shrunk", "gone", "poisoned", "again"):
             yield f"INSERT INTO {KEYSPACE}.{table} (id, seq, price) VALUES ({key}, {seq}, {number})"
         spelt = f"{seq}.{'0' * (number % 3)}" if number % 3 else f"{seq}"
         yield f"UPDATE {KEYSPACE}.decimals SET price = {number} WHERE id = {key} AND seq = {spelt}"
@@ -103,6 +106,7 @@ def test_tables_change_fail_and_fall_behind(tmp_path: Path, cache: Path) -> None
             altered_while_rows_wait(running, session, writer)
             fallen_behind(running, writer)
             wait_until_it_fails(running, f"{KEYSPACE}.poisoned")
+            bootstrap(running, AGAIN, "created-again")
             mended = write_conf(tmp_path, nodes, window_ms=WINDOW_MS, replica={"unrepresentable_values": "raw"})
             assert mended == conf
             kill_and_start(running, "bucket_close")
@@ -111,6 +115,8 @@ def test_tables_change_fail_and_fall_behind(tmp_path: Path, cache: Path) -> None
             session.execute(f"INSERT INTO {KEYSPACE}.poisoned (id, seq, price) VALUES (1000, 1, 1)")
             wait_until_drained(running.store, 240, running.check)
             rows = judge(running.store, session, JUDGED, BOOTSTRAPPED, complete=True)
+            told = stream_messages(running.store, read_table(session, *AGAIN.split(".")))
+            assert len({message["value"]["source"]["table_id"] for message in told}) == 2
     assert min(rows.values()) > 5
 
 
@@ -127,7 +133,7 @@ def wait_until_it_fails(running: Pipeline, table: str) -> None:
 
 
 def altered_while_rows_wait(running: Pipeline, session: Any, writer: Writer) -> None:
-    """Columns come and go, and a table goes, while staged rows wait for a close that is away, and while all runs."""
+    """Columns come and go, a table goes and one comes again, while staged rows wait for a close, and while all runs."""
     running.kill("bucket_close")
     writer.write(2 * WINDOW_MS / 1000)
     assert commit_keys(running.store)
@@ -135,6 +141,11 @@ def altered_while_rows_wait(running: Pipeline, session: Any, writer: Writer) -> 
     session.execute(f"INSERT INTO {KEYSPACE}.altered (id, seq, discount, qty) VALUES (100, 1, 5, 6)")
     session.execute(f"ALTER TABLE {KEYSPACE}.shrunk DROP old")
     session.execute(f"DROP TABLE {KEYSPACE}.gone")
+    session.execute(f"DROP TABLE {AGAIN}")
+    session.execute(
+        f"CREATE TABLE {AGAIN} (id int, seq int, price int, note text, PRIMARY KEY (id, seq)) WITH cdc = true"
+    )
+    session.execute(f"INSERT INTO {AGAIN} (id, seq, note) VALUES (100, 1, 'new')")
     writer.write(2, without=("gone",))
     running.start("bucket_close")
     writer.write(10, without=("gone",))
