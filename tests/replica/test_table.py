@@ -152,7 +152,7 @@ def test_another_table_is_not_read_another_schema_replaces_it(spark: SparkSessio
     write_base(tmp_path, simple(), simple_images(10))
     again = simple(table_id="2" * 32)
     with pytest.raises(ReplicaMismatchError, match=r"replica of table id 1111.*dropped and created again"):
-        ReplicaTable(replica_uri(tmp_path, again), again).read_base(spark)
+        ReplicaTable(replica_uri(tmp_path, again), again).read_images(spark)
     wider = table(
         ("id", "partition_key", Native("int")), ("v", "regular", Native("text")), ("w", "regular", Native("int"))
     )
