@@ -28,6 +28,24 @@ Message = dict[str, Any]
 NEVER = -(2**63)
 
 
+def of_the_last_table(messages: Iterable[Message]) -> list[Message]:
+    """The messages of a stream without those of tables that were dropped and created again under the name.
+
+    What every consumer does first, as they come: by an id that is new all is forgotten that was told before, and what
+    is of an older one is left out.
+    """
+    ids: list[str] = []
+    found: list[Message] = []
+    for message in messages:
+        table_id = message["value"]["source"]["table_id"]
+        if table_id not in ids:
+            ids.append(table_id)
+            found.clear()
+        if table_id == ids[-1]:
+            found.append(message)
+    return found
+
+
 @dataclass(frozen=True)
 class Raw:
     """A value that its type cannot express, as Cassandra's bytes."""

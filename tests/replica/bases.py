@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ringsync.replica.base import base_folder, changes_folder, check_replaceable, replace_base, replica_folder
+from ringsync.replica.base import base_folder, changes_folder, replace_base, replica_folder
 from ringsync.replica.changes import VERSION, ReplicaState, append_pass, changes_schema, replica_state
 from ringsync.replica.checksum import PARTIAL_CHECKSUMS, check_boundaries, partial_checksums, sum_up
 from ringsync.replica.data_files import DataFileWriter
@@ -43,7 +43,6 @@ def write_base(
     """Replace the base of a table in a local store by these row images; gives the version."""
     objects, folder = LocalStore(store), base_folder(table.keyspace, table.name)
     before = read_snapshot(objects, folder)
-    check_replaceable(objects, table, before)
     files = []
     for first in range(0, len(rows), rows_per_file):
         writer = DataFileWriter(row_image_schema(table))

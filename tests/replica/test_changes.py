@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from ringsync.replica.base import ReplicaMismatchError, base_folder
+from ringsync.replica.base import ReplicaMismatchError, base_folder, replaced_table
 from ringsync.replica.changes import (
     StaleStateError,
     append_pass,
     applied_pass,
     begin_changes,
     check_base,
+    empty_changes,
     forget_merged,
     replica_state,
 )
@@ -96,6 +97,37 @@ def test_a_new_base_begins_anew(tmp_path: Path) -> None:
     begin_changes(store, simple(), NOW_MS)
     assert newest(tmp_path) == [(3, 0, "new")]
     assert state_of(tmp_path, simple()).applied == 3
+
+
+def test_rows_of_a_table_that_was_created_again_never_meet_those_of_the_old_one(tmp_path: Path) -> None:
+    """Whoever reads both without a look at their properties sees the one table's or the other's, at any moment."""
+    store, again = LocalStore(tmp_path), replace(simple(), table_id="2" * 32)
+    third = replace(simple(), table_id="3" * 32)
+    write_base(tmp_path, simple(), simple_images(3))
+    write_pass(tmp_path, simple(), simple_images(2, "old"), 1)
+    asleep = state_of(tmp_path, simple())
+    file = write_file(tmp_path, simple(), simple_images(1, "late"), 2)
+    for before, newer in ((simple(), again), (again, third)):
+        old = read_snapshot(store, BASE)
+        assert replaced_table(old, newer) == {"table_id": before.table_id, "version": old.version}
+        for _ in range(2):
+            empty_changes(store, newer, NOW_MS)
+            assert newest(tmp_path) == []
+        with pytest.raises(ReplicaMismatchError, match="dropped and created again"):
+            replica_state(store, newer)
+        write_base(tmp_path, newer, simple_images(1, "new"), from_pass=8)
+        assert state_of(tmp_path, newer).applied == 7, "what was emptied counts as no pass"
+        begin_changes(store, newer, NOW_MS)
+        assert replaced_table(read_snapshot(store, BASE), newer) is None
+        write_pass(tmp_path, newer, simple_images(1, "newer"), 8)
+        assert newest(tmp_path) == [(8, 0, "newer")]
+    with pytest.raises(ReplicaMismatchError):
+        append_pass(store, simple(), 2, [file], NOW_MS, seen=asleep)
+    for late in (lambda: check_base(store, simple(), asleep), lambda: forget_merged(store, simple(), asleep, NOW_MS)):
+        with pytest.raises(StaleStateError):
+            late()
+    first = QueryBuilder().register("b", DeltaTable(f"{replica_uri(tmp_path, simple())}/base", version=0))
+    assert len(pa.table(first.execute("SELECT * FROM b").read_all())) == 3
 
 
 def test_another_schema_needs_another_base(tmp_path: Path) -> None:

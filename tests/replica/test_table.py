@@ -148,10 +148,11 @@ def test_rows_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
     assert len(plan.inputFiles()) <= 4
 
 
-def test_another_table_is_not_overwritten_another_schema_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_another_table_is_not_read_another_schema_replaces_it(spark: SparkSession, tmp_path: Path) -> None:
     write_base(tmp_path, simple(), simple_images(10))
+    again = simple(table_id="2" * 32)
     with pytest.raises(ReplicaMismatchError, match=r"replica of table id 1111.*dropped and created again"):
-        write_base(tmp_path, simple(table_id="2" * 32), simple_images(1))
+        ReplicaTable(replica_uri(tmp_path, again), again).read_images(spark)
     wider = table(
         ("id", "partition_key", Native("int")), ("v", "regular", Native("text")), ("w", "regular", Native("int"))
     )

@@ -19,11 +19,12 @@ from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, Bootstrap
 from ringsync.status import read_statuses
 from ringsync.steps import bootstrap_drain, bootstrap_scan
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap_prepare import load_plan
 from ringsync.steps.follow_ups import put_schemas
 from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.streams.pass_log import Pass, TableReplacedError, get_pass, mark, pass_bucket, pass_numbers, put_pass
 from ringsync.streams.topics import bootstrap_topic
 from servers.cassandra import CassandraNode
 from tests.chaos.bootstraps import change_conf, prepare, write_conf
@@ -135,6 +136,27 @@ def test_a_table_that_was_dropped_has_its_bootstrap_cancelled(followed: Followed
     session.execute(f"DROP TABLE {followed.name}")
     assert cancel(followed) == ExitCode.OK
     assert followed.found().state == CANCELLED
+
+
+def test_a_table_that_was_created_again_is_bootstrapped_anew(followed: Followed, session: Any) -> None:
+    """Nobody goes on with what was begun of the old one, and what waited of it is published first."""
+    first = prepare(followed.conf, followed.name, "one")
+    followed.changes(first)
+    session.execute(f"DROP TABLE {followed.name}")
+    session.execute(f"CREATE TABLE {followed.name} (id int PRIMARY KEY, v int)")
+    again = Followed(followed.conf, followed.name)
+    second = prepare(again.conf, again.name, "two")
+    assert second != first
+    again.changes(second)
+    statuses = [one for key, one in read_statuses(again.store).items() if key.startswith("bootstrap/")]
+    assert [one["table_id"] for one in statuses] == [again.table.table_id]
+    assert cancel(again) == ExitCode.OK
+    assert (followed.kinds(), again.kinds()) == (["begin", "changes", "end"], ["start", "begin", "changes", "cutover"])
+    assert again.buckets == [pass_bucket(2), pass_bucket(5)]
+    with pytest.raises(StepError, match=r"the schema of .* changed"):
+        followed.run(bootstrap_scan, "one")
+    with pytest.raises(TableReplacedError):
+        bootstrap_scan.begin_pass(followed.store, load_plan(followed.store, "one"), again.found(), lambda: None)
 
 
 def test_a_part_of_a_table_that_is_followed_is_refused(followed: Followed, session: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from ringsync.steps.bucket_close import Closer, TableState, plain
 from ringsync.steps.staged_commits import StagedCommits
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
+from ringsync.streams.pass_log import TableReplacedError
 
 INTERVAL = interval_at(1_790_000_000_000, 60_000)
 HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,))
@@ -139,6 +141,31 @@ def test_a_version_that_a_stage_has_seen_first_is_learned_of(closer: Closer) -> 
     # A plan that was made before does not bring the older one back.
     closer._tables["a" * 32].follow(closer._plan.tables[0])  # type: ignore[union-attr]
     assert closer._tables["a" * 32].table.version == newer
+
+
+def test_the_old_one_of_a_table_that_was_created_again_is_shown_until_it_is_forgotten(
+    closer: Closer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows that wait are counted, and its error is said once more."""
+    again = SyncTable(version_of(closer._store, replace(table_of("b", "v"), table_id="e" * 32)), "t.b", False)
+    closer._tables["e" * 32] = TableState(again, Service("e"))  # type: ignore[arg-type]
+    block = Block(Place("f", 0, 1, 0), "b" * 32, 1, str(Bucket(INTERVAL.start, 60_000)), 7, "", ())
+    closer._tables["b" * 32].add("a", block)
+    service(closer, "b").fails = RuntimeError("no such column")
+    closer.cycle()
+    told = closer.status()
+    assert (told["shop.b"]["table_id"], told["shop.b"]["error"]) == ("e" * 32, None)
+    assert told[f"shop.b (table id {'b' * 32})"]["error"] == "RuntimeError: no such column"
+    assert told.keys() == {f"shop.{name}" for name in "abcd"} | {f"shop.b (table id {'b' * 32})"}
+
+    service(closer, "b").fails = TableReplacedError("it goes on with the new one")
+    closer._tables["b" * 32].again_ms = 0
+    closer.cycle()
+    told = closer.status()
+    assert told.keys() == {f"shop.{name}" for name in "abcd"}
+    assert (told["shop.b"]["table_id"], service(closer, "e").served) == ("e" * 32, 2)
+    assert closer.problems()["rows_of_dropped_tables"] == {"shop.b": 7}
+    assert f"shop.b (table id {'b' * 32}) is gone, and failed before: RuntimeError: no such" in capsys.readouterr().out
 
 
 def test_what_a_task_has_raised_is_told_in_its_own_words() -> None:

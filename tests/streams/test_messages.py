@@ -149,6 +149,7 @@ def test_a_whole_message() -> None:
             "schema_version": 3,
             "event_id": messages.event_ids[0].as_py().hex(),
             "late": False,
+            "table_id": ORDERS.table_id,
         },
         "ts_ms": 42,
         "range": None,
@@ -185,7 +186,8 @@ def test_the_message_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "messages.md").read_text()
     documented = json.loads(text.split("```json")[1].split("```")[0])
     times = {"processed_at_ms": 1_790_845_301_000, "schema_version": 1, "hostname": "10.0.0.7"}
-    messages = messages_of(DOCUMENTED, images(DOCUMENTED, DOCUMENTED_ROW), **times)
+    table = replace(DOCUMENTED, table_id="7c2fd0e05c9211f08de9f3bd2ad0d1ff")
+    messages = messages_of(table, images(table, DOCUMENTED_ROW), **times)
     (key,) = read(key_schema(DOCUMENTED, "demo", "exact"), messages.keys)
     (value,) = read(envelope_schema(DOCUMENTED, "demo", "exact"), messages.values)
     assert json.loads(json.dumps({"key": key, "value": value}, default=lambda data: f"0x{data.hex()}")) == documented

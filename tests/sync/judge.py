@@ -25,7 +25,7 @@ from servers.cassandra import CassandraNode
 from tests.changes.query_replay import replay_queries
 from tests.newest_model import NewestModel, newest_differences
 from tests.oracle import Rows, differences, source_rows, synced_rows
-from tests.stream_model import StreamModel
+from tests.stream_model import StreamModel, of_the_last_table
 from tests.sync.scenario import NOT_FOLLOWED
 
 
@@ -47,7 +47,11 @@ def judge(
         now = int(time.time())
         source, complete = source_rows(session, table, now), sync.after_image_of(name) != "none"
         found[name] = len(source)
-        messages = stream_messages(store, table)
+        messages = of_the_last_table(stream_messages(store, table))
+        wrong += [
+            f"stream of {name}: the last messages are of table id {one}"
+            for one in {message["value"]["source"]["table_id"] for message in messages} - {table.table_id}
+        ]
         modelled = _comparable(StreamModel(table, complete).apply_all(messages).rows(now), source, table)
         told = [source, modelled]
         if name in bootstrapped and not complete:  # no message tells which entries the scan has read

@@ -95,6 +95,7 @@ def everything(running: Pipeline, session: Any, turn: int) -> None:
         writer.write(0.5, without=("gone",))
     by_keys.fill(session)
     under_way.wait_until_it_fails(running, under_way.POISONED)
+    bootstrap(running, under_way.AGAIN, "created-again")
 
 
 def test_stream_and_replica_are_what_the_nodes_hold(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +108,8 @@ def test_stream_and_replica_are_what_the_nodes_hold(run: Run, capsys: pytest.Cap
 def test_tables_that_were_altered_and_failed_are_what_the_nodes_hold(run: Run) -> None:
     rows = judge(run.store, run.session, under_way.JUDGED, under_way.copied(run.turn), run.sync)
     assert min(rows.values()) > 5
+    told = stream_messages(run.store, read_table(run.session, *under_way.AGAIN.split(".")))
+    assert len({message["value"]["source"]["table_id"] for message in told}) == 2
 
 
 def test_whoever_knows_only_keys_has_the_rows(run: Run) -> None:

@@ -19,10 +19,11 @@ TABLES = {
     "gone": "id int, seq int, price int, PRIMARY KEY (id, seq)",
     "poisoned": "id int, seq int, price int, PRIMARY KEY (id, seq)",
     "decimals": "id int, seq decimal, price int, tags set<decimal>, PRIMARY KEY (id, seq)",
+    "again": "id int, seq int, price int, old int, PRIMARY KEY (id, seq)",
 }
 NAMES = tuple(f"{KEYSPACE}.{name}" for name in TABLES)
 JUDGED = tuple(name for name in NAMES if not name.endswith(".gone"))
-POISONED = f"{KEYSPACE}.poisoned"
+POISONED, AGAIN = f"{KEYSPACE}.poisoned", f"{KEYSPACE}.again"
 
 
 def modes(turn: int) -> dict[str, dict[str, str]]:
@@ -32,8 +33,8 @@ def modes(turn: int) -> dict[str, dict[str, str]]:
 
 def copied(turn: int) -> tuple[str, ...]:
     """The tables that are bootstrapped."""
-    modes_of = modes(turn)
-    return tuple(name for name in NAMES if modes_of[name]["after_image"] == "replica" or name.endswith(".decimals"))
+    by_replica = {name for name, settings in modes(turn).items() if settings["after_image"] == "replica"}
+    return tuple(name for name in NAMES if name in {*by_replica, f"{KEYSPACE}.decimals", AGAIN})
 
 
 def create_schema(session: Any) -> None:
@@ -48,7 +49,7 @@ def changes(tables: Iterator[int]) -> Iterator[str]:
     """Statements on all tables: inserts, updates, deletions of rows, ranges and partitions; endless."""
     for number in tables:
         key, seq, now_us = number % 7, number % 11, time.time_ns() // 1000
-        for table in ("altered", "shrunk", "gone", "poisoned"):
+        for table in ("altered", "shrunk", "gone", "poisoned", "again"):
             yield f"INSERT INTO {KEYSPACE}.{table} (id, seq, price) VALUES ({key}, {seq}, {number})"
         spelt = f"{seq}.{'0' * (number % 3)}" if number % 3 else f"{seq}"
         yield f"UPDATE {KEYSPACE}.decimals SET price = {number} WHERE id = {key} AND seq = {spelt}"
@@ -111,7 +112,7 @@ def wait_until_it_fails(running: Pipeline, table: str) -> None:
 
 
 def altered_while_rows_wait(running: Pipeline, session: Any, writer: Writer) -> None:
-    """Columns come and go, and a table goes, while staged rows wait for a close that is away, and while all runs."""
+    """Columns come and go, a table goes and one comes again, while staged rows wait for a close, and while all runs."""
     running.kill("bucket_close")
     writer.write(2 * WINDOW_MS / 1000)
     assert commit_keys(running.store)
@@ -119,6 +120,11 @@ def altered_while_rows_wait(running: Pipeline, session: Any, writer: Writer) -> 
     session.execute(f"INSERT INTO {KEYSPACE}.altered (id, seq, discount, qty) VALUES (100, 1, 5, 6)")
     session.execute(f"ALTER TABLE {KEYSPACE}.shrunk DROP old")
     session.execute(f"DROP TABLE {KEYSPACE}.gone")
+    session.execute(f"DROP TABLE {AGAIN}")
+    session.execute(
+        f"CREATE TABLE {AGAIN} (id int, seq int, price int, note text, PRIMARY KEY (id, seq)) WITH cdc = true"
+    )
+    session.execute(f"INSERT INTO {AGAIN} (id, seq, note) VALUES (100, 1, 'new')")
     writer.write(2, without=("gone",))
     running.start("bucket_close")
     writer.write(10, without=("gone",))

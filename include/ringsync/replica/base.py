@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -58,7 +59,8 @@ def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> No
     if found.get("table_id") != table.table_id:
         raise ReplicaMismatchError(
             f"{uri} is the replica of table id {found.get('table_id', 'unknown')}, but {table.full_name} has "
-            f"{table.table_id} now: it was dropped and created again. Move the folder away first"
+            f"{table.table_id} now: it was dropped and created again. Trigger bootstrap_table, which makes the replica "
+            "anew"
         )
 
 
@@ -75,14 +77,16 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
         )
 
 
-def check_replaceable(store: ObjectStore, table: TableSchema, before: DeltaSnapshot) -> None:
-    """Look whether a bootstrap of this table may replace what is in its folder.
+def replaced_table(before: DeltaSnapshot, table: TableSchema) -> dict[str, Any] | None:
+    """Which table had this table's name before, if the base still is its replica, and the Delta version under which it
+    stays readable until its files are removed.
 
-    :raises ReplicaMismatchError: the folder holds another table
+    :returns: ``table_id`` and ``version``; None: there is no base, or it is this table's own
     """
-    if before.version >= 0:
-        found = own_properties(before.metadata.get("configuration") or {})
-        check_table_id(store.uri(base_folder(table.keyspace, table.name)), found, table)
+    found = own_properties(before.metadata.get("configuration") or {})
+    if before.version < 0 or found.get("table_id") == table.table_id:
+        return None
+    return {"table_id": found.get("table_id", "unknown"), "version": before.version}
 
 
 def replace_base(

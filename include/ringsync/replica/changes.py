@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -196,6 +196,26 @@ def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
             return
         try:
             _begin(store, table, base, changes, now_ms)
+        except ConcurrentCommitError:
+            continue
+    raise ConcurrentCommitError(
+        f"{store.uri(changes_folder(table.keyspace, table.name))}: others committed {ATTEMPTS} times in a row"
+    )
+
+
+def empty_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
+    """Make the table of changes that of no base, before the replica of another table is replaced by this one's: whoever
+    reads both without a look at their properties never sees rows of both tables.
+
+    :param now_ms: ms since the epoch
+    """
+    no_base = {"configuration": {f"{PROPERTY_PREFIX}base": f"none-{table.table_id}"}}
+    for _ in range(ATTEMPTS):
+        base, changes = _snapshots(store, table)
+        if own_properties(changes.metadata.get("configuration") or {}).get("table_id") == table.table_id:
+            return
+        try:
+            _begin(store, table, replace(base, metadata=no_base), changes, now_ms)
         except ConcurrentCommitError:
             continue
     raise ConcurrentCommitError(

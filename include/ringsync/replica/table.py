@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from ringsync.replica.base import ReplicaMismatchError, check_same_schema, identity, own_properties
+from ringsync.replica.base import ReplicaMismatchError, check_same_schema, check_table_id, identity, own_properties
 from ringsync.replica.changes import ReplicaState
 from ringsync.replica.keys import key_columns_sql, same_key_sql
 from ringsync.schema.table import TableSchema
@@ -103,7 +103,12 @@ class ReplicaTable:
         return spark.read.format("delta").load(self.changes_uri)
 
     def read_images(self, spark: SparkSession) -> DataFrame:
-        """The newest image of each row, of base and changes: also rows that are deleted, cells that have expired."""
+        """The newest image of each row, of base and changes: also rows that are deleted, cells that have expired.
+
+        :raises ReplicaMismatchError: the base is that of a table that was dropped, and created again as this one
+        """
+        if own := self.properties(spark):
+            check_table_id(self.base_uri, own, self.table)
         changes, base = self.read_changes(spark), self.read_base(spark)
         return base if changes is None else newest_images(base, changes, self.table)
 

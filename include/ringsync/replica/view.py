@@ -56,6 +56,7 @@ def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: 
 
     :param uri: the replica's folder, as for :class:`ReplicaTable`
     :param name: the view's name
+    :raises ReplicaMismatchError: it is the replica of a table that was dropped, and created again as this one
     """
     marked = _marked(ReplicaTable(uri, table).read_images(spark), table, None)
     with_static_rows = bool(table.of_kind("static") and table.clustering)

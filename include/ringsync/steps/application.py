@@ -109,7 +109,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     from ringsync.sources.session import ClusterError
     from ringsync.state.bootstrap import LostOwnershipError
     from ringsync.state.session import StateError
-    from ringsync.streams.pass_log import BootstrapReplacedError
+    from ringsync.streams.pass_log import BootstrapReplacedError, TableReplacedError
 
     started = time.time()
     try:
@@ -123,7 +123,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         outcome, code = {"error": str(error)}, _fail(str(error), error.code)
     except (
         *(ConfigError, StorageError, ClusterError, SchemaError, StateError, RingError),
-        *(ReplicaMismatchError, DeltaLogError, BootstrapReplacedError),
+        *(ReplicaMismatchError, DeltaLogError, BootstrapReplacedError, TableReplacedError),
     ) as error:
         outcome, code = {"error": str(error)}, _fail(str(error), ExitCode.FATAL)
     except KeyboardInterrupt:

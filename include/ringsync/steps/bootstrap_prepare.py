@@ -23,7 +23,7 @@ from cassandra import InvalidRequest, Unauthorized
 from cassandra.protocol import ConfigurationException
 
 from ringsync.config import Config
-from ringsync.replica.base import base_folder, check_replaceable
+from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.ring.coverage import fraction
 from ringsync.schema.table import TableSchema
@@ -34,13 +34,14 @@ from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.scan import ScanError, scan_query, scan_session
 from ringsync.sources.session import connect
 from ringsync.state.bootstrap import CANCELLED, HEARTBEAT_TTL_S, SCANNING, UNFINISHED, Bootstrap, BootstrapState
-from ringsync.status import BOOTSTRAPS
+from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_publish import remove_outputs
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.pass_log import mark, pass_bucket
+from ringsync.streams.tenures import begin_tenure
 from ringsync.streams.topics import data_topic
 
 OUTPUTS_VERSION = 3
@@ -93,7 +94,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ClusterError: unreachable, no login, no rights, a selection that does not fit the table
     :raises SchemaError: no such table
     :raises StateError: ringsync's own keyspace cannot be used
-    :raises ReplicaMismatchError: the replica's folder holds another table
+    :raises TableReplacedError: the table was dropped and created again meanwhile
     """
     config, options, store = application.config, application.options, application.store
     keyspace, name = application.one_table
@@ -101,7 +102,6 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     selection = Selection(options.columns, options.token_range, options.where)
     now = int(clock())
     scan = make_scan_plan(session, _with_splits(config, options.splits), keyspace, name, now=now, selection=selection)
-    check_replaceable(store, scan.table, read_snapshot(store, base_folder(scan.table.keyspace, scan.table.name)))
     check_selection(application, session, scan)
     forecast = read_a_little(config, scan)
     check_space(store, scan, forecast)
@@ -115,6 +115,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         "forecast": tell(forecast, config),
         "size_estimates": (estimate := read_size_estimate(session, keyspace, name)) and asdict(estimate),
         "continues": continued and continued.id,
+        "replaces": replaced_table(read_snapshot(store, base_folder(scan.table.keyspace, scan.table.name)), scan.table),
     }
     if options.dry_run:
         return report, ExitCode.OK
@@ -147,6 +148,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             "schema: use another run id"
         )
     check_not_cancelled(state.find(keyspace, name), plan)
+    begin_tenure(store, plan.topic, scan.table.table_id, int(clock() * 1000))
     # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
     begin_pass = mark(
         store,
@@ -300,6 +302,8 @@ def begin(
         raise StepError(f"another run has just begun a bootstrap of {scan.table.full_name}: follow that one")
     if latest is not None and latest.state in UNFINISHED:
         remove_outputs(application.store, scan.table, data_topic(application.config.server_name, scan.table), latest.id)
+        # Of another id if the table was dropped and created again: nobody else would take back what it says.
+        forget(application.store, status_key(json.loads(latest.specification)["table_id"]))
     return bootstrap
 
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ringsync.config import Config
-from ringsync.replica.base import base_folder, check_replaceable, replace_base
-from ringsync.replica.changes import begin_changes
+from ringsync.replica.base import base_folder, replace_base, replaced_table
+from ringsync.replica.changes import begin_changes, empty_changes
 from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CommittedRange
@@ -25,6 +25,7 @@ from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part
 from ringsync.streams.pass_log import first_to_add, get_pass, mark, marks_of_latest, pass_bucket, pass_numbers
+from ringsync.streams.tenures import begin_tenure
 
 if TYPE_CHECKING:
     from ringsync.steps.bootstrap_prepare import BootstrapPlan
@@ -71,6 +72,7 @@ def publish(
     :raises StepError: the counts do not reconcile; nothing was published
     :raises LostOwnershipError: another run has taken over, or the bootstrap was cancelled
     :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
+    :raises TableReplacedError: the table was dropped and created again since
     :raises ConcurrentCommitError: another writer has changed the replica meanwhile
     """
     files, parts = files_of(ranges)
@@ -80,11 +82,14 @@ def publish(
         raise StepError(f"the counts do not reconcile: {told}; nothing was published: bootstrap anew with restart")
     table = plan.scan.table
     before = read_snapshot(store, base_folder(table.keyspace, table.name))
-    check_replaceable(store, table, before)
+    # The base may be that of the table before this one, but not of a newer one.
+    begin_tenure(store, plan.topic, table.table_id, int(time.time() * 1000))
     numbers = pass_numbers(store, table.table_id)
     passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
     # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
     check()
+    if replaced_table(before, table):
+        empty_changes(store, table, int(time.time() * 1000))
     replace_base(
         store,
         table,

@@ -43,6 +43,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
+from ringsync.streams.tenures import begin_tenure
 
 IDLE_WAVES = 3
 """After so many waves that brought nothing, what is left counts as unreadable."""
@@ -110,6 +111,7 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check
     :param latest: its state
     :param check: raises when it shall not begin any more
     :raises StepError: it was begun by another version of this code, which named its files otherwise
+    :raises TableReplacedError: the table was dropped and created again since
     """
     table_id = plan.scan.table.table_id
     if latest.state == COMPLETED:
@@ -120,7 +122,9 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check
             f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
             "bootstrap_table again"
         )
-    return mark(store, table_id, "begin", plan.bootstrap.id, int(time.time() * 1000), check=check)
+    now_ms = int(time.time() * 1000)
+    begin_tenure(store, plan.topic, table_id, now_ms)
+    return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
 
 
 def read_all(

@@ -48,7 +48,7 @@ from ringsync.steps.slices import cut
 from ringsync.steps.staged_commits import StagedCommits
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.pass_log import Pass, digest_keys
+from ringsync.streams.pass_log import Pass, TableReplacedError, digest_keys
 
 PASS_ROWS = 250_000
 """A pass has about so many rows at most, the oldest first: Kafka gets one while the next is made."""
@@ -187,7 +187,7 @@ class Closer:
         plan = self._read_plan(now_ms)
         self._close_buckets(plan, now_ms)
         self._staged.read(self._tables, now_ms)
-        for state in self._tables.values():
+        for state in list(self._tables.values()):
             if state.again_ms <= now_ms:
                 self._serve(state, now_ms)
         self._retire()
@@ -209,6 +209,8 @@ class Closer:
                 follow_ups.catch_up()
         except ConfigError:
             raise
+        except TableReplacedError:
+            self._forget(state.table.table_id)
         except Exception as error:
             if _is_stopped(self._context):
                 raise
@@ -269,8 +271,14 @@ class Closer:
                 self._tables[table_id] = TableState(sync_table(self._store, self._config, there[table_id]))
             # The node that was asked may not have heard yet of a table that has just been created.
             elif table_id in self._absent and now_ms - self._absent[table_id] >= GONE_AFTER_MS:
-                state = self._tables.pop(table_id, None)
-                self._staged.forget(table_id, state.buckets.values() if state else ())
+                self._forget(table_id)
+
+    def _forget(self, table_id: str) -> None:
+        """A table is gone, and so are its rows that wait; its last error is not hidden by a new table of its name."""
+        if (state := self._tables.pop(table_id, None)) and state.error:
+            name = f"{state.table.schema.full_name} (table id {table_id})"
+            print(f"ringsync: warning: {name} is gone, and failed before: {state.error}", flush=True)
+        self._staged.forget(table_id, state.buckets.values() if state else ())
 
     def _close_buckets(self, plan: SyncPlan, now_ms: int) -> None:
         """Close what is old enough, as far as the logs are staged."""
@@ -355,8 +363,13 @@ class Closer:
         )
 
     def status(self) -> dict[str, Any]:
-        """How things stand, by table."""
-        return {state.table.schema.full_name: self._status_of(state) for state in self._tables.values()}
+        """How things stand, by table; of one that was created again the old one with its id, until it is forgotten."""
+        found: dict[str, Any] = {}
+        for state in self._tables.values():
+            if (before := found.pop(name := state.table.schema.full_name, None)) is not None:
+                found[f"{name} (table id {before['table_id']})"] = before
+            found[name] = self._status_of(state)
+        return found
 
     def problems(self) -> dict[str, Any]:
         """What is wrong beside single tables, for ``cdcservice status``."""

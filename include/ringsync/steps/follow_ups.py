@@ -17,6 +17,7 @@ from ringsync.replica.changes import ReplicaState, StaleStateError, append_pass,
 from ringsync.replica.delta_log import KnownSnapshots
 from ringsync.ring.ranks import RankedRing
 from ringsync.sources.control import ControlAddress
+from ringsync.state.table_versions import latest_version
 from ringsync.steps.application import Application
 from ringsync.steps.replica_task import ReplicaTask
 from ringsync.steps.rows_after import AfterReader, Mode
@@ -25,7 +26,8 @@ from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import Pass, forget_pass, get_pass, pass_numbers, passes_behind
+from ringsync.streams.pass_log import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
+from ringsync.streams.tenures import begin_tenure, table_before
 from ringsync.streams.topics import bootstrap_topic
 
 FORGOTTEN_LATER_MS = 600_000
@@ -86,7 +88,8 @@ def publish_pass(
     announce: Callable[[str, str], None] = lambda topic, bucket: None,
 ) -> None:
     """Make a pass's bucket of the stream visible. A cut-over moves what has waited in the bootstrap stream there, and
-    so does the begin of a bootstrap that replaces one which never ended: it comes before the new one's rows.
+    so does the begin of a bootstrap that replaces one which never ended: it comes before the new one's rows. The start
+    of a table that was created again makes all of the old one visible.
 
     :param passes: all up to this number
     :param announce: is told the topic and the bucket that has become visible
@@ -100,11 +103,22 @@ def publish_pass(
     elif one.kind in ("changes", "rows"):
         stream.publish(one.bucket, one.parts)
         announce(stream.topic, one.bucket)
+    elif one.kind == "start":
+        _publish_table_before(store, config, table, announce)
     elif left := _since_cutover(passes, number):
         put_schemas(store, config, table, waiting.topic)
         for before in left:
             waiting.move(before.bucket, before.parts, stream)
             announce(stream.topic, before.bucket)
+
+
+def _publish_table_before(
+    store: ObjectStore, config: Config, table: SyncTable, announce: Callable[[str, str], None]
+) -> None:
+    before = table_before(store, table.topic, table.table_id)
+    version = latest_version(store, before) if before else None
+    if version is not None:  # else nobody has followed it
+        publish_passes(store, config, SyncTable(version, table.topic, by_arrival=False), announce)
 
 
 def _since_cutover(passes: Mapping[int, Pass], number: int) -> list[Pass]:
@@ -124,6 +138,7 @@ class FollowUps:
     :param context: Spark's
     :param control: keeps the limits of reading the cluster
     :param announce: is told the topic and the bucket of everything that becomes visible
+    :raises TableReplacedError: by this, :meth:`refresh` and :meth:`catch_up`: another table has the topic by now
     """
 
     def __init__(
@@ -142,6 +157,7 @@ class FollowUps:
         self._announce = announce
         self.ring: RankedRing | None = None
         self._passes: dict[int, Pass] = {}
+        begin_tenure(self._store, table.topic, table.table_id, int(time.time() * 1000))
         self.refresh()
         self._mismatch: str | None = None
         self._published = last_published(self._store, table, self._passes)
@@ -221,11 +237,13 @@ class FollowUps:
         self._passes = {
             number: known.get(number) or get_pass(self._store, self._table.table_id, number) for number in numbers
         }
+        check_goes_on(self._passes.get(self.last))
 
     def catch_up(self) -> None:
         """Do all that is left to do for all passes."""
         for one in passes_behind(self._store, self._table.table_id, self.last):
             self._passes[one.number] = one
+        check_goes_on(self._passes.get(self.last))
         for number in sorted(self._passes):
             if number > self._published:
                 publish_pass(self._store, self._application.config, self._table, self._passes, number, self._announce)

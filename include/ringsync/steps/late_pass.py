@@ -33,7 +33,15 @@ from ringsync.steps.rows_after import AfterReader, UnreadRowsError
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
 from ringsync.storage.port import NotFoundError
 from ringsync.streams.files import StreamConflictError
-from ringsync.streams.pass_log import LATE, among, are_published, digest_halves, read_digests, sorted_digests
+from ringsync.streams.pass_log import (
+    LATE,
+    TableReplacedError,
+    among,
+    are_published,
+    digest_halves,
+    read_digests,
+    sorted_digests,
+)
 
 ATTEMPTS = 20
 """How often another process may be faster with a pass before we give up."""
@@ -115,7 +123,10 @@ class LatePasses:
 
     def _follow(self, table: SyncTable, ring: RankedRing) -> None:
         if table.table_id not in self._follow_ups:
-            self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
+            try:
+                self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
+            except TableReplacedError:
+                return  # the plan is of a node that has not heard of the new table
         self._follow_ups[table.table_id].follow(table)
         self._follow_ups[table.table_id].ring = ring
         self._tables[table.table_id] = table.version

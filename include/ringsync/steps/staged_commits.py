@@ -109,11 +109,14 @@ class StagedCommits:
 
         :param now_ms: ms since the epoch
         """
+        gone: Counter[str] = Counter()
+        for table_id, rows in self._gone.items():
+            gone[self._names[table_id]] += rows  # tables that were dropped, created again and dropped have one name
         long_ago = [table_id for table_id, since_ms in self._since_ms.items() if now_ms - since_ms > HOMELESS_MS]
         return {
             "commits_broken": dict(self._broken),
             "rows_homeless": {
                 table_id: sum(block.rows for _, block in self.homeless.get(table_id, ())) for table_id in long_ago
             },
-            "rows_of_dropped_tables": {self._names[table_id]: rows for table_id, rows in self._gone.items()},
+            "rows_of_dropped_tables": dict(gone),
         }

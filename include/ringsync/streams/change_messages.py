@@ -111,6 +111,7 @@ def change_messages(
         "schema_version": pa.repeat(pa.scalar(schema_version, pa.int32()), count),
         "event_id": hexadecimal(changes["digest"]),
         "late": pa.repeat(late, count),
+        "table_id": pa.repeat(table.table_id, count),
     }
     head = {
         "op": ops,

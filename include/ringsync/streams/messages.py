@@ -83,6 +83,7 @@ def envelope_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRe
         {"name": "schema_version", "type": "int"},
         {"name": "event_id", "type": "string"},
         {"name": "late", "type": "boolean"},
+        _nullable("table_id", "string"),
     ]
     row = record("Value", namespace, _columns(table, table.columns, mapping, f"{namespace}.value"))
     fields: list[Any] = [
@@ -152,6 +153,7 @@ def snapshot_messages(
         "schema_version": pa.repeat(pa.scalar(schema_version, pa.int32()), count),
         "event_id": hexadecimal(event_ids),
         "late": pa.repeat(False, count),
+        "table_id": pa.repeat(table.table_id, count),
     }
     head = {
         "op": pa.repeat("r", count),

@@ -16,6 +16,9 @@ the stream, the replica — is made from what the object says and may be repeate
 the bootstrap stream, and behind the cut-over to the table's own; so the flip is one conditional write. ``rows`` is what
 the bootstrap has copied. It is known at the end only, but its place in the stream is that of ``begin``: behind all that
 was published before, and before all that waits.
+
+``end`` is the last pass of a table that was dropped and created again: nothing comes behind it, and what has waited for
+a bootstrap waits no longer. ``start`` is the first one of the new table (:mod:`ringsync.streams.tenures`).
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.files import Part, StreamError
 
 MarkKind = Literal["begin", "rows", "cutover"]
-PassKind = Literal["changes"] | MarkKind
+PassKind = Literal["changes", "start", "end"] | MarkKind
 Digests = npt.NDArray[np.uint64]
 """uint64[rows, 2]: the halves of 16-byte digests as they lie in memory."""
 
@@ -45,6 +48,10 @@ that belong to the bucket of their arrival. Their copies may be in any bucket.""
 _NUMBER = re.compile(r"/(\d{12})\.json$")
 
 
+class TableReplacedError(StreamError):
+    """A table was dropped, and its stream goes on with another one of the same name."""
+
+
 class BootstrapReplacedError(StreamError):
     """A bootstrap is not the one that goes on: another has begun since, or it was cancelled."""
 
@@ -53,8 +60,8 @@ class BootstrapReplacedError(StreamError):
 class Pass:
     """One pass over the settled rows of a table.
 
-    :ivar number: from 1
-    :ivar kind: ``begin`` and ``cutover`` of a bootstrap have neither messages nor rows; ``rows`` has messages only
+    :ivar number: from 1, or where the table before had the topic from the number of its ``end``
+    :ivar kind: only ``changes`` have messages and rows, and ``rows`` messages
     :ivar bootstrap: whose topic the messages go to first, and which ``begin`` and ``cutover`` enclose; empty: none
     :ivar begin: of ``rows``: the number of the bootstrap's ``begin``, in whose place of the stream they are
     :ivar late: its rows were late
@@ -100,15 +107,31 @@ def put_pass(store: ObjectStore, made: Pass) -> bool:
 
     :returns: False: there is another of this number, or was one: who slept for hours may come with a number that is
         forgotten by now
+    :raises TableReplacedError: nothing is published of this table any more
     """
-    if made.number > 1 and store.stat(_key(made.table_id, made.number - 1)) is None:
-        is_there = store.stat(_key(made.table_id, made.number)) is not None
-        return is_there and get_pass(store, made.table_id, made.number) == made
+    if made.number > 1 and made.kind != "start":
+        try:
+            check_goes_on(get_pass(store, made.table_id, made.number - 1))
+        except NotFoundError:
+            is_there = store.stat(_key(made.table_id, made.number)) is not None
+            return is_there and get_pass(store, made.table_id, made.number) == made
     try:
         store.put(_key(made.table_id, made.number), json.dumps(asdict(made)).encode(), if_absent=True)
     except AlreadyExistsError:
         return get_pass(store, made.table_id, made.number) == made
     return True
+
+
+def check_goes_on(last: Pass | None) -> None:
+    """Look whether passes may come behind the last one of a table.
+
+    :raises TableReplacedError: they may not
+    """
+    if last is not None and last.kind == "end":
+        raise TableReplacedError(
+            f"table id {last.table_id} was dropped, and a table of the same name was created: the stream goes on with "
+            "that one"
+        )
 
 
 def get_pass(store: ObjectStore, table_id: str, number: int) -> Pass:
@@ -252,6 +275,7 @@ def mark(
         adds a pass then makes us ask again. None: rows and cut-over want the bootstrap to be the one that goes on
     :returns: the number of the pass that says so
     :raises BootstrapReplacedError: there are rows or a cut-over of a bootstrap that does not go on
+    :raises TableReplacedError: nothing is published of this table any more
     """
     while True:
         numbers = pass_numbers(store, table_id)
