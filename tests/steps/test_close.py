@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 
-from ringsync.changes.identity import TableVersion
+from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.cql.types import Native
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
@@ -128,6 +129,17 @@ def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(l
 def test_copies_are_known_after_the_table_was_told_to_go_by_arrival(lake: Lake) -> None:
     assert outcome(lake.publish(NOW, [OF_ITS_TIME], by_arrival=False)) == (1, 0)
     assert outcome(lake.publish(LATER, [OF_ITS_TIME, FRESH], by_arrival=True)) == (1, 1)
+
+
+def test_a_block_of_a_version_that_is_not_known_is_told_with_its_file(lake: Lake) -> None:
+    newer = VERSION.followed_by(replace(TABLE, columns=(*TABLE.columns, Column("w", "regular", INT))))
+    rows = newer.to_store(change_rows([OF_ITS_TIME], TABLE))
+    at = rows.schema.get_field_index("cells")
+    cells = pa.array([[{**cell, "column": 1} for cell in row] for row in rows["cells"].to_pylist()], rows["cells"].type)
+    data, (place,) = encode_blocks([rows.set_column(at, rows.schema.field(at), cells)], rows_key("a", "newer"))
+    lake.store.put(place.key, data)
+    with pytest.raises(UnresolvedRowsError, match=rf"{place.key}: .* under version 2 .* version 1 does not have"):
+        StagedFiles(lake.store, VERSION).rows_of(Reading(((place, "a"),), WHOLE_RING.unwrap(), 1))
 
 
 def test_counts_of_rows_on_which_all_agreed() -> None:

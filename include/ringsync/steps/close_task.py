@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.cells import Numbers, numbers
-from ringsync.changes.identity import TableVersion
+from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.config import load_config
 from ringsync.state.staging import STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
 from ringsync.steps.agreement import Mask, Reading
@@ -165,7 +165,10 @@ class StagedFiles:
 
     def _block(self, place: Place) -> tuple[pa.RecordBatch, Numbers]:
         if place not in self._read:
-            rows = self._version.from_store(read_block(self._store, place))
+            try:
+                rows = self._version.from_store(read_block(self._store, place))
+            except UnresolvedRowsError as error:
+                raise UnresolvedRowsError(f"{place.key}: {error}") from None
             self._read[place] = rows, numbers(rows["token"])
         return self._read[place]
 
