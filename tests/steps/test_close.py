@@ -65,7 +65,7 @@ class Lake:
     def publish(self, bucket: Bucket, writes: list[Write], *, by_arrival: bool) -> SliceResult:
         """Publish what these writes have left in a bucket; not all replicas have them."""
         number = len(self.passes) + 1
-        data, places = encode_blocks([VERSION.to_store(change_rows(writes, TABLE))], rows_key("a", f"file-{number}"))
+        data, places = encode_blocks([VERSION.to_store(change_rows(writes, TABLE))], rows_key("a", number, "file"))
         self.store.put(places[0].key, data)
         reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), len(writes))
         published = published_before(self.passes, settled_in(bucket, everywhere=False), by_arrival, time.time() * 1000)
@@ -136,7 +136,7 @@ def test_a_block_of_a_version_that_is_not_known_is_told_with_its_file(lake: Lake
     rows = newer.to_store(change_rows([OF_ITS_TIME], TABLE))
     at = rows.schema.get_field_index("cells")
     cells = pa.array([[{**cell, "column": 1} for cell in row] for row in rows["cells"].to_pylist()], rows["cells"].type)
-    data, (place,) = encode_blocks([rows.set_column(at, rows.schema.field(at), cells)], rows_key("a", "newer"))
+    data, (place,) = encode_blocks([rows.set_column(at, rows.schema.field(at), cells)], rows_key("a", 1, "newer"))
     lake.store.put(place.key, data)
     with pytest.raises(UnresolvedRowsError, match=rf"{place.key}: .* under version 2 .* version 1 does not have"):
         StagedFiles(lake.store, VERSION).rows_of(Reading(((place, "a"),), WHOLE_RING.unwrap(), 1))

@@ -101,7 +101,7 @@ def put_pass(store: ObjectStore, made: Pass) -> bool:
     :returns: False: there is another of this number, or was one: who slept for hours may come with a number that is
         forgotten by now
     """
-    if made.number > 1 and store.stat(_key(made.table_id, made.number - 1)) is None:
+    if not _follows(store, made):
         is_there = store.stat(_key(made.table_id, made.number)) is not None
         return is_there and get_pass(store, made.table_id, made.number) == made
     try:
@@ -109,6 +109,13 @@ def put_pass(store: ObjectStore, made: Pass) -> bool:
     except AlreadyExistsError:
         return get_pass(store, made.table_id, made.number) == made
     return True
+
+
+def _follows(store: ObjectStore, made: Pass) -> bool:
+    """Whether the pass before is there, or there is none and this is the first."""
+    if made.number > 1:
+        return store.stat(_key(made.table_id, made.number - 1)) is not None
+    return not pass_numbers(store, made.table_id)
 
 
 def get_pass(store: ObjectStore, table_id: str, number: int) -> Pass:
@@ -330,8 +337,7 @@ def forget_pass(store: ObjectStore, one: Pass) -> None:
     publishes would stop.
     """
     store.delete(_key(one.table_id, one.number))
-    for key in (*one.changes, *one.deletions):
+    digests = (key for keys in one.digests.values() for key in keys)
+    # The changes go last: what is left of a pass is found by them (tries.py).
+    for key in (*digests, *one.deletions, *one.changes):
         store.delete(key)
-    for keys in one.digests.values():
-        for key in keys:
-            store.delete(key)
