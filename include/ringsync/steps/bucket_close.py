@@ -30,7 +30,7 @@ from ringsync.state.table_versions import latest_version
 from ringsync.status import read_status
 from ringsync.steps.agreement import OpenBucket, Settled, settle_together
 from ringsync.steps.application import Application, ExitCode, Report, StepError, remedy_inside
-from ringsync.steps.close_task import CloseTask, SliceResult
+from ringsync.steps.close_task import CloseTask, Slice, SliceResult, forget_waiting
 from ringsync.steps.closing import progress
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.kafka_feed import KafkaFeed
@@ -319,18 +319,18 @@ class Closer:
         passes, by_arrival = follow_ups.passes, state.table.by_arrival
         published = {one.bucket: published_before(passes, one, by_arrival, time.time() * 1000) for one in settled}
         slices = cut(settled, published)
-        results: list[SliceResult] = []
-        if slices:
-            task = CloseTask(context, by_arrival)
-            # A task for each core: all slices of one share the files that it has decoded.
-            tasks = min(len(slices), self._context.defaultParallelism)
-            results = self._context.parallelize(slices, tasks).mapPartitions(task).collect()
-        counts = count(settled, results)
+        try:
+            results = self._results(CloseTask(context, by_arrival), slices)
+            counts = count(settled, results)
+        except Exception:
+            forget_waiting(self._store, context)
+            raise
         outputs = [result.outputs for result in results if result.outputs]
         if outputs:
             everywhere = all(one.everywhere for one in settled)
             made = commit(self._store, context, outputs, {**counts, "everywhere": everywhere})
             if made is None:
+                forget_waiting(self._store, context)
                 follow_ups.refresh()
                 return False
             follow_ups.made(made)
@@ -342,6 +342,12 @@ class Closer:
         if outputs and not counts["at_close"]:
             state.agreement_ms = [lag - (one.made_at_ms - settled_at_ms) for one in outputs for lag in one.lags_ms]
         return True
+
+    def _results(self, task: CloseTask, slices: Sequence[Slice]) -> list[SliceResult]:
+        """Have tasks make the outputs of slices."""
+        # A task for each core: all slices of one share the files that it has decoded.
+        tasks = min(len(slices), self._context.defaultParallelism)
+        return list(self._context.parallelize(slices, tasks).mapPartitions(task).collect()) if slices else []
 
     def _retire(self) -> None:
         """Forget closed buckets all of whose blocks are published, and commits all of whose blocks are forgotten."""

@@ -202,10 +202,8 @@ class LateRows:
         """A table is gone, and so are its rows that wait: they are counted."""
         for stat in self._store.list(f"{FOLDER}{table_id}/"):
             rows = self._read(stat.key)
-            shards = self._shards.get(stat.key, {})
+            self._forget_admitted(stat.key)
             self._lose_sight_of(stat.key)
-            if shards:
-                self._queue.forget(stat.key, max(shard.shards for shard in shards.values()))
             self._store.delete(stat.key)
             count = rows.num_rows if rows is not None else 0
             self.counts.update(of_dropped_tables=count)
@@ -282,6 +280,7 @@ class LateRows:
         try:
             rows = _decoded(self._store.get(file))
         except NotFoundError:
+            self._forget_admitted(file)
             self._lose_sight_of(file)
             return None
         except (ChecksumError, pa.ArrowException, OSError) as error:  # OSError: so Arrow tells of damaged lz4
@@ -373,10 +372,14 @@ class LateRows:
         shards = self._shards.get(file)
         if shards is None or any(shard.waiting for shard in shards.values()):
             return
-        if shards:
-            self._queue.forget(file, max(shard.shards for shard in shards.values()))
+        self._forget_admitted(file)
         self._store.delete(file)
         del self._shards[file]
+
+    def _forget_admitted(self, file: str) -> None:
+        """Remove what the queue knows of a file."""
+        if shards := self._shards.get(file):
+            self._queue.forget(file, max(shard.shards for shard in shards.values()))
 
     def status(self) -> dict[str, Any]:
         """How things stand; ``oldest_ms`` is when the row was admitted that has waited longest, ms since the epoch.
