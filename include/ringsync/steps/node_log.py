@@ -247,6 +247,7 @@ class NodeLog:
             "late": self.counts["late"],
             "errors": self.counts["errors"],
             "is_read": self.error is None,
+            "refused": self.refused,
             "error": self.error or self.refused or (f"{doubts[0]}{more}" if doubts else None),
         }
 
