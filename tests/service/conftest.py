@@ -48,6 +48,8 @@ until = float(given.until or time.time() + 600)
 name = LOOPS.get(NAME, given.queue)
 while name and time.time() < until and store.stat(STOP_KEY) is None:
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "until": until}
+    if NAME == "commitlog_stage":
+        content["nodes"] = {"n1": {"endpoint": "127.0.0.1:9042", "up": True, "is_read": True, "refused": None}}
     store.put(f"status/{NAME}/{name}.json", json.dumps(content).encode())
     time.sleep(0.5)
 report = {"application": NAME, "started_at": started.isoformat(), "rows": 17, "nodes": {"n1": {"backlog_bytes": 2.5}}}

@@ -65,13 +65,17 @@ def test_what_loops_tell_of_nodes_and_tables() -> None:
     statuses = healthy()
     statuses["commitlog_stage/default"]["nodes"] = {"4e5d": {**NODE, "error": "no such folder", "errors": 1200}}
     statuses["bucket_close/close"]["tables"] = {"shop.orders": {**TABLE, "kafka_error": "Kafka is not available"}}
-    statuses["out_of_sequence/queue"] |= {"error": "no quorum", "files_broken": 2, "tables_unknown": 0}
+    statuses["out_of_sequence/queue"] |= {
+        **{"error": "no quorum", "files_broken": 3, "tables_unknown": 0},
+        "broken": {"staging/late/a/b.arrow": "version 3 is not known"},
+    }
     assert found(statuses, {}) == [
         "commitlog_stage/default: node 10.0.0.1:9042: no such folder",
         "commitlog_stage/default: node 10.0.0.1:9042: 1,200 records cannot be decoded: table processor_error",
         "shop.orders: Kafka is not available",
         "out_of_sequence/queue: no quorum",
-        "out_of_sequence/queue: 2 files of late rows cannot be read: its report says why",
+        "out_of_sequence/queue: staging/late/a/b.arrow cannot be used: version 3 is not known",
+        "out_of_sequence/queue: 2 more files of late rows cannot be used: its report says why",
     ]
 
 

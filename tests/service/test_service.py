@@ -63,6 +63,7 @@ def test_start_status_and_stop(
     assert main(["start", "--conf", str(conf)]) == 0
     said = capsys.readouterr().out
     assert f"{keyspace}.orders" in said
+    assert "cdc_raw can be listed, read and deleted from: 127.0.0.1:9042" in said
     assert "nodes that capture changes: 127.0.0.1" in said
     assert "started: commitlog_sync, out_of_sequence, replica_merge" in said
 
@@ -74,6 +75,8 @@ def test_start_status_and_stop(
     }
     assert main(["status", "--conf", str(conf)]) == 0
     assert "all is well" in capsys.readouterr().out
+    assert main(["start", "--check", "--conf", str(conf)]) == 0
+    assert "cdc_raw can be listed, read and deleted from: 127.0.0.1:9042" in capsys.readouterr().out
     assert main(["wait", "--timeout", "1", "--conf", str(conf)]) == 1
     assert "not all is published: the loops have not begun the next window interval" in capsys.readouterr().err
     assert main(["status", "--prometheus", "--conf", str(conf)]) == 0

@@ -22,7 +22,7 @@ LONG_AGO_MS = NOW_MS - int(REMEMBERED_S * 1000) - 1
 
 
 STAGED = Staged(
-    StageWork(NODE, "CommitLog-7-6.log", Wanted(after=100, until=150)),
+    StageWork(NODE, "CommitLog-7-6.log", Wanted(after=100, until=150), 2),
     LogPart("CommitLog-7-6.log", 6, 100, 150, False),
     NOW_MS,
 )
@@ -44,15 +44,15 @@ def test_what_was_finished_long_ago_becomes_one_object_and_stays_finished(tmp_pa
     store, folder = open_store(str(tmp_path / "lake")), tmp_path / "cdc_raw"
     folder.mkdir()
     finished = {1: LONG_AGO_MS, 2: LONG_AGO_MS, 4: LONG_AGO_MS, 5: NOW_MS}
-    put_commit(store, StageCommit(NODE, 7, NOW_MS, (), {6: 100}, finished, {}, ()))
+    put_commit(store, StageCommit(NODE, 1, NOW_MS, (), {6: 100}, finished, {}, ()))
     log = read_node_log(store, HOST, folder, NOW_MS)
     assert finished_segments(store, NODE).ranges == ((1, 2), (4, 4))
-    assert (log.number, log.ends, log.finished) == (7, {6: 100}, {5: NOW_MS})
+    assert (log.number, log.ends, log.finished) == (1, {6: 100}, {5: NOW_MS})
     put_commit(store, log.commit_of([STAGED]))
 
     again = read_node_log(store, HOST, folder, NOW_MS)
     assert [one for one in range(1, 9) if one in again.folded or one in again.finished] == [1, 2, 4, 5]
-    assert (again.number, again.ends) == (8, {6: 150})
+    assert (again.number, again.ends) == (2, {6: 150})
     # Cassandra links an old segment again after a crash.
     for segment in (2, 3):
         (folder / f"CommitLog-7-{segment}.log").write_bytes(b"log")

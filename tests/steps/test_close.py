@@ -7,22 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 
-from ringsync.changes.identity import TableVersion
+from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.cql.types import Native
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
-from ringsync.state.staging import Bucket, encode_blocks, rows_key
+from ringsync.state.staging import Bucket, decode_rows, encode_blocks, rows_key
+from ringsync.status import LATE_ROWS
+from ringsync.steps import passes
 from ringsync.steps.agreement import Reading, Settled
 from ringsync.steps.application import StepError
 from ringsync.steps.bucket_close import REPEATED_MS, count, published_before
-from ringsync.steps.close_task import SliceOfBucket, SliceResult, StagedFiles, close_slice
+from ringsync.steps.close_task import SliceOfBucket, SliceResult, StagedFiles, close_slice, forget_waiting
 from ringsync.steps.passes import PassContext, commit
-from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.rows_after import After, AfterReader
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
@@ -58,18 +61,20 @@ class Lake:
         self.conf.write_text(yaml.safe_dump(document))
         self.store = LocalStore(folder / "lake")
         self.passes: list[Pass] = []
+        self.tries = 0
         schemas = (make(TABLE, "test", "exact") for make in (key_schema, envelope_schema))
         FileStream(self.store, "test.shop.t").put_schemas(1, *schemas)
 
     def publish(self, bucket: Bucket, writes: list[Write], *, by_arrival: bool) -> SliceResult:
         """Publish what these writes have left in a bucket; not all replicas have them."""
         number = len(self.passes) + 1
-        data, places = encode_blocks([VERSION.to_store(change_rows(writes, TABLE))], rows_key("a", f"file-{number}"))
+        self.tries += 1
+        data, places = encode_blocks([VERSION.to_store(change_rows(writes, TABLE))], rows_key("a", number, "file"))
         self.store.put(places[0].key, data)
         reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), len(writes))
         published = published_before(self.passes, settled_in(bucket, everywhere=False), by_arrival, time.time() * 1000)
         reader = AfterReader(str(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-        context = PassContext(str(self.conf), reader, "test.shop.t", number, "x", "", False, {}, 1)
+        context = PassContext(str(self.conf), reader, "test.shop.t", number, f"{self.tries:08x}", "", False, {}, 1)
         slices = [SliceOfBucket(str(bucket), (reading,), published)]
         found = close_slice(context, self.store, StagedFiles(self.store, VERSION), "0000", slices, by_arrival)
         if found.outputs:
@@ -116,10 +121,10 @@ def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(l
     lake.publish(LATER, [Write(1, 2, "x", 2000)], by_arrival=False)
     first, second = lake.passes
     bucket, soon = Bucket(second.created_at_ms, 60_000), second.created_at_ms + 60_000
-    passes = [replace(first, created_at_ms=soon - REPEATED_MS - 1), second]
+    known = [replace(first, created_at_ms=soon - REPEATED_MS - 1), second]
 
     def asked(everywhere: bool) -> tuple[str, ...]:
-        return published_before(passes, settled_in(bucket, everywhere=everywhere), False, soon)
+        return published_before(known, settled_in(bucket, everywhere=everywhere), False, soon)
 
     assert asked(everywhere=False) == (*first.digests[LATE], *second.digests[LATE])
     assert asked(everywhere=True) == second.digests[LATE]
@@ -128,6 +133,38 @@ def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(l
 def test_copies_are_known_after_the_table_was_told_to_go_by_arrival(lake: Lake) -> None:
     assert outcome(lake.publish(NOW, [OF_ITS_TIME], by_arrival=False)) == (1, 0)
     assert outcome(lake.publish(LATER, [OF_ITS_TIME, FRESH], by_arrival=True)) == (1, 1)
+
+
+def test_a_block_of_a_version_that_is_not_known_is_told_with_its_file(lake: Lake) -> None:
+    newer = VERSION.followed_by(replace(TABLE, columns=(*TABLE.columns, Column("w", "regular", INT))))
+    rows = newer.to_store(change_rows([OF_ITS_TIME], TABLE))
+    at = rows.schema.get_field_index("cells")
+    cells = pa.array([[{**cell, "column": 1} for cell in row] for row in rows["cells"].to_pylist()], rows["cells"].type)
+    data, (place,) = encode_blocks([rows.set_column(at, rows.schema.field(at), cells)], rows_key("a", 1, "newer"))
+    lake.store.put(place.key, data)
+    with pytest.raises(UnresolvedRowsError, match=rf"{place.key}: .* under version 2 .* version 1 does not have"):
+        StagedFiles(lake.store, VERSION).rows_of(Reading(((place, "a"),), WHOLE_RING.unwrap(), 1))
+
+
+def test_rows_that_must_wait_replace_no_others_that_wait(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all rows wait there is no pass, and the next one has its number: its file was put in place of the first."""
+    real = passes.images_after
+
+    def nobody_knows(reader: AfterReader, merged: pa.RecordBatch) -> After:
+        found = real(reader, merged)
+        return replace(found, open=found.visible)
+
+    monkeypatch.setattr(passes, "images_after", nobody_knows)
+    writes = [Write(1, seq, "x", NOW.start * 1000 + seq) for seq in (1, 2)]
+    for write in writes:
+        assert lake.publish(NOW, [write], by_arrival=False).open == 1
+    waiting = [decode_rows(lake.store.get(stat.key)) for stat in lake.store.list(LATE_ROWS)]
+    assert sorted(rows["digest"][0].as_py() for rows in waiting) == sorted(write.digest for write in writes)
+    reader = AfterReader(str(lake.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+    context = PassContext(str(lake.conf), reader, "test.shop.t", 1, f"{1:08x}", "", False, {}, 1)
+    forget_waiting(lake.store, context)
+    (left,) = lake.store.list(LATE_ROWS)
+    assert decode_rows(lake.store.get(left.key))["digest"][0].as_py() == writes[1].digest, "it is of another try"
 
 
 def test_counts_of_rows_on_which_all_agreed() -> None:

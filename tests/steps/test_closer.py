@@ -18,9 +18,10 @@ from ringsync.state.staging import Block, Bucket, Place
 from ringsync.state.table_versions import version_of
 from ringsync.steps import bucket_close
 from ringsync.steps.application import StepError
-from ringsync.steps.bucket_close import Closer, TableState, plain
+from ringsync.steps.bucket_close import Closer
 from ringsync.steps.staged_commits import StagedCommits
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
+from ringsync.steps.table_state import TableState, plain
 from ringsync.storage.local import LocalStore
 from ringsync.streams.pass_log import TableReplacedError
 

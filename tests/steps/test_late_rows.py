@@ -16,11 +16,13 @@ import yaml
 
 from ringsync.changes.identity import TableVersion
 from ringsync.config import Config, load_config
+from ringsync.cql.types import Native
 from ringsync.schema.from_cluster import read_table
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.control import ControlServer
 from ringsync.sources.session import close_all, connect
 from ringsync.state.out_of_sequence import OutOfSequence
+from ringsync.state.staging import encode_rows, late_key
 from ringsync.steps import out_of_sequence
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.late_pass import LatePasses
@@ -259,12 +261,12 @@ class Published:
     """Effects that remember what was published; what is in ``open`` waits some looks."""
 
     def __init__(self, table: TableSchema, open: list[Write]) -> None:
-        self.known = table
+        self.version = TableVersion.first(table)
         self.open = {write.digest: 3 for write in open}
         self.times: list[bytes] = []
 
     def table(self, table_id: str) -> TableVersion | None:
-        return TableVersion.first(self.known) if table_id == self.known.table_id else None
+        return self.version if table_id == self.version.table_id else None
 
     def is_gone(self, table_id: str) -> bool:
         return table_id == GONE
@@ -282,6 +284,10 @@ class Published:
                 new.append(digest)
         self.times += new
         return Outcome(len(new), waiting)
+
+    def digests_left(self, writes: list[Write]) -> set[bytes]:
+        """Of those that are not published."""
+        return {write.digest for write in writes} - set(self.times)
 
 
 GONE = "f" * 32
@@ -321,6 +327,60 @@ def test_one_table_that_fails_holds_up_no_other(table: TableSchema, session: Any
     assert late.counts["published"] == 1
     assert late.error is not None
     assert "no ring" in late.error
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("admitted", [False, True], ids=["new", "in the queue"])
+def test_a_file_that_cannot_be_used_holds_up_no_other_of_its_table(
+    admitted: bool, table: TableSchema, session: Any, tmp_path: Path
+) -> None:
+    """It is named with both versions, tried again ever more seldom, and published once its version is known."""
+    store, clock = LocalStore(tmp_path), Clock()
+    writes = [Write(1, seq, "x", HOUR_AGO + seq) for seq in range(4)]
+    effects = Published(table, [writes[1]] if admitted else [])
+    altered = replace(table, columns=(*table.columns[:2], Column("a", "regular", Native("text")), *table.columns[2:]))
+    older, newer = TableVersion.first(table), TableVersion.first(table).followed_by(altered)
+    named = [f"{admitted}-{name}" for name in ("0", "1-newer", "2-damaged", "3-other", "4")]
+    unresolved, damaged, other = (late_key(table.table_id, name) for name in named[1:4])
+    put_late(store, [writes[0]], table, named[0])
+    store.put(unresolved, encode_rows(newer.to_store(change_rows([writes[1]], altered))))
+    store.put(damaged, b"no Arrow file")
+    store.put(other, encode_rows(pa.RecordBatch.from_pydict({"digest": [1]})))
+    put_late(store, [writes[2]], table, named[4])
+    late = LateRows(store, OutOfSequence(session, "t_late"), effects, clock)
+    if admitted:
+        effects.version = newer
+        late.cycle()
+        clock.now += FIRST_WAIT_S
+        assert late.status()["waiting"] == 1
+        effects.version = older
+    for _ in range(3):
+        late.cycle()
+    assert sorted(effects.times) == sorted(write.digest for write in (writes[0], writes[2]))
+    assert [stat.key for stat in store.list(FOLDER)] == [unresolved, damaged, other]
+    status = late.status()
+    assert (status["error"], status["waiting"], status["files_broken"]) == (None, 1, 3)
+    assert "version 2 of its schema and have the column with id 1, which version 1 does" in status["broken"][unresolved]
+    assert list(status["broken"]) == [unresolved, damaged, other]
+    assert all(key in " ".join(late.problems) for key in (unresolved, damaged, other))
+    if admitted:
+        clock.now += LONGEST_WAIT_S  # also what waits in the queue is tried again, and fails again
+        late.cycle()
+        assert effects.digests_left(writes) == {writes[1].digest, writes[3].digest}
+    effects.version = newer
+    put_late(store, [writes[3]], table, f"{admitted}-5")
+    late.cycle()
+    assert effects.digests_left(writes) == {writes[1].digest}, "it is not tried in each cycle"
+    for _ in range(4):
+        clock.now += LONGEST_WAIT_S
+        late.cycle()
+    assert not effects.digests_left(writes)
+    assert (late.status()["waiting"], late.status()["files_broken"]) == (0, 2)
+    for key in (damaged, other):
+        store.delete(key)
+    late.cycle()
+    assert (late.problems, store.list(FOLDER)) == ([], [])
+    assert session.execute("SELECT count(*) FROM t_late.out_of_sequence").one()[0] == 0
 
 
 LOOKS = 6

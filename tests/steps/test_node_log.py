@@ -191,7 +191,7 @@ def test_what_the_schema_does_not_have_is_told(tmp_path: Path) -> None:
 
     def staged(known: tuple[TableSchema, ...], gone: frozenset[str] = frozenset()) -> Staged:
         task = replace(TASK, logged=known, gone=gone)
-        return stage(StageWork("n1", str(tmp_path / name), Wanted()), task, LocalStore(tmp_path / "lake"), None)
+        return stage(StageWork("n1", str(tmp_path / name), Wanted(), 1), task, LocalStore(tmp_path / "lake"), None)
 
     whole = staged(tables)
     assert not whole.has_unknown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
+from ringsync.cql.types import Native
+from ringsync.schema.table import Column
+from ringsync.state.staging import Bucket, decode_rows
 from ringsync.steps import late_pass
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.follow_ups import FollowUps
@@ -61,6 +65,40 @@ def test_who_is_slower_than_a_rival_that_has_published_makes_the_next_pass(
     assert late_passes.publish(TABLE, change_rows([LATE_ROW], TABLE)).published == 1
     assert (faster, pass_numbers(lake.store, TABLE.table_id)) == ([1], [1, 2])
     assert get_pass(lake.store, TABLE.table_id, 2).late
+
+
+def test_late_rows_are_published_by_the_version_that_they_were_resolved_by(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column is added, and the next interval begins, between the two: v came out as the new column."""
+    config = load_config(lake.conf)
+    application = Application("late", str(lake.conf), config, lake.store, None, "run", argparse.Namespace())
+    altered = replace(TABLE, columns=(*TABLE.columns[:2], Column("a", "regular", Native("text")), TABLE.columns[2]))
+    versions = [VERSION, VERSION.followed_by(altered)]
+    clock = [NOW.start / 1000]
+
+    def plan_of(store: Any, config: Any, session: Any, interval: Bucket, before: Any) -> SyncPlan:
+        table = SyncTable(versions[interval.start > NOW.start], "test.shop.t", False)
+        return SyncPlan(interval, RING.ring.hosts, {TABLE.keyspace: RING.ring.replication}, (table,))
+
+    monkeypatch.setattr(late_pass, "plan_of", plan_of)
+    monkeypatch.setattr(late_pass.time, "time", lambda: clock[0])
+    passes = LatePasses(application, None, None)  # type: ignore[arg-type]
+    stored = VERSION.to_store(change_rows([LATE_ROW], TABLE))
+    version = passes.table(TABLE.table_id)
+    assert version is not None
+    rows = version.from_store(stored)
+    clock[0] += 60
+    assert passes.publish(version.table, rows).published == 1
+    (made,) = (get_pass(lake.store, TABLE.table_id, number) for number in pass_numbers(lake.store, TABLE.table_id))
+    stream = FileStream(lake.store, "test.shop.t")
+    stream.publish(made.bucket, made.parts)
+    (message,) = stream.read(made.bucket)
+    assert message["value"]["after"] == {"id": 7, "seq": 1, "v": "late"}
+    changes = decode_rows(lake.store.get(made.changes[0]))
+    assert changes["schema_version"].to_pylist() == [1]
+    assert [cell["column"] for cell in changes["cells"][0].as_py()] == [VERSION.names.index("v")]
+    assert passes.table(TABLE.table_id) == versions[1], "the next rows are resolved by the version that is known then"
 
 
 def test_who_wakes_up_when_its_number_is_forgotten_makes_no_pass(lake: Lake) -> None:

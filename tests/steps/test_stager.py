@@ -14,14 +14,17 @@ import pytest
 
 from ringsync.changes.tables import logged_tables
 from ringsync.formats.commitlog.reader import read_log
+from ringsync.formats.commitlog.segment import Wanted
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.from_cluster import SYSTEM_KEYSPACES
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
+from ringsync.state.staging import Bucket
 from ringsync.state.table_versions import version_of
 from ringsync.steps import commitlog_stage, stage_task
 from ringsync.steps.commitlog_stage import Stager
 from ringsync.steps.node_log import PATIENCE_MS, NodeLog
+from ringsync.steps.stage_task import StagedTable, StageTask, StageWork, Windows, stage
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
@@ -158,6 +161,23 @@ def test_a_table_that_was_dropped_is_counted_after_a_minute(tmp_path: Path, monk
     assert log.counts["staged"] > 0
     assert sync.errors == 0
     assert not sync.segment.exists()
+
+
+def test_who_stages_the_same_again_replaces_no_file_of_who_did_so_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first may have committed meanwhile, and somebody may read its late rows."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    wanted = Wanted(until=None)
+    work = StageWork("a", str(sync.segment), wanted, 1)
+    in_time, late = Windows(interval_at(int(NOW_S * 1000), 60_000), 0), Windows(Bucket(0, 60_000), 2**62)
+    for windows in (in_time, late):
+        kept = tuple(StagedTable(version_of(sync.store, table), False, None) for table in TABLES)
+        task = StageTask("", TABLES, kept, windows)
+        first, second = (stage(work, task, sync.store, None) for _ in range(2))
+        assert first.counts["staged" if windows is in_time else "late"] > 0
+        assert not set(first.files) & set(second.files)
+        assert all(sync.store.stat(key) for key in (*first.files, *second.files))
 
 
 @pytest.mark.parametrize("was_followed", [True, False])

@@ -20,16 +20,21 @@ from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
 from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
+from ringsync.service.workers import Told, told_by_workers, wait_for_workers
 from ringsync.sources.session import ClusterError, connect
 from ringsync.state.session import StateError
-from ringsync.status import BOOTSTRAPS, STOP_KEY, forget, read_statuses
+from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import StorageError
 
 EXIT_CODES = """\
-exit codes: 0 done, or all is well; 1 of stop: not ended in time, of status: something is wrong; 3 configuration,
-connection or rights: nothing was started; 4 interrupted"""
+exit codes: 0 done, or all is well; 1 of start: a worker cannot use cdc_raw of its nodes, or has not told in time, of
+stop: not ended in time, of status: something is wrong; 3 configuration, connection or rights: nothing was started;
+4 interrupted"""
+
+START_TIMEOUT_S = 300.0
+"""Seconds that ``start`` waits for the workers, by default: Airflow and Spark take a minute of them, or two."""
 
 STOP_TIMEOUT_S = 300.0
 """Seconds that ``stop`` waits for the loops, by default; a merge of replicas may take longer."""
@@ -52,11 +57,15 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
     start = commands.add_parser(
         "start",
         help="follow the commit logs",
-        description="Check configuration, cluster, object store, brokers and Airflow, and start the sync.",
+        description="Check configuration, cluster, object store, brokers and Airflow, start the sync, and wait until "
+        "the worker of each queue has found that it can list, read and delete in cdc_raw of its nodes.",
         epilog=EXIT_CODES,
     )
     add_conf(start)
     start.add_argument("--check", action="store_true", help="check only, start nothing")
+    start.add_argument(
+        "--timeout", type=_seconds, default=START_TIMEOUT_S, metavar="S", help="wait so long (default: %(default).0f s)"
+    )
     start.set_defaults(command=_start)
 
     stop = commands.add_parser(
@@ -111,7 +120,7 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         _say(console, f"nothing was started: {', '.join(failed)}")
         return ExitCode.FATAL
     if arguments.check:
-        return ExitCode.OK
+        return _check_workers(config, console)
     try:
         # The loops would do it, too, but two that create a table at the same moment may make two of it.
         create_state(connect(config.cluster_settings()), config)
@@ -120,13 +129,41 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.FATAL
     store, client = config.open_store(), _client(config)
     expected = expected_loops(config.sync.queues)
-    for loop in read_statuses(store):
+    before = read_statuses(store)
+    for loop in before:
         if loop not in expected and not loop.startswith(BOOTSTRAPS):
             forget(store, loop)
     store.delete(STOP_KEY)
     for dag in DAGS:
         client.set_paused(dag, False)
     _say(console, f"started: {', '.join(DAGS)}; cdcservice status shows how they stand")
+    queues = config.sync.queues
+    seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
+    told = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: _say(console, text))
+    return _tell_of_workers(told, console)
+
+
+def _check_workers(config: Config, console: Console) -> ExitCode:
+    """Say what workers tell that run already; the others look when they are started."""
+    now_s = time.time()
+    alive = {loop: one for loop, one in read_statuses(config.open_store()).items() if age_s(one, now_s) < STALE_AFTER_S}
+    told = told_by_workers(alive, config.sync.queues, {})
+    for queue in told.silent:
+        _say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
+    return (
+        _tell_of_workers(Told({}, told.refused, told.usable), console) if told.usable or told.refused else ExitCode.OK
+    )
+
+
+def _tell_of_workers(told: Told, console: Console) -> ExitCode:
+    """Say what the workers have told."""
+    wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in told.silent.items()]
+    for problem in (*told.refused, *wrong):
+        print(f"ringsync: error: {problem}", file=sys.stderr, flush=True)
+    if told.refused or told.silent:
+        _say(console, "the workers go on trying; what can be read is published")
+        return ExitCode.COMPLETED_WITH_ERRORS
+    _say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(told.usable) or 'no node is read'}")
     return ExitCode.OK
 
 

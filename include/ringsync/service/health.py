@@ -84,8 +84,11 @@ def _told(loop: str, status: Status) -> Iterator[str]:
     """What a loop itself says is wrong."""
     if status.get("error"):
         yield f"{loop}: {status['error']}"
-    if status.get("files_broken"):
-        yield f"{loop}: {status['files_broken']:,} files of late rows cannot be read: its report says why"
+    named = status.get("broken", {})
+    for file, reason in named.items():
+        yield f"{loop}: {file} cannot be used: {reason}"
+    if (more := (status.get("files_broken") or 0) - len(named)) > 0:
+        yield f"{loop}: {more:,} more files of late rows cannot be used: its report says why"
     for node, one in status.get("nodes", {}).items():
         where = f"{loop}: node {one.get('endpoint', node)}"
         if one.get("error"):

@@ -1,8 +1,8 @@
 """What has been staged: decoded change rows on their way to the stream, as files in the object store.
 
 =====================================================  =====================================================
-``staging/rows/<node>/<name>.arrow``                   what was read of a node's log at once: change rows of all
-                                                       tables, a block for each table and bucket
+``staging/rows/<node>/<number>-<name>.arrow``          what was read of a node's log at once: change rows of all
+                                                       tables, a block for each table and bucket; for which commit
 ``staging/late/<table id>/<name>.arrow``               those whose bucket was closed before they came
 ``staging/log/<node>/<number>.json``                   a commit: the blocks, and how far the node's log is read
 =====================================================  =====================================================
@@ -10,7 +10,9 @@
 A file counts if a commit lists it. The commits of a node are numbered from 1, and each is put if absent: it makes the
 files, their digests and the new positions durable at once, and who repeats a step that was killed, or was thought dead,
 finds it there and goes on behind it. So nothing is staged twice and nothing is left out. The newest commit of a node
-tells all that is to be known of its log; those before it are removed once their rows are published.
+tells all that is to be known of its log; those before it are removed once their rows are published. Who wakes up with a
+number that is long gone finds the commit before its own gone, too, or ``followed``: no number is given twice. So what
+tries have written that came to nothing is known by its number, and is removed.
 
 A block is a record batch of an Arrow IPC stream, sorted by token; its commit says where in the file it lies, and sums
 up its rows by token range, so that replicas can be compared without reading them: their number and the sum of both
@@ -29,12 +31,15 @@ import google_crc32c
 import pyarrow as pa
 
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
 
 STAGED_ROWS = CHANGE_ROWS.append(pa.field("node", pa.string()))
 """Change rows, and which node's log they come from (its host id)."""
 
 _BUCKET = re.compile(r"(\d{1,16})-(\d{1,10})")
+_COMMIT = re.compile(r"/\d{12}\.json$")
+_ROWS = "staging/rows/"
+_ROWS_KEY = re.compile(_ROWS + r"([^/]+)/(\d{12})-[^/]+\.arrow")
 _WATERMARK = "staging/closed.json"
 
 
@@ -138,6 +143,7 @@ class StageCommit:
     :ivar counts: records and rows by what became of them
     :ivar blocks: the rows
     :ivar late: keys of files of late rows
+    :ivar followed: the commit after it was there, and may be gone by now
     """
 
     node: str
@@ -149,6 +155,7 @@ class StageCommit:
     counts: Mapping[str, int]
     blocks: tuple[Block, ...]
     late: tuple[str, ...] = ()
+    followed: bool = False
 
     @property
     def key(self) -> str:
@@ -162,15 +169,34 @@ class StageCommit:
 
 
 def put_commit(store: ObjectStore, commit: StageCommit) -> StageCommit:
-    """Commit, unless somebody else has made the node's commit of this number.
+    """Commit, unless somebody else has made the node's commit of this number, be it long ago.
 
-    :returns: the commit that counts
+    :returns: the commit that counts: ours, that of this number, or the node's newest
+    :raises NotFoundError: there is no commit of the node any more, though this is not its first
     """
+    if not _follows(store, commit):
+        there = commit_keys(store, commit.node)
+        if not there:
+            raise NotFoundError(f"{store.uri(_folder(commit.node))} has no commit any more: who has removed them?")
+        return get_commit(store, there[-1])
     try:
         store.put(commit.key, json.dumps(asdict(commit)).encode(), if_absent=True)
         return commit
     except AlreadyExistsError:
         return get_commit(store, commit.key)
+
+
+def _follows(store: ObjectStore, commit: StageCommit) -> bool:
+    """Whether the commit before is the node's newest, or there is none and this is the first; or ours may be there."""
+    if commit.number == 1:
+        return not commit_keys(store, commit.node)
+    try:
+        before = json.loads(store.get(replace(commit, number=commit.number - 1).key))
+    except NotFoundError:
+        return False
+    except (ChecksumError, ValueError):
+        return True  # it is there, and none that cannot be read was ever marked
+    return not before.get("followed")
 
 
 def get_commit(store: ObjectStore, key: str) -> StageCommit:
@@ -190,7 +216,8 @@ def get_commit(store: ObjectStore, key: str) -> StageCommit:
 
 def commit_keys(store: ObjectStore, node: str | None = None) -> list[str]:
     """The commits of a node, or of all: each node's in their order."""
-    return [stat.key for stat in store.list(_folder(node) if node else "staging/log/")]
+    keys = (stat.key for stat in store.list(_folder(node) if node else "staging/log/"))
+    return [key for key in keys if _COMMIT.search(key)]
 
 
 def _folder(node: str) -> str:
@@ -202,9 +229,26 @@ def node_of(commit_key: str) -> str:
     return commit_key.split("/")[2]
 
 
-def rows_key(node: str, name: str) -> str:
-    """Key of a file of blocks."""
-    return f"staging/rows/{node}/{name}.arrow"
+def rows_key(node: str, number: int, name: str) -> str:
+    """Key of a file of blocks.
+
+    :param number: of the commit that is to list it
+    """
+    return f"{_ROWS}{node}/{number:012}-{name}.arrow"
+
+
+def rows_keys(store: ObjectStore) -> list[str]:
+    """The files of blocks of all nodes, also those that no commit lists."""
+    return [stat.key for stat in store.list(_ROWS)]
+
+
+def commit_of_rows(key: str) -> tuple[str, int] | None:
+    """For which commit a file of blocks was written: node and number; None: an older version wrote it, nobody knows.
+
+    :param key: of the file
+    """
+    found = _ROWS_KEY.fullmatch(key)
+    return (found[1], int(found[2])) if found else None
 
 
 def late_key(table_id: str, name: str) -> str:
@@ -274,16 +318,31 @@ def put_closed_until(store: ObjectStore, moment: int) -> None:
     store.put(_WATERMARK, json.dumps({"closed_until_ms": moment}).encode())
 
 
-def retire_commit(store: ObjectStore, commit: StageCommit, *, is_last: bool) -> None:
+def retire_commit(store: ObjectStore, commit: StageCommit, *, keep: bool) -> None:
     """Forget the blocks of a commit, all of whose rows are published, and then remove their files.
 
-    :param is_last: of its node: it must go on saying how far the log is read
+    :param keep: it goes on saying how far the log is read: it is the node's newest
     """
-    if is_last:
+    if keep:
         store.put(commit.key, json.dumps(asdict(replace(commit, blocks=()))).encode())
     else:
         store.delete(commit.key)
     remove_files(store, commit)
+
+
+def mark_followed(store: ObjectStore, commit: StageCommit) -> StageCommit | None:
+    """Say that the commit after this one was there, before that is removed.
+
+    :returns: None: somebody else has changed it since, or removed it
+    """
+    marked, found = replace(commit, followed=True), store.stat(commit.key)
+    if found is None:
+        return None
+    try:
+        store.put(commit.key, json.dumps(asdict(marked)).encode(), if_version=found.version)
+    except VersionMismatchError:
+        return None
+    return marked
 
 
 def remove_files(store: ObjectStore, commit: StageCommit) -> None:

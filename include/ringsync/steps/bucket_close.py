@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,12 @@ from ringsync.schema.table import Schema
 from ringsync.sources.cluster import read_ring
 from ringsync.sources.control import ControlServer
 from ringsync.state.layout import check_layout
-from ringsync.state.staging import Block, Bucket, closed_until, put_closed_until
+from ringsync.state.staging import closed_until, put_closed_until
 from ringsync.state.table_versions import latest_version
 from ringsync.status import read_status
-from ringsync.steps.agreement import OpenBucket, Settled, settle_together
-from ringsync.steps.application import Application, ExitCode, Report, StepError, remedy_inside
-from ringsync.steps.close_task import CloseTask, SliceResult
+from ringsync.steps.agreement import Settled, settle_together
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.close_task import CloseTask, Slice, SliceResult, forget_waiting
 from ringsync.steps.closing import progress
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.kafka_feed import KafkaFeed
@@ -47,14 +47,12 @@ from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.slices import cut
 from ringsync.steps.staged_commits import StagedCommits
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
+from ringsync.steps.table_state import TableState, plain
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.pass_log import Pass, TableReplacedError, digest_keys
 
 PASS_ROWS = 250_000
 """A pass has about so many rows at most, the oldest first: Kafka gets one while the next is made."""
-
-FIRST_WAIT_MS, LONGEST_WAIT_MS = 1_000, 60_000
-"""A table that could not be served is tried again after 1 s, 2 s, 4 s …"""
 
 GONE_AFTER_MS = 60_000
 """A table that the schema has not had for so long is gone."""
@@ -98,55 +96,6 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 
 def _driver_host(context: Any) -> str:
     return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
-
-
-@dataclass
-class TableState:
-    """What this run knows of a table.
-
-    :ivar follow_ups: None: not begun yet
-    :ivar buckets: those that have staged blocks
-    :ivar lags_ms: from write to message, of rows of the last pass
-    :ivar agreement_ms: from write to agreement of the replicas, of rows of the last pass on which they agreed
-    :ivar newest: the highest version of the table under which its blocks were staged
-    :ivar error: why it could not be served when that was last tried
-    :ivar failures: how often in a row
-    :ivar again_ms: when it is served again after a failure, ms since the epoch
-    """
-
-    table: SyncTable
-    follow_ups: FollowUps | None = None
-    buckets: dict[Bucket, OpenBucket] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    lags_ms: list[int] = field(default_factory=list)
-    agreement_ms: list[int] = field(default_factory=list)
-    newest: int = 0
-    error: str | None = None
-    failures: int = 0
-    again_ms: int = 0
-
-    def add(self, node: str, block: Block) -> None:
-        """Take in a block."""
-        bucket = Bucket.parse(block.bucket)
-        self.buckets.setdefault(bucket, OpenBucket(bucket)).files[block.place] = (node, block)
-        self.newest = max(self.newest, block.version)
-
-    def follow(self, table: SyncTable) -> None:
-        """Go on with a newer version of the table."""
-        if table != self.table and table.version.number >= self.table.version.number:
-            self.table = table
-            if self.follow_ups is not None:
-                self.follow_ups.follow(table)
-
-    def failed(self, error: Exception, now_ms: int) -> None:
-        """It could not be served: it backs off alone."""
-        self.error, self.failures = plain(error), self.failures + 1
-        self.again_ms = now_ms + min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(self.failures - 1, 10))
-        print(f"ringsync: warning: {self.table.schema.full_name}, tried again later: {self.error}", flush=True)
-
-    def served(self) -> None:
-        """It is well."""
-        self.error, self.failures, self.again_ms = None, 0, 0
 
 
 class Closer:
@@ -327,18 +276,18 @@ class Closer:
         passes, by_arrival = follow_ups.passes, state.table.by_arrival
         published = {one.bucket: published_before(passes, one, by_arrival, time.time() * 1000) for one in settled}
         slices = cut(settled, published)
-        results: list[SliceResult] = []
-        if slices:
-            task = CloseTask(context, by_arrival)
-            # A task for each core: all slices of one share the files that it has decoded.
-            tasks = min(len(slices), self._context.defaultParallelism)
-            results = self._context.parallelize(slices, tasks).mapPartitions(task).collect()
-        counts = count(settled, results)
+        try:
+            results = self._results(CloseTask(context, by_arrival), slices)
+            counts = count(settled, results)
+        except Exception:
+            forget_waiting(self._store, context)
+            raise
         outputs = [result.outputs for result in results if result.outputs]
         if outputs:
             everywhere = all(one.everywhere for one in settled)
             made = commit(self._store, context, outputs, {**counts, "everywhere": everywhere})
             if made is None:
+                forget_waiting(self._store, context)
                 follow_ups.refresh()
                 return False
             follow_ups.made(made)
@@ -350,6 +299,12 @@ class Closer:
         if outputs and not counts["at_close"]:
             state.agreement_ms = [lag - (one.made_at_ms - settled_at_ms) for one in outputs for lag in one.lags_ms]
         return True
+
+    def _results(self, task: CloseTask, slices: Sequence[Slice]) -> list[SliceResult]:
+        """Have tasks make the outputs of slices."""
+        # A task for each core: all slices of one share the files that it has decoded.
+        tasks = min(len(slices), self._context.defaultParallelism)
+        return list(self._context.parallelize(slices, tasks).mapPartitions(task).collect()) if slices else []
 
     def _retire(self) -> None:
         """Forget closed buckets all of whose blocks are published, and commits all of whose blocks are forgotten."""
@@ -417,11 +372,6 @@ def _is_stopped(context: Any) -> bool:
         return bool(context._jsc.sc().isStopped())
     except Exception:  # whatever it is: a JVM that cannot be asked does no work
         return True
-
-
-def plain(error: Exception) -> str:
-    """What went wrong: of what a Spark task has raised its own words, and not where it stood."""
-    return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
 
 
 def _status_of_follow_ups(state: TableState) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.cells import Numbers, numbers
-from ringsync.changes.identity import TableVersion
+from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.config import load_config
 from ringsync.state.staging import STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
 from ringsync.steps.agreement import Mask, Reading
@@ -121,11 +121,23 @@ def close_slice(
         return SliceResult(None, read, repeated, before, only_one)
     made = make_outputs(context, store, by_place, name)
     if made.open.num_rows:
-        # Whoever repeats the pass repeats this: then its digests tell which of them were published after all.
-        # Tries that fail replace each other's file: their rows are still staged.
-        key = late_key(context.reader.table.table_id, f"pass-{context.number:012}-{name}")
+        # Whoever repeats the pass repeats this: then its digests tell which of them were published after all. No try
+        # replaces another's file: where all rows wait there is no pass, and the next try has its number.
+        key = late_key(context.reader.table.table_id, f"{_waiting(context)}{name}")
         store.put(key, encode_rows(context.reader.version.to_store(made.open)))
     return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
+
+
+def _waiting(context: PassContext) -> str:
+    """How the names of files of rows begin that wait since a try to make a pass."""
+    return f"pass-{context.number:012}-{context.attempt}-"
+
+
+def forget_waiting(store: ObjectStore, context: PassContext) -> None:
+    """A try has failed, and nothing of it counts: its rows are still staged, also those that were to wait."""
+    folder = late_key(context.reader.table.table_id, _waiting(context)).removesuffix(".arrow")
+    for stat in store.list(folder):
+        store.delete(stat.key)
 
 
 def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
@@ -165,7 +177,10 @@ class StagedFiles:
 
     def _block(self, place: Place) -> tuple[pa.RecordBatch, Numbers]:
         if place not in self._read:
-            rows = self._version.from_store(read_block(self._store, place))
+            try:
+                rows = self._version.from_store(read_block(self._store, place))
+            except UnresolvedRowsError as error:
+                raise UnresolvedRowsError(f"{place.key}: {error}") from None
             self._read[place] = rows, numbers(rows["token"])
         return self._read[place]
 

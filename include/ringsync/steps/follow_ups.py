@@ -29,9 +29,14 @@ from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
 from ringsync.streams.tenures import begin_tenure, table_before
 from ringsync.streams.topics import bootstrap_topic
+from ringsync.streams.tries import Try, list_tries, lost_tries, remove_tries
 
 FORGOTTEN_LATER_MS = 600_000
 """Passes are kept so much longer than a bootstrap begins with them: it may begin while they are forgotten."""
+
+
+SWEEP_EVERY_S = 6 * 3600.0
+"""What tries that failed have left is looked for so often at most in a run, beside once after its first pass."""
 
 
 def digests_kept_ms(config: Config) -> int:
@@ -161,6 +166,8 @@ class FollowUps:
         self.refresh()
         self._mismatch: str | None = None
         self._published = last_published(self._store, table, self._passes)
+        self._has_new = False
+        self._swept_at: float | None = None
         self._replica_lag_ms: int | None = None
         self._versions: dict[str, int] = {}
         self._snapshots: KnownSnapshots = {}
@@ -240,7 +247,9 @@ class FollowUps:
         check_goes_on(self._passes.get(self.last))
 
     def catch_up(self) -> None:
-        """Do all that is left to do for all passes."""
+        """Do all that is left to do for all passes, and now and then remove what tries that failed have left."""
+        # Listed before the passes are read: of what becomes a pass meanwhile the pass tells.
+        tries = list_tries(self._store, self._table.table_id) if self._is_sweep_due() else []
         for one in passes_behind(self._store, self._table.table_id, self.last):
             self._passes[one.number] = one
         check_goes_on(self._passes.get(self.last))
@@ -248,8 +257,26 @@ class FollowUps:
             if number > self._published:
                 publish_pass(self._store, self._application.config, self._table, self._passes, number, self._announce)
                 self._published = number
+                self._has_new = True
+        self._sweep(tries)
         self._update_replica()
         self._forget()
+
+    def _is_sweep_due(self) -> bool:
+        """Once this run has seen a new pass, and seldom after that: a table that is idle costs nothing."""
+        long_ago = self._swept_at is None or time.monotonic() - self._swept_at >= SWEEP_EVERY_S
+        return self._has_new and long_ago
+
+    def _sweep(self, tries: Sequence[Try]) -> None:
+        """Remove what is left of tries to make a pass that came to nothing.
+
+        :param tries: as they were before the passes were read
+        """
+        if tries:
+            topics = [self._table.topic, bootstrap_topic(self._table.topic)]
+            lost = lost_tries(tries, self._passes, self._published)
+            remove_tries(self._store, self._table.table_id, topics, lost)
+            self._swept_at, self._has_new = time.monotonic(), False
 
     def _update_replica(self) -> None:
         """Bring the replica up to the last pass; while a bootstrap goes on, the one that it makes is waited for."""

@@ -3,6 +3,9 @@
 New rows are published at once, unless replicas that may know more are down: then they wait in the queue, and are looked
 at again. A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the
 queue has forgotten it. So each step may be killed and repeated; what was published in between is known by its digest.
+
+A file that cannot be read, or whose rows follow a version of the table that is not known, is set aside by itself: it
+stays, is named, and is tried again ever more seldom; all other files of its table go on.
 """
 
 from __future__ import annotations
@@ -12,18 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.changes.identity import TableVersion
+from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.config import ConfigError
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.session import StateError
-from ringsync.state.staging import decode_rows
+from ringsync.state.staging import STAGED_ROWS, decode_rows
 from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
@@ -39,11 +43,15 @@ BATCH_BYTES = 128 * 2**20
 FIRST_WAIT_S, LONGEST_WAIT_S = 10, 120
 """A row of which nobody knows what it has come to is looked at again after 10 s, 20 s, 40 s …"""
 
+BROKEN_NAMED = 20
+"""So many files that cannot be used are named in the status, with their reasons."""
+
 _FETCHERS = ThreadPoolExecutor(8)
 _FETCHED_TOGETHER = 64
 """Stages leave many small files: an object store answers many requests at once."""
 
-_T = TypeVar("_T")
+_Found = TypeVar("_Found")
+_Rows = TypeVar("_Rows")
 Mask = npt.NDArray[np.bool_]
 
 
@@ -81,6 +89,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class _Broken:
+    """A file that cannot be used.
+
+    :ivar attempts: how often it was tried
+    :ivar again_s: when it is tried again, s since the epoch
+    """
+
+    reason: str
+    attempts: int
+    again_s: float
+
+
+@dataclass(frozen=True)
 class _Batch:
     """Rows of some shards of one table.
 
@@ -114,7 +135,7 @@ class LateRows:
         self._goes_on = goes_on
         self._shards: dict[str, dict[int, Shard]] = {}
         self._unread: dict[str, tuple[int, int]] = {}
-        self._broken: dict[str, str] = {}
+        self._broken: dict[str, _Broken] = {}
         self._tables_unknown: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.error: str | None = None
@@ -127,18 +148,25 @@ class LateRows:
         self.error = None
         self._tables_unknown.clear()
         for table_id, files in self._new_files().items():
-            self._each(table_id, self._new_batches(files), self._publish_new)
+            self._each(table_id, files, self._new_batches, self._publish_new)
         due: dict[str, list[Shard]] = {}
         for shard in sorted(self._waiting(), key=lambda shard: (shard.due_ms, shard.file, shard.number)):
-            if shard.due_ms <= self._now_ms():
+            if shard.due_ms <= self._now_ms() and self._may_be_tried(shard.file):
                 due.setdefault(_table_id(shard.file), []).append(shard)
         for table_id, shards in due.items():
-            self._each(table_id, self._batches(shards), self._publish_due)
+            self._each(table_id, shards, self._batches, self._publish_due)
         check_counts(self.counts)
 
-    def _each(self, table_id: str, batches: Iterator[_T], publish: Callable[[TableVersion, _T], None]) -> None:
+    def _each(
+        self,
+        table_id: str,
+        found: Sequence[_Found],
+        batches: Callable[[TableVersion, Sequence[_Found]], Iterator[_Rows]],
+        publish: Callable[[TableVersion, _Rows], None],
+    ) -> None:
         """Publish batches of a table, until one fails: whatever goes wrong is this table's trouble alone.
 
+        :param found: files or shards, of which ``batches`` makes what ``publish`` takes
         :raises ConfigError: the configuration is wrong, which is everybody's
         :raises StateError: the cluster does not take the state of the queue, likewise
         """
@@ -148,7 +176,7 @@ class LateRows:
             if version is None:
                 return
             name = version.table.full_name
-            for batch in batches:
+            for batch in batches(version, found):
                 publish(version, batch)
                 counts = Counter(self.counts)
         except (ConfigError, StateError):
@@ -173,10 +201,9 @@ class LateRows:
     def _forget(self, table_id: str) -> None:
         """A table is gone, and so are its rows that wait: they are counted."""
         for stat in self._store.list(f"{FOLDER}{table_id}/"):
-            rows = self._decode(stat.key)
-            shards = self._shards.pop(stat.key, {})
-            if shards:
-                self._queue.forget(stat.key, max(shard.shards for shard in shards.values()))
+            rows = self._read(stat.key)
+            self._forget_admitted(stat.key)
+            self._lose_sight_of(stat.key)
             self._store.delete(stat.key)
             count = rows.num_rows if rows is not None else 0
             self.counts.update(of_dropped_tables=count)
@@ -188,7 +215,9 @@ class LateRows:
     def _new_files(self) -> dict[str, list[str]]:
         """By table id the files of which nothing is known; those that are in the queue are remembered."""
         there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
-        new = [key for key in there if key not in self._shards and key not in self._broken]
+        for key in self._broken.keys() - set(there):
+            self._lose_sight_of(key)
+        new = [key for key in there if key not in self._shards and self._may_be_tried(key)]
         admitted = self._queue.find(new)
         found: dict[str, list[str]] = {}
         for file in new:
@@ -199,7 +228,7 @@ class LateRows:
                 found.setdefault(_table_id(file), []).append(file)
         return found
 
-    def _new_batches(self, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
+    def _new_batches(self, version: TableVersion, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
         """The rows of files, some files together."""
         batch: dict[str, pa.RecordBatch] = {}
         size = 0.0
@@ -207,7 +236,7 @@ class LateRows:
             if not self._goes_on():
                 return
             some = files[start : start + _FETCHED_TOGETHER]
-            for file, rows in zip(some, _FETCHERS.map(self._decode, some), strict=True):
+            for file, rows in zip(some, _FETCHERS.map(partial(self._read, version=version), some), strict=True):
                 if rows is None:
                     continue
                 batch[file] = rows
@@ -243,17 +272,44 @@ class LateRows:
         for _ in _FETCHERS.map(self._store.delete, done):
             pass
 
-    def _decode(self, file: str) -> pa.RecordBatch | None:
-        """The rows of a file; None: it cannot be read, or is not there any more."""
-        try:
-            return decode_rows(self._store.get(file))
-        except NotFoundError:
-            self._shards.pop(file, None)
-        except (ChecksumError, pa.ArrowInvalid) as error:
-            self._broken[file] = str(error)
-        return None
+    def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
+        """The rows of a file; None: it cannot be used, and is set aside, or is not there any more.
 
-    def _batches(self, shards: Sequence[Shard]) -> Iterator[_Batch]:
+        :param version: in whose places of columns the rows are wanted; None: as they are stored
+        """
+        try:
+            rows = _decoded(self._store.get(file))
+        except NotFoundError:
+            self._forget_admitted(file)
+            self._lose_sight_of(file)
+            return None
+        except (ChecksumError, pa.ArrowException, OSError) as error:  # OSError: so Arrow tells of damaged lz4
+            self._set_aside(file, str(error))
+            return None
+        try:
+            resolved = version.from_store(rows) if version else rows
+        except UnresolvedRowsError as error:
+            if file not in self._shards:
+                self._unread.setdefault(file, (rows.num_rows, self._now_ms()))
+            self._set_aside(file, str(error))
+            return None
+        self._broken.pop(file, None)
+        return resolved
+
+    def _lose_sight_of(self, file: str) -> None:
+        """A file is not there any more."""
+        for known in (self._shards, self._unread, self._broken):
+            known.pop(file, None)
+
+    def _set_aside(self, file: str, reason: str) -> None:
+        attempts = self._broken[file].attempts + 1 if file in self._broken else 1
+        self._broken[file] = _Broken(reason, attempts, self._clock() + _wait_s(attempts - 1))
+
+    def _may_be_tried(self, file: str) -> bool:
+        """Whether a file is not set aside, or has been for long enough."""
+        return file not in self._broken or self._broken[file].again_s <= self._clock()
+
+    def _batches(self, version: TableVersion, shards: Sequence[Shard]) -> Iterator[_Batch]:
         """The rows that are waiting in these shards, some shards together."""
         taken: list[Shard] = []
         parts: list[pa.RecordBatch] = []
@@ -261,7 +317,7 @@ class LateRows:
         decoded: tuple[str, pa.RecordBatch | None] = ("", None)
         for shard in shards:
             if decoded[0] != shard.file:
-                decoded = shard.file, self._decode(shard.file)
+                decoded = shard.file, self._read(shard.file, version)
             if decoded[1] is None:
                 continue
             if not self._goes_on():
@@ -288,12 +344,9 @@ class LateRows:
         self.counts.update(due=len(batch.rows))
 
     def _publish(self, version: TableVersion, rows: pa.RecordBatch) -> Mask:
-        """Publish rows; which of them have to wait.
-
-        :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
-        """
+        """Publish rows; which of them have to wait."""
         first = first_of_each(digest_halves(rows["digest"]))
-        outcome = self._effects.publish(version.table, version.from_store(rows.filter(pa.array(first))))
+        outcome = self._effects.publish(version.table, rows.filter(pa.array(first)))
         waiting = np.zeros(len(rows), np.bool_)
         waiting[first] = outcome.waiting
         postponed = int(np.count_nonzero(waiting))
@@ -308,10 +361,9 @@ class LateRows:
             own = batch.shard == place
             solved = batch.rows["digest"].filter(pa.array(own & ~waiting)).to_pylist()
             left = int(np.count_nonzero(own & waiting))
-            wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**shard.attempts)
-            self._shards.setdefault(shard.file, {})[shard.number] = self._queue.solve(
-                shard, solved, left, now_ms + wait_s * 1000
-            )
+            due_ms = now_ms + _wait_s(shard.attempts) * 1000
+            after = self._queue.solve(shard, solved, left, due_ms)
+            self._shards.setdefault(shard.file, {})[shard.number] = after
         for file in {shard.file for shard in batch.shards}:
             self._finish(file)
 
@@ -320,13 +372,20 @@ class LateRows:
         shards = self._shards.get(file)
         if shards is None or any(shard.waiting for shard in shards.values()):
             return
-        if shards:
-            self._queue.forget(file, max(shard.shards for shard in shards.values()))
+        self._forget_admitted(file)
         self._store.delete(file)
         del self._shards[file]
 
-    def status(self) -> dict[str, int | str | None]:
-        """How things stand; ``oldest_ms`` is when the row was admitted that has waited longest, ms since the epoch."""
+    def _forget_admitted(self, file: str) -> None:
+        """Remove what the queue knows of a file."""
+        if shards := self._shards.get(file):
+            self._queue.forget(file, max(shard.shards for shard in shards.values()))
+
+    def status(self) -> dict[str, Any]:
+        """How things stand; ``oldest_ms`` is when the row was admitted that has waited longest, ms since the epoch.
+
+        ``broken`` names files that cannot be used, and why: the first of them, of ``files_broken``.
+        """
         waiting = [(shard.waiting, shard.admitted_ms) for shard in self._waiting()]
         waiting += self._unread.values()
         return {
@@ -336,13 +395,14 @@ class LateRows:
             "oldest_ms": min((since_ms for _, since_ms in waiting), default=None),
             "tables_unknown": len(self._tables_unknown),
             "files_broken": len(self._broken),
+            "broken": {file: self._broken[file].reason for file in sorted(self._broken)[:BROKEN_NAMED]},
             "error": self.error,
         }
 
     @property
     def problems(self) -> list[str]:
         """What keeps rows from being published, for people."""
-        found = [f"{file} cannot be read: {reason}" for file, reason in self._broken.items()]
+        found = [f"{file} cannot be used: {one.reason}" for file, one in self._broken.items()]
         found += [
             f"rows of table id {table_id} are left in {FOLDER}{table_id}/: the schema does not have it"
             for table_id in sorted(self._tables_unknown)
@@ -357,6 +417,22 @@ def check_counts(of: Mapping[str, int]) -> None:
     """
     if of["read"] + of["due"] != of["published"] + of["repeated"] + of["postponed"]:
         raise StepError(f"the counts of late rows do not reconcile: {dict(of)}")
+
+
+def _wait_s(attempts: int) -> int:
+    """How long what was tried so often waits, seconds."""
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S << min(attempts, 10))
+
+
+def _decoded(data: bytes) -> pa.RecordBatch:
+    """The rows of a file.
+
+    :raises pa.ArrowInvalid: it has none, or none like ours
+    """
+    rows = decode_rows(data)
+    if rows.schema != STAGED_ROWS:
+        raise pa.ArrowInvalid("it has other fields than change rows have")
+    return rows
 
 
 def _part_of_batch(rows: pa.RecordBatch) -> float:

@@ -127,7 +127,7 @@ class NodeLog:
                 remove_segment(file)
                 continue
             try:
-                found = _synced_part(file, self.node, self.ends.get(identity, 0))
+                found = _synced_part(file, self.node, self.ends.get(identity, 0), self.number + 1)
             except (OSError, ValueError) as error:
                 self._doubt(identity, str(error), now_ms)
                 continue
@@ -247,11 +247,12 @@ class NodeLog:
             "late": self.counts["late"],
             "errors": self.counts["errors"],
             "is_read": self.error is None,
+            "refused": self.refused,
             "error": self.error or self.refused or (f"{doubts[0]}{more}" if doubts else None),
         }
 
 
-def _synced_part(file: Path, node: str, start: int) -> tuple[StageWork, int, int] | None:
+def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageWork, int, int] | None:
     """What of a segment is synced behind a position; up to which position; about how many bytes that are.
 
     :raises OSError: index or segment cannot be read, or the index is there without its segment
@@ -272,7 +273,7 @@ def _synced_part(file: Path, node: str, start: int) -> tuple[StageWork, int, int
         return None
     wanted = replace(found.wanted, after=start)
     left = max(0, (size if found.completed else found.offset) - start)
-    return StageWork(node, str(file), wanted), _COMPLETE if found.completed else found.offset, left
+    return StageWork(node, str(file), wanted, commit), _COMPLETE if found.completed else found.offset, left
 
 
 def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: int) -> NodeLog:

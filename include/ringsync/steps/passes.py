@@ -37,6 +37,7 @@ from ringsync.streams.pass_log import (
     pass_bucket,
     put_pass,
 )
+from ringsync.streams.tries import Try, remove_tries
 
 LAG_SAMPLE = 1000
 """Rows of a slice whose lag is remembered."""
@@ -150,6 +151,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
             )
         )
     own = f"{context.attempt}-{name}"
+    # The changes come first: what is left of a try that is killed is found by them (tries.py).
     changes = changes_key(table.table_id, context.number, own)
     stored = context.reader.version.to_store(merged)
     store.put(changes, encode_rows(stored))
@@ -212,9 +214,7 @@ def commit(
     )
     if put_pass(store, candidate):
         return candidate
-    for one in made:
-        for made_key in filter(None, (one.changes, one.deletions, *one.digests.values())):
-            store.delete(made_key)
+    remove_tries(store, table_id, [context.topic], [Try.of(one.changes) for one in made])
     return None
 
 

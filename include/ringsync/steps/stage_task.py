@@ -55,11 +55,13 @@ class StageWork:
     :ivar node: host id
     :ivar file: path of the segment
     :ivar wanted: behind which position, up to which; a completed segment to its end
+    :ivar commit: number of the node's commit that is to list what comes of it
     """
 
     node: str
     file: str
     wanted: Wanted
+    commit: int
 
     @property
     def finishes(self) -> bool:
@@ -179,7 +181,7 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keystore: str | 
         found = read_log(memoryview(data), name, logged_tables(task.logged), work.wanted, key_of=keys)
     except (OSError, SegmentError) as error:
         return Staged(work, LogPart(name, identity, after, after, False), read_at_ms, unreadable=str(error))
-    files = _Files(task, store, work.node, f"{identity}-{after}-{secrets.token_hex(4)}")
+    files = _Files(task, store, work.node, work.commit, f"{identity}-{after}-{secrets.token_hex(4)}")
     undecoded: list[pa.RecordBatch] = []
     for changes in found.batches:
         files.add(changes.rows)
@@ -225,10 +227,11 @@ def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[
 class _Files:
     """The files of some work in the making: one for all that is in time, and one of each table for what is late."""
 
-    def __init__(self, task: StageTask, store: ObjectStore, node: str, name: str) -> None:
+    def __init__(self, task: StageTask, store: ObjectStore, node: str, commit: int, name: str) -> None:
         self._task = task
         self._store = store
         self._node = node
+        self._commit = commit
         self._name = name
         self._tables = {bytes.fromhex(table.version.table_id): number for number, table in enumerate(self._task.kept)}
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
@@ -280,7 +283,7 @@ class _Files:
 
     def _write(self, batches: list[pa.RecordBatch], described: list[tuple[StagedTable, str, Any, Numbers]]) -> None:
         """Write the file of all that is in time."""
-        key = rows_key(self._node, self._name)
+        key = rows_key(self._node, self._commit, self._name)
         data, places = encode_blocks(batches, key)
         self._store.put(key, data)
         for place, (table, bucket, halves, tokens) in zip(places, described, strict=True):

@@ -7,13 +7,28 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ringsync.state.staging import Block, Place, StageCommit, commit_keys, get_commit, retire_commit
+from ringsync.state.staging import (
+    Block,
+    Place,
+    StageCommit,
+    commit_keys,
+    commit_of_rows,
+    get_commit,
+    mark_followed,
+    node_of,
+    retire_commit,
+    rows_keys,
+)
 from ringsync.state.table_versions import latest_version
 from ringsync.steps.agreement import OpenBucket
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
 HOMELESS_MS = 180_000
 """Rows of a table that nobody has named wait so long before that is a problem: plans come once in an interval."""
+
+
+SWEEP_EVERY_MS = 6 * 3_600_000
+"""What failed tries have left is looked for when a run begins, and so often again."""
 
 
 class Taker(Protocol):
@@ -36,14 +51,16 @@ class StagedCommits:
         self._gone: Counter[str] = Counter()
         self._names: dict[str, str] = {}
         self._since_ms: dict[str, int] = {}
+        self._swept_ms: int | None = None
         self.homeless: dict[str, list[tuple[str, Block]]] = defaultdict(list)
 
     def read(self, tables: Mapping[str, Taker], now_ms: int) -> None:
-        """Take in what was committed since.
+        """Take in what was committed since; now and then remove what was staged and never committed.
 
         :param tables: by id
         :param now_ms: ms since the epoch
         """
+        files = self._files(now_ms)
         listed = commit_keys(self._store)
         for known in (self._commits, self._broken):
             for key in known.keys() - set(listed):
@@ -61,6 +78,7 @@ class StagedCommits:
             self._commits[key] = found
             for block in found.blocks:
                 self.homeless[block.table_id].append((found.node, block))
+        self._sweep(files)
         for table_id in self.homeless.keys() & tables.keys():
             for node, block in self.homeless.pop(table_id):
                 tables[table_id].add(node, block)
@@ -92,16 +110,57 @@ class StagedCommits:
         :param open_places: where the others lie, but for those in ``homeless``
         """
         waiting = open_places | {block.place for blocks in self.homeless.values() for _, block in blocks}
-        last: dict[str, int] = defaultdict(int)
-        for found in self._commits.values():
-            last[found.node] = max(last[found.node], found.number)
-        for key, found in list(self._commits.items()):
-            is_last = last[found.node] == found.number
-            if (found.blocks or not is_last) and not any(block.place in waiting for block in found.blocks):
-                retire_commit(self._store, found, is_last=is_last)
+        newest = self._newest()
+        for key, found in sorted(self._commits.items()):
+            if any(block.place in waiting for block in found.blocks):
+                continue
+            keep = newest[found.node] == found.number or not self._may_go(found)
+            if found.blocks or not keep:
+                retire_commit(self._store, found, keep=keep)
                 self._commits[key] = replace(found, blocks=())
-                if not is_last:
+                if not keep:
                     del self._commits[key]
+
+    def _may_go(self, commit: StageCommit) -> bool:
+        """Whether a commit can be removed: the one before it is gone, or says that it was followed."""
+        before = replace(commit, number=commit.number - 1).key
+        known = self._commits.get(before)
+        if known is None or known.followed:
+            return before not in self._broken
+        marked = mark_followed(self._store, known)
+        if marked is not None:
+            self._commits[before] = marked
+        return marked is not None
+
+    def _newest(self) -> dict[str, int]:
+        """The number of the newest commit of each node."""
+        newest: dict[str, int] = defaultdict(int)
+        for found in self._commits.values():
+            newest[found.node] = max(newest[found.node], found.number)
+        return newest
+
+    def _files(self, now_ms: int) -> list[str]:
+        """Files of blocks, now and then: when they are to be swept."""
+        if self._swept_ms is not None and now_ms - self._swept_ms < SWEEP_EVERY_MS:
+            return []
+        self._swept_ms = now_ms
+        return rows_keys(self._store)
+
+    def _sweep(self, files: Iterable[str]) -> None:
+        """Remove files that no commit lists, nor ever will: their tries came to nothing, or were killed.
+
+        :param files: keys, as they were before the commits were read: one that was committed since is listed by now
+        """
+        kept = {key for found in self._commits.values() for key in found.files}
+        newest, unclear = self._newest(), {node_of(key) for key in self._broken}
+        for key in files:
+            written_for = commit_of_rows(key)
+            if key in kept or written_for is None or written_for[0] in unclear:
+                continue
+            node, number = written_for
+            # A number that was given once is never given again (put_commit): nobody can commit this file any more.
+            if number <= newest[node]:
+                self._store.delete(key)
 
     def problems(self, now_ms: int) -> dict[str, Any]:
         """What is wrong, for ``cdcservice status``: commits that cannot be read, rows of tables that nobody has named

@@ -185,6 +185,16 @@ class FileStream:
                 f"bucket {bucket!r} of {self.topic} is published already and does not list part {part.name}"
             )
 
+    def remove_unpublished(self, bucket: str, part: str) -> None:
+        """Remove the files of a part that no manifest lists, nor ever will.
+
+        :param part: name that :meth:`open_part` was given
+        """
+        listed = {key(bucket, one) for one in self.parts(bucket) or () for key in (self._part_key, self._index_key)}
+        for stat in self.store.list(f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part)}-"):
+            if stat.key not in listed:
+                self.store.delete(stat.key)
+
     def buckets(self) -> list[str]:
         """Published buckets, in the order in which they are to be read."""
         keys = (stat.key.split("/") for stat in self.store.list(f"{self.root}/"))

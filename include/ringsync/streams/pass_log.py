@@ -109,12 +109,9 @@ def put_pass(store: ObjectStore, made: Pass) -> bool:
         forgotten by now
     :raises TableReplacedError: nothing is published of this table any more
     """
-    if made.number > 1 and made.kind != "start":
-        try:
-            check_goes_on(get_pass(store, made.table_id, made.number - 1))
-        except NotFoundError:
-            is_there = store.stat(_key(made.table_id, made.number)) is not None
-            return is_there and get_pass(store, made.table_id, made.number) == made
+    if not _follows(store, made):
+        is_there = store.stat(_key(made.table_id, made.number)) is not None
+        return is_there and get_pass(store, made.table_id, made.number) == made
     try:
         store.put(_key(made.table_id, made.number), json.dumps(asdict(made)).encode(), if_absent=True)
     except AlreadyExistsError:
@@ -132,6 +129,20 @@ def check_goes_on(last: Pass | None) -> None:
             f"table id {last.table_id} was dropped, and a table of the same name was created: the stream goes on with "
             "that one"
         )
+
+
+def _follows(store: ObjectStore, made: Pass) -> bool:
+    """Whether the pass before is there, or there is none and this is the first of the table.
+
+    :raises TableReplacedError: nothing is published of this table any more
+    """
+    if made.number == 1 or made.kind == "start":
+        return not pass_numbers(store, made.table_id)
+    try:
+        check_goes_on(get_pass(store, made.table_id, made.number - 1))
+    except NotFoundError:
+        return False
+    return True
 
 
 def get_pass(store: ObjectStore, table_id: str, number: int) -> Pass:
@@ -354,8 +365,7 @@ def forget_pass(store: ObjectStore, one: Pass) -> None:
     publishes would stop.
     """
     store.delete(_key(one.table_id, one.number))
-    for key in (*one.changes, *one.deletions):
+    digests = (key for keys in one.digests.values() for key in keys)
+    # The changes go last: what is left of a pass is found by them (tries.py).
+    for key in (*digests, *one.deletions, *one.changes):
         store.delete(key)
-    for keys in one.digests.values():
-        for key in keys:
-            store.delete(key)
