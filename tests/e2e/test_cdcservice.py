@@ -48,7 +48,7 @@ def cdcservice(cassandra: CassandraNode, tmp_path_factory: pytest.TempPathFactor
 
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "ringsync.cli", *arguments, "--conf", str(folder / "ringsync.yaml")]
-            return subprocess.run(command, env=client, capture_output=True, text=True, timeout=300, check=False)
+            return subprocess.run(command, env=client, capture_output=True, text=True, timeout=420, check=False)
 
         yield run
 
