@@ -12,7 +12,7 @@ from typing import Any
 
 import fastavro
 import requests
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from ringsync.cql.avro import without_logical_types
 from ringsync.streams.files import FileStream
@@ -40,26 +40,26 @@ class Record:
         return self.headers["event_id"].decode()
 
 
-def read_topic(bootstrap: str, topic: str) -> list[Record]:
-    """All records of a topic, partition by partition, in order, with all repeats."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reading", "enable.auto.commit": False})
+def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Record]:
+    """All records of a topic, partition by partition, in order, with all repeats.
+
+    :param isolation: ``read_uncommitted``: also those of transactions that are open or were aborted
+    """
+    reading = {"group.id": "reading", "enable.auto.commit": False, "enable.partition.eof": True}
+    consumer = Consumer({"bootstrap.servers": bootstrap, "isolation.level": isolation, **reading})
     try:
-        partitions = consumer.list_topics(topic, timeout=SECONDS).topics[topic].partitions
-        ends = {}
-        for partition in partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=SECONDS)
-            ends[partition] = (low, high)
-        consumer.assign([TopicPartition(topic, p, low) for p, (low, high) in ends.items() if low < high])
+        missing = set(consumer.list_topics(topic, timeout=SECONDS).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in missing])
         found: list[Record] = []
-        missing = {p: high - 1 for p, (low, high) in ends.items() if low < high}
         deadline = time.monotonic() + SECONDS
         while missing:
             assert time.monotonic() < deadline, f"{topic}: partitions {missing} are not at their end after {SECONDS} s"
             for message in consumer.consume(1000, timeout=0.1):
-                assert message.error() is None, message.error()
-                found.append(_record(message))
-                if missing.get(found[-1].partition) == found[-1].offset:
-                    del missing[found[-1].partition]
+                if (error := message.error()) is None:
+                    found.append(_record(message))
+                else:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    missing.discard(message.partition())
     finally:
         consumer.close()
     return sorted(found, key=lambda record: (record.partition, record.offset))

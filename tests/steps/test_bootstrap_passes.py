@@ -128,7 +128,10 @@ class Kafka:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def open(self, topic: str) -> None:
+    def open(self, topic: str) -> bool:
+        return True
+
+    def give_up(self, topic: str) -> None:
         pass
 
     def send(self, topic: str, keys: Any, values: Any, event_ids: Any, tokens: Any, version: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
 from cassandra import DriverException, OperationTimedOut, RequestExecutionException, Unauthorized
@@ -18,6 +18,9 @@ from ringsync.config import Config
 from ringsync.config.sync import Sync
 from ringsync.cql.identifiers import printable, quote
 from ringsync.sources.session import ClusterError, connect, endpoint_of, explained_errors
+
+if TYPE_CHECKING:
+    from ringsync.streams.kafka_topics import KafkaSettings
 
 ANSWER_S = 10.0
 """Seconds within which brokers and registry must answer."""
@@ -216,9 +219,9 @@ def check_store(config: Config) -> list[str]:
 
 
 def check_kafka(config: Config) -> list[str]:
-    """The brokers answer, if there are to be any.
+    """The brokers answer and take transactions, if there are to be any.
 
-    :raises CheckError: they do not, or refuse us
+    :raises CheckError: they do not, or refuse us, or take no transactions
     :raises ConfigError: the password cannot be read
     """
     settings = config.kafka_settings()
@@ -240,7 +243,27 @@ def check_kafka(config: Config) -> list[str]:
         raise CheckError(
             f"Kafka does not answer at {servers}: {reason}; check kafka.bootstrap_servers, kafka.tls and the login"
         ) from error
-    return [f"{len(metadata.brokers)} brokers answer at {servers}"]
+    _check_transactions(settings, servers)
+    return [f"{len(metadata.brokers)} brokers answer at {servers}, and take transactions"]
+
+
+def _check_transactions(settings: KafkaSettings, servers: str) -> None:
+    """The brokers let us begin transactions, which keep an old relay from disordering a topic."""
+    from confluent_kafka import KafkaException, Producer
+
+    from ringsync.streams.kafka_topics import TRANSACTIONAL_IDS, producer_settings
+
+    producer = Producer(
+        {**producer_settings(settings, lambda _: None), "transactional.id": f"{TRANSACTIONAL_IDS}check"}
+    )
+    try:
+        producer.init_transactions(ANSWER_S)
+    except KafkaException as error:
+        raise CheckError(
+            f"Kafka at {servers} begins no transactions: {error.args[0].str()}; allow Write and Describe on "
+            f"transactional ids that begin with {TRANSACTIONAL_IDS}; with fewer than three brokers set "
+            "transaction.state.log.replication.factor and transaction.state.log.min.isr (docs/kafka.md)"
+        ) from error
 
 
 def check_registry(config: Config) -> list[str]:

@@ -49,7 +49,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 
 
 def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
-    """Copy the stream to Kafka, unless a loop does so: two at once would repeat older messages after newer ones.
+    """Copy the stream to Kafka, unless a loop does so: two at once would take the topic from each other.
 
     :returns: messages; None: there is no Kafka, or a loop feeds it
     :raises StepError: Kafka does not take them

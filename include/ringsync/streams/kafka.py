@@ -2,7 +2,11 @@
 
 A message is sent before the cursor (:mod:`ringsync.streams.relay_cursor`) moves behind it, and the cursor moves only
 after Kafka has confirmed every message: whatever is killed or down, each message comes at least once, under one event
-id, in the order of the stream; what is repeated is repeated in order, too.
+id, in the order of the stream; what is repeated is repeated in order, too, up to the newest message.
+
+A relay that wakes up after another has taken over can do nothing: first Kafka refuses whoever began before (a
+transactional producer), then the cursor is read and claimed, then messages are sent. So all that others have sent comes
+before what this one sends, this one goes on from what is stored, and nobody else can move the cursor meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from ringsync.streams.json_messages import json_converter
 from ringsync.streams.kafka_topics import KafkaTopics
 from ringsync.streams.messages import AvroRecord
 from ringsync.streams.part_index import MessageBlock
-from ringsync.streams.relay_cursor import CursorObject
+from ringsync.streams.relay_cursor import Cursor, CursorObject
 
 CONFIRM_AFTER = 100_000
 """Messages between two confirmations, at least: the cursor of small buckets is not written for each of them."""
@@ -51,13 +55,15 @@ def relay(
 ) -> Relayed:
     """Copy the published buckets of a file stream that Kafka does not have yet, in the order of their names.
 
-    Several relays of one topic at once lose nothing, but repeat each other's work: older messages after newer ones.
+    Of several relays of one topic at once only the one that began last can go on; the others raise.
 
     :param topic: of the file stream
     :param kafka_topic: None: the same name
-    :param buckets: published ones to look at, in order; None: all, which lists every file of the stream
+    :param buckets: published ones to look at, in order; None: all, which lists every file of the stream, as is done
+        too where their numbers show that some are left out
     :param stop: asked after every part; True ends the relay, which has then kept how far it came
     :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
+    :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
     :raises RelayError: Kafka or the registry refuses
     :raises CursorError: the cursor is damaged, or of another Kafka topic
     :raises StreamError: a bucket is not published, or damaged, or does not follow its schemas
@@ -65,22 +71,52 @@ def relay(
     stream, target = FileStream(store, topic), kafka_topic or topic
     place = CursorObject(store, topic, target)
     cursor = place.load()
-    waiting = [bucket for bucket in (stream.buckets() if buckets is None else buckets) if bucket not in cursor]
-    if waiting and buckets is None:
-        # A listing takes its time: one that saw a bucket may have passed by the place of one published just before it.
-        waiting = [bucket for bucket in stream.buckets() if bucket not in cursor and bucket <= waiting[-1]]
+    waiting = _waiting(stream, buckets, cursor)
     if not waiting:
         return Relayed()
-    kafka.open(target)
+    try:
+        if kafka.open(target):
+            claimed = place.claim()
+            if claimed != cursor:
+                cursor, waiting = claimed, _waiting(stream, buckets, claimed)
+        return _relay(stream, waiting, cursor, place, target, kafka, stop)
+    except BaseException:
+        kafka.give_up(target)
+        raise
+
+
+def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) -> list[str]:
+    """The buckets that Kafka does not have yet, of all or of some."""
+    if buckets is not None:
+        some, ahead = [bucket for bucket in buckets if bucket not in cursor], cursor
+        for bucket in some:
+            if not ahead.is_next(bucket):
+                break
+            ahead = ahead.behind(bucket)
+        else:
+            return some
+        # What is between may be a pass without messages, or one that another process has published and not relayed.
+    found = [bucket for bucket in stream.buckets() if bucket not in cursor]
+    # A listing takes its time: one that saw a bucket may have passed by the place of one published just before it.
+    return found and [bucket for bucket in stream.buckets() if bucket not in cursor and bucket <= found[-1]]
+
+
+def _relay(
+    stream: FileStream,
+    waiting: Sequence[str],
+    cursor: Cursor,
+    place: CursorObject,
+    target: str,
+    kafka: KafkaTopics,
+    stop: Callable[[], bool],
+) -> Relayed:
     serialisers: dict[int, Serialise] = {}
     done: list[str] = []
     confirmed = unconfirmed = 0
     for bucket in waiting:
-        if bucket in cursor:  # another relay was faster
-            continue
         parts = stream.parts(bucket)
         if parts is None:
-            raise StreamError(f"bucket {bucket!r} of {topic} is not published")
+            raise StreamError(f"bucket {bucket!r} of {stream.topic} is not published")
         for number in range(cursor.parts_of(bucket), len(parts)):
             _send(stream.blocks(bucket, parts[number]), stream, target, kafka, serialisers)
             cursor = cursor.within(bucket, number + 1)
@@ -88,7 +124,8 @@ def relay(
             stopped = stop()
             if unconfirmed >= CONFIRM_AFTER or stopped:
                 confirmed += kafka.confirm(target)
-                cursor, unconfirmed = place.save(cursor), 0
+                place.save(cursor)
+                unconfirmed = 0
             if stopped:
                 return Relayed(tuple(done), confirmed, len(waiting) - len(done))
         cursor = cursor.behind(bucket)

@@ -1,20 +1,26 @@
-"""A Kafka cluster as a place for messages: topics are made, messages sent and confirmed. The client is librdkafka's."""
+"""A Kafka cluster as a place for messages: topics are made, messages sent and confirmed. The client is librdkafka's.
+
+Of all processes that send to a topic only the one that began last can do so: its transactional id is that of the topic,
+and whoever begins later takes it away from whoever began before, who may be asleep.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import TracebackType
 from typing import Any, Literal
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from ringsync.config import Tls
-from ringsync.streams.relay_errors import BrokerUnavailableError, RelayError
+from ringsync.streams.relay_errors import AnotherRelayError, BrokerUnavailableError, RelayError
 from ringsync.streams.schema_registry import SchemaRegistry
 from ringsync.streams.tokens import partition_of
 
@@ -28,10 +34,34 @@ _BY_KEY = -1
 MAX_MESSAGE_BYTES = 64 << 20
 """Of the topics that are made here. Cassandra takes mutations of up to 16 MiB, and a row may be made of several."""
 
+MAX_PRODUCERS = 32
+"""Topics whose producers are kept: each has some threads and connections, and takes some requests to begin."""
+
+COMMIT_AFTER_S = 10.0
+"""A transaction is not kept open for longer while messages are sent: those who read committed messages wait for it."""
+
+ABANDONED_S = 60.0
+"""On top of the time for delivery: then the broker itself ends a transaction that nobody goes on with."""
+
+TRANSACTIONAL_IDS = "ringsync-"
+"""What our transactional ids begin with; brokers that check rights must allow us these."""
+
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+}
+"""Somebody else has begun to send to the topic, or the broker has ended our transaction, since it took too long."""
+
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE,
     KafkaError.INVALID_REPLICATION_FACTOR,
     KafkaError.INVALID_PARTITIONS,
     KafkaError.INVALID_RECORD,
@@ -85,10 +115,8 @@ class KafkaTopics:
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
         self.registry = _registry(settings)
-        self._producer: Producer | None = None
-        self._deliveries = _Deliveries()
+        self._senders: dict[str, _Sender] = {}
         self._known: set[str] = set()
-        self._partitions: dict[str, int] = {}
         self._last_error = ""
 
     def __enter__(self) -> KafkaTopics:
@@ -99,32 +127,32 @@ class KafkaTopics:
 
     def close(self) -> None:
         """Give up what is not confirmed, and all connections."""
-        if self._producer is not None:
-            self._producer.purge()
-            self._producer = None
-        self._deliveries = _Deliveries()
+        for topic in list(self._senders):
+            self.give_up(topic)
         if self.registry is not None:
             self.registry.close()
 
-    def open(self, topic: str) -> None:
-        """Make sure that the cluster answers and the topic is there.
+    def open(self, topic: str) -> bool:
+        """Make sure that the cluster answers, the topic is there, and nobody who opened it before can send to it.
 
+        :returns: whether nothing was sent since it began: only now it is sure how far others have come
         :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
-        :raises RelayError: the topic is not there and may not be made
+        :raises RelayError: the topic is not there and may not be made, or the broker refuses transactions
         """
         try:
             if topic not in self._known:
                 self._make(topic)
                 self._known.add(topic)
-            if self._producer is None:
-                self._producer = Producer(producer_settings(self.settings, self._note))
+            sender = self._senders.pop(topic, None) or self._begin(topic)
+            # Behind the others: the first is the one that was not used for longest.
+            self._senders[topic] = sender
+            for idle in list(self._senders)[:-MAX_PRODUCERS]:
+                self.give_up(idle)
             # A topic may have got more of them.
-            self._partitions[topic] = self._count_partitions(self._producer, topic)
+            sender.partitions = self._count_partitions(sender.producer, topic)
         except KafkaException as error:
-            if self._producer is not None:
-                self._producer.poll(0)  # calls _note
-            self.close()
-            raise self._explained(error.args[0], f"topic {topic}") from error
+            raise self._failed(topic, error) from error
+        return not sender.used
 
     def send(
         self,
@@ -141,49 +169,85 @@ class KafkaTopics:
         :param tokens: int64, of the Cassandra partitions
         :param version: of the schema; goes into the header ``schema_version``
         :raises BrokerUnavailableError: an earlier message was not delivered in time
+        :raises AnotherRelayError: another process has opened the topic since
         :raises RelayError: the broker refused an earlier message
         """
-        if self._producer is None:
+        sender = self._senders.get(topic)
+        if sender is None:
             raise RelayError(f"topic {topic} was not opened")
-        produce, failed = self._producer.produce, self._deliveries.failed
         schema_version = ("schema_version", str(version).encode())
         partitions: Iterable[int] = repeat(_BY_KEY, len(keys))
         if self.settings.partition_by == "partition_key":
-            partitions = partition_of(tokens, self._partitions[topic])
-        for key, value, event_id, partition in zip(keys, values, event_ids, partitions, strict=True):
-            headers: Any = [("event_id", event_id), schema_version]
-            while True:
-                try:
-                    produce(topic, value, key, partition, on_delivery=failed, headers=headers)
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
-                    self._check(topic)
-                except KafkaException as error:
-                    self.close()
-                    raise self._explained(error.args[0], f"topic {topic}, event {event_id.decode()}") from error
-        self._deliveries.sent += len(keys)
-        self._producer.poll(0)
-        self._check(topic)
+            partitions = partition_of(tokens, sender.partitions)
+        try:
+            sender.begin()
+            produce = sender.producer.produce
+            for key, value, event_id, partition in zip(keys, values, event_ids, partitions, strict=True):
+                headers: Any = [("event_id", event_id), schema_version]
+                while True:
+                    try:
+                        produce(topic, value, key, partition, headers=headers)
+                        break
+                    except BufferError:
+                        _serve(sender.producer.poll, 0.1)
+            sender.sent += len(keys)
+            _serve(sender.producer.poll, 0)
+            if time.monotonic() - sender.begun_at > COMMIT_AFTER_S:
+                sender.commit()
+        except KafkaException as error:
+            raise self._failed(topic, error) from error
 
     def confirm(self, topic: str) -> int:
         """Wait until Kafka has all that was sent since the last time, on all in-sync replicas.
 
         :returns: the number of messages
         :raises BrokerUnavailableError: one was not delivered in time
+        :raises AnotherRelayError: another process has opened the topic since: who reads committed messages gets none
         :raises RelayError: the broker refused one
         """
-        while self._producer is not None and self._producer.flush(1.0):
-            self._check(topic)
-        self._check(topic)
-        done, self._deliveries = self._deliveries, _Deliveries()
-        return done.sent
+        sender = self._senders.get(topic)
+        if sender is None:
+            return 0
+        try:
+            sender.commit()
+        except KafkaException as error:
+            raise self._failed(topic, error) from error
+        done, sender.sent = sender.sent, 0
+        return done
 
-    def _check(self, topic: str) -> None:
-        error = self._deliveries.error
-        if error is not None:
-            self.close()
-            raise self._explained(error, f"topic {topic}")
+    def give_up(self, topic: str) -> None:
+        """Take back what was sent and not confirmed; the next :meth:`open` begins anew."""
+        sender = self._senders.pop(topic, None)
+        if sender is not None:
+            sender.abort(self.settings.answer_timeout_s)
+
+    def _failed(self, topic: str, error: KafkaException) -> RelayError:
+        """What to raise for an error; the next :meth:`open` begins anew.
+
+        Nothing is aborted: what is on its way could come behind the abort. To begin anew ends it for good.
+        """
+        sender = self._senders.pop(topic, None)
+        reason: KafkaError = error.args[0]
+        if sender is not None:
+            reason = sender.reason(reason)
+            sender.producer.purge()
+            with suppress(KafkaException):
+                _serve(sender.producer.poll, 0)  # calls _note
+        return self._explained(reason, f"topic {topic}")
+
+    def _begin(self, topic: str) -> _Sender:
+        """A producer that takes the topic away from all that began before; what they have not committed is aborted."""
+        own = {
+            "transactional.id": f"{TRANSACTIONAL_IDS}{topic}",
+            "transaction.timeout.ms": int((self.settings.delivery_timeout_s + ABANDONED_S) * 1000),
+        }
+        producer = Producer({**producer_settings(self.settings, self._note), **own})
+        try:
+            producer.init_transactions(self.settings.answer_timeout_s)
+        except KafkaException:
+            _serve(producer.poll, 0)  # calls _note
+            raise
+        return _Sender(producer)
 
     def _make(self, topic: str) -> None:
         admin = AdminClient(connection_settings(self.settings, self._note))
@@ -224,21 +288,85 @@ class KafkaTopics:
         self._last_error = ""
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return RelayError(f"Kafka at {servers} refuses a message, {where}: {reason}; raise its max.message.bytes")
+        if error.code() in _FENCED:
+            return AnotherRelayError(
+                f"another process relays too, {where}, to Kafka at {servers}, or this one stood still for too long: "
+                f"{reason}; what Kafka had not confirmed is sent again"
+            )
+        if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return RelayError(
+                f"Kafka at {servers} refuses, {where}: {reason}; allow Write and Describe on transactional ids that "
+                f"begin with {TRANSACTIONAL_IDS}"
+            )
         if error.code() in _REFUSED:
             return RelayError(f"Kafka at {servers} refuses, {where}: {reason}")
         return BrokerUnavailableError(f"Kafka at {servers} is not available, {where}: {reason}")
 
 
-class _Deliveries:
-    """What became of the messages sent since the last confirmation."""
+class _Sender:
+    """The producer of a topic, and its transaction.
 
-    def __init__(self) -> None:
+    :ivar partitions: of the topic
+    :ivar sent: messages since the last confirmation
+    :ivar used: whether something was ever sent
+    :ivar begun_at: when the open transaction began, by the monotonic clock; infinite: none is open
+    """
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.partitions = 0
         self.sent = 0
-        self.error: KafkaError | None = None
+        self.used = False
+        self.begun_at = math.inf
 
-    def failed(self, error: KafkaError | None, _message: Message) -> None:
-        if self.error is None:
-            self.error = error
+    def begin(self) -> None:
+        """Begin a transaction, unless one is open."""
+        if math.isinf(self.begun_at):
+            self.producer.begin_transaction()
+            self.begun_at, self.used = time.monotonic(), True
+
+    def commit(self) -> None:
+        """End the transaction that is open, if one is."""
+        if math.isinf(self.begun_at):
+            return
+        # In small steps, so that signals are heard; the rest takes the time of a few requests.
+        while _serve(self.producer.flush, 1.0):
+            pass
+        self.producer.commit_transaction()
+        self.begun_at = math.inf
+
+    def abort(self, seconds: float) -> None:
+        """Take the open transaction back if the broker answers; else whoever begins next does it, or its timeout."""
+        if math.isinf(self.begun_at):
+            return
+        try:
+            self.producer.abort_transaction(seconds)
+        except KafkaException:
+            self.producer.purge()
+
+    def reason(self, error: KafkaError) -> KafkaError:
+        """Why there is this error: after a failure producing says only that there was one, committing says which."""
+        if error.code() not in (KafkaError._STATE, KafkaError._FATAL):
+            return error
+        try:
+            self.producer.commit_transaction(0)
+        except KafkaException as found:
+            error = found.args[0]
+        return error
+
+
+def _serve(wait: Callable[[float], int], seconds: float) -> int:
+    """Wait for librdkafka, which tells meanwhile what went wrong.
+
+    :raises KafkaException: the producer cannot be used any more
+    """
+    try:
+        return wait(seconds)
+    except SystemError as error:
+        # The client has called our code while its own exception was on its way.
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 def _is_there(admin: AdminClient, topic: str, timeout: float) -> bool:
@@ -268,7 +396,7 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
         **connection_settings(settings, on_error),
         "acks": "all",
         "enable.idempotence": True,
-        # A report of each message would be a Python object made of it: flush() says when none is waiting.
+        # A report of each message would be a Python object made of it: what is not delivered cannot be committed.
         "delivery.report.only.error": True,
         "message.timeout.ms": int(settings.delivery_timeout_s * 1000),
         # For partition_by primary_key. Java's default, so that other producers put a key into the same partition.

@@ -2,6 +2,9 @@
 
 Exactly which, not "all up to this name": versions before published bootstraps under names that come before those of all
 passes. Numbered buckets are kept as runs, so that a million passes are one entry.
+
+Only who has claimed the cursor last can move it. Two cursors are never united: what one process has sent, another may
+have begun to repeat, and must then repeat to its end, or the topic would end with something old.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
-from ringsync.streams.relay_errors import CursorError
+from ringsync.streams.relay_errors import AnotherRelayError, CursorError
 
 _NUMBERED = re.compile(r"(.*-)([0-9]{6,18})")
 """Buckets that are counted: ``pass-000000000001``."""
@@ -41,6 +44,11 @@ class Cursor:
         series, number = _series(bucket)
         return bucket in self.names or any(first <= number <= last for first, last in self.runs.get(series, ()))
 
+    def is_next(self, bucket: str) -> bool:
+        """Whether no bucket of its series is left out if this one is relayed now; True for one without a number."""
+        series, number = _series(bucket)
+        return number <= 1 or any(first < number <= last + 1 for first, last in self.runs.get(series, ()))
+
     def parts_of(self, bucket: str) -> int:
         """Parts of a bucket, from its first, that were relayed."""
         return self.parts if bucket == self.bucket else 0
@@ -57,15 +65,9 @@ class Cursor:
         runs = {**self.runs, series: _merged((*self.runs.get(series, ()), (number, number)))}
         return replace(self, runs=runs, bucket="", parts=0)
 
-    def united(self, other: Cursor) -> Cursor:
-        """What either has relayed; the bucket in the middle is this one's."""
-        names = self.runs.keys() | other.runs.keys()
-        runs = {name: _merged((*self.runs.get(name, ()), *other.runs.get(name, ()))) for name in names}
-        return replace(self, runs=runs, names=self.names | other.names)
-
 
 class CursorObject:
-    """The cursor of a topic in the object store. Several relays may share it: what one has relayed, all have.
+    """The cursor of a topic in the object store; one relay's at a time.
 
     :param topic: the file stream's
     """
@@ -101,21 +103,38 @@ class CursorObject:
             )
         return found
 
-    def save(self, cursor: Cursor) -> Cursor:
-        """Store the cursor.
+    def claim(self) -> Cursor:
+        """The cursor as it is stored; whoever has loaded it before cannot save it any more.
 
-        :returns: what is stored: this cursor, and what other relays have done meanwhile
+        :raises CursorError: it is damaged, or of another Kafka topic
         """
         while True:
-            data = cursor_to_json(cursor)
+            cursor = self.load()
             try:
-                if self._version is None:
-                    self._version = self._store.put(self._key, data, if_absent=True).version
-                else:
-                    self._version = self._store.put(self._key, data, if_version=self._version).version
+                self._put(cursor)
                 return cursor
             except (AlreadyExistsError, VersionMismatchError):
-                cursor = cursor.united(self.load())
+                continue
+
+    def save(self, cursor: Cursor) -> None:
+        """Store the cursor, if nobody has saved, claimed or removed it since it was loaded or claimed here.
+
+        :raises AnotherRelayError: somebody has
+        """
+        try:
+            self._put(cursor)
+        except (AlreadyExistsError, VersionMismatchError) as error:
+            raise AnotherRelayError(
+                f"{self._store.uri(self._key)} was changed meanwhile: another process relays "
+                f"{self._kafka_topic} too; this one begins anew from what is stored"
+            ) from error
+
+    def _put(self, cursor: Cursor) -> None:
+        data = cursor_to_json(cursor)
+        if self._version is None:
+            self._version = self._store.put(self._key, data, if_absent=True).version
+        else:
+            self._version = self._store.put(self._key, data, if_version=self._version).version
 
 
 def cursor_to_json(cursor: Cursor) -> bytes:
