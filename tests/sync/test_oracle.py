@@ -95,7 +95,8 @@ def everything(running: Pipeline, session: Any, turn: int) -> None:
         writer.write(0.5, without=("gone",))
     by_keys.fill(session)
     under_way.wait_until_it_fails(running, under_way.POISONED)
-    bootstrap(running, under_way.AGAIN, "created-again")
+    for table in under_way.copied_again(turn):
+        bootstrap(running, table, f"{table}-again")
 
 
 def test_stream_and_replica_are_what_the_nodes_hold(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,12 @@ def copied(turn: int) -> tuple[str, ...]:
     return tuple(name for name in NAMES if name in {*by_replica, f"{KEYSPACE}.decimals", AGAIN})
 
 
+def copied_again(turn: int) -> tuple[str, ...]:
+    """Those whose replica says that it must be made anew: they were altered, or created again."""
+    changed = {f"{KEYSPACE}.altered", f"{KEYSPACE}.shrunk", AGAIN}
+    return tuple(name for name in copied(turn) if name in changed)
+
+
 def create_schema(session: Any) -> None:
     session.execute(
         f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 3}}"
