@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from servers import ServerError
 
 ANSWER_SECONDS = 60
-FETCH = 5000
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def make_topics(bootstrap: str, topics: Sequence[str]) -> None:
 
 
 def end_of(bootstrap: str, topics: Sequence[str]) -> int:
-    """How many events the topics have together."""
+    """How many events the topics have together, and ends of transactions, if they were sent in some."""
     consumer = _consumer(bootstrap)
     try:
         return sum(consumer.get_watermark_offsets(TopicPartition(topic, 0), ANSWER_SECONDS)[1] for topic in topics)
@@ -73,17 +72,15 @@ def read_events(bootstrap: str, topic: str) -> Iterator[Event]:
     """
     consumer = _consumer(bootstrap)
     try:
-        left = end_of(bootstrap, [topic])
         consumer.assign([TopicPartition(topic, 0, 0)])
-        while left:
-            found = consumer.consume(min(left, FETCH), ANSWER_SECONDS)
-            if not found:
-                raise ServerError(f"{left} events of {topic} do not come.")
-            for one in found:
-                if one.error():
-                    raise ServerError(f"{topic}: {one.error()}")
-                yield Event(one.key() or b"", one.value() or b"", one.timestamp()[1], headers_of(one))
-            left -= len(found)
+        # Not by counting: ends of transactions have offsets, too.
+        while (one := consumer.poll(ANSWER_SECONDS)) is not None:
+            if (error := one.error()) is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    return
+                raise ServerError(f"{topic}: {error}")
+            yield Event(one.key() or b"", one.value() or b"", one.timestamp()[1], headers_of(one))
+        raise ServerError(f"The events of {topic} do not come.")
     finally:
         consumer.close()
 
@@ -95,4 +92,6 @@ def headers_of(message: Message) -> dict[str, bytes]:
 
 
 def _consumer(bootstrap: str) -> Consumer:
-    return Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
+    return Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False, "enable.partition.eof": True}
+    )
