@@ -54,6 +54,7 @@ class World:
     :ivar now_ms: by the clock of whoever waits
     :ivar rates: how often loops do a cycle: the part of all half seconds
     :ivar late_rate: the part of the files of late rows that are published in a cycle
+    :ivar doubt_rate: the part of the rows of closed buckets that wait with the late rows
     :ivar down: loops that do not work
     :ivar table: added to what ``bucket_close`` says of the table
     """
@@ -68,6 +69,7 @@ class World:
     skew_ms: int = 0
     rates: dict[str, float] = field(default_factory=dict)
     late_rate: float = 0.4
+    doubt_rate: float = 0.3
     by_arrival: bool = False
     down: set[str] = field(default_factory=set)
     replica: int | None = 0
@@ -127,9 +129,7 @@ class World:
             bucket = newest if self.by_arrival else interval_at(min(row.written_ms, newest.start), LENGTH_MS)
             row.staged = True
             if bucket.end <= self.closed_until or row.slow:
-                self.files += 1
-                row.file = f"{LATE_ROWS}{TABLE.table_id}/{self.files:06}.arrow"
-                self.store.put(row.file, b"rows")
+                self._lay_aside(row)
             else:
                 row.bucket = bucket
         if len(taken) == len(found):
@@ -142,13 +142,22 @@ class World:
         }
         self.say(f"commitlog_stage/rack-{host.id}", {"nodes": {host.id: node}})
 
+    def _lay_aside(self, row: Row) -> None:
+        self.files += 1
+        row.bucket, row.file = None, f"{LATE_ROWS}{TABLE.table_id}/{self.files:06}.arrow"
+        self.store.put(row.file, b"rows")
+
     def close(self) -> None:
-        """Closed buckets become a pass; the replica takes one pass a cycle."""
+        """Closed buckets become a pass, but for rows that have to wait; the replica takes one pass a cycle."""
         began_ms = self.loops_ms
         self.plan()
         up = [self.clear.get(host.id, 0) for host in self.hosts if host.up]
         self.closed_until = max(self.closed_until, (min(up) - LENGTH_MS) // LENGTH_MS * LENGTH_MS)
-        self._make([row for row in self.rows if row.bucket and row.bucket.end <= self.closed_until])
+        closed = [row for row in self.rows if row.bucket and row.bucket.end <= self.closed_until and not row.made]
+        for row in closed:
+            if self.chance.random() < self.doubt_rate:
+                self._lay_aside(row)
+        self._make([row for row in closed if row.bucket])
         if self.replica is not None and not self.bootstrap and self.replica < self.last:
             self.replica += 1
         oldest = min((row.bucket.start for row in self.rows if row.bucket and not row.made), default=None)

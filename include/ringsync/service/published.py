@@ -170,10 +170,13 @@ def wait_until_published(
         return int(clock() * 1000) + CLOCKS_MS
 
     try:
-        seen = patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
-        # Whatever was written lies in buckets that had begun by now, or in these files.
-        staged_ms, files = now_ms(), {stat.key for stat in store.list(LATE_ROWS)}
-        seen = patience.until_nothing(lambda seen: late_left(store, seen, files))
+        patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
+        # Whatever was written lies in buckets that had begun by now, or in files of late rows; when a bucket is closed,
+        # rows of which it cannot be known what they have come to go there, too.
+        staged_ms = now_ms()
+        patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, staged_ms))
+        files = {stat.key for stat in store.list(LATE_ROWS)}
+        patience.until_nothing(lambda seen: late_left(store, seen, files))
         late_ms = now_ms()
         seen = patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, late_ms))
         passes = {table: None if one.get("bootstrap") else int(one["last_pass"]) for table, one in seen.tables.items()}

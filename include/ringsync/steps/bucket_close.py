@@ -27,7 +27,7 @@ from ringsync.sources.control import ControlServer
 from ringsync.state.layout import check_layout
 from ringsync.state.staging import closed_until, put_closed_until
 from ringsync.state.table_versions import latest_version
-from ringsync.status import read_status
+from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps.agreement import Settled, settle_together
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.close_task import CloseTask, Slice, SliceResult, forget_waiting
@@ -125,9 +125,10 @@ class Closer:
         self._unread: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
-        # A run that ends and begins again must not begin to wait anew.
-        before = read_status(self._store, "bucket_close/close") or {}
-        self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {})
+        # A run that ends and begins again must not begin to wait anew; but nobody has waited while none was there.
+        before = read_status(self._store, "bucket_close/close")
+        lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
+        self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
 
     def cycle(self) -> None:
         """Publish what is settled."""

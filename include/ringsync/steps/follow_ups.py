@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringsync.config import Config
@@ -34,6 +34,8 @@ from ringsync.streams.tries import Try, list_tries, lost_tries, remove_tries
 FORGOTTEN_LATER_MS = 600_000
 """Passes are kept so much longer than a bootstrap begins with them: it may begin while they are forgotten."""
 
+ASKED_EVERY_S = 60.0
+"""So often a replica is looked at while there is no new pass: it may have been bootstrapped, or its table altered."""
 
 SWEEP_EVERY_S = 6 * 3600.0
 """What tries that failed have left is looked for so often at most in a run, beside once after its first pass."""
@@ -137,6 +139,19 @@ def _since_cutover(passes: Mapping[int, Pass], number: int) -> list[Pass]:
     return found[::-1]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What was known of the replica.
+
+    :ivar last: the number of the last pass then
+    :ivar at: by the monotonic clock, s
+    """
+
+    state: ReplicaState | None
+    last: int
+    at: float
+
+
 class FollowUps:
     """Of one table.
 
@@ -165,6 +180,7 @@ class FollowUps:
         begin_tenure(self._store, table.topic, table.table_id, int(time.time() * 1000))
         self.refresh()
         self._mismatch: str | None = None
+        self._asked: _Asked | None = None
         self._published = last_published(self._store, table, self._passes)
         self._has_new = False
         self._swept_at: float | None = None
@@ -176,6 +192,7 @@ class FollowUps:
         """Go on with a newer version of the table."""
         self._table = table
         self._versions.clear()
+        self._asked = None
 
     @property
     def last(self) -> int:
@@ -227,11 +244,31 @@ class FollowUps:
         options = delta_options(**self._application.config.store.model_dump())
         try:
             state = replica_state(self._store, self._table.schema, options, self._snapshots)
+            self._mismatch = self._unusable(state) if state else None
         except ReplicaMismatchError as error:
-            self._mismatch = str(error)
-            return None
-        self._mismatch = None if state is None or state.whole else "only a selection was copied: it is not kept in sync"
-        return state if state is not None and state.whole else None
+            state, self._mismatch = None, str(error)
+        usable = state if self._mismatch is None else None
+        self._asked = _Asked(usable, self.last, time.monotonic())
+        return usable
+
+    def _unusable(self, state: ReplicaState) -> str | None:
+        """Why a replica cannot follow the changes; None: it can."""
+        if not state.whole:
+            return "only a selection was copied: it is not kept in sync"
+        if self._passes and state.applied + 1 < (oldest := min(self._passes)):
+            # It was of no use for hours, and passes are not kept for ever.
+            return (
+                f"the replica has pass {state.applied}, and those before {oldest} are not kept any more: trigger "
+                "bootstrap_table again"
+            )
+        return None
+
+    def _replica_lately(self) -> ReplicaState | None:
+        """The replica as it was when it was last asked for: an idle table is looked at once a minute."""
+        asked = self._asked
+        if asked is None or asked.last != self.last or time.monotonic() - asked.at >= ASKED_EVERY_S:
+            return self._replica()
+        return asked.state
 
     def made(self, one: Pass) -> None:
         """A pass has been committed by this process."""
@@ -282,7 +319,7 @@ class FollowUps:
         """Bring the replica up to the last pass; while a bootstrap goes on, the one that it makes is waited for."""
         table = self._table.schema
         while not self.bootstrap:
-            state = self._replica()
+            state = self._replica_lately()
             if state is None or not (waiting := [number for number in sorted(self._passes) if number > state.applied]):
                 return
             one = self._passes[waiting[0]]
@@ -299,6 +336,7 @@ class FollowUps:
                 append_pass(self._store, table, one.number, files, now_ms, seen=state)
             except StaleStateError as error:
                 print(f"ringsync: {error}", flush=True)
+            self._asked = None
 
     def _deletions_before(self, number: int, moment_ms: int) -> tuple[str, ...]:
         """Deletions of partitions and ranges in the passes before one that its rows may be older than, though they
@@ -322,17 +360,18 @@ class FollowUps:
         """Remove passes so old that no copy of theirs comes any more, and that no bootstrap begins with."""
         if self.bootstrap:
             return
-        state = self._replica()
+        state = self._replica_lately()
         done = state.applied if state else self.last
         oldest_ms = time.time() * 1000 - digests_kept_ms(self._application.config) - FORGOTTEN_LATER_MS
         for number in sorted(self._passes)[:-1]:
             if self._passes[number].created_at_ms > oldest_ms or number > done:
                 break
-            forget_pass(self._store, self._passes.pop(number))
+            forget_pass(self._store, self._passes[number])
+            del self._passes[number]  # a pass that is still there must be known: what none names is swept
 
     def status(self) -> dict[str, Any]:
         """How far the table's passes have come."""
-        state = self._replica()
+        state = self._replica_lately()
         return {
             "last_pass": self.last,
             "published_pass": self._published,

@@ -1,0 +1,157 @@
+"""A replica that could not be used for hours, and one that is idle; a pass that cannot be forgotten."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.changes.identity import TableVersion
+from ringsync.config import load_config
+from ringsync.cql.types import Native
+from ringsync.schema.table import Column
+from ringsync.state.staging import closed_until
+from ringsync.steps.application import Application
+from ringsync.steps.bucket_close import Closer
+from ringsync.steps.follow_ups import FollowUps
+from ringsync.steps.passes import PassContext, commit, make_outputs
+from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import UnavailableError
+from ringsync.streams.pass_log import get_pass, pass_numbers
+from tests.steps.late_files import Write, change_rows
+from tests.steps.test_bootstrap_begins_back import KEPT_MS, again, bootstrap, follow_ups, rows_of_replica
+from tests.steps.test_close import NOW, RING, TABLE, Lake
+
+FIRST = TableVersion.first(TABLE)
+WIDER = FIRST.followed_by(replace(TABLE, columns=(*TABLE.columns, Column("w", "regular", Native("int")))))
+NARROW_AGAIN = WIDER.followed_by(TABLE)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def change(lake: Lake, found: FollowUps, number: int) -> None:
+    """Make a pass of one row, and all that follows from it."""
+    found.refresh()
+    version = found._table.version
+    reader = AfterReader(str(lake.conf), version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+    context = PassContext(
+        str(lake.conf), reader, found.topic, found.last + 1, f"{number:08x}", "", False, {}, found.schema_version
+    )
+    rows = change_rows([Write(number, number, "c", NOW.start * 1000 + number)], version.table)
+    made = make_outputs(context, lake.store, {str(NOW): rows}, "0000")
+    assert made.outputs is not None
+    one = commit(lake.store, context, [made.outputs], {})
+    assert one is not None
+    found.made(one)
+    found.catch_up()
+
+
+def hours_go_by(lake: Lake) -> None:
+    again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - 2 * KEPT_MS))
+
+
+def test_a_replica_does_not_go_on_behind_passes_that_are_forgotten(lake: Lake) -> None:
+    """A column was there for some hours, and the replica could not follow: what it has missed is not passed over."""
+    bootstrap(lake, "b1")
+    found = follow_ups(lake)
+    change(lake, found, 1)
+    found.follow(SyncTable(WIDER, "test.shop.t", False))
+    for number in (2, 3):
+        change(lake, found, number)
+    assert "the schema of shop.t changed" in found.status()["replica_error"]
+    hours_go_by(lake)
+    found = follow_ups(lake)
+    found.follow(SyncTable(WIDER, "test.shop.t", False))
+    change(lake, found, 4)
+    assert pass_numbers(lake.store, TABLE.table_id)[0] > 4
+    found.follow(SyncTable(NARROW_AGAIN, "test.shop.t", False))
+    change(lake, found, 5)
+    assert rows_of_replica(lake) == {(1, 1): "c"}
+    status = found.status()
+    assert (status["replica_pass"], "are not kept any more: trigger bootstrap_table" in status["replica_error"]) == (
+        None,
+        True,
+    )
+    bootstrap(lake, "b2")
+    found.catch_up()
+    change(lake, found, 6)
+    assert (found.status()["replica_error"], found.status()["replica_pass"]) == (None, found.last)
+
+
+def test_an_idle_table_costs_one_request_in_each_cycle(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    bootstrap(lake, "b1")
+    found = follow_ups(lake)
+    change(lake, found, 1)
+    found.catch_up()
+    requests: Counter[str] = Counter()
+
+    def counted(name: str) -> Any:
+        real = getattr(LocalStore, name)
+
+        def method(store: LocalStore, *arguments: Any, **others: Any) -> Any:
+            requests[name] += 1
+            return real(store, *arguments, **others)
+
+        return method
+
+    for name in ("list", "get", "stat", "put", "delete"):
+        monkeypatch.setattr(LocalStore, name, counted(name))
+    for _ in range(10):
+        found.catch_up()
+        assert found.status()["replica_pass"] == found.last
+    assert requests == {"stat": 10}
+
+
+def test_a_pass_that_cannot_be_forgotten_keeps_its_files(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = follow_ups(lake)
+    change(lake, found, 1)
+    hours_go_by(lake)
+    real = LocalStore.delete
+
+    def delete(store: LocalStore, key: str) -> bool:
+        if "/passes/" in key:
+            raise UnavailableError("the store is away")
+        return real(store, key)
+
+    found = follow_ups(lake)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", delete)
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                change(lake, found, 2 + found.last)
+    one = get_pass(lake.store, TABLE.table_id, 1)
+    named = [*one.changes, *(key for keys in one.digests.values() for key in keys)]
+    assert all(lake.store.stat(key) for key in named)
+    found.catch_up()
+    assert not any(lake.store.stat(key) for key in named)
+
+
+def test_nobody_has_waited_while_nothing_ran(lake: Lake) -> None:
+    """An hour in which all stood still is no hour of patience with a node that was just not read: nothing is late."""
+    now_ms = int(time.time() * 1000)
+    hour_ago_ms = now_ms - 3_600_000
+    node = {"clear_at_ms": hour_ago_ms - 61_000, "is_read": True, "error": None}
+    put_status(lake, "commitlog_stage/default", {"at_ms": hour_ago_ms - 60_000, "error": None, "nodes": {"a": node}})
+    put_status(lake, "bucket_close/close", {"at_ms": hour_ago_ms, "unread_since_ms": {"a": hour_ago_ms - 15_000}})
+    application = Application(
+        "close", str(lake.conf), load_config(lake.conf), lake.store, None, "run", argparse.Namespace()
+    )
+    closer = Closer(application, None, None, SimpleNamespace(address=None), SimpleNamespace())  # type: ignore[arg-type]
+    closer._close_buckets(SyncPlan(interval_at(now_ms, 60_000), RING.ring.hosts, {}, ()), now_ms)
+    assert closed_until(lake.store) <= hour_ago_ms
+
+
+def put_status(lake: Lake, loop: str, status: dict[str, Any]) -> None:
+    lake.store.put(f"status/{loop}.json", json.dumps(status).encode())
