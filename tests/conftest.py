@@ -50,6 +50,15 @@ def keyspace(session: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     session.execute(f"DROP KEYSPACE {name}")
 
 
+SPARK_CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    # Spark compiles each query to Java; for tables of some rows that takes longer than the query. The tests that start
+    # applications do not have this.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
 @pytest.fixture(scope="session")
 def spark(cache: Path) -> Iterator[Any]:
     """One Spark session with Delta for the whole test session, on two threads; workers find the package's source."""
@@ -63,9 +72,7 @@ def spark(cache: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         # For this JVM only: a server has other classes.
         patch.setenv("JDK_JAVA_OPTIONS", lean_java_options(cache, delta))
-        found = spark_session(
-            "tests", jars=jars, master="local[2]", lean=True, conf={"spark.sql.shuffle.partitions": "2"}
-        )
+        found = spark_session("tests", jars=jars, master="local[2]", lean=True, conf=SPARK_CONF)
     yield found
     found.stop()
 
