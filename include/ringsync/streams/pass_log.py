@@ -49,7 +49,20 @@ _NUMBER = re.compile(r"/(\d{12})\.json$")
 
 
 class TableReplacedError(StreamError):
-    """A table was dropped, and its stream goes on with another one of the same name."""
+    """A table's stream goes on with another one of the same name, and never comes back to it.
+
+    Mostly it was dropped, and what waits of it goes once the schema does not have it. But it may be there: an id can be
+    given again, and a consumer could not tell its messages from repetitions of its old ones.
+
+    :param table_id: 32 hexadecimal digits
+    """
+
+    def __init__(self, table_id: str) -> None:
+        super().__init__(
+            f"table id {table_id} was dropped, and a newer table of the same name has its stream. If the table has this "
+            "id now (a snapshot's schema.cql says WITH ID, or a node's clock was behind), its changes wait and are not "
+            "published: drop it, create it again without an id, and bootstrap it"
+        )
 
 
 class BootstrapReplacedError(StreamError):
@@ -125,10 +138,7 @@ def check_goes_on(last: Pass | None) -> None:
     :raises TableReplacedError: they may not
     """
     if last is not None and last.kind == "end":
-        raise TableReplacedError(
-            f"table id {last.table_id} was dropped, and a table of the same name was created: the stream goes on with "
-            "that one"
-        )
+        raise TableReplacedError(last.table_id)
 
 
 def _follows(store: ObjectStore, made: Pass) -> bool:

@@ -47,7 +47,7 @@ def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> 
 
     :param topic: of the table's changes
     :param now_ms: ms since the epoch
-    :raises TableReplacedError: another table has the topic by now
+    :raises TableReplacedError: another table has the topic by now; an id does not get it a second time
     """
     while True:
         known = tenures(store, topic)
@@ -55,7 +55,7 @@ def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> 
         if own is not None:
             break
         if known and _was_created_before(table_id, known[-1].table_id):
-            break  # only a node that has not heard of the newer one names it
+            break  # a node that has not heard of the newer one names it, or gave it an id while its clock was behind
         behind = _end(store, known[-1], now_ms) if known else _behind_what_nobody_claims(store, topic, table_id)
         try:
             data = json.dumps({"table_id": table_id, "behind": behind}).encode()
@@ -63,10 +63,7 @@ def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> 
         except AlreadyExistsError:
             continue
     if own is None or own is not known[-1]:
-        raise TableReplacedError(
-            f"table id {table_id} was dropped, and a table of the same name was created: the stream {topic} goes on "
-            f"with table id {known[-1].table_id}"
-        )
+        raise TableReplacedError(table_id)
     _start(store, own, now_ms)
 
 
