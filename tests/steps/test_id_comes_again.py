@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from ringsync.config import load_config
-from ringsync.ring.ranks import RankedRing
 from ringsync.service.health import problems
 from ringsync.state.staging import (
     Block,
@@ -33,7 +31,6 @@ from ringsync.steps.late_pass import LatePasses
 from ringsync.steps.late_rows import LateRows
 from ringsync.steps.sync_plan import SyncPlan, SyncTable
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.pass_log import TableReplacedError
 from ringsync.streams.tenures import begin_tenure
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import OneByOne
