@@ -15,11 +15,12 @@ from ringsync.ring.tokens import TokenRange
 from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
 from ringsync.sources.session import connect
-from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, Bootstrap, BootstrapState
+from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, SCANNING, Bootstrap, BootstrapState
 from ringsync.status import read_statuses
-from ringsync.steps import bootstrap_drain, bootstrap_scan
+from ringsync.steps import bootstrap_cancel, bootstrap_drain, bootstrap_scan
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap_prepare import load_plan
+from ringsync.steps.bootstrap_prepare import begin_pass, load_plan
+from ringsync.steps.bootstrap_publish import remove_outputs
 from ringsync.steps.follow_ups import put_schemas
 from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
@@ -131,6 +132,36 @@ def test_what_is_copied_is_finished_and_not_cancelled(followed: Followed, capsys
     assert prepare(followed.conf, followed.name, "three") != first
 
 
+def test_a_drain_that_was_killed_behind_its_cutover_is_repeated(followed: Followed) -> None:
+    """The stream has gone on meanwhile: nothing begins a second time."""
+    first = prepare(followed.conf, followed.name, "one")
+    followed.state.publishing(followed.found())
+    mark(followed.store, followed.table.table_id, "rows", first, 1)
+    mark(followed.store, followed.table.table_id, "cutover", first, 1)
+    followed.changes("")
+    assert prepare(followed.conf, followed.name, "two") == first
+    assert followed.run(bootstrap_drain, "two")[1] == ExitCode.OK
+    assert followed.found().state == COMPLETED
+    assert followed.kinds() == ["begin", "rows", "cutover", "changes"]
+    prepare(followed.conf, followed.name, "two")
+    assert followed.kinds() == ["begin", "rows", "cutover", "changes"], "its run, once more"
+
+
+def test_who_is_slow_to_cancel_does_not_end_the_next(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(followed.conf, followed.name, "one")
+
+    def slow(*arguments: Any) -> None:
+        remove_outputs(*arguments)
+        prepare(followed.conf, followed.name, "two")
+
+    monkeypatch.setattr(bootstrap_cancel, "remove_outputs", slow)
+    assert cancel(followed) == ExitCode.FATAL
+    assert "another has begun meanwhile" in capsys.readouterr().err
+    assert (followed.kinds(), followed.found().state) == (["begin", "begin"], SCANNING)
+
+
 def test_a_table_that_was_dropped_has_its_bootstrap_cancelled(followed: Followed, session: Any) -> None:
     prepare(followed.conf, followed.name, "one")
     session.execute(f"DROP TABLE {followed.name}")
@@ -156,7 +187,7 @@ def test_a_table_that_was_created_again_is_bootstrapped_anew(followed: Followed,
     with pytest.raises(StepError, match=r"the schema of .* changed"):
         followed.run(bootstrap_scan, "one")
     with pytest.raises(TableReplacedError):
-        bootstrap_scan.begin_pass(followed.store, load_plan(followed.store, "one"), again.found(), lambda: None)
+        begin_pass(followed.store, load_plan(followed.store, "one"), again.found(), lambda: None)
 
 
 def test_a_part_of_a_table_that_is_followed_is_refused(followed: Followed, session: Any) -> None:

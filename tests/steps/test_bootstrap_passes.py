@@ -90,7 +90,7 @@ class Table:
 
     def rows(self, bootstrap: str, begin: int, first: int) -> int:
         part = self.part(TOPIC, pass_bucket(begin), first)
-        return mark(self.store, TABLE_ID, "rows", bootstrap, 1, (part,))
+        return mark(self.store, TABLE_ID, "rows", bootstrap, 1, (part,), topic=TOPIC)
 
     def cutover(self, bootstrap: str) -> int:
         return mark(self.store, TABLE_ID, "cutover", bootstrap, 1)

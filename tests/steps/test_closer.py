@@ -12,7 +12,7 @@ import pytest
 from ringsync.config import ConfigError
 from ringsync.cql.types import Native
 from ringsync.ring.ring import Host, Replication, RingError
-from ringsync.schema.table import Column, TableSchema
+from ringsync.schema.table import Column, Schema, TableSchema
 from ringsync.service.health import problems
 from ringsync.state.staging import Block, Bucket, Place
 from ringsync.state.table_versions import version_of
@@ -145,7 +145,7 @@ def test_a_version_that_a_stage_has_seen_first_is_learned_of(closer: Closer) -> 
 
 
 def test_the_old_one_of_a_table_that_was_created_again_is_shown_until_it_is_forgotten(
-    closer: Closer, capsys: pytest.CaptureFixture[str]
+    closer: Closer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows that wait are counted, and its error is said once more."""
     again = SyncTable(version_of(closer._store, replace(table_of("b", "v"), table_id="e" * 32)), "t.b", False)
@@ -159,12 +159,19 @@ def test_the_old_one_of_a_table_that_was_created_again_is_shown_until_it_is_forg
     assert told[f"shop.b (table id {'b' * 32})"]["error"] == "RuntimeError: no such column"
     assert told.keys() == {f"shop.{name}" for name in "abcd"} | {f"shop.b (table id {'b' * 32})"}
 
-    service(closer, "b").fails = TableReplacedError("it goes on with the new one")
+    service(closer, "b").fails = TableReplacedError("b" * 32)
     closer._tables["b" * 32].again_ms = 0
+    closer._absent = {"b" * 32: 0}
+    closer.cycle()
+    assert closer.problems()["rows_of_dropped_tables"] == {}, "they wait until the schema has not had it for a minute"
+    closer._session, closer._plan = None, replace(closer._plan, tables=(again,))
+    monkeypatch.setattr(bucket_close, "read_tables", lambda session: Schema((again.schema,)))
+    monkeypatch.setattr(closer, "_tables", {key: closer._tables[key] for key in ("b" * 32, "e" * 32)})
+    closer._look_for_others(closer._plan, bucket_close.GONE_AFTER_MS)
     closer.cycle()
     told = closer.status()
-    assert told.keys() == {f"shop.{name}" for name in "abcd"}
-    assert (told["shop.b"]["table_id"], service(closer, "e").served) == ("e" * 32, 2)
+    assert told.keys() == {"shop.b"}
+    assert (told["shop.b"]["table_id"], service(closer, "e").served) == ("e" * 32, 3)
     assert closer.problems()["rows_of_dropped_tables"] == {"shop.b": 7}
     assert f"shop.b (table id {'b' * 32}) is gone, and failed before: RuntimeError: no such" in capsys.readouterr().out
 

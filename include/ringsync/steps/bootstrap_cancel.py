@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 import time
+from collections.abc import Callable
 
 from ringsync.config import Config
 from ringsync.schema.from_cluster import read_tables
@@ -31,8 +32,7 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
     """Cancel the unfinished bootstrap of a table; again is fine.
 
     :returns: what was cancelled
-    :raises StepError: there is none, or all of it is copied
-    :raises BootstrapReplacedError: another has just begun
+    :raises StepError: there is none, or all of it is copied; another has begun meanwhile
     """
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
@@ -47,17 +47,29 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
     table_id = str(json.loads(latest.specification)["table_id"])
     table = read_tables(state.session).by_id().get(table_id)
     if table is not None:
-        end(config, store, table, latest.id)
+
+        def check() -> None:
+            found = state.find(keyspace, name)
+            if found is None or found.id != latest.id:
+                raise StepError(
+                    f"bootstrap {latest.id} of {keyspace}.{name} is cancelled, and another has begun meanwhile: its "
+                    "end lets the stream go on"
+                )
+
+        end(config, store, table, latest.id, check)
     forget(store, status_key(table_id))
     return latest
 
 
-def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: str) -> None:
-    """Let the stream go on, with what has waited, and remove what was copied."""
+def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: str, check: Callable[[], None]) -> None:
+    """Let the stream go on, with what has waited, and remove what was copied.
+
+    :param check: raises when another bootstrap of the table has begun, which must not be ended
+    """
     topic = data_topic(config.server_name, table)
     remove_outputs(store, table, topic, bootstrap_id)
     # Also where it has not begun yet: a `prepare` that is about to say so must ask again, and be refused.
     now_ms = int(time.time() * 1000)
     begin_tenure(store, topic, table.table_id, now_ms)
-    mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=lambda: None)
+    mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=check)
     publish_passes(store, config, sync_table(store, config, table))

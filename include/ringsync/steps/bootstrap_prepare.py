@@ -33,14 +33,23 @@ from ringsync.sources.plan import ScanPlan, Selection
 from ringsync.sources.planning import make_scan_plan
 from ringsync.sources.scan import ScanError, scan_query, scan_session
 from ringsync.sources.session import connect
-from ringsync.state.bootstrap import CANCELLED, HEARTBEAT_TTL_S, SCANNING, UNFINISHED, Bootstrap, BootstrapState
+from ringsync.state.bootstrap import (
+    CANCELLED,
+    COMPLETED,
+    HEARTBEAT_TTL_S,
+    PUBLISHING,
+    SCANNING,
+    UNFINISHED,
+    Bootstrap,
+    BootstrapState,
+)
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_publish import remove_outputs
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
-from ringsync.streams.pass_log import mark, pass_bucket
+from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
 from ringsync.streams.tenures import begin_tenure
 from ringsync.streams.topics import data_topic
 
@@ -147,19 +156,13 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             f"run {application.run} has a plan for {plan.scan.table.full_name} with other parameters or another "
             "schema: use another run id"
         )
-    check_not_cancelled(state.find(keyspace, name), plan)
-    begin_tenure(store, plan.topic, scan.table.table_id, int(clock() * 1000))
+    latest = state.find(keyspace, name)
+    check_not_cancelled(latest, plan)
+    assert latest is not None
     # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
-    begin_pass = mark(
-        store,
-        scan.table.table_id,
-        "begin",
-        plan.bootstrap.id,
-        int(clock() * 1000),
-        check=lambda: check_not_cancelled(state.find(keyspace, name), plan),
-    )
+    number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(keyspace, name), plan))
     say(store, plan, "prepare")
-    report |= {"begin_pass": begin_pass, "bucket": pass_bucket(begin_pass)}
+    report |= {"begin_pass": number, "bucket": pass_bucket(number)}
     return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
 
 
@@ -189,6 +192,40 @@ def check_not_cancelled(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
         raise StepError(f"another bootstrap of {plan.scan.table.full_name} has begun since: follow that one")
     if latest.state == CANCELLED:
         raise StepError(f"bootstrap {latest.id} of {plan.scan.table.full_name} was cancelled: trigger bootstrap_table")
+
+
+def check_scanning(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
+    """Look whether the plan's bootstrap may begin: it is the table's, and not everything is copied.
+
+    :param latest: of the table
+    :raises StepError: it may not
+    """
+    check_not_cancelled(latest, plan)
+    if latest is not None and latest.state != SCANNING:
+        raise StepError(f"another run has just copied all of {plan.scan.table.full_name}: trigger bootstrap_table")
+
+
+def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check: Callable[[], None]) -> int:
+    """See to it that the bootstrap has begun. One that has copied everything did so, and begins no second time.
+
+    :param latest: its state
+    :param check: raises when it shall not begin any more
+    :returns: the number of the pass that says so; 0: everything was published so long ago that the pass is forgotten
+    :raises StepError: it was begun by another version of this code, which named its files otherwise
+    :raises TableReplacedError: the table was dropped and created again since
+    """
+    table_id = plan.scan.table.table_id
+    if latest.state in (PUBLISHING, COMPLETED):
+        marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
+        return next((one.number for one in marks if (one.kind, one.bootstrap) == ("begin", latest.id)), 0)
+    if json.loads(latest.specification).get("outputs_version") != OUTPUTS_VERSION:
+        raise StepError(
+            f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
+            "bootstrap_table again"
+        )
+    now_ms = int(time.time() * 1000)
+    begin_tenure(store, plan.topic, table_id, now_ms)
+    return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
 
 
 def status_key(table_id: str) -> str:

@@ -23,8 +23,16 @@ from ringsync.steps.application import Report, StepError
 from ringsync.steps.follow_ups import digests_kept_ms, publish_passes
 from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream, Part
-from ringsync.streams.pass_log import first_to_add, get_pass, mark, marks_of_latest, pass_bucket, pass_numbers
+from ringsync.streams.files import FileStream, Part, StreamDamagedError
+from ringsync.streams.pass_log import (
+    check_rows,
+    first_to_add,
+    get_pass,
+    mark,
+    marks_of_latest,
+    pass_bucket,
+    pass_numbers,
+)
 from ringsync.streams.tenures import begin_tenure
 
 if TYPE_CHECKING:
@@ -69,7 +77,7 @@ def publish(
     :param check: raises when this run may publish nothing
     :param ranges: of the ledger, in token order
     :param begin: number of the pass with which the bootstrap has begun
-    :raises StepError: the counts do not reconcile; nothing was published
+    :raises StepError: the counts do not reconcile, or a part is missing; nothing was published
     :raises LostOwnershipError: another run has taken over, or the bootstrap was cancelled
     :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
     :raises TableReplacedError: the table was dropped and created again since
@@ -86,6 +94,10 @@ def publish(
     begin_tenure(store, plan.topic, table.table_id, int(time.time() * 1000))
     numbers = pass_numbers(store, table.table_id)
     passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
+    try:
+        check_rows(store, table.table_id, plan.bootstrap.id, parts, plan.topic)
+    except StreamDamagedError as error:
+        raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
     # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
     check()
     if replaced_table(before, table):
@@ -108,7 +120,15 @@ def publish(
         deletion_vectors=config.replica.deletion_vectors,
     )
     begin_changes(store, table, int(time.time() * 1000))
-    mark(store, table.table_id, "rows", plan.bootstrap.id, int(time.time() * 1000), tuple(parts))
+    mark(
+        store,
+        table.table_id,
+        "rows",
+        plan.bootstrap.id,
+        int(time.time() * 1000),
+        tuple(parts),
+        topic=plan.topic,
+    )
     publish_passes(store, config, followed(store, config, plan))
     _remove_files(store, table, plan.bootstrap.id, {file.name for file in files})
 

@@ -10,7 +10,6 @@ stream; until then nobody sees them.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import socket
 import time
@@ -26,24 +25,23 @@ from ringsync.sources.control import ControlServer
 from ringsync.sources.plan import split_to_json
 from ringsync.sources.planning import cut
 from ringsync.sources.session import connect
-from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState, RangeLedger
+from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_collect import Collector, reported
 from ringsync.steps.bootstrap_prepare import (
-    OUTPUTS_VERSION,
     BootstrapPlan,
+    begin_pass,
     check_not_cancelled,
+    check_scanning,
     load_plan,
     say,
     wait_until_free,
 )
 from ringsync.steps.bootstrap_publish import describe_published, publish
 from ringsync.steps.bootstrap_task import BootstrapTask, SplitResult
-from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
-from ringsync.streams.tenures import begin_tenure
+from ringsync.streams.pass_log import pass_bucket
 
 IDLE_WAVES = 3
 """After so many waves that brought nothing, what is left counts as unreadable."""
@@ -73,9 +71,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
     check_not_cancelled(latest, plan)
     assert latest is not None
-    begin = begin_pass(
-        store, plan, latest, lambda: check_not_cancelled(state.find(latest.keyspace, latest.table), plan)
-    )
+    begin = begin_pass(store, plan, latest, lambda: check_scanning(state.find(latest.keyspace, latest.table), plan))
     wait_until_free(state, plan.bootstrap, application.run)
     ledger = state.take_over(plan.bootstrap.id, f"{application.run} on {socket.gethostname()}, process {os.getpid()}")
     collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
@@ -99,32 +95,10 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         report = describe(collector, ledger, results, seconds)
         if collector.left:
             return report, ExitCode.COMPLETED_WITH_ERRORS
-        if latest.state != COMPLETED:
+        if latest.state != COMPLETED and begin:
             publish(store, config, plan, may_publish, collector.ranges, begin)
         report |= describe_published(store, plan, collector.ranges, begin)
     return report, ExitCode.OK
-
-
-def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check: Callable[[], None]) -> int:
-    """The number of the pass with which the bootstrap has begun; 0: it has completed, and the pass is forgotten.
-
-    :param latest: its state
-    :param check: raises when it shall not begin any more
-    :raises StepError: it was begun by another version of this code, which named its files otherwise
-    :raises TableReplacedError: the table was dropped and created again since
-    """
-    table_id = plan.scan.table.table_id
-    if latest.state == COMPLETED:
-        marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
-        return next((one.number for one in marks if one.kind == "begin"), 0)
-    if json.loads(latest.specification).get("outputs_version") != OUTPUTS_VERSION:
-        raise StepError(
-            f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
-            "bootstrap_table again"
-        )
-    now_ms = int(time.time() * 1000)
-    begin_tenure(store, plan.topic, table_id, now_ms)
-    return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
 
 
 def read_all(

@@ -159,8 +159,10 @@ class Closer:
                 follow_ups.catch_up()
         except ConfigError:
             raise
-        except TableReplacedError:
-            self._forget(state.table.table_id)
+        except TableReplacedError as error:
+            # Of one that the schema does not have what waits goes soon (_look_for_others); else it must not get lost.
+            if state.table.table_id not in self._absent:
+                state.failed(error, now_ms)
         except Exception as error:
             if _is_stopped(self._context):
                 raise

@@ -7,7 +7,8 @@ a bucket is published once by its manifest, the replica takes each pass once, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +19,13 @@ from ringsync.replica.delta_log import KnownSnapshots
 from ringsync.ring.ranks import RankedRing
 from ringsync.sources.control import ControlAddress
 from ringsync.state.table_versions import latest_version
-from ringsync.steps.application import Application
+from ringsync.steps.application import Application, StepError
 from ringsync.steps.replica_task import ReplicaTask
 from ringsync.steps.rows_after import AfterReader, Mode
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream
+from ringsync.streams.files import FileStream, StreamConflictError, StreamDamagedError
 from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
 from ringsync.streams.tenures import begin_tenure, table_before
@@ -65,15 +66,18 @@ def publish_passes(
     config: Config,
     table: SyncTable,
     announce: Callable[[str, str], None] = lambda topic, bucket: None,
+    *,
+    gone: bool = False,
 ) -> None:
     """Make visible what is not yet of all passes of a table, in their order: so they come into the stream.
 
     :param announce: is told the topic and the bucket that has become visible
+    :param gone: another table has the topic by now: what cannot become visible is named and left out
     """
     passes = {number: get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)}
     done = last_published(store, table, passes)
     for number in sorted(known for known in passes if known > done):
-        publish_pass(store, config, table, passes, number, announce)
+        publish_pass(store, config, table, passes, number, announce, gone=gone)
 
 
 def last_published(store: ObjectStore, table: SyncTable, passes: Mapping[int, Pass]) -> int:
@@ -81,7 +85,10 @@ def last_published(store: ObjectStore, table: SyncTable, passes: Mapping[int, Pa
     topics = [table.topic, bootstrap_topic(table.topic)]
     for number in sorted(passes, reverse=True):
         one = passes[number]
-        if one.kind in ("changes", "rows") and any(FileStream(store, topic).parts(one.bucket) for topic in topics):
+        # Where a version before had another table's bucket of this number there, this one's is not visible.
+        if one.kind in ("changes", "rows") and any(
+            FileStream(store, topic).parts(one.bucket) == list(one.parts) for topic in topics
+        ):
             return number
     return 0
 
@@ -93,6 +100,8 @@ def publish_pass(
     passes: Mapping[int, Pass],
     number: int,
     announce: Callable[[str, str], None] = lambda topic, bucket: None,
+    *,
+    gone: bool = False,
 ) -> None:
     """Make a pass's bucket of the stream visible. A cut-over moves what has waited in the bootstrap stream there, and
     so does the begin of a bootstrap that replaces one which never ended: it comes before the new one's rows. The start
@@ -100,6 +109,9 @@ def publish_pass(
 
     :param passes: all up to this number
     :param announce: is told the topic and the bucket that has become visible
+    :param gone: see :func:`publish_passes`
+    :raises StreamDamagedError: a bucket cannot become visible
+    :raises StepError: another table's bucket has its place, which a version before let happen
     """
     one = passes[number]
     waiting, stream = FileStream(store, bootstrap_topic(table.topic)), FileStream(store, table.topic)
@@ -108,15 +120,37 @@ def publish_pass(
         if stream.parts(one.bucket) is None:
             waiting.publish(one.bucket, one.parts)
     elif one.kind in ("changes", "rows"):
-        stream.publish(one.bucket, one.parts)
-        announce(stream.topic, one.bucket)
+        with _named(table, gone):
+            stream.publish(one.bucket, one.parts)
+            announce(stream.topic, one.bucket)
     elif one.kind == "start":
         _publish_table_before(store, config, table, announce)
     elif left := _since_cutover(passes, number):
         put_schemas(store, config, table, waiting.topic)
         for before in left:
-            waiting.move(before.bucket, before.parts, stream)
-            announce(stream.topic, before.bucket)
+            with _named(table, gone):
+                waiting.move(before.bucket, before.parts, stream)
+                announce(stream.topic, before.bucket)
+
+
+@contextmanager
+def _named(table: SyncTable, gone: bool) -> Iterator[None]:
+    """Say what is wrong where a bucket cannot become visible; one of a table that is gone holds up nobody."""
+    try:
+        yield
+    except (StreamDamagedError, StreamConflictError) as error:
+        name = f"{table.schema.full_name} (table id {table.table_id})"
+        if gone:
+            print(
+                f"ringsync: warning: {name} is gone, and a bucket of it is left out of its stream: {error}", flush=True
+            )
+        elif isinstance(error, StreamConflictError):
+            raise StepError(
+                f"{error}. {name} was created again under a version of ringsync that gave its passes numbers of the "
+                "table before: drop it and create it again, and bootstrap it"
+            ) from error
+        else:
+            raise
 
 
 def _publish_table_before(
@@ -125,7 +159,7 @@ def _publish_table_before(
     before = table_before(store, table.topic, table.table_id)
     version = latest_version(store, before) if before else None
     if version is not None:  # else nobody has followed it
-        publish_passes(store, config, SyncTable(version, table.topic, by_arrival=False), announce)
+        publish_passes(store, config, SyncTable(version, table.topic, by_arrival=False), announce, gone=True)
 
 
 def _since_cutover(passes: Mapping[int, Pass], number: int) -> list[Pass]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -80,7 +81,10 @@ class LatePasses:
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
     def table(self, table_id: str) -> TableVersion | None:
-        """See :class:`ringsync.steps.late_rows.Effects`. A table without cdc any more is published to the end."""
+        """See :class:`ringsync.steps.late_rows.Effects`. A table without cdc any more is published to the end.
+
+        :raises TableReplacedError: the schema has it, but another table has its stream
+        """
         self._read_plan()
         if table_id not in self._tables and (table := self._schema().get(table_id)) is not None:
             ring = ranked(read_ring(self._session, table.keyspace))
@@ -118,15 +122,13 @@ class LatePasses:
             self._tables.clear()
             for table in self._plan.tables:
                 if (ring := rings[table.schema.keyspace]) is not None:
-                    self._follow(table, ring)
+                    with suppress(TableReplacedError):  # table() raises it, if the schema has this table
+                        self._follow(table, ring)
         return self._plan
 
     def _follow(self, table: SyncTable, ring: RankedRing) -> None:
         if table.table_id not in self._follow_ups:
-            try:
-                self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
-            except TableReplacedError:
-                return  # the plan is of a node that has not heard of the new table
+            self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
         self._follow_ups[table.table_id].follow(table)
         self._follow_ups[table.table_id].ring = ring
         self._tables[table.table_id] = table.version

@@ -136,8 +136,7 @@ class FileStream:
         :raises StreamConflictError: the bucket was published with other parts; names both
         :raises StreamDamagedError: a part is not there as it was written
         """
-        for part in parts:
-            self._check_part(bucket, part)
+        self.check_parts(bucket, parts)
         manifest = {
             "topic": self.topic,
             "bucket": bucket,
@@ -156,10 +155,25 @@ class FileStream:
             if stat.key not in listed and stat.key.endswith((_SUFFIX, ".index")):
                 self.store.delete(stat.key)
 
+    def check_parts(self, bucket: str, parts: Sequence[Part]) -> None:
+        """Look whether parts are in a bucket as they were written.
+
+        :raises StreamDamagedError: one is not; names it
+        """
+        there = {stat.key: stat for stat in self.store.list(f"{self.root}/{_check_name('bucket', bucket)}/")}
+        for part in parts:
+            key = self._part_key(bucket, part)
+            if (stat := there.get(key)) is None:
+                raise StreamDamagedError(f"{self.store.uri(key)} is not there: write the part again")
+            self._check_content(key, part, stat.size, stat.crc32c)
+
     def move(self, bucket: str, parts: Sequence[Part], to: FileStream) -> None:
         """Publish a bucket in another stream of the same messages, and remove it from this one. Again is fine.
 
         So are two at once: who is slower finds nothing left, and everything published.
+
+        :raises StreamConflictError: the other stream has a bucket of this name with other parts
+        :raises StreamDamagedError: a part is not there as it was written
         """
         if to.parts(bucket) is None:
             try:
@@ -170,6 +184,11 @@ class FileStream:
             except (StreamDamagedError, NotFoundError):
                 if to.parts(bucket) != list(parts):
                     raise
+        elif (published := to.parts(bucket)) != list(parts):
+            raise StreamConflictError(
+                f"bucket {bucket!r} of {to.topic} was published with {_names(published or ())}; "
+                f"{_names(parts)} of {self.topic} cannot be moved there"
+            )
         for stat in self.store.list(f"{self.root}/{bucket}/"):
             self.store.delete(stat.key)
 
@@ -257,13 +276,6 @@ class FileStream:
             raise StreamDamagedError(f"part {part.name} of the published bucket {bucket!r}: {error}") from error
         self._check_content(key, part, len(data), google_crc32c.value(data))
         return data
-
-    def _check_part(self, bucket: str, part: Part) -> None:
-        key = self._part_key(bucket, part)
-        stat = self.store.stat(key)
-        if stat is None:
-            raise StreamDamagedError(f"{self.store.uri(key)} is not there: write the part again")
-        self._check_content(key, part, stat.size, stat.crc32c)
 
     def _check_content(self, key: str, part: Part, size: int, crc32c: int) -> None:
         if (size, crc32c) != (part.bytes, part.crc32c):

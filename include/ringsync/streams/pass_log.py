@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -34,7 +34,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
-from ringsync.streams.files import Part, StreamError
+from ringsync.streams.files import FileStream, Part, StreamError
 
 MarkKind = Literal["begin", "rows", "cutover"]
 PassKind = Literal["changes", "start", "end"] | MarkKind
@@ -49,7 +49,20 @@ _NUMBER = re.compile(r"/(\d{12})\.json$")
 
 
 class TableReplacedError(StreamError):
-    """A table was dropped, and its stream goes on with another one of the same name."""
+    """A table's stream goes on with another one of the same name, and never comes back to it.
+
+    Mostly it was dropped, and what waits of it goes once the schema does not have it. But it may be there: an id can be
+    given again, and a consumer could not tell its messages from repetitions of its old ones.
+
+    :param table_id: 32 hexadecimal digits
+    """
+
+    def __init__(self, table_id: str) -> None:
+        super().__init__(
+            f"table id {table_id} was dropped, and a newer table of the same name has its stream. If the table has "
+            "this id now (a snapshot's schema.cql says WITH ID, or a node's clock was behind), its changes wait and "
+            "are not published: drop it, create it again without an id, and bootstrap it"
+        )
 
 
 class BootstrapReplacedError(StreamError):
@@ -60,7 +73,7 @@ class BootstrapReplacedError(StreamError):
 class Pass:
     """One pass over the settled rows of a table.
 
-    :ivar number: from 1, or where the table before had the topic from the number of its ``end``
+    :ivar number: from 1, or where another table had the topic before from that of its ``end`` or its last bucket
     :ivar kind: only ``changes`` have messages and rows, and ``rows`` messages
     :ivar bootstrap: whose topic the messages go to first, and which ``begin`` and ``cutover`` enclose; empty: none
     :ivar begin: of ``rows``: the number of the bootstrap's ``begin``, in whose place of the stream they are
@@ -125,10 +138,7 @@ def check_goes_on(last: Pass | None) -> None:
     :raises TableReplacedError: they may not
     """
     if last is not None and last.kind == "end":
-        raise TableReplacedError(
-            f"table id {last.table_id} was dropped, and a table of the same name was created: the stream goes on with "
-            "that one"
-        )
+        raise TableReplacedError(last.table_id)
 
 
 def _follows(store: ObjectStore, made: Pass) -> bool:
@@ -275,6 +285,7 @@ def mark(
     now_ms: int,
     parts: tuple[Part, ...] = (),
     check: Callable[[], None] | None = None,
+    topic: str = "",
 ) -> int:
     """Begin a bootstrap, publish its rows, or end it: what is published from here on goes elsewhere. Again is fine.
 
@@ -283,9 +294,12 @@ def mark(
     :param now_ms: ms since the epoch
     :param parts: of the rows
     :param check: raises when it may not be; asked after the last pass was seen, so that whoever has said so before and
-        adds a pass then makes us ask again. None: rows and cut-over want the bootstrap to be the one that goes on
+        adds a pass then makes us ask again. None: a cut-over wants no other bootstrap to have begun; of rows
+        :func:`check_rows` is asked
+    :param topic: where the parts are
     :returns: the number of the pass that says so
     :raises BootstrapReplacedError: there are rows or a cut-over of a bootstrap that does not go on
+    :raises StreamDamagedError: a part is not where the rows' bucket has it
     :raises TableReplacedError: nothing is published of this table any more
     """
     while True:
@@ -295,23 +309,43 @@ def mark(
             if (one.kind, one.bootstrap) == (kind, bootstrap):
                 return one.number
         begin = next((one for one in marks if one.kind == "begin"), None)
-        if check:
+        if kind == "rows":
+            check_rows(store, table_id, bootstrap, parts, topic)
+        elif check:
             check()
-        elif kind != "begin":
-            _check_goes_on(kind, bootstrap, begin, marks)
+        elif kind == "cutover":
+            _check_not_replaced(bootstrap, begin)
         place = begin.number if begin and kind == "rows" else 0
         number = (numbers[-1] if numbers else 0) + 1
         if put_pass(store, Pass(number, kind, table_id, now_ms, bootstrap, place, parts=parts)):
             return number
 
 
-def _check_goes_on(kind: MarkKind, bootstrap: str, begin: Pass | None, marks: list[Pass]) -> None:
+def check_rows(store: ObjectStore, table_id: str, bootstrap: str, parts: Sequence[Part], topic: str) -> None:
+    """Look whether the rows of a bootstrap may be published, or are.
+
+    What cannot become a bucket must not become a pass: all passes behind it would wait.
+
+    :param topic: where the parts are
+    :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
+    :raises StreamDamagedError: a part is not in the bucket of the bootstrap's begin, as it was written
+    """
+    marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
+    if any((one.kind, one.bootstrap) == ("rows", bootstrap) for one in marks):
+        return
+    begin = next((one for one in marks if one.kind == "begin"), None)
+    _check_not_replaced(bootstrap, begin)
+    if begin is None or any(one.kind == "cutover" for one in marks):
+        raise BootstrapReplacedError(f"bootstrap {bootstrap} was cancelled: trigger bootstrap_table again")
+    if parts:
+        FileStream(store, topic).check_parts(begin.bucket, parts)
+
+
+def _check_not_replaced(bootstrap: str, begin: Pass | None) -> None:
     if begin is not None and begin.bootstrap != bootstrap:
         raise BootstrapReplacedError(
             f"bootstrap {bootstrap} was replaced by {begin.bootstrap} of the same table: follow that one"
         )
-    if kind == "rows" and (begin is None or any(one.kind == "cutover" for one in marks)):
-        raise BootstrapReplacedError(f"bootstrap {bootstrap} was cancelled: trigger bootstrap_table again")
 
 
 def marks_of_latest(

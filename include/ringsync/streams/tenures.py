@@ -1,11 +1,12 @@
 """Which tables a topic has had: one that is dropped and created again has another id, and its name's topic.
 
 ``streams/<topic>/tables/<number>.json`` names them in their order, numbered from 1, each put once: the table's id, and
-the number of the pass behind which its passes come. So the passes of all of them are one series, and whatever follows
-the order of passes and buckets — readers, Kafka, cursors — goes on as if it were one table.
+the number behind which its passes come: that of the ``end`` of the one before, or a later bucket's. So the passes of
+all of them are one series, and whatever follows the order of passes and buckets — readers, Kafka, cursors — goes on as
+if it were one table. An id has its turn once: who reads the stream could not tell a return from repetitions.
 
 Whoever begins the next one ends the one before first: with a pass of the kind ``end``, behind which there is none. The
-new table's log begins with a pass ``start`` of the same number, and what follows from it is that all of the old table
+new table's log begins with a pass ``start`` of that number, and what follows from it is that all of the old table
 becomes visible (:func:`ringsync.steps.follow_ups.publish_pass`). Each of these is put if absent, in this order, and may
 be repeated after a kill between any two.
 """
@@ -30,7 +31,7 @@ class Tenure:
     """A table in its turn.
 
     :ivar table_id: 32 hexadecimal digits
-    :ivar behind: the number of the pass behind which its passes come; 0: it is the topic's first table
+    :ivar behind: the number behind which its passes come; 0: it is the topic's first table
     """
 
     table_id: str
@@ -47,7 +48,7 @@ def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> 
 
     :param topic: of the table's changes
     :param now_ms: ms since the epoch
-    :raises TableReplacedError: another table has the topic by now
+    :raises TableReplacedError: another table has the topic by now; an id does not get it a second time
     """
     while True:
         known = tenures(store, topic)
@@ -55,18 +56,15 @@ def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> 
         if own is not None:
             break
         if known and _was_created_before(table_id, known[-1].table_id):
-            break  # only a node that has not heard of the newer one names it
-        behind = _end(store, known[-1], now_ms) if known else _behind_what_nobody_claims(store, topic, table_id)
+            break  # a node that has not heard of the newer one names it, or gave it an id while its clock was behind
+        behind = _behind(store, topic, known, table_id, now_ms)
         try:
             data = json.dumps({"table_id": table_id, "behind": behind}).encode()
             store.put(f"{_folder(topic)}{len(known) + 1:06}.json", data, if_absent=True)
         except AlreadyExistsError:
             continue
     if own is None or own is not known[-1]:
-        raise TableReplacedError(
-            f"table id {table_id} was dropped, and a table of the same name was created: the stream {topic} goes on "
-            f"with table id {known[-1].table_id}"
-        )
+        raise TableReplacedError(table_id)
     _start(store, own, now_ms)
 
 
@@ -97,13 +95,15 @@ def _end(store: ObjectStore, old: Tenure, now_ms: int) -> int:
             return number
 
 
-def _behind_what_nobody_claims(store: ObjectStore, topic: str, table_id: str) -> int:
-    """Behind which pass a table begins in a topic of a version before, which did not say whose it is: where it was
-    before, or behind all buckets that another table has left."""
-    if pass_numbers(store, table_id):
+def _behind(store: ObjectStore, topic: str, known: list[Tenure], table_id: str, now_ms: int) -> int:
+    """Behind which pass a new table begins: the end of the one before, and all buckets of the topic. A version before
+    did not say whose they are, and let those of several tables have the same numbers; there a table that has passes
+    goes on with them."""
+    if not known and pass_numbers(store, table_id):
         return 0
+    end = _end(store, known[-1], now_ms) if known else 0
     buckets = [bucket for one in (topic, bootstrap_topic(topic)) for bucket in FileStream(store, one).buckets()]
-    return max((int(found[1]) for bucket in buckets if (found := _BUCKET.fullmatch(bucket))), default=0)
+    return max([end, *(int(found[1]) for bucket in buckets if (found := _BUCKET.fullmatch(bucket)))])
 
 
 def _was_created_before(table_id: str, other: str) -> bool:
