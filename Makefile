@@ -17,7 +17,7 @@ demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tab
 	@$(BIN)/python -m examples.flights.demo
 
 .PHONY: test
-test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): under half an hour on two cores
+test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): some 20 minutes on two cores
 	@$(MAKE) --no-print-directory -j 2 lint prepare-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
@@ -28,7 +28,7 @@ prepare-test: $(ENVIRONMENT)
 	@$(BIN)/python -m servers.spark
 
 .PHONY: test-chaos
-test-chaos: $(ENVIRONMENT) ## The long tests, most of an hour: kills, nodes that die, limits over minutes
+test-chaos: $(ENVIRONMENT) ## The long tests, an hour and more: kills, nodes that die, limits over minutes
 	$(BIN)/python -m servers.jars cassandra-5.0 delta kafka apicurio
 	$(BIN)/python -m pytest -m chaos
 

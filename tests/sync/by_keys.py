@@ -14,36 +14,34 @@ from ringsync.streams.pass_log import get_pass, pass_numbers
 from ringsync.streams.topics import data_topic
 
 KEYSPACE = "shop"
-BY_REPLICA, BY_SOURCE = TABLES = (f"{KEYSPACE}.by_replica", f"{KEYSPACE}.by_source")
-MODES = {
-    BY_REPLICA: {"after_image": "replica", "expand_deletions": True},
-    BY_SOURCE: {"after_image": "source", "expand_deletions": True},
-}
-ROWS = "SELECT id, seq, v FROM {}"
+TABLE = f"{KEYSPACE}.orders"
+ROWS = f"SELECT id, seq, v FROM {TABLE}"
+
+
+def modes(turn: int) -> dict[str, dict[str, Any]]:
+    """Settings of the table: the row after a change is in the replica in the first turn, and read in the others."""
+    return {TABLE: {"after_image": "replica" if turn == 0 else "source", "expand_deletions": True}}
 
 
 def create_schema(session: Any) -> None:
     session.execute(
         f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 3}}"
     )
-    for table in TABLES:
-        session.execute(f"CREATE TABLE {table} (id int, seq int, v text, PRIMARY KEY (id, seq)) WITH cdc = true")
+    session.execute(f"CREATE TABLE {TABLE} (id int, seq int, v text, PRIMARY KEY (id, seq)) WITH cdc = true")
 
 
 def change(session: Any, rng: random.Random) -> None:
-    """The same change of both tables."""
+    """Change a row, a range or a partition."""
     id_, seq = rng.randrange(8), rng.randrange(12)
     match rng.randrange(12):
         case 0:
-            statement = f"DELETE FROM {{}} WHERE id = {id_}"
+            session.execute(f"DELETE FROM {TABLE} WHERE id = {id_}")
         case 1 | 2:
-            statement = f"DELETE FROM {{}} WHERE id = {id_} AND seq >= {seq} AND seq < {seq + 4}"
+            session.execute(f"DELETE FROM {TABLE} WHERE id = {id_} AND seq >= {seq} AND seq < {seq + 4}")
         case 3:
-            statement = f"DELETE FROM {{}} WHERE id = {id_} AND seq = {seq}"
+            session.execute(f"DELETE FROM {TABLE} WHERE id = {id_} AND seq = {seq}")
         case _:
-            statement = f"INSERT INTO {{}} (id, seq, v) VALUES ({id_}, {seq}, '{rng.random()}')"
-    for table in TABLES:
-        session.execute(statement.format(table))
+            session.execute(f"INSERT INTO {TABLE} (id, seq, v) VALUES ({id_}, {seq}, '{rng.random()}')")
 
 
 REMOVED = 100
@@ -52,15 +50,13 @@ REMOVED = 100
 
 def fill(session: Any) -> None:
     """Give a partition rows that nobody else changes."""
-    for table in TABLES:
-        for seq in range(30):
-            session.execute(f"INSERT INTO {table} (id, seq, v) VALUES ({REMOVED}, {seq}, 'v')")
+    for seq in range(30):
+        session.execute(f"INSERT INTO {TABLE} (id, seq, v) VALUES ({REMOVED}, {seq}, 'v')")
 
 
 def remove(session: Any) -> None:
     """Delete this partition."""
-    for table in TABLES:
-        session.execute(f"DELETE FROM {table} WHERE id = {REMOVED}")
+    session.execute(f"DELETE FROM {TABLE} WHERE id = {REMOVED}")
 
 
 def held(messages: list[dict[str, Any]], *, with_before: bool) -> dict[tuple[int, int], str]:
