@@ -30,34 +30,12 @@ from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
 from ringsync.streams.relay_errors import BrokerUnavailableError
 from ringsync.streams.topics import bootstrap_topic
+from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.streams.outbox import NOTES, notes
 
 TOPIC = "test.shop.notes"
 TABLE_ID = NOTES.table_id
 TABLE = SyncTable(TableVersion.first(NOTES), TOPIC, by_arrival=False)
-
-
-class Killed(Exception):
-    pass
-
-
-class MortalStore(LocalStore):
-    """Is killed before it writes or deletes once more than it may."""
-
-    left = 10**9
-
-    def put(self, *arguments: Any, **options: Any) -> Stat:
-        self._live()
-        return super().put(*arguments, **options)
-
-    def delete(self, key: str) -> bool:
-        self._live()
-        return super().delete(key)
-
-    def _live(self) -> None:
-        if not self.left:
-            raise Killed
-        self.left -= 1
 
 
 class Table:
@@ -271,7 +249,7 @@ def test_who_is_killed_anywhere_comes_to_the_same_end(tmp_path: Path) -> None:
         try:
             end()
         except Killed:
-            table.store.left = 10**9
+            table.store.left = IMMORTAL
             end()
             assert table.messages() == ["1", "2", "3"], lives
             assert [get_pass(table.store, TABLE_ID, n).kind for n in pass_numbers(table.store, TABLE_ID)] == [

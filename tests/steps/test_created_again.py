@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -35,8 +34,9 @@ from ringsync.streams.pass_log import (
     pass_numbers,
     put_pass,
 )
-from ringsync.streams.tenures import begin_tenure, tenures
+from ringsync.streams.topic_owners import take_topic, topic_owners
 from ringsync.streams.topics import bootstrap_topic
+from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import NOW, RING, TABLE
 from tests.stream_model import of_the_last_table
@@ -170,33 +170,11 @@ def test_what_waits_for_a_bootstrap_of_the_old_table_comes_before_the_new_ones(l
     assert FileStream(lake.store, bootstrap_topic(TOPIC)).buckets() == []
 
 
-class Killed(BaseException):
-    """``kill -9``: nobody catches it."""
-
-
-class Mortal(LocalStore):
-    """A store whose user is killed after some writes."""
-
-    left = 10**9
-
-    def put(self, key: str, *arguments: Any, **options: Any) -> Any:
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-        return super().put(key, *arguments, **options)
-
-    def delete(self, key: str) -> bool:
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-        return super().delete(key)
-
-
 def lives(folder: Path) -> Iterator[int]:
     """Run it with ever more writes before the kill, until nobody is killed; each time somebody repeats it."""
     for writes in range(10**6):
         (folder / f"{writes}").mkdir()
-        lake = Lake(folder / f"{writes}", Mortal(folder / f"{writes}" / "lake"))
+        lake = Lake(folder / f"{writes}", MortalStore(folder / f"{writes}" / "lake"))
         old = lake.process(OLD)
         old.publish(1)
         mark(lake.store, OLD.table_id, "begin", "b1", 1)
@@ -208,7 +186,7 @@ def lives(folder: Path) -> Iterator[int]:
             killed = False
         except Killed:
             killed = True
-        lake.store.left = 10**9  # type: ignore[attr-defined]
+        lake.store.left = IMMORTAL  # type: ignore[attr-defined]
         if killed:
             # Whoever serves the old table still does, until he is told.
             with suppress(TableReplacedError):
@@ -265,7 +243,7 @@ def test_many_at_once_come_to_one_order(lake: Lake) -> None:
     ]
     assert sum(table_id == OLD.table_id for table_id, _ in told) == len(committed)
     assert {seq for _, seq in told} >= {200, 201, 202, 203, 300}
-    assert len(tenures(lake.store, TOPIC)) == 2
+    assert len(topic_owners(lake.store, TOPIC)) == 2
 
 
 def test_a_stream_of_a_version_before_goes_on(lake: Lake) -> None:
@@ -289,7 +267,7 @@ def test_the_stream_of_a_version_before_stays_the_tables_own(lake: Lake) -> None
 def test_a_node_that_has_not_heard_of_the_new_table_does_not_bring_the_old_one_back(lake: Lake) -> None:
     """Ids that Cassandra gives tell when the table was created."""
     older, newer = "1d3c5e005c9211f08de9f3bd2ad0d1ff", "2d3c5e005c9211f08de9f3bd2ad0d1ff"
-    begin_tenure(lake.store, TOPIC, newer, 1)
+    take_topic(lake.store, TOPIC, newer, 1)
     with pytest.raises(TableReplacedError, match=f"table id {older} .* a newer table"):
-        begin_tenure(lake.store, TOPIC, older, 1)
-    assert [one.table_id for one in tenures(lake.store, TOPIC)] == [newer]
+        take_topic(lake.store, TOPIC, older, 1)
+    assert [one.table_id for one in topic_owners(lake.store, TOPIC)] == [newer]

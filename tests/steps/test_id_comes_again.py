@@ -31,7 +31,7 @@ from ringsync.steps.late_pass import LatePasses
 from ringsync.steps.late_rows import LateRows
 from ringsync.steps.sync_plan import SyncPlan, SyncTable
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.tenures import begin_tenure
+from ringsync.streams.topic_owners import take_topic
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import OneByOne
 from tests.steps.test_close import RING, TABLE, Lake
@@ -134,7 +134,7 @@ def test_its_rows_wait_and_status_says_what_to_do(cluster: Cluster) -> None:
 
 
 def test_an_id_of_a_clock_that_is_behind_waits_too(cluster: Cluster) -> None:
-    begin_tenure(cluster.store, TOPIC, SECOND, 1)
+    take_topic(cluster.store, TOPIC, SECOND, 1)
     cluster.there = (FIRST,)
     cluster.stage(FIRST)
     status = cycle(cluster.closer())
@@ -146,7 +146,7 @@ def test_an_old_table_that_a_node_still_names_is_forgotten_once_it_does_not(clus
     closer = cluster.closer()
     cycle(closer)
     cluster.stage(FIRST)
-    begin_tenure(cluster.store, TOPIC, SECOND, 1)
+    take_topic(cluster.store, TOPIC, SECOND, 1)
     status = cycle(closer)
     assert status["rows_of_dropped_tables"] == {}
     cluster.there = (SECOND,)
@@ -180,7 +180,7 @@ class Queue:
 @pytest.mark.parametrize("planned", [True, False], ids=["with cdc", "without cdc any more"])
 def test_its_late_rows_wait_and_the_queue_says_why(cluster: Cluster, planned: bool) -> None:
     for table_id in (FIRST, SECOND):
-        begin_tenure(cluster.store, TOPIC, table_id, 1)
+        take_topic(cluster.store, TOPIC, table_id, 1)
     cluster.there = (FIRST,)
     cluster.planned = None if planned else ()
     rows = cluster.table(FIRST).version.to_store(change_rows([Write(1, 1, "x", 1)], TABLE))

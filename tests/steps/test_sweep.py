@@ -21,6 +21,7 @@ from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import Pass, forget_pass, get_pass, pass_numbers
 from ringsync.streams.tries import Try
+from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import NOW, RING, TABLE, VERSION, Lake
 
@@ -28,30 +29,6 @@ TOPIC = "test.shop.t"
 CHANGES = f"sync/{TABLE.table_id}/changes/"
 MOMENT = NOW.start * 1000
 WRITES = [Write(1, 1, "x", MOMENT + 1), Write(2, None, None, MOMENT + 2)]
-
-
-class Killed(BaseException):
-    """Nothing catches a kill."""
-
-
-class MortalStore(LocalStore):
-    """Is killed before its put or delete of this number; None: lives."""
-
-    left: int | None = None
-
-    def _count(self) -> None:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                raise Killed
-
-    def put(self, *arguments: Any, **others: Any) -> Any:
-        self._count()
-        return super().put(*arguments, **others)
-
-    def delete(self, key: str) -> bool:
-        self._count()
-        return super().delete(key)
 
 
 @pytest.fixture
@@ -121,10 +98,10 @@ def killed_at_each(
         try:
             work()
         except Killed:
-            store.left = None
+            store.left = IMMORTAL
             check()
         else:
-            store.left = None
+            store.left = IMMORTAL
             return kill
     raise AssertionError("it has no end")
 

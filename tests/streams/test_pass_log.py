@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ringsync.storage.local import LocalStore
 from ringsync.streams.pass_log import (
     LATE,
     Pass,
@@ -19,24 +18,9 @@ from ringsync.streams.pass_log import (
     put_pass,
     read_digests,
 )
+from tests.mortal_store import Killed, MortalStore
 
 TABLE_ID = "6" * 32
-
-
-class Killed(Exception):
-    pass
-
-
-class MortalStore(LocalStore):
-    """Is killed before it deletes once more than it may."""
-
-    left = 0
-
-    def delete(self, key: str) -> bool:
-        if not self.left:
-            raise Killed
-        self.left -= 1
-        return super().delete(key)
 
 
 def made(store: Any, number: int) -> Pass:

@@ -24,7 +24,7 @@ from ringsync.steps.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.pass_log import mark
-from ringsync.streams.tenures import begin_tenure
+from ringsync.streams.topic_owners import take_topic
 from ringsync.streams.topics import data_topic
 
 
@@ -70,6 +70,6 @@ def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: st
     remove_outputs(store, table, topic, bootstrap_id)
     # Also where it has not begun yet: a `prepare` that is about to say so must ask again, and be refused.
     now_ms = int(time.time() * 1000)
-    begin_tenure(store, topic, table.table_id, now_ms)
+    take_topic(store, topic, table.table_id, now_ms)
     mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=check)
     publish_passes(store, config, sync_table(store, config, table))

@@ -50,7 +50,7 @@ from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
-from ringsync.streams.tenures import begin_tenure
+from ringsync.streams.topic_owners import take_topic
 from ringsync.streams.topics import data_topic
 
 OUTPUTS_VERSION = 3
@@ -224,7 +224,7 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check
             "bootstrap_table again"
         )
     now_ms = int(time.time() * 1000)
-    begin_tenure(store, plan.topic, table_id, now_ms)
+    take_topic(store, plan.topic, table_id, now_ms)
     return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
 
 

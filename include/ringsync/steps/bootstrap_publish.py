@@ -33,7 +33,7 @@ from ringsync.streams.pass_log import (
     pass_bucket,
     pass_numbers,
 )
-from ringsync.streams.tenures import begin_tenure
+from ringsync.streams.topic_owners import take_topic
 
 if TYPE_CHECKING:
     from ringsync.steps.bootstrap_prepare import BootstrapPlan
@@ -91,7 +91,7 @@ def publish(
     table = plan.scan.table
     before = read_snapshot(store, base_folder(table.keyspace, table.name))
     # The base may be that of the table before this one, but not of a newer one.
-    begin_tenure(store, plan.topic, table.table_id, int(time.time() * 1000))
+    take_topic(store, plan.topic, table.table_id, int(time.time() * 1000))
     numbers = pass_numbers(store, table.table_id)
     passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
     try:

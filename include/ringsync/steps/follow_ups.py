@@ -28,7 +28,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, StreamConflictError, StreamDamagedError
 from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
-from ringsync.streams.tenures import begin_tenure, table_before
+from ringsync.streams.topic_owners import table_before, take_topic
 from ringsync.streams.topics import bootstrap_topic
 from ringsync.streams.tries import Try, list_tries, lost_tries, remove_tries
 
@@ -211,7 +211,7 @@ class FollowUps:
         self._announce = announce
         self.ring: RankedRing | None = None
         self._passes: dict[int, Pass] = {}
-        begin_tenure(self._store, table.topic, table.table_id, int(time.time() * 1000))
+        take_topic(self._store, table.topic, table.table_id, int(time.time() * 1000))
         self.refresh()
         self._mismatch: str | None = None
         self._asked: _Asked | None = None

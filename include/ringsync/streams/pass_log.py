@@ -18,7 +18,7 @@ the bootstrap has copied. It is known at the end only, but its place in the stre
 was published before, and before all that waits.
 
 ``end`` is the last pass of a table that was dropped and created again: nothing comes behind it, and what has waited for
-a bootstrap waits no longer. ``start`` is the first one of the new table (:mod:`ringsync.streams.tenures`).
+a bootstrap waits no longer. ``start`` is the first one of the new table (:mod:`ringsync.streams.topic_owners`).
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _BUCKET = re.compile(r"pass-(\d{12})")
 
 
 @dataclass(frozen=True)
-class Tenure:
-    """A table in its turn.
+class TopicOwner:
+    """A table that has a topic, or had it.
 
     :ivar table_id: 32 hexadecimal digits
     :ivar behind: the number behind which its passes come; 0: it is the topic's first table
@@ -38,12 +38,12 @@ class Tenure:
     behind: int
 
 
-def tenures(store: ObjectStore, topic: str) -> list[Tenure]:
+def topic_owners(store: ObjectStore, topic: str) -> list[TopicOwner]:
     """The tables that a topic has had, in their order; the last one has it."""
-    return [Tenure(**json.loads(store.get(stat.key))) for stat in store.list(_folder(topic))]
+    return [TopicOwner(**json.loads(store.get(stat.key))) for stat in store.list(_folder(topic))]
 
 
-def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> None:
+def take_topic(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> None:
     """Make the topic this table's, if it is not, before its first pass is made. Again is fine.
 
     :param topic: of the table's changes
@@ -51,7 +51,7 @@ def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> 
     :raises TableReplacedError: another table has the topic by now; an id does not get it a second time
     """
     while True:
-        known = tenures(store, topic)
+        known = topic_owners(store, topic)
         own = next((one for one in known if one.table_id == table_id), None)
         if own is not None:
             break
@@ -70,17 +70,17 @@ def begin_tenure(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> 
 
 def table_before(store: ObjectStore, topic: str, table_id: str) -> str | None:
     """The id of the table that had a topic before this one; None: there is none, or nobody knows."""
-    ids = [one.table_id for one in tenures(store, topic)]
+    ids = [one.table_id for one in topic_owners(store, topic)]
     place = ids.index(table_id)
     return ids[place - 1] if place else None
 
 
-def _start(store: ObjectStore, own: Tenure, now_ms: int) -> None:
+def _start(store: ObjectStore, own: TopicOwner, now_ms: int) -> None:
     if own.behind and not pass_numbers(store, own.table_id):
         put_pass(store, Pass(own.behind, "start", own.table_id, now_ms))
 
 
-def _end(store: ObjectStore, old: Tenure, now_ms: int) -> int:
+def _end(store: ObjectStore, old: TopicOwner, now_ms: int) -> int:
     """See to it that nothing is published of a table any more.
 
     :returns: the number of the pass that says so
@@ -95,7 +95,7 @@ def _end(store: ObjectStore, old: Tenure, now_ms: int) -> int:
             return number
 
 
-def _behind(store: ObjectStore, topic: str, known: list[Tenure], table_id: str, now_ms: int) -> int:
+def _behind(store: ObjectStore, topic: str, known: list[TopicOwner], table_id: str, now_ms: int) -> int:
     """Behind which pass a new table begins: the end of the one before, and all buckets of the topic. A version before
     did not say whose they are, and let those of several tables have the same numbers; there a table that has passes
     goes on with them."""
