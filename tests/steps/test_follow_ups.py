@@ -90,10 +90,16 @@ def test_a_replica_does_not_go_on_behind_passes_that_are_forgotten(lake: Lake) -
     assert (found.status()["replica_error"], found.status()["replica_pass"]) == (None, found.last)
 
 
-def test_an_idle_table_costs_one_request_in_each_cycle(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    bootstrap(lake, "b1")
+@pytest.mark.parametrize("changes", [0, 1])
+def test_an_idle_table_costs_one_request_in_each_cycle(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    """Also one of which nothing was ever published but its bootstrap."""
     found = follow_ups(lake)
-    change(lake, found, 1)
+    bootstrap(lake, "b1")
+    found.catch_up()
+    for number in range(changes):
+        change(lake, found, number)
     found.catch_up()
     requests: Counter[str] = Counter()
 

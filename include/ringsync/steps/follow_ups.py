@@ -320,7 +320,7 @@ class FollowUps:
     def catch_up(self) -> None:
         """Do all that is left to do for all passes, and now and then remove what tries that failed have left."""
         # Listed before the passes are read: of what becomes a pass meanwhile the pass tells.
-        tries = list_tries(self._store, self._table.table_id) if self._is_sweep_due() else []
+        tries = list_tries(self._store, self._table.table_id) if self._is_sweep_due() else None
         for one in passes_behind(self._store, self._table.table_id, self.last):
             self._passes[one.number] = one
         check_goes_on(self._passes.get(self.last))
@@ -329,7 +329,8 @@ class FollowUps:
                 publish_pass(self._store, self._application.config, self._table, self._passes, number, self._announce)
                 self._published = number
                 self._has_new = True
-        self._sweep(tries)
+        if tries is not None:
+            self._sweep(tries)
         self._update_replica()
         self._forget()
 
@@ -343,11 +344,10 @@ class FollowUps:
 
         :param tries: as they were before the passes were read
         """
-        if tries:
-            topics = [self._table.topic, bootstrap_topic(self._table.topic)]
-            lost = lost_tries(tries, self._passes, self._published)
-            remove_tries(self._store, self._table.table_id, topics, lost)
-            self._swept_at, self._has_new = time.monotonic(), False
+        topics = [self._table.topic, bootstrap_topic(self._table.topic)]
+        lost = lost_tries(tries, self._passes, self._published)
+        remove_tries(self._store, self._table.table_id, topics, lost)
+        self._swept_at, self._has_new = time.monotonic(), False
 
     def _update_replica(self) -> None:
         """Bring the replica up to the last pass; while a bootstrap goes on, the one that it makes is waited for."""
