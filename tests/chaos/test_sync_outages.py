@@ -31,7 +31,7 @@ BOOTSTRAPPED = ("workload.natives", "workload.collections")
 
 
 @pytest.mark.parametrize("after_image", ["source", "replica", "none"])
-def test_nodes_are_away(tmp_path: Path, cache: Path, after_image: str) -> None:
+def test_nodes_are_away(tmp_path: Path, cache: Path, spark: Any, after_image: str) -> None:
     """Two nodes die and miss writes that no hint keeps; then one is stopped and gets its hints when it returns."""
     with three_nodes(tmp_path / "nodes", cache, 91) as nodes, connected(nodes, ConsistencyLevel.QUORUM) as session:
         create_schema(session)
@@ -41,7 +41,7 @@ def test_nodes_are_away(tmp_path: Path, cache: Path, after_image: str) -> None:
             start_loops(running)
             write(session, workload, 100)
             for table in BOOTSTRAPPED:
-                bootstrap(running, table, table, [lambda: write(session, workload, 40)] * 2)
+                bootstrap(conf, table, table, [lambda: write(session, workload, 40)] * 2)
             only_one_replica_has(nodes, workload)
             nodes[2].stop()
             write(session, workload, 300)

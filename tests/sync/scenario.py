@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from cassandra import InvalidRequest, OperationTimedOut, Unavailable, WriteFailure, WriteTimeout
 from cassandra.cluster import NoHostAvailable
 
+from ringsync.steps.application import ExitCode
 from tests.chaos.applications import PROJECT
 from tests.commitlogs.workload import KEYSPACE, random_schema, random_statements, tables
 from tests.sync.pipeline import EXCLUDED, LOOPS, Pipeline
@@ -93,20 +95,13 @@ def kill_and_start(pipeline: Pipeline, name: str) -> None:
     pipeline.start(name)
 
 
-def bootstrap(pipeline: Pipeline, table: str, run: str, during: Sequence[Callable[[], object]] = ()) -> None:
-    """Bootstrap a table, as the DAG does.
+def bootstrap(conf: Path, table: str, run: str, during: Sequence[Callable[[], object]] = ()) -> None:
+    """Bootstrap a table by the DAG's applications, called in this process: their Spark is the one that runs here.
 
     :param during: done after each application but the last
     """
     for place, name in enumerate(("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")):
-        arguments = ["--conf", str(pipeline.conf), "--table", table, "--run", run]
-        done = subprocess.run(
-            [str(PROJECT / ".venv/bin/python"), str(PROJECT / "spark_apps" / f"{name}.py"), *arguments],
-            env=pipeline.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, (name, done.stdout[-2000:], done.stderr[-3000:])
+        application = runpy.run_path(str(PROJECT / "spark_apps" / f"{name}.py"))
+        assert application["main"](["--conf", str(conf), "--table", table, "--run", run]) == ExitCode.OK, (name, table)
         if place < len(during):
             during[place]()

@@ -45,7 +45,9 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=[0, *(pytest.param(turn, marks=pytest.mark.chaos) for turn in (1, 2))])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Run]:
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, spark: Any
+) -> Iterator[Run]:
     """All that happens. In three turns each table has each way to find the row after a change."""
     turn, folder = request.param, tmp_path_factory.mktemp("run")
     with three_nodes(folder / "nodes", cache, 71) as nodes, connected(nodes, ConsistencyLevel.ALL) as session:
@@ -77,10 +79,10 @@ def everything(running: Pipeline, session: Any, turn: int) -> None:
     write_keys(300)
     writer.write(3)
     for table in BOOTSTRAPPED:
-        bootstrap(running, table, table, [lambda: write(session, workload, 60)] * 2)
-    bootstrap(running, by_keys.TABLE, by_keys.TABLE, [lambda: write_keys(60)] * 2)
+        bootstrap(running.conf, table, table, [lambda: write(session, workload, 60)] * 2)
+    bootstrap(running.conf, by_keys.TABLE, by_keys.TABLE, [lambda: write_keys(60)] * 2)
     for table in under_way.copied(turn):
-        bootstrap(running, table, table)
+        bootstrap(running.conf, table, table)
     under_way.poison(session)
     write(session, workload, 60)
     under_way.altered_while_rows_wait(running, session, writer)
@@ -95,7 +97,7 @@ def everything(running: Pipeline, session: Any, turn: int) -> None:
     by_keys.fill(session)
     under_way.wait_until_it_fails(running, under_way.POISONED)
     for table in under_way.copied_again(turn):
-        bootstrap(running, table, f"{table}-again")
+        bootstrap(running.conf, table, f"{table}-again")
 
 
 def test_stream_and_replica_are_what_the_nodes_hold(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
