@@ -41,8 +41,9 @@ def test_the_replica_is_taken_when_it_has_every_pass(lake: Lake) -> None:
     write(lake, 1)
     assert applied(lake) is None
     bootstrap(lake, "b1")
+    there = applied(lake)
     numbers = pass_numbers(lake.store, TABLE.table_id)
-    assert applied(lake) == numbers[-1]
+    assert there == numbers[-1]
     lake.passes += [lake.passes[0]] * (len(numbers) - 1)
     write(lake, 2)
     assert applied(lake, caught_up=False) is None

@@ -35,6 +35,11 @@ def base_folder(keyspace: str, table: str) -> str:
     return f"{replica_folder(keyspace, table)}/base"
 
 
+def transaction_of(bootstrap_id: str) -> str:
+    """The transaction of a bootstrap's commit: the base takes each only once, and tells which version it made."""
+    return f"bootstrap-{bootstrap_id}"
+
+
 def identity(table: TableSchema) -> dict[str, str]:
     """The properties by which a replica is recognised, without their prefix."""
     return {

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ringsync.config import Config
-from ringsync.replica.base import base_folder, replace_base, replaced_table
+from ringsync.replica.base import base_folder, replace_base, replaced_table, transaction_of
 from ringsync.replica.changes import begin_changes, empty_changes
 from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.table import TableSchema
@@ -114,7 +114,7 @@ def publish(
             "selection": plan.scan.selection.to_json(),
             "element_times": json.dumps(plan.scan.element_times),
         },
-        transaction=_transaction(plan),
+        transaction=transaction_of(plan.bootstrap.id),
         now_ms=int(time.time() * 1000),
         from_pass=first_to_add(store, passes, begin, digests_kept_ms(config)),
         deletion_vectors=config.replica.deletion_vectors,
@@ -142,7 +142,7 @@ def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence
         **_counts(ranges),
         "replica": {
             "uri": store.uri(folder),
-            "version": read_snapshot(store, folder).transactions.get(_transaction(plan)),
+            "version": read_snapshot(store, folder).transactions.get(transaction_of(plan.bootstrap.id)),
             "files": len(files),
             "bytes": sum(file.bytes for file in files),
         },
@@ -168,11 +168,6 @@ def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
         "rows_written": sum(file.rows for file in files),
         "messages_published": sum(part.records for part in parts),
     }
-
-
-def _transaction(plan: BootstrapPlan) -> str:
-    """The replica takes each only once."""
-    return f"bootstrap-{plan.bootstrap.id}"
 
 
 def followed(store: ObjectStore, config: Config, plan: BootstrapPlan) -> SyncTable:

@@ -6,6 +6,7 @@ a bucket is published once by its manifest, the replica takes each pass once, an
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,13 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringsync.config import Config
-from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.base import ReplicaMismatchError, base_folder, transaction_of
 from ringsync.replica.changes import ReplicaState, StaleStateError, append_pass, replica_state
-from ringsync.replica.delta_log import KnownSnapshots
+from ringsync.replica.delta_log import KnownSnapshots, read_snapshot
 from ringsync.ring.ranks import RankedRing
 from ringsync.sources.control import ControlAddress
 from ringsync.state.table_versions import latest_version
 from ringsync.steps.application import Application, StepError
+from ringsync.steps.missed_rows import TOLD_AGAIN, MissedRows
+from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.replica_task import ReplicaTask
 from ringsync.steps.rows_after import AfterReader, Mode
 from ringsync.steps.sync_plan import SyncTable
@@ -216,6 +219,7 @@ class FollowUps:
         self._mismatch: str | None = None
         self._asked: _Asked | None = None
         self._published = last_published(self._store, table, self._passes)
+        self._missed_told = 0
         self._has_new = False
         self._swept_at: float | None = None
         self._replica_lag_ms: int | None = None
@@ -324,15 +328,19 @@ class FollowUps:
         for one in passes_behind(self._store, self._table.table_id, self.last):
             self._passes[one.number] = one
         check_goes_on(self._passes.get(self.last))
+        self._publish()
+        if tries is not None:
+            self._sweep(tries)
+        self._update_replica()
+        self._tell_missed()
+        self._forget()
+
+    def _publish(self) -> None:
         for number in sorted(self._passes):
             if number > self._published:
                 publish_pass(self._store, self._application.config, self._table, self._passes, number, self._announce)
                 self._published = number
                 self._has_new = True
-        if tries is not None:
-            self._sweep(tries)
-        self._update_replica()
-        self._forget()
 
     def _is_sweep_due(self) -> bool:
         """Once this run has seen a new pass, and seldom after that: a table that is idle costs nothing."""
@@ -371,6 +379,53 @@ class FollowUps:
             except StaleStateError as error:
                 print(f"ringsync: {error}", flush=True)
             self._asked = None
+
+    def _tell_missed(self) -> None:
+        """Tell rows again of which a bootstrap has copied something old: once, when the replica has all passes."""
+        state = self._replica_lately() if self.last > self._missed_told and not self.bootstrap else None
+        if state is None or state.applied != self.last:
+            return
+        copied = next((one for one in reversed(self.passes) if one.kind == "rows"), None)
+        known = {one.counts.get(TOLD_AGAIN) for one in self.passes}
+        if copied is not None and copied.begin not in known:
+            keys = [key for one in self.passes if state.from_pass <= one.number < copied.begin for key in one.changes]
+            if keys and not self._told_again(state, copied, keys):
+                return
+        self._missed_told = self.last
+
+    def _told_again(self, state: ReplicaState, copied: Pass, keys: Sequence[str]) -> bool:
+        """Make a pass of the rows that changes touch and that were copied otherwise than the replica has them.
+
+        :param copied: the pass of the copied rows
+        :param keys: of files of merged change rows
+        :returns: False: another process has made a pass meanwhile
+        """
+        table, config = self._table.schema, self._application.config
+        base = read_snapshot(self._store, base_folder(table.keyspace, table.name), self._snapshots)
+        version = base.transactions.get(transaction_of(copied.bootstrap))
+        if version is None or config.sync.after_image_of(table.full_name) == "none":
+            return True
+        context = PassContext(
+            config_path=self._application.config_path,
+            reader=replace(self.reader("none"), replica=state),
+            topic=self.topic,
+            number=self.last + 1,
+            attempt=secrets.token_hex(4),
+            bootstrap="",
+            late=True,
+            endpoints={},
+            schema_version=self.schema_version,
+        )
+        task = MissedRows(context, copied.bootstrap, version)
+        files = [(f"{place:04}", key) for place, key in enumerate(keys)]
+        outputs = self._context.parallelize(files, len(files)).mapPartitions(task).collect()
+        made = commit(self._store, context, outputs, {TOLD_AGAIN: copied.begin, "everywhere": 1})
+        if made is None:
+            return False
+        self.made(made)
+        self._publish()
+        self._update_replica()
+        return True
 
     def _deletions_before(self, number: int, moment_ms: int) -> tuple[str, ...]:
         """Deletions of partitions and ranges in the passes before one that its rows may be older than, though they

@@ -20,14 +20,14 @@ from ringsync.changes.merge import merge
 from ringsync.changes.queries import queries
 from ringsync.changes.schema import PARTITION_DELETION
 from ringsync.changes.visible import same_keys
-from ringsync.config import load_config
+from ringsync.config import Config, load_config
 from ringsync.state.staging import encode_rows
 from ringsync.steps.rows_after import AfterReader, Mask, images_after, rows_removed, with_before
 from ringsync.steps.rows_before import Said
 from ringsync.steps.spared_rows import spared_rows
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.change_messages import change_messages
-from ringsync.streams.files import FileStream, Part
+from ringsync.streams.files import FileStream, Part, PartWriter
 from ringsync.streams.pass_log import (
     Pass,
     changes_key,
@@ -132,24 +132,9 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
     spared = (with_before(context.reader, said, removed) for said in spared_rows(context.reader, merged))
     for said in chain([own_rows], [removed] if removed else [], spared):
         messages += said.changes.num_rows
-        writer.add(
-            change_messages(
-                said.changes,
-                said.images,
-                said.visible,
-                table,
-                config.server_name,
-                config.stream.mapping,
-                hostnames=_endpoints(said.changes["node"], context.endpoints),
-                processed_at_ms=now_ms,
-                schema_version=context.schema_version,
-                version=ringsync.__version__,
-                late=context.late,
-                # What was spared was not written, and what was removed is in the deletion's own query.
-                queries=queries(merged, table) if said is own_rows and config.sync.source_query else None,
-                before=said.before,
-            )
-        )
+        # What was spared was not written, and what was removed is in the deletion's own query.
+        texts = queries(merged, table) if said is own_rows and config.sync.source_query else None
+        write_messages(writer, context, config, said, now_ms, texts)
     own = f"{context.attempt}-{name}"
     # The changes come first: what is left of a try that is killed is found by them (tries.py).
     changes = changes_key(table.table_id, context.number, own)
@@ -176,6 +161,33 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         made_at_ms=now_ms,
     )
     return Made(outputs, left_open)
+
+
+def write_messages(
+    writer: PartWriter, context: PassContext, config: Config, said: Said, now_ms: int, texts: pa.Array | None = None
+) -> None:
+    """Add messages to a part of the stream.
+
+    :param now_ms: when they are made, ms since the epoch
+    :param texts: ``source.query`` of each; None: they have none
+    """
+    writer.add(
+        change_messages(
+            said.changes,
+            said.images,
+            said.visible,
+            context.reader.table,
+            config.server_name,
+            config.stream.mapping,
+            hostnames=_endpoints(said.changes["node"], context.endpoints),
+            processed_at_ms=now_ms,
+            schema_version=context.schema_version,
+            version=ringsync.__version__,
+            late=context.late,
+            queries=texts,
+            before=said.before,
+        )
+    )
 
 
 def _divided(rows: Mapping[str, pa.RecordBatch], chosen: Mask) -> dict[str, pa.RecordBatch]:

@@ -127,7 +127,7 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
         mode = "source"
     previous, before = None, None
     if reader.replica is not None and (reader.before or mode == "replica"):
-        previous = _previous(reader, reader.replica, merged, own)
+        previous = previous_of(reader.replica, table, merged, own)
         before = rows_before(previous, merged, table, now_s) if reader.before else None
     undecided = np.zeros(len(places), np.bool_)
     if mode == "none":
@@ -237,7 +237,7 @@ def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) ->
     """
     assert reader.replica is not None
     own = row_images_of(merged, reader.table, load_config(reader.config_path).replica.unrepresentable_values)
-    return _completed(reader, merged, _previous(reader, reader.replica, merged, own), late=late)
+    return _completed(reader, merged, previous_of(reader.replica, reader.table, merged, own), late=late)
 
 
 def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
@@ -247,7 +247,7 @@ def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
     """
     if reader.replica is None or not reader.before:
         return said
-    previous = _previous(reader, reader.replica, said.changes, said.images)
+    previous = previous_of(reader.replica, reader.table, said.changes, said.images)
     images, there = rows_before(previous, said.changes, reader.table, int(time.time()))
     if removed is not None:
         there = there & (same_keys(said.changes, removed.changes, reader.table) < 0)
@@ -275,20 +275,21 @@ def rows_removed(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> 
         )
     chosen = merged.filter(pa.array(np.isin(tokens, deleted)))
     own = row_images_of(chosen, table, load_config(reader.config_path).replica.unrepresentable_values)
-    previous = _previous(reader, reader.replica, chosen, own)
+    previous = previous_of(reader.replica, table, chosen, own)
     after = _completed(reader, chosen, previous, late=late)
     return removed_rows(previous, chosen, after, table, int(time.time()))
 
 
-def _previous(
-    reader: AfterReader, replica: ReplicaState, merged: pa.RecordBatch, own: pa.RecordBatch
+def previous_of(
+    replica: ReplicaState, table: TableSchema, merged: pa.RecordBatch, own: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """What the replica has of the rows that changes touch.
+    """What a replica has of the rows that changes touch.
 
+    :param merged: merged change rows of the table
     :param own: images of the changes of rows
     """
     tokens = np.unique(numbers(merged["token"])[numbers(merged["kind"]) != ROW])
-    return previous_images(replica, reader.table, own, pa.array(tokens, pa.int64()))
+    return previous_images(replica, table, own, pa.array(tokens, pa.int64()))
 
 
 def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordBatch, *, late: bool) -> RowsAfter:

@@ -64,13 +64,13 @@ def rows_before(previous: pa.RecordBatch, merged: pa.RecordBatch, table: TableSc
     row_alive, static_alive = (live[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
     partition, clustering = image_keys(previous, table)
     kinds = numbers(merged["kind"])
-    place = _places(merged["partition_key"], partition)
+    place = places_of(merged["partition_key"], partition)
     static = kinds == STATIC
     if table.clustering:
         is_row = kinds == ROW
         mine = _keys(merged["partition_key"], merged["clustering"], is_row, table)
         its = _keys(partition, clustering, has_clustering(previous, table), table)
-        place = np.where(is_row, _places(mine, its), np.where(static, place, _NONE))
+        place = np.where(is_row, places_of(mine, its), np.where(static, place, _NONE))
     there = place != _NONE
     there[there] = np.where(static[there], static_alive[place[there]], row_alive[place[there]])
     return live.take(pa.array(place, mask=place == _NONE)), there
@@ -94,7 +94,7 @@ def removed_rows(
     after_partition, after_clustering = image_keys(after.images, table)
     mine = _keys(partition, clustering, is_row, table)
     its = _keys(after_partition, after_clustering, has_clustering(after.images, table), table)
-    place = _places(mine, its)
+    place = places_of(mine, its)
     gone = ~alive(after.images, table, now_s)
     gone[after.of_change[after.of_change != _NONE]] = False  # they have a message of their own
     removed = is_row & alive(previous, table, now_s) & (place != _NONE)
@@ -102,7 +102,7 @@ def removed_rows(
     # A row has the time of the newest deletion that covers it: that is what has removed it.
     deletions = merged.filter(pa.array(numbers(merged["kind"]) >= PARTITION_DELETION))
     deleted_at = pc.struct_field(after.images["_row"], "deleted_at").take(pa.array(place, mask=~removed))
-    deletion = _places(
+    deletion = places_of(
         _with_times(partition, deleted_at),
         _with_times(deletions["partition_key"], pc.struct_field(deletions["deletion"], "timestamp")),
     )
@@ -144,7 +144,7 @@ def _with_times(partition: pa.Array, times: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(partition, times.cast(pa.string()).cast(pa.binary()), b" ")
 
 
-def _places(mine: pa.Array, its: pa.Array) -> Places:
+def places_of(mine: pa.Array, its: pa.Array) -> Places:
     """Where each is found, the first time; -1: nowhere. Null is nowhere."""
     found = pc.if_else(mine.is_valid(), pc.index_in(mine, value_set=its), None)
     return integers(pc.fill_null(found, _NONE).cast(pa.int64()))

@@ -34,7 +34,7 @@ from ringsync.sources.scan import scan_query, scan_session
 from ringsync.sources.where import all_of
 from ringsync.steps.rows_after import AfterReader, Places, UnreadRowsError, read_keys
 from ringsync.steps.rows_before import Said
-from ringsync.streams.pass_log import among, digest_halves, first_of_each, sorted_digests
+from ringsync.streams.pass_log import Digests, among, digest_halves, first_of_each, sorted_digests
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
     seen = np.empty((0, 2), np.uint64)
     for images, deletion_of in found:
         keys = digest_halves(key_digests(images, table).cast(pa.binary(16)))
-        changes = _changes(deletions.take(pa.array(deletion_of)), images, keys, table)
+        changes = changes_of_nothing(deletions.take(pa.array(deletion_of)), images, keys, table)
         new = first_of_each(keys) & ~among(keys, seen) & (same_keys(changes, merged, table) < 0)
         seen = sorted_digests(np.concatenate([seen, keys[new]]))
         chosen = pa.array(new)
@@ -73,21 +73,19 @@ def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
             yield Said(changes.filter(chosen), images.filter(chosen), np.ones(int(new.sum()), np.bool_))
 
 
-def _changes(
-    deletions: pa.RecordBatch,
-    images: pa.RecordBatch,
-    keys: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
-    table: TableSchema,
+def changes_of_nothing(
+    origins: pa.RecordBatch, images: pa.RecordBatch, keys: Digests, table: TableSchema
 ) -> pa.RecordBatch:
-    """Change rows that say nothing: each has a key, and where its deletion comes from.
+    """Change rows that say nothing: each has a row's key, and where the change comes from for which it is told.
 
-    The digest is the deletion's and the key's: the same, whenever the deletion is published.
+    The digest is that change's and the key's: the same, whenever the change is published.
 
-    :param deletions: of each image
+    :param origins: of each image the change, whatever it has changed
+    :param keys: digests of the images' keys
     """
     count, is_row = len(images), has_clustering(images, table)
     _, clusterings = image_keys(images, table)
-    digests = pa.py_buffer((digest_halves(deletions["digest"]) ^ keys).tobytes())
+    digests = pa.py_buffer((digest_halves(origins["digest"]) ^ keys).tobytes())
     made = {
         "kind": pa.array(np.where(is_row, ROW, STATIC).astype(np.int8)),
         "clustering": pc.if_else(pa.array(is_row), clusterings, pa.scalar(None, pa.binary())),
@@ -98,9 +96,9 @@ def _changes(
         },
     }
     for name in ("range_end", "liveness", "deletion"):
-        made[name] = pa.nulls(count, deletions.schema.field(name).type)
-    arrays = [made.get(name, deletions[name]) for name in deletions.schema.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=deletions.schema)
+        made[name] = pa.nulls(count, origins.schema.field(name).type)
+    arrays = [made.get(name, origins[name]) for name in origins.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=origins.schema)
 
 
 def _rows(
