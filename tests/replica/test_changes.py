@@ -21,7 +21,7 @@ from ringsync.replica.changes import (
     forget_merged,
     replica_state,
 )
-from ringsync.replica.delta_log import read_snapshot
+from ringsync.replica.delta_log import ConcurrentCommitError, read_snapshot
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_file, write_pass
 from tests.replica.test_table import images, simple, simple_images, table
@@ -111,7 +111,7 @@ def test_rows_of_a_table_that_was_created_again_never_meet_those_of_the_old_one(
         old = read_snapshot(store, BASE)
         assert replaced_table(old, newer) == {"table_id": before.table_id, "version": old.version}
         for _ in range(2):
-            empty_changes(store, newer, NOW_MS)
+            empty_changes(store, newer, old, NOW_MS)
             assert newest(tmp_path) == []
         with pytest.raises(ReplicaMismatchError, match="dropped and created again"):
             replica_state(store, newer)
@@ -120,6 +120,9 @@ def test_rows_of_a_table_that_was_created_again_never_meet_those_of_the_old_one(
         begin_changes(store, newer, NOW_MS)
         assert replaced_table(read_snapshot(store, BASE), newer) is None
         write_pass(tmp_path, newer, simple_images(1, "newer"), 8)
+        assert newest(tmp_path) == [(8, 0, "newer")]
+        with pytest.raises(ConcurrentCommitError):  # a bootstrap of a table before, which wakes up now
+            empty_changes(store, before, old, NOW_MS)
         assert newest(tmp_path) == [(8, 0, "newer")]
     with pytest.raises(ReplicaMismatchError):
         append_pass(store, simple(), 2, [file], NOW_MS, seen=asleep)

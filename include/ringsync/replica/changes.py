@@ -205,15 +205,22 @@ def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
     )
 
 
-def empty_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
+def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, now_ms: int) -> None:
     """Make the table of changes that of no base, before the replica of another table is replaced by this one's: whoever
     reads both without a look at their properties never sees rows of both tables.
 
+    :param seen: the base that is to be replaced
     :param now_ms: ms since the epoch
+    :raises ConcurrentCommitError: another writer has changed the base since; nothing was emptied
     """
     no_base = {"configuration": {f"{PROPERTY_PREFIX}base": f"none-{table.table_id}"}}
     for _ in range(ATTEMPTS):
         base, changes = _snapshots(store, table)
+        if base.version != seen.version:
+            raise ConcurrentCommitError(
+                f"{store.uri(base_folder(table.keyspace, table.name))} has version {base.version} by now, and not "
+                f"{seen.version}: another writer has changed the replica; do it again, if it is still wanted"
+            )
         if own_properties(changes.metadata.get("configuration") or {}).get("table_id") == table.table_id:
             return
         try:

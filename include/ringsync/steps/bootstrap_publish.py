@@ -101,7 +101,7 @@ def publish(
     # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
     check()
     if replaced_table(before, table):
-        empty_changes(store, table, int(time.time() * 1000))
+        empty_changes(store, table, before, int(time.time() * 1000))
     replace_base(
         store,
         table,
