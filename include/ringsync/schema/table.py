@@ -163,6 +163,11 @@ class Schema:
     tables: tuple[TableSchema, ...]
     unreadable: tuple[UnreadableTable, ...] = ()
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """Of all tables: one that cannot be understood is there, too."""
+        return frozenset([one.table_id for one in self.tables] + [one.table_id for one in self.unreadable])
+
     def by_id(self) -> dict[str, TableSchema]:
         """The tables by id: how a commit log names them.
 
