@@ -22,6 +22,7 @@ from ringsync.replica.changes import (
     replica_state,
 )
 from ringsync.replica.delta_log import ConcurrentCommitError, read_snapshot
+from ringsync.schema.table import DroppedColumn
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_file, write_pass
 from tests.replica.test_table import images, simple, simple_images, table
@@ -58,6 +59,23 @@ def test_a_pass_is_added_once_and_in_order(tmp_path: Path) -> None:
     sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{one}/*.parquet")) for one in (CHANGES, BASE)]
     assert [now.changed_bytes, now.base_bytes] == sizes
     assert newest(tmp_path) == [(1, 0, "one"), (1, 1, "one"), (3, 0, "three")]
+
+
+def test_a_column_that_was_dropped_and_added_again_needs_a_new_bootstrap(tmp_path: Path) -> None:
+    """Its old values are gone; the replica was refused after the DROP, and taken again after the ADD."""
+    write_base(tmp_path, simple(), simple_images(3))
+    seen = state_of(tmp_path, simple())
+    *others, column = simple().columns
+    gone = (DroppedColumn(column.name, "regular", column.type, NOW_MS * 1000),)
+    for altered in (replace(simple(), columns=tuple(others), dropped=gone), replace(simple(), dropped=gone)):
+        with pytest.raises(ReplicaMismatchError, match=r"schema of .* changed .* trigger bootstrap_table again"):
+            replica_state(LocalStore(tmp_path), altered)
+        with pytest.raises(ReplicaMismatchError):
+            append_pass(LocalStore(tmp_path), altered, 1, [], NOW_MS, seen=seen)
+    write_base(tmp_path, altered, simple_images(1, "new"))
+    assert state_of(tmp_path, altered).base_rows == 1
+    with pytest.raises(ReplicaMismatchError):
+        replica_state(LocalStore(tmp_path), simple())
 
 
 def test_zombies_and_rivals_of_one_pass(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ringsync.steps.rows_after import After, AfterReader
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import LATE, Pass
+from ringsync.streams.pass_log import LATE, Pass, are_published, digest_halves, read_digests
 from tests.steps.late_files import Write, change_rows
 
 INT = Native("int")
@@ -76,7 +76,8 @@ class Lake:
         reader = AfterReader(str(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
         context = PassContext(str(self.conf), reader, "test.shop.t", number, f"{self.tries:08x}", "", False, {}, 1)
         slices = [SliceOfBucket(str(bucket), (reading,), published)]
-        found = close_slice(context, self.store, StagedFiles(self.store, VERSION), "0000", slices, by_arrival)
+        self.last_task = (context, self.store, StagedFiles(self.store, VERSION), "0000", slices, by_arrival)
+        found = close_slice(*self.last_task)
         if found.outputs:
             made = commit(self.store, context, [found.outputs], {})
             assert made is not None
@@ -165,6 +166,35 @@ def test_rows_that_must_wait_replace_no_others_that_wait(lake: Lake, monkeypatch
     forget_waiting(lake.store, context)
     (left,) = lake.store.list(LATE_ROWS)
     assert decode_rows(lake.store.get(left.key))["digest"][0].as_py() == writes[1].digest, "it is of another try"
+
+
+def test_a_task_that_was_thought_dead_replaces_nothing_that_a_pass_names(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read while all replicas were up, and said of a row that waits by now that it was published."""
+    real = passes.images_after
+    down: set[int] = {FRESH.id}
+
+    def look(reader: AfterReader, merged: pa.RecordBatch) -> After:
+        return replace(
+            real(reader, merged),
+            open=np.array([int.from_bytes(key.as_py(), "big") in down for key in merged["partition_key"]]),
+        )
+
+    monkeypatch.setattr(passes, "images_after", look)
+    found = lake.publish(NOW, [OF_ITS_TIME, replace(FRESH, at=OF_ITS_TIME.at)], by_arrival=False)
+    assert (found.open, outcome(found)) == (1, (1, 0))
+    (made,) = lake.passes
+    (waiting,) = (stat.key for stat in lake.store.list(LATE_ROWS))
+    named = [waiting, *made.changes, *(key for keys in made.digests.values() for key in keys)]
+    before = {key: lake.store.get(key) for key in named}
+    for others in (set(), {OF_ITS_TIME.id}):
+        down = others
+        close_slice(*lake.last_task)
+    assert {key: lake.store.get(key) for key in named} == before
+    late = [decode_rows(lake.store.get(stat.key)) for stat in lake.store.list(LATE_ROWS)]
+    known = [read_digests(lake.store, key) for keys in made.digests.values() for key in keys]
+    assert sorted(any(are_published(digest_halves(rows["digest"]), known)) for rows in late) == [False, True]
 
 
 def test_counts_of_rows_on_which_all_agreed() -> None:

@@ -16,7 +16,8 @@ from ringsync.schema.table import Column, Schema, TableSchema
 from ringsync.service.health import problems
 from ringsync.state.staging import Block, Bucket, Place
 from ringsync.state.table_versions import version_of
-from ringsync.steps import bucket_close
+from ringsync.steps import absent_tables, bucket_close
+from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import StepError
 from ringsync.steps.bucket_close import Closer
 from ringsync.steps.staged_commits import StagedCommits
@@ -66,7 +67,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
         INTERVAL, (HOST,), {"shop": Replication("SimpleStrategy", (("", 1),))}, tuple(tables.values())
     )
     found._tables = {table.table_id: TableState(table, Service(name)) for name, table in tables.items()}  # type: ignore[arg-type]
-    found._rings, found._other_rings, found._absent, found._unread = {}, {}, {}, {}
+    found._rings, found._other_rings, found._absent, found._unread = {}, {}, AbsentTables(), {}
     found._unread_since_ms = {}
     found._closed_until, found._complete_until = 0, None
     found._feed = SimpleNamespace(status=lambda topic: None)  # type: ignore[assignment]
@@ -161,13 +162,16 @@ def test_the_old_one_of_a_table_that_was_created_again_is_shown_until_it_is_forg
 
     service(closer, "b").fails = TableReplacedError("b" * 32)
     closer._tables["b" * 32].again_ms = 0
-    closer._absent = {"b" * 32: 0}
+    clock = [0.0]
+    monkeypatch.setattr(absent_tables, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    closer._absent.look({"b" * 32}, frozenset)
     closer.cycle()
     assert closer.problems()["rows_of_dropped_tables"] == {}, "they wait until the schema has not had it for a minute"
     closer._session, closer._plan = None, replace(closer._plan, tables=(again,))
     monkeypatch.setattr(bucket_close, "read_tables", lambda session: Schema((again.schema,)))
     monkeypatch.setattr(closer, "_tables", {key: closer._tables[key] for key in ("b" * 32, "e" * 32)})
-    closer._look_for_others(closer._plan, bucket_close.GONE_AFTER_MS)
+    clock[0] = absent_tables.GONE_AFTER_S
+    closer._look_for_others(closer._plan)
     closer.cycle()
     told = closer.status()
     assert told.keys() == {"shop.b"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ringsync.config import load_config
+from ringsync.schema.table import Schema
 from ringsync.service.health import problems
 from ringsync.state.staging import (
     Block,
@@ -24,7 +25,7 @@ from ringsync.state.staging import (
     rows_key,
 )
 from ringsync.state.table_versions import version_of
-from ringsync.steps import bucket_close, late_pass
+from ringsync.steps import absent_tables, bucket_close, late_pass
 from ringsync.steps.application import Application
 from ringsync.steps.bucket_close import Closer
 from ringsync.steps.late_pass import LatePasses
@@ -63,14 +64,13 @@ class Cluster:
             monkeypatch.setattr(module, "plan_of", self._plan)
             monkeypatch.setattr(module, "read_ring", lambda session, keyspace: RING.ring)
         monkeypatch.setattr(Closer, "_close_buckets", lambda closer, plan, now_ms: None)
-        monkeypatch.setattr(bucket_close, "GONE_AFTER_MS", 1)
+        monkeypatch.setattr(absent_tables, "GONE_AFTER_S", 0.001)
 
     def table(self, table_id: str) -> SyncTable:
         return SyncTable(version_of(self.store, replace(TABLE, table_id=table_id)), TOPIC, False)
 
-    def _schema(self, session: Any) -> Any:
-        by_id = {table_id: replace(TABLE, table_id=table_id) for table_id in self.there}
-        return SimpleNamespace(by_id=lambda: by_id, unreadable=())
+    def _schema(self, session: Any) -> Schema:
+        return Schema(tuple(replace(TABLE, table_id=table_id) for table_id in self.there))
 
     def _plan(self, store: Any, config: Any, session: Any, interval: Bucket, before: Any) -> SyncPlan:
         tables = self.there if self.planned is None else self.planned
@@ -159,7 +159,7 @@ def test_an_old_table_that_a_node_still_names_is_forgotten_once_it_does_not(clus
 def test_a_table_that_was_dropped_is_no_problem_while_it_waits_to_be_forgotten(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_close, "GONE_AFTER_MS", 10**9)
+    monkeypatch.setattr(absent_tables, "GONE_AFTER_S", 1e6)
     cluster.there = (FIRST,)
     closer = cluster.closer()
     cycle(closer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -268,8 +268,8 @@ class Published:
     def table(self, table_id: str) -> TableVersion | None:
         return self.version if table_id == self.version.table_id else None
 
-    def is_gone(self, table_id: str) -> bool:
-        return table_id == GONE
+    def gone(self, missed: Set[str]) -> frozenset[str]:
+        return frozenset(missed & {GONE})
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         digests = rows["digest"].to_pylist()

@@ -21,7 +21,7 @@ from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
 from ringsync.state.staging import Bucket
 from ringsync.state.table_versions import version_of
-from ringsync.steps import commitlog_stage, stage_task
+from ringsync.steps import absent_tables, commitlog_stage, stage_task
 from ringsync.steps.commitlog_stage import Stager
 from ringsync.steps.node_log import PATIENCE_MS, NodeLog
 from ringsync.steps.stage_task import StagedTable, StageTask, StageWork, Windows, stage
@@ -106,6 +106,7 @@ class Sync:
         patch.setattr(commitlog_stage, "plan_of", plan_of)
         patch.setattr(commitlog_stage, "read_tables", lambda session: Schema(cluster.known))
         patch.setattr(commitlog_stage, "time", SimpleNamespace(time=lambda: self.now_s))
+        patch.setattr(absent_tables, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         patch.setattr(stage_task, "load_config", lambda path: config)
         assert interval_at(int(NOW_S * 1000), 60_000)
         options = SimpleNamespace(queue="default")
@@ -161,6 +162,25 @@ def test_a_table_that_was_dropped_is_counted_after_a_minute(tmp_path: Path, monk
     assert log.counts["staged"] > 0
     assert sync.errors == 0
     assert not sync.segment.exists()
+
+
+def test_two_readings_that_follow_each_other_do_not_tell_that_a_table_was_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first cycle took more than a minute: so long ago its question was asked, and not its answer read."""
+    sync = Sync(tmp_path, Cluster(without(written()), without(written())), monkeypatch)
+    real = sync.stager._stage
+
+    def slow(*arguments: Any) -> Any:
+        sync.now_s += 70
+        return real(*arguments)
+
+    monkeypatch.setattr(sync.stager, "_stage", slow)
+    sync.cycle()
+    monkeypatch.setattr(sync.stager, "_stage", real)
+    log = sync.cycle()
+    assert (log.number, sync.segment.exists()) == (0, True)
+    assert sync.cycle(PATIENCE_MS / 1000).counts["of_dropped_tables"] > 0
 
 
 def test_who_stages_the_same_again_replaces_no_file_of_who_did_so_before(

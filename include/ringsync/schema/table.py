@@ -126,12 +126,15 @@ class TableSchema:
     def digest(self) -> str:
         """SHA-256 (hex) of everything that decides how rows are read; equal digests mean the same schema.
 
-        Dropped columns are no part of it: a SELECT does not return them, and the digests that plans and replicas keep
-        were made without them. Dropping a column that is there changes the digest by itself.
+        A column that was dropped and added again is another one: what was written to the first is gone. Other dropped
+        columns are no part of it: a SELECT does not return them, and the digests that plans and replicas keep were made
+        without them. Dropping a column that is there changes the digest by itself.
         """
+        names = {column.name for column in self.columns}
         description = [
             [self.keyspace, self.name, self.table_id],
             *[[c.name, c.kind, _describe(c.type), c.descending] for c in self.columns],
+            *[[before.name, before.dropped_at] for before in self.dropped if before.name in names],
         ]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
@@ -159,6 +162,11 @@ class Schema:
 
     tables: tuple[TableSchema, ...]
     unreadable: tuple[UnreadableTable, ...] = ()
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Of all tables: one that cannot be understood is there, too."""
+        return frozenset([one.table_id for one in self.tables] + [one.table_id for one in self.unreadable])
 
     def by_id(self) -> dict[str, TableSchema]:
         """The tables by id: how a commit log names them.

@@ -21,13 +21,14 @@ from ringsync.config import Config, ConfigError
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingSnapshot
 from ringsync.schema.from_cluster import read_tables
-from ringsync.schema.table import Schema
+from ringsync.schema.table import TableSchema
 from ringsync.sources.cluster import read_ring
 from ringsync.sources.control import ControlServer
 from ringsync.state.layout import check_layout
 from ringsync.state.staging import closed_until, put_closed_until
 from ringsync.state.table_versions import latest_version
 from ringsync.status import STALE_AFTER_S, age_s, read_status
+from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.agreement import Settled, settle_together
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.close_task import CloseTask, Slice, SliceResult, forget_waiting
@@ -53,9 +54,6 @@ from ringsync.streams.pass_log import Pass, TableReplacedError, digest_keys
 
 PASS_ROWS = 250_000
 """A pass has about so many rows at most, the oldest first: Kafka gets one while the next is made."""
-
-GONE_AFTER_MS = 60_000
-"""A table that the schema has not had for so long is gone."""
 
 REPEATED_MS = 600_000
 """Writers that get no answer repeat a statement sooner than this."""
@@ -118,7 +116,8 @@ class Closer:
         self._feed = feed
         self._staged = StagedCommits(self._store)
         self._tables: dict[str, TableState] = {}
-        self._absent: dict[str, int] = {}
+        self._absent = AbsentTables()
+        self._there: Mapping[str, TableSchema] = {}
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
@@ -205,25 +204,27 @@ class Closer:
             for table in self._plan.tables:
                 self._tables.setdefault(table.table_id, TableState(table)).follow(table)
             self._other_rings.clear()
-            self._look_for_others(self._plan, now_ms)
+            self._look_for_others(self._plan)
         return self._plan
 
-    def _look_for_others(self, plan: SyncPlan, now_ms: int) -> None:
+    def _look_for_others(self, plan: SyncPlan) -> None:
         """Tables that are not in the plan, and rows of which are staged: those without cdc any more are published to
         the end; rows of those that are gone are forgotten, and counted."""
         planned = {table.table_id for table in plan.tables}
         others = (self._staged.homeless.keys() | self._tables.keys()) - planned
-        schema = read_tables(self._session) if others else Schema(())
-        there = schema.by_id()
-        # A table that cannot be understood is no table that is gone.
-        absent = others - there.keys() - {one.table_id for one in schema.unreadable}
-        self._absent = {table_id: self._absent.get(table_id, now_ms) for table_id in absent}
+        gone = self._absent.look(others, self._read_schema)
         for table_id in others:
-            if table_id in there and table_id not in self._tables:
-                self._tables[table_id] = TableState(sync_table(self._store, self._config, there[table_id]))
-            # The node that was asked may not have heard yet of a table that has just been created.
-            elif table_id in self._absent and now_ms - self._absent[table_id] >= GONE_AFTER_MS:
+            if table_id in self._there and table_id not in self._tables:
+                self._tables[table_id] = TableState(sync_table(self._store, self._config, self._there[table_id]))
+            elif table_id in gone:
                 self._forget(table_id)
+        self._absent.forget(gone)
+
+    def _read_schema(self) -> frozenset[str]:
+        """Read the schema; ids of its tables."""
+        schema = read_tables(self._session)
+        self._there = schema.by_id()
+        return schema.ids
 
     def _forget(self, table_id: str) -> None:
         """A table is gone, and so are its rows that wait; its last error is not hidden by a new table of its name."""

@@ -16,7 +16,7 @@ from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.config import load_config
 from ringsync.state.staging import STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
 from ringsync.steps.agreement import Mask, Reading
-from ringsync.steps.passes import Outputs, PassContext, make_outputs
+from ringsync.steps.passes import Outputs, PassContext, make_outputs, own_name
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.pass_log import (
     LATE,
@@ -121,22 +121,17 @@ def close_slice(
         return SliceResult(None, read, repeated, before, only_one)
     made = make_outputs(context, store, by_place, name)
     if made.open.num_rows:
-        # Whoever repeats the pass repeats this: then its digests tell which of them were published after all. No try
+        # Whoever repeats the pass repeats this: then its digests tell which of them were published after all. No task
         # replaces another's file: where all rows wait there is no pass, and the next try has its number.
-        key = late_key(context.reader.table.table_id, f"{_waiting(context)}{name}")
+        key = late_key(context.reader.table.table_id, f"pass-{context.number:012}-{own_name(context, name)}")
         store.put(key, encode_rows(context.reader.version.to_store(made.open)))
     return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
 
 
-def _waiting(context: PassContext) -> str:
-    """How the names of files of rows begin that wait since a try to make a pass."""
-    return f"pass-{context.number:012}-{context.attempt}-"
-
-
 def forget_waiting(store: ObjectStore, context: PassContext) -> None:
     """A try has failed, and nothing of it counts: its rows are still staged, also those that were to wait."""
-    folder = late_key(context.reader.table.table_id, _waiting(context)).removesuffix(".arrow")
-    for stat in store.list(folder):
+    names = f"pass-{context.number:012}-{context.attempt}-"
+    for stat in store.list(late_key(context.reader.table.table_id, names).removesuffix(".arrow")):
         store.delete(stat.key)
 
 

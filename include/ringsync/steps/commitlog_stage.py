@@ -24,9 +24,10 @@ from ringsync.state.layout import check_layout
 from ringsync.state.processor_error import ErrorTable
 from ringsync.state.staging import closed_until, decode_rows, put_commit
 from ringsync.state.table_versions import CdcEnded, latest_version, version_of
+from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left, start_workers
-from ringsync.steps.node_log import PATIENCE_MS, NodeLog, read_node_log, remove_segment
+from ringsync.steps.node_log import NodeLog, read_node_log, remove_segment
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
@@ -88,7 +89,8 @@ class Stager:
         self._versions: dict[str, TableVersion] = {}
         self._cdc_ended: CdcEnded | None = None
         self._dropped: dict[str, TableSchema] = {}
-        self._absent: dict[str, int] = {}
+        self._absent = AbsentTables()
+        self._gone: frozenset[str] = frozenset()
 
     def cycle(self) -> None:
         """Stage what is new.
@@ -104,7 +106,7 @@ class Stager:
             staged = self._stage(work, windows)
             unknown = [one.work for one in staged if one.has_unknown]
             ids = frozenset().union(*(one.unknown_tables for one in staged))
-            if unknown and (self._refresh_schema() | self._recall(ids, now_ms)):
+            if unknown and (self._refresh_schema() | self._recall(ids)):
                 again = {one.work: one for one in self._stage(unknown, windows)}
                 for one in staged:
                     if one.work in again:
@@ -200,28 +202,21 @@ class Stager:
         """Ids of the tables of the schema."""
         return {table.table_id for table in self._logged}
 
-    def _recall(self, table_ids: frozenset[str], now_ms: int) -> bool:
-        """Find how tables looked that were dropped: a batch may have rows of others, too; whether one was found.
-
-        A table that the schema has not had for a minute is taken for dropped, and none that is there.
-        """
-        there = {
-            row.id.hex
-            for kind in ("tables", "views")
-            for row in (self._session.execute(f"SELECT id FROM system_schema.{kind}") if table_ids else ())
-        }
-        self._absent = {table_id: self._absent.get(table_id, now_ms) for table_id in table_ids - there}
+    def _recall(self, table_ids: frozenset[str]) -> bool:
+        """Find how tables looked that are gone: a batch may have rows of others, too; whether one was found."""
+        self._gone = self._absent.look(table_ids, self._table_ids)
         new = {
             table_id: version.table
-            for table_id in self._absent.keys() - self._dropped.keys()
-            if not self._may_come(table_id, now_ms) and (version := latest_version(self._store, table_id)) is not None
+            for table_id in self._gone - self._dropped.keys()
+            if (version := latest_version(self._store, table_id)) is not None
         }
         self._dropped |= new
         return bool(new)
 
-    def _may_come(self, table_id: str, now_ms: int) -> bool:
-        """Whether a table that the schema lacks may only not be known yet to the node that was asked."""
-        return now_ms - self._absent.get(table_id, now_ms) < PATIENCE_MS
+    def _table_ids(self) -> set[str]:
+        """Of the tables that the schema has at this moment."""
+        kinds = ("tables", "views")
+        return {row.id.hex for kind in kinds for row in self._session.execute(f"SELECT id FROM system_schema.{kind}")}
 
     def _refresh_schema(self) -> bool:
         """Read the schema if it has changed; whether it has. While nodes differ it is read whenever it is asked for."""
@@ -240,8 +235,7 @@ class Stager:
         """
         taken = []
         for one in staged:
-            unsure = any(self._may_come(table_id, now_ms) for table_id in one.unknown_tables)
-            if log.accepts(one, now_ms, unsure=unsure):
+            if log.accepts(one, now_ms, unsure=not one.unknown_tables <= self._gone):
                 taken.append(one)
             else:
                 self._forget(one)

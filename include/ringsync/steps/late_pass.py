@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -26,6 +26,7 @@ from ringsync.schema.table import TableSchema
 from ringsync.sources.cluster import read_ring
 from ringsync.sources.control import ControlAddress
 from ringsync.state.staging import Bucket, closed_until
+from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.late_rows import Mask, Outcome, UnreadableRowsError
@@ -54,10 +55,6 @@ _FILES = 256
 """Files of digests that are kept in memory."""
 
 
-GONE_AFTER_S = 60.0
-"""A table that the schema has not had for so long is gone."""
-
-
 class LatePasses:
     """The real :class:`ringsync.steps.late_rows.Effects`.
 
@@ -75,8 +72,7 @@ class LatePasses:
         self._tables: dict[str, TableVersion] = {}
         self._known: Mapping[str, TableSchema] = {}
         self._known_at: Bucket | None = None
-        self._unreadable: set[str] = set()
-        self._absent: dict[str, float] = {}
+        self._absent = AbsentTables()
         self._follow_ups: dict[str, FollowUps] = {}
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
@@ -91,22 +87,27 @@ class LatePasses:
             self._follow(sync_table(self._store, self._config, table), ring)
         return self._tables.get(table_id)
 
-    def is_gone(self, table_id: str) -> bool:
+    def gone(self, missed: Set[str]) -> frozenset[str]:
         """See :class:`ringsync.steps.late_rows.Effects`."""
-        if table_id in self._schema() or table_id in self._unreadable:
-            self._absent.pop(table_id, None)
-            return False
-        # The node that was asked may not have heard yet of a table that has just been created.
-        return time.monotonic() - self._absent.setdefault(table_id, time.monotonic()) >= GONE_AFTER_S
+        if not self._absent.is_due(missed):
+            return frozenset()
+        gone = self._absent.look(missed, self._read_schema)
+        self._absent.forget(gone)
+        return gone
 
     def _schema(self) -> Mapping[str, TableSchema]:
-        """All tables by id, as of the present plan."""
+        """All tables by id, as of the present plan or later."""
         plan = self._read_plan()
         if self._known_at != plan.interval:
-            schema = read_tables(self._session)
-            self._known, self._known_at = schema.by_id(), plan.interval
-            self._unreadable = {one.table_id for one in schema.unreadable}
+            self._read_schema()
+            self._known_at = plan.interval
         return self._known
+
+    def _read_schema(self) -> frozenset[str]:
+        """Read the schema; ids of its tables."""
+        schema = read_tables(self._session)
+        self._known = schema.by_id()
+        return schema.ids
 
     def _read_plan(self) -> SyncPlan:
         """The plan of the present interval: ring, tables and their schemas."""

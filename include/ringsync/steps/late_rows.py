@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -65,8 +65,8 @@ class Effects(Protocol):
     def table(self, table_id: str) -> TableVersion | None:
         """The table of an id (32 hexadecimal digits); None: the schema does not have it."""
 
-    def is_gone(self, table_id: str) -> bool:
-        """Whether the schema has not had a table for so long that it was dropped."""
+    def gone(self, missed: Set[str]) -> frozenset[str]:
+        """Which of all tables that are missed were dropped; what waits of these is to be removed."""
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """Commit a pass of late rows, but for what was published before.
@@ -146,7 +146,6 @@ class LateRows:
         :raises StepError: the counts do not reconcile
         """
         self.error = None
-        self._tables_unknown.clear()
         for table_id, files in self._new_files().items():
             self._each(table_id, files, self._new_batches, self._publish_new)
         due: dict[str, list[Shard]] = {}
@@ -155,6 +154,7 @@ class LateRows:
                 due.setdefault(_table_id(shard.file), []).append(shard)
         for table_id, shards in due.items():
             self._each(table_id, shards, self._batches, self._publish_due)
+        self._forget_gone()
         check_counts(self.counts)
 
     def _each(
@@ -184,22 +184,39 @@ class LateRows:
         except Exception as error:
             # What was done of the failed batch is found done when it is tried again, and counted then.
             self.counts = counts
-            self.error = f"{self.error}; {name}: {error}" if self.error else f"{name}: {error}"
+            self._failed(name, error)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self.error = f"{self.error}; {name}: {error}" if self.error else f"{name}: {error}"
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
     def _table(self, table_id: str) -> TableVersion | None:
         """The table; what belongs to one that is not known yet stays where it is."""
+        self._tables_unknown.discard(table_id)
         table = self._effects.table(table_id)
-        if table is None and self._effects.is_gone(table_id):
-            self._forget(table_id)
-        elif table is None:
+        if table is None:
             self._tables_unknown.add(table_id)
         return table
 
+    def _forget_gone(self) -> None:
+        """What waits of tables that are gone is removed.
+
+        :raises ConfigError: see :meth:`_each`, and likewise
+        :raises StateError: this
+        """
+        try:
+            for table_id in self._effects.gone(self._tables_unknown):
+                self._forget(table_id)
+        except (ConfigError, StateError):
+            raise
+        except Exception as error:
+            self._failed("tables that the schema does not have", error)
+
     def _forget(self, table_id: str) -> None:
         """A table is gone, and so are its rows that wait: they are counted."""
+        self._tables_unknown.discard(table_id)
         for stat in self._store.list(f"{FOLDER}{table_id}/"):
             rows = self._read(stat.key)
             self._forget_admitted(stat.key)
@@ -217,6 +234,7 @@ class LateRows:
         there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
         for key in self._broken.keys() - set(there):
             self._lose_sight_of(key)
+        self._tables_unknown &= {_table_id(key) for key in there}
         new = [key for key in there if key not in self._shards and self._may_be_tried(key)]
         admitted = self._queue.find(new)
         found: dict[str, list[str]] = {}

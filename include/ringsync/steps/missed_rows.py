@@ -23,7 +23,7 @@ from ringsync.replica.keys import key_digests
 from ringsync.replica.live_rows import live_rows
 from ringsync.schema.table import TableSchema
 from ringsync.state.staging import decode_rows, encode_rows
-from ringsync.steps.passes import Outputs, PassContext, write_messages
+from ringsync.steps.passes import Outputs, PassContext, own_name, write_messages
 from ringsync.steps.rows_after import Mask, previous_of
 from ringsync.steps.rows_before import Said, alive, places_of
 from ringsync.steps.spared_rows import changes_of_nothing
@@ -56,7 +56,7 @@ class MissedRows:
             said = self.said(rows, int(time.time()))
             if said is None:
                 continue
-            own, now_ms = f"{self.context.attempt}-{name}", int(time.time() * 1000)
+            own, now_ms = own_name(self.context, name), int(time.time() * 1000)
             # It changes nothing; but what is left of a try that is killed is found by such a file (tries.py).
             changes = changes_key(reader.table.table_id, self.context.number, own)
             store.put(changes, encode_rows(reader.version.to_store(rows.slice(0, 0))))

@@ -6,6 +6,7 @@ follows from it (:mod:`ringsync.steps.follow_ups`).
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
 
     :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
     :param name: of the slice, unique in the pass
+    :raises StreamConflictError: the pass's bucket is visible already, without these messages
     """
     config = load_config(context.config_path)
     table = context.reader.table
@@ -123,8 +125,9 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         if not every.num_rows:
             return Made(None, left_open)
     now_ms = int(time.time() * 1000)
+    own = own_name(context, name)
     writer = FileStream(store, context.topic).open_part(
-        pass_bucket(context.number), f"{context.attempt}-{name}", context.schema_version, config.stream.codec
+        pass_bucket(context.number), own, context.schema_version, config.stream.codec
     )
     messages = 0
     own_rows = Said(merged, after.images, after.visible, after.before)
@@ -135,7 +138,6 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         # What was spared was not written, and what was removed is in the deletion's own query.
         texts = queries(merged, table) if said is own_rows and config.sync.source_query else None
         write_messages(writer, context, config, said, now_ms, texts)
-    own = f"{context.attempt}-{name}"
     # The changes come first: what is left of a try that is killed is found by them (tries.py).
     changes = changes_key(table.table_id, context.number, own)
     stored = context.reader.version.to_store(merged)
@@ -188,6 +190,15 @@ def write_messages(
             before=said.before,
         )
     )
+
+
+def own_name(context: PassContext, name: str) -> str:
+    """A name that no other task gives to a file, not even another run of this one: Spark may start a task anew while
+    the first, which it has lost sight of, goes on and comes to something else.
+
+    :param name: of the slice
+    """
+    return f"{context.attempt}-{name}-{secrets.token_hex(8)}"
 
 
 def _divided(rows: Mapping[str, pa.RecordBatch], chosen: Mask) -> dict[str, pa.RecordBatch]:

@@ -1,9 +1,9 @@
 """Files of tries to make a pass that came to nothing: a rival was faster, a task failed, a process was killed.
 
-Whoever makes a pass writes its files first, under a name of its own, and then the pass, which names them. Once a pass
-of this number has been made no other can be (:func:`ringsync.streams.pass_log.put_pass`): what it does not name is
-garbage for certain, whatever a clock says. The file of changes is written first and removed last, and so tells of all
-others.
+Whoever makes a pass writes its files first, and then the pass, which names them. Once a pass of this number has been
+made no other can be (:func:`ringsync.streams.pass_log.put_pass`): what it does not name is garbage for certain,
+whatever a clock says. Each run of a task has names of its own (:func:`ringsync.steps.passes.own_name`), so that what a
+pass names is never written again. The file of changes is written first and removed last, and so tells of all others.
 """
 
 from __future__ import annotations
