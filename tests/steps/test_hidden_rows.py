@@ -16,16 +16,22 @@ import pytest
 
 from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
-from ringsync.changes.schema import TOMBSTONE
+from ringsync.changes.schema import LIVE, STATIC, TOMBSTONE
+from ringsync.config import load_config
 from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.schema.table import TableSchema
+from ringsync.state.staging import STAGED_ROWS
 from ringsync.steps import rows_after
-from ringsync.steps.rows_after import Seen, images_after
+from ringsync.steps.replica_merge import Candidate, dead_kept_s
+from ringsync.steps.rows_after import AfterReader, Seen, complete_rows, images_after
 from ringsync.storage.local import LocalStore
 from ringsync.streams.pass_log import Pass, get_pass, mark, pass_numbers
+from tests.replica.bases import state_of
 from tests.steps.late_files import RangeDelete, Write, change_rows
 from tests.steps.test_bootstrap_begins_back import KEPT_MS, again, bootstrap, follow_ups, rows_of_replica
 from tests.steps.test_close import NOW, TABLE, Lake
+from tests.steps.test_rows_before import WITH_STATIC
+from tests.steps.test_rows_before import Lake as WithStatic
 
 LONG_AGO = int(time.time() - 20 * 86_400) * 10**6
 """µs, before all bases."""
@@ -235,3 +241,38 @@ def replica_reader(lake: Lake) -> Any:
     ours = follow_ups(lake)
     ours.catch_up()
     return ours.reader("replica")
+
+
+def test_dead_rows_are_kept_while_nobody_asks_what_hides_a_row(lake: Lake) -> None:
+    config = load_config(lake.conf)
+    assert dead_kept_s(config, Candidate(TABLE, 0)) > KEPT_MS // 1000
+    assert dead_kept_s(config, Candidate(TABLE, 864_000)) == 864_000
+
+
+@pytest.mark.parametrize("all_alive", [True, False])
+def test_static_cells_that_may_be_hidden_are_asked_for_with_all_rows_that_show_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_alive: bool
+) -> None:
+    static = {**Write(1, None, None, LONG_AGO).row(WITH_STATIC, "a"), "kind": STATIC, "deletion": None}
+    static["cells"] = [{"column": 0, "value": b"static", "timestamp": LONG_AGO, "kind": LIVE}]
+    rows = [Write(1, seq, value, LATER).row(WITH_STATIC, "a") for seq, value in ((1, "a"), (2, "b"))]
+    for one in rows:
+        one["cells"][0]["column"] = 1
+    shown, rows_there = WithStatic(tmp_path, WITH_STATIC), pa.RecordBatch.from_pylist(rows, STAGED_ROWS)
+    shown.publish(rows_there)
+    asked: list[int] = []
+
+    def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+        """Nobody has the static cell, but maybe the one that is down."""
+        asked.append(len(keys))
+        images = row_images_of(merge(rows_there, WITH_STATIC), WITH_STATIC, "raw")
+        return Seen(images, np.array([False, True, True]), np.full(len(keys), all_alive))
+
+    monkeypatch.setattr(rows_after, "read_keys", read_keys)
+    replica = state_of(shown.folder, WITH_STATIC)
+    reader = replace(shown.reader, replica=replica, disagreed=True, deletions_known_from_us=LONG_AGO + 1)
+    found = complete_rows(reader, merge(pa.RecordBatch.from_pylist([static], STAGED_ROWS), WITH_STATIC)).images
+    s = None if all_alive else "static"
+    told = [(row["seq"], row["s"], row["v"]) for row in found.to_pylist()]
+    assert told == [(None, s, None), (1, s, "a"), (2, s, "b")]
+    assert asked == [3]

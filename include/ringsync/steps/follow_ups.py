@@ -266,7 +266,8 @@ class FollowUps:
         """How tasks find the rows after changes of the pass behind this one."""
         assert self.ring is not None
         config, name = self._application.config, self._table.schema.full_name
-        # Deletions of partitions and ranges are known as long as their passes are kept.
+        # Deletions of partitions and ranges are known as long as their passes are kept: for this time, and some minutes
+        # more, by which clocks may differ.
         kept_since_us = int(time.time() * 1_000_000) - digests_kept_ms(config) * 1000
         return AfterReader(
             config_path=self._application.config_path,
