@@ -255,6 +255,26 @@ def test_static_cells_are_on_every_row_and_deletions_hit_what_is_there() -> None
     assert [(row["c"], row["_row"]["deleted_at"]) for row in hit.images.to_pylist()] == [(None, None), (2, 1700)]
 
 
+def test_what_may_be_hidden_is_not_certain() -> None:
+    """Static cells are on all rows of their partition."""
+    previous = images(image(1, v=1, s=3), image(2, v=2, s=3))
+    bounds = {"clustering": b"\1\0\0\0\4\0\0\0" + int_bytes(8) + b"\1", "range_end": b"\0\0\0\0\1"}
+    rows = [{"c": 1, "cells": [cell(V, 4, 1500)]}, {"c": 2, "cells": [cell(V, 5, 1500)]}]
+    both = changes(*rows, {"kind": RANGE_DELETION, **bounds, **deletion(1400)})
+
+    def unknown(made: pa.RecordBatch, doubtful: list[bool]) -> dict[int | None, bool]:
+        merged = merge(made, TABLE)
+        mask = np.array(doubtful, np.bool_)
+        found = rows_after(previous, merged, TABLE, live_known_from_us=SCAN, misfits="raw", doubtful=mask)
+        return dict(zip(found.images["c"].to_pylist(), found.unknown.tolist(), strict=True))
+
+    assert merge(both, TABLE)["kind"].to_pylist() == [RANGE_DELETION, ROW, ROW]
+    assert unknown(both, [False, False, True]) == {None: False, 1: False, 2: True}
+    static = changes({"c": None, "cells": [cell(S, 4, 1500)]})
+    assert unknown(static, [True]) == {None: True, 1: True, 2: True}
+    assert unknown(static, [False]) == {None: False, 1: False, 2: False}
+
+
 def test_what_was_seen_replaces_a_guess() -> None:
     previous = images(image(1, v=5), image(2, v=5), image(3, v=5))
     guess = after(

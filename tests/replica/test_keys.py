@@ -125,7 +125,7 @@ def test_spark_knows_one_row_by_all_its_spellings(spark: SparkSession, store: Pa
 
     assert rows() == expected
     result = merge_changes(
-        spark, LocalStore(store), replica, state_of(store, TABLE), now_s=NOW, gc_grace_s=10, properties={}
+        spark, LocalStore(store), replica, state_of(store, TABLE), now_s=NOW, dead_kept_s=10, properties={}
     )
     assert (result.read, result.superseded, result.updated, result.inserted) == (2, 1, 1, 0)
     assert rows() == expected

@@ -194,7 +194,7 @@ def test_passes_and_merges(spark: SparkSession, tmp_path: Path) -> None:
 
     fifth = some_images(rng, 10, 6)
     write_pass(tmp_path, TABLE, table_of(fifth), 5)  # while the merge runs
-    grace = {"now_s": NOW, "gc_grace_s": GRACE, "properties": {"run_id": "m"}}
+    grace = {"now_s": NOW, "dead_kept_s": GRACE, "properties": {"run_id": "m"}}
     result = merge_changes(spark, LocalStore(tmp_path), replica, seen, **grace)
     gone = {k for k, row in model.items() if row["_merge"] and row["_merge"]["deletion_local"] < NOW - GRACE}
     assert gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from pyspark.sql import SparkSession
 
 from ringsync.cql.types import NATIVE_ARROW, ListType, MapType, Native, TupleType, UserType
 from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.replica.digests import canonical
 from ringsync.replica.session import to_spark_schema
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, ColumnKind, TableSchema
-from tests.replica.bases import replica_uri, write_base
+from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base
 
 pytestmark = pytest.mark.spark
 
@@ -183,6 +185,21 @@ def test_another_engine_reads_the_base_with_deletions(spark: SparkSession, tmp_p
     assert [row.v for row in replica.read_base(spark).collect()] == ["again"] * 7
     found = QueryBuilder().register("base", DeltaTable(replica.base_uri)).execute(grouped)
     assert pa.table(found.read_all()).to_pylist() == [{"v": "again", "n": 7, "lo": 0, "hi": 6}]
+
+
+def test_what_was_deleted_before_a_base_was_read_or_repaired_is_not_known(spark: SparkSession, tmp_path: Path) -> None:
+    def known_from_us() -> int:
+        return state_of(tmp_path, simple()).deletions_known_from_us - CLOCK_SKEW_US
+
+    write_base(tmp_path, simple(), simple_images(10))
+    assert known_from_us() == NOW_MS * 1000, "a version before has made it: when it was read is all that it says"
+    write_base(tmp_path, simple(), simple_images(10), properties={"deletions_from_us": "7"})
+    assert known_from_us() == 7
+    rows = spark.createDataFrame(simple_images(5))
+    for _ in range(2):
+        began_us = int(time.time() * 1_000_000)
+        ReplicaTable(replica_uri(tmp_path, simple()), simple()).replace_ranges(rows, [(-1, 4)], properties={})
+        assert began_us <= known_from_us() <= time.time() * 1_000_000
 
 
 def test_token_condition_takes_the_ends_of_the_ring(spark: SparkSession) -> None:

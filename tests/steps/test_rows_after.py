@@ -42,7 +42,7 @@ def test_a_row_that_a_pass_before_has_deleted_is_not_there(reader: AfterReader, 
     LocalStore(tmp_path / "lake").put(key, encode_rows(reader.version.to_store(merge(before, TABLE))))
     own = RangeDelete(3, 7, 9, T + 1)
     merged = merge(change_rows([deleted, left, in_range, outside, other, own], TABLE), TABLE)
-    known = images_after(replace(reader, deletions=(key,)), merged)
+    known = images_after(replace(reader, deletions=((key, T + 10),)), merged)
     shown = {
         (image["id"], image["seq"]): image["v"] if visible else None
         for image, visible, kind in zip(

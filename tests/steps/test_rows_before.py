@@ -80,7 +80,7 @@ class Lake:
         self.passes.append(made)
         self.stream.publish(made.bucket, made.parts)
         seen = state_of(self.folder, self.table)
-        task = ReplicaTask(replace(context.reader, replica=seen), made.number, False)
+        task = ReplicaTask(replace(context.reader, replica=seen), made.number)
         append_pass(self.store, self.table, made.number, list(task(made.changes)), NOW_MS, seen=seen)
         messages = list(self.stream.read(made.bucket))
         assert len(messages) == outputs.messages

@@ -68,6 +68,7 @@ def rows_after(
     *,
     live_known_from_us: int,
     misfits: Misfits,
+    doubtful: Mask | None = None,
 ) -> RowsAfter:
     """The rows that changes touch, after them.
 
@@ -79,6 +80,7 @@ def rows_after(
     :param live_known_from_us: µs; livenesses, and times of cells, that ``previous`` does not know are older: the
         moment of the scan that the replica began with
     :param misfits: what to do with a value that its Arrow type cannot hold
+    :param doubtful: which changes something may hide that ``previous`` does not show; None: none
     :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
     """
     known = change_rows_of(previous, table, unknown_at_us=live_known_from_us - 1)
@@ -94,9 +96,11 @@ def rows_after(
     rows = rows.take(pa.array(np.flatnonzero(touched)))
     static_of = _static_of(rows)
     images = images_of(rows, table, misfits, static_of)
-    unknown = _unknown(rows, own, change_of, static_of, table)
+    of_row = _is_row(changes)
+    doubts = np.zeros(len(own), np.bool_) if doubtful is None else doubtful[of_row]
+    unknown = _unknown(rows, own, change_of, static_of, doubts, table)
     of_change = np.full(len(changes), _NONE)
-    of_change[_is_row(changes)] = np.flatnonzero(change_of != _NONE)
+    of_change[of_row] = np.flatnonzero(change_of != _NONE)
     return RowsAfter(images, unknown, of_change)
 
 
@@ -193,12 +197,18 @@ def _static_of(rows: pa.RecordBatch) -> Places:
 
 
 def _unknown(
-    rows: pa.RecordBatch, own: pa.RecordBatch, change_of: Places, static_of: Places, table: TableSchema
+    rows: pa.RecordBatch,
+    own: pa.RecordBatch,
+    change_of: Places,
+    static_of: Places,
+    doubtful: Mask,
+    table: TableSchema,
 ) -> Mask:
     """Which images are not certain.
 
     :param own: the changes that are of rows
     :param change_of: which of them each row has, -1: none
+    :param doubtful: which of them something may hide
     """
     if any(column.is_counter for column in table.columns):
         return np.ones(len(rows), np.bool_)
@@ -207,7 +217,7 @@ def _unknown(
     alive = by_column(cells.where(cells.numbers("kind") != TOMBSTONE), len(columns))
     parts = [by_column(flat(own[name]), len(columns)) for name in ("cells", "complex_deletions")]
     deleted = valid_mask(rows["deletion"])
-    unknown, has_cell = np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
+    unknown, has_cell = np.append(doubtful, False)[change_of], np.zeros(len(rows), np.bool_)
     for column, its in zip(columns, alive, strict=True):
         if not column.is_static:
             has_cell[its.row] = True

@@ -57,6 +57,9 @@ ATTEMPTS = 50
 """So often a commit is tried again when others commit meanwhile; they are few."""
 
 
+REPAIR = "ringsync-repair"
+"""Application id of the Delta transaction of the base whose version is the moment (µs) of its last repair."""
+
 CLOCK_SKEW_US = 60_000_000
 """So far ahead of ours the clocks of those who write may be."""
 
@@ -78,6 +81,8 @@ class ReplicaState:
     :ivar applied: number of the last pass in it
     :ivar as_of_us: µs: cells written later may or may not be in it
     :ivar live_known_from_us: µs: the base was read before; livenesses that it does not know are older
+    :ivar deletions_known_from_us: µs: what was written before may be hidden by deletions of which it shows nothing, as
+        the SELECT did that it was made from
     :ivar whole: all rows and columns of the table were copied, and not a selection
     :ivar changed_rows: in the table of changes
     :ivar changed_bytes: of its files, compressed
@@ -95,6 +100,7 @@ class ReplicaState:
     applied: int
     as_of_us: int
     live_known_from_us: int
+    deletions_known_from_us: int
     whole: bool
     from_pass: int = 1
     changed_rows: int = 0
@@ -355,6 +361,7 @@ def _state(
         applied=changes.transactions[SYNC] if theirs else _from_pass(base) - 1,
         as_of_us=changes.transactions.get(AS_OF, _as_of_us(base)) if theirs else _as_of_us(base),
         live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
+        deletions_known_from_us=max(_deletions_from_us(base), base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
         from_pass=_from_pass(base),
         changed_rows=changes.rows if theirs else 0,
@@ -378,3 +385,9 @@ def _from_pass(base: DeltaSnapshot) -> int:
 
 def _as_of_us(base: DeltaSnapshot) -> int:
     return int(own_properties(base.metadata.get("configuration") or {}).get("as_of_us", "0"))
+
+
+def _deletions_from_us(base: DeltaSnapshot) -> int:
+    """Of a base that a version before has made the moment until which it was read."""
+    found = own_properties(base.metadata.get("configuration") or {})
+    return int(found.get("deletions_from_us") or found.get("read_until_us") or _as_of_us(base))

@@ -85,14 +85,14 @@ def merge_changes(
     state: ReplicaState,
     *,
     now_s: int,
-    gc_grace_s: int,
+    dead_kept_s: int,
     properties: Mapping[str, str],
 ) -> MergeResult:
     """Merge all changes of a state of the replica into its base, and delete them.
 
     :param state: what is added to the changes later stays there
     :param now_s: seconds since the epoch
-    :param gc_grace_s: the table's ``gc_grace_seconds``
+    :param dead_kept_s: so long dead rows are kept: the table's ``gc_grace_seconds`` at least
     :param properties: go into the commit's user metadata beside ``merged_pass``, e.g. ``run_id``
     :raises delta.exceptions.DeltaConcurrentModificationException: somebody else has written to the base meanwhile;
         nothing was merged, or the changes are still there
@@ -101,7 +101,7 @@ def merge_changes(
     limit_batches(spark, state.changed_rows, state.changed_bytes)
     version = str(state.changes_version)
     changes = spark.read.format("delta").option("versionAsOf", version).load(replica.changes_uri)
-    newest = _with_dead(newest_changes(changes, replica.table), replica.table, now_s - gc_grace_s, now_s).persist()
+    newest = _with_dead(newest_changes(changes, replica.table), replica.table, now_s - dead_kept_s, now_s).persist()
     try:
         read = changes.count()
         found = newest.selectExpr(

@@ -9,6 +9,7 @@ mapping, type widening or clustering, so that any engine reads it (docs/replica.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from ringsync.replica.base import ReplicaMismatchError, check_same_schema, check_table_id, identity, own_properties
-from ringsync.replica.changes import ReplicaState
+from ringsync.replica.changes import REPAIR, ReplicaState
 from ringsync.replica.keys import key_columns_sql, same_key_sql
 from ringsync.schema.table import TableSchema
 
@@ -87,6 +88,9 @@ class ReplicaTable:
             .mode("overwrite")
             .option("replaceWhere", token_condition(ranges))
             .option("userMetadata", json.dumps(description))
+            # What these rows' images knew of deletions is gone.
+            .option("txnAppId", REPAIR)
+            .option("txnVersion", str(int(time.time() * 1_000_000)))
             .save(self.base_uri)
         )
         return self._last_commit(spark, description)

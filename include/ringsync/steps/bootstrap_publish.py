@@ -100,6 +100,9 @@ def publish(
         raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
     # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
     check()
+    first = first_to_add(store, passes, begin, digests_kept_ms(config))
+    # What was deleted by passes before the first that is added, no SELECT has shown, and no pass shows.
+    deletions_from_ms = passes[min(first, begin)].created_at_ms
     if replaced_table(before, table):
         empty_changes(store, table, before, int(time.time() * 1000))
     replace_base(
@@ -113,10 +116,11 @@ def publish(
             "bootstrap": plan.bootstrap.id,
             "selection": plan.scan.selection.to_json(),
             "element_times": json.dumps(plan.scan.element_times),
+            "deletions_from_us": str(deletions_from_ms * 1000),
         },
         transaction=transaction_of(plan.bootstrap.id),
         now_ms=int(time.time() * 1000),
-        from_pass=first_to_add(store, passes, begin, digests_kept_ms(config)),
+        from_pass=first,
         deletion_vectors=config.replica.deletion_vectors,
     )
     begin_changes(store, table, int(time.time() * 1000))

@@ -262,19 +262,28 @@ class FollowUps:
 
     def reader(self, mode: Mode) -> AfterReader:
         """How tasks find the rows after changes."""
+        replica = self._replica()
+        # While a bootstrap goes on, and where another process is behind, it lacks passes.
+        return self._reader(mode, replica if replica is not None and replica.applied == self.last else None, self.last)
+
+    def _reader(self, mode: Mode, replica: ReplicaState | None, last: int) -> AfterReader:
+        """How tasks find the rows after changes of the pass behind this one."""
         assert self.ring is not None
-        config, name, replica = self._application.config, self._table.schema.full_name, self._replica()
+        config, name = self._application.config, self._table.schema.full_name
+        # Deletions of partitions and ranges are known as long as their passes are kept: for this time, and some minutes
+        # more, by which clocks may differ.
+        kept_since_us = int(time.time() * 1_000_000) - digests_kept_ms(config) * 1000
         return AfterReader(
             config_path=self._application.config_path,
             version=self._table.version,
             mode=mode,
             ring=self.ring,
             control=self._control,
-            # While a bootstrap goes on, and where another process is behind, it lacks passes.
-            replica=replica if replica is not None and replica.applied == self.last else None,
+            replica=replica,
             before=config.sync.after_image_of(name) == "replica",
             expand=config.sync.expand_deletions_of(name),
-            deletions=self._deletions_before(self.last + 1, int(time.time() * 1000)) if mode == "replica" else (),
+            deletions=self._deletions_until(last) if mode == "replica" else (),
+            deletions_known_from_us=max(replica.deletions_known_from_us, kept_since_us) if replica else 0,
         )
 
     def _replica(self) -> ReplicaState | None:
@@ -366,9 +375,8 @@ class FollowUps:
                 return
             one = self._passes[waiting[0]]
             disagreed = one.late or bool(one.counts.get("at_close"))
-            before = self._deletions_before(one.number, one.created_at_ms)
-            reader = replace(self.reader("replica"), replica=state, deletions=before, disagreed=disagreed)
-            task = ReplicaTask(reader, one.number, one.late)
+            reader = replace(self._reader("replica", state, one.number - 1), disagreed=disagreed)
+            task = ReplicaTask(reader, one.number)
             files = []
             if one.changes:
                 results = self._context.parallelize(one.changes, len(one.changes)).mapPartitions(task).collect()
@@ -427,23 +435,10 @@ class FollowUps:
         self._update_replica()
         return True
 
-    def _deletions_before(self, number: int, moment_ms: int) -> tuple[str, ...]:
-        """Deletions of partitions and ranges in the passes before one that its rows may be older than, though they
-        are not late: what is late is read at quorum.
-
-        :param moment_ms: when it was made, ms since the epoch
-        """
-        since_ms = moment_ms - self._reach_ms
-        before = (known for known in self.passes if known.number < number and known.created_at_ms >= since_ms)
-        return tuple(key for known in before for key in known.deletions)
-
-    @property
-    def _reach_ms(self) -> int:
-        """So long a row may be older than what was published: those whose writers set the times, as long as we know."""
-        config = self._application.config
-        if self._table.by_arrival:
-            return digests_kept_ms(config)
-        return (2 * config.commitlog_processor_window_count + 2) * config.commitlog_processor_window_interval_ms
+    def _deletions_until(self, last: int) -> tuple[tuple[str, int | None], ...]:
+        """The deletions of partitions and ranges of all passes up to this one."""
+        before = (known for known in self.passes if known.number <= last)
+        return tuple((key, known.deleted_until_us) for known in before for key in known.deletions)
 
     def _forget(self) -> None:
         """Remove passes so old that no copy of theirs comes any more, and that no bootstrap begins with."""

@@ -64,7 +64,17 @@ class MissedRows:
                 pass_bucket(self.context.number), own, self.context.schema_version, config.stream.codec
             )
             write_messages(writer, self.context, config, said, now_ms)
-            yield Outputs(writer.finish(), changes, None, {}, 0, said.changes.num_rows, (), now_ms)
+            yield Outputs(
+                part=writer.finish(),
+                changes=changes,
+                deletions=None,
+                deleted_until_us=None,
+                digests={},
+                rows=0,
+                messages=said.changes.num_rows,
+                lags_ms=(),
+                made_at_ms=now_ms,
+            )
 
     def said(self, rows: pa.RecordBatch, now_s: int) -> Said | None:
         """The rows that were copied otherwise than the replica shows them, of all that changes touch; None: none.

@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import ringsync
 from ringsync.changes.cells import numbers
@@ -86,6 +87,7 @@ class Outputs:
     """Files of a slice.
 
     :ivar deletions: None: it has none
+    :ivar deleted_until_us: their greatest timestamp, µs; None: there are none
     :ivar digests: by bucket
     :ivar lags_ms: from write to message, of some of the rows
     :ivar made_at_ms: when the messages were made, ms since the epoch
@@ -94,6 +96,7 @@ class Outputs:
     part: Part
     changes: str
     deletions: str | None
+    deleted_until_us: int | None
     digests: Mapping[str, str]
     rows: int
     messages: int
@@ -131,7 +134,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
     )
     messages = 0
     own_rows = Said(merged, after.images, after.visible, after.before)
-    removed = rows_removed(context.reader, merged, late=context.late)
+    removed = rows_removed(context.reader, merged)
     spared = (with_before(context.reader, said, removed) for said in spared_rows(context.reader, merged))
     for said in chain([own_rows], [removed] if removed else [], spared):
         messages += said.changes.num_rows
@@ -156,6 +159,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         part=writer.finish(),
         changes=changes,
         deletions=deletions,
+        deleted_until_us=pc.max(deleting["deletion"].field("timestamp")).as_py(),
         digests=digests,
         rows=every.num_rows,
         messages=messages,
@@ -234,6 +238,7 @@ def commit(
         deletions=tuple(one.deletions for one in made if one.deletions),
         digests=digests,
         counts={**counts, "rows": sum(one.rows for one in made), "messages": sum(one.messages for one in made)},
+        deleted_until_us=max((one.deleted_until_us for one in made if one.deleted_until_us is not None), default=None),
     )
     if put_pass(store, candidate):
         return candidate

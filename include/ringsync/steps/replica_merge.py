@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ringsync.config import Config
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.schema.from_cluster import read_tables
 from ringsync.schema.table import TableSchema
 from ringsync.sources.session import connect
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
 from ringsync.storage import delta_options
 
 
@@ -88,6 +90,11 @@ def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:
     return found
 
 
+def dead_kept_s(config: Config, candidate: Candidate) -> int:
+    """So long dead rows are kept: until no older write comes, and while nobody asks the source what hides one."""
+    return max(candidate.gc_grace_s, (digests_kept_ms(config) + FORGOTTEN_LATER_MS) // 1000)
+
+
 def merge_table(application: Application, candidate: Candidate, state: Any, now_s: int) -> Report:
     """Merge one table and tidy it up.
 
@@ -115,7 +122,7 @@ def merge_table(application: Application, candidate: Candidate, state: Any, now_
             replica,
             state,
             now_s=now_s,
-            gc_grace_s=candidate.gc_grace_s,
+            dead_kept_s=dead_kept_s(application.config, candidate),
             properties={"run_id": application.run},
         )
         compacted = tidy(spark, application.store, replica, state.options)

@@ -24,12 +24,10 @@ class ReplicaTask:
     """Spark calls it with the keys of files of merged change rows.
 
     :ivar number: of the pass
-    :ivar late: the rows came late: what they meet may be hidden by tombstones that no SELECT has shown
     """
 
     reader: AfterReader
     number: int
-    late: bool
 
     def __call__(self, keys: Iterable[str]) -> Iterator[DataFile]:
         config = load_config(self.reader.config_path)
@@ -37,7 +35,7 @@ class ReplicaTask:
         table = self.reader.table
         for key in keys:
             rows = self.reader.version.from_store(decode_rows(store.get(key)))
-            images = complete_rows(self.reader, under_deletions(self.reader, store, rows), late=self.late).images
+            images = complete_rows(self.reader, under_deletions(self.reader, store, rows)).images
             if not images.num_rows:
                 continue
             version = pa.array(np.full(images.num_rows, self.number), pa.int64())

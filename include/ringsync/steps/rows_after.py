@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.after import RowsAfter, rows_after, seen_instead
-from ringsync.changes.cells import numbers
+from ringsync.changes.cells import Numbers, numbers
+from ringsync.changes.flat_cells import flat
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.image_rows import has_clustering, image_keys
 from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
-from ringsync.changes.schema import EXPIRING, PARTITION_DELETION, ROW, STATIC
-from ringsync.changes.visible import same_keys
+from ringsync.changes.schema import EXPIRING, PARTITION_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.changes.visible import same_keys, visible
 from ringsync.config import Config, load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.replica.changes import ReplicaState
@@ -38,6 +39,8 @@ from ringsync.storage.port import ObjectStore
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 Mode = Literal["source", "replica", "none"]
+
+_NEVER = np.iinfo(np.int64).max
 
 KEYS_AT_ONCE = 50_000
 """They are read, and their images held in memory, together."""
@@ -60,8 +63,11 @@ class AfterReader:
     :ivar ring: whose first rank is asked first
     :ivar control: keeps the limits of reading the cluster
     :ivar replica: what it is now, with all passes before; None: the table has none, or not yet
-    :ivar deletions: keys of deletions of partitions and ranges that passes before have published lately: a row that is
-        older than they are, and comes only now, must not live again in the replica
+    :ivar deletions: of partitions and ranges, that passes before have published: keys of files, and the greatest
+        timestamp in each, µs (None: not known). A row that is older than they are, and comes only now, must not live
+        again in the replica
+    :ivar deletions_known_from_us: µs: what was written before may be hidden by other deletions, of which the replica
+        shows nothing
     :ivar disagreed: replicas had different rows, so all of them are asked: maybe only one has a change
     :ivar element_times: whether the server can tell the times of elements of collections
     :ivar before: whether messages say the row before the change, as far as there is a replica
@@ -74,7 +80,8 @@ class AfterReader:
     ring: RankedRing
     control: ControlAddress
     replica: ReplicaState | None
-    deletions: tuple[str, ...] = ()
+    deletions: tuple[tuple[str, int | None], ...] = ()
+    deletions_known_from_us: int = 0
     disagreed: bool = False
     element_times: bool = True
     before: bool = False
@@ -134,8 +141,12 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
         found, visible = own, _is_left(merged, places)
     elif mode == "replica" and previous is not None:
         under = under_deletions(reader, config.open_store(), merged)
-        found = _of_changes(_completed(reader, under, previous, late=False), places)
-        visible = alive(found, table, now_s)
+        doubtful = _may_be_hidden(reader, under)
+        found = _of_changes(_completed(reader, under, previous, np.zeros_like(doubtful)), places)
+        visible, asked = alive(found, table, now_s), doubtful[places]
+        if asked.any():
+            seen, visible[asked], undecided[asked] = _from_source(reader, config, merged, places[asked], now_s)
+            found = _combined(found, asked, seen)
     else:
         found, visible, undecided = _from_source(reader, config, merged, places, now_s)
     if len(places) == merged.num_rows:
@@ -215,8 +226,9 @@ def under_deletions(reader: AfterReader, store: ObjectStore, merged: pa.RecordBa
     :param merged: merged change rows of the table
     """
     version, table = reader.version, reader.table
-    tokens = numbers(merged["token"])
-    found = [version.from_store(decode_rows(store.get(key))) for key in reader.deletions]
+    tokens, oldest = numbers(merged["token"]), _written_from(merged).min(initial=_NEVER)
+    keys = [key for key, until in reader.deletions if until is None or until >= oldest]
+    found = [version.from_store(decode_rows(store.get(key))) for key in keys]
     older = [one.filter(pa.array(np.isin(numbers(one["token"]), tokens))) for one in found]
     if not any(one.num_rows for one in older):
         return merged
@@ -226,18 +238,34 @@ def under_deletions(reader: AfterReader, store: ObjectStore, merged: pa.RecordBa
     return merge(pa.concat_batches([both.filter(pa.array(numbers(both["kind"]) < PARTITION_DELETION)), own]), table)
 
 
-def complete_rows(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> RowsAfter:
+def _written_from(merged: pa.RecordBatch) -> Numbers:
+    """When the oldest was written of what each change row has written, µs; in the far future where it only deletes."""
+    found = numbers(pc.fill_null(merged["liveness"].flatten()[0], _NEVER))
+    cells = flat(merged["cells"])
+    times = np.where(cells.numbers("kind") == TOMBSTONE, _NEVER, cells.numbers("timestamp"))
+    np.minimum.at(found, cells.row, times)
+    return found
+
+
+def _may_be_hidden(reader: AfterReader, merged: pa.RecordBatch) -> Mask:
+    """Which changes write something that deletions may hide of which the replica shows nothing."""
+    if any(column.is_counter for column in reader.table.columns):
+        return np.zeros(merged.num_rows, np.bool_)  # they are read from the source anyway
+    return np.asarray(_written_from(merged) < reader.deletions_known_from_us)
+
+
+def complete_rows(reader: AfterReader, merged: pa.RecordBatch) -> RowsAfter:
     """Complete images of all keys that changes touch: what the replica has, merged with them.
 
-    What the replica cannot know for certain is read from the source, at quorum at least: so are all late rows, since
-    tombstones may hide them that no SELECT has shown.
+    What the replica cannot know for certain is read from the source, at quorum at least.
 
     :param merged: merged change rows of the table
     :raises UnreadRowsError: rows could not be read
     """
     assert reader.replica is not None
     own = row_images_of(merged, reader.table, load_config(reader.config_path).replica.unrepresentable_values)
-    return _completed(reader, merged, previous_of(reader.replica, reader.table, merged, own), late=late)
+    previous = previous_of(reader.replica, reader.table, merged, own)
+    return _completed(reader, merged, previous, _may_be_hidden(reader, merged))
 
 
 def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
@@ -254,11 +282,10 @@ def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
     return replace(said, before=(images, there))
 
 
-def rows_removed(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> Said | None:
+def rows_removed(reader: AfterReader, merged: pa.RecordBatch) -> Said | None:
     """The rows that deletions of partitions and ranges have removed, and that no change of their own is of.
 
     :param merged: merged change rows of the table, with their nodes
-    :param late: whether they came after their buckets had closed
     :returns: None: there are none
     :raises NoReplicaError: there are such deletions, but no replica that has all passes
     :raises UnreadRowsError: rows could not be read
@@ -276,7 +303,7 @@ def rows_removed(reader: AfterReader, merged: pa.RecordBatch, *, late: bool) -> 
     chosen = merged.filter(pa.array(np.isin(tokens, deleted)))
     own = row_images_of(chosen, table, load_config(reader.config_path).replica.unrepresentable_values)
     previous = previous_of(reader.replica, table, chosen, own)
-    after = _completed(reader, chosen, previous, late=late)
+    after = _completed(reader, chosen, previous, np.zeros(chosen.num_rows, np.bool_))
     return removed_rows(previous, chosen, after, table, int(time.time()))
 
 
@@ -292,25 +319,51 @@ def previous_of(
     return previous_images(replica, table, own, pa.array(tokens, pa.int64()))
 
 
-def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordBatch, *, late: bool) -> RowsAfter:
+def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordBatch, doubtful: Mask) -> RowsAfter:
+    """The images of all keys that changes touch.
+
+    :param previous: the newest images before them
+    :param doubtful: of which changes the source is asked whether something hides them
+    """
     assert reader.replica is not None
     config = load_config(reader.config_path)
     table, misfits = reader.table, config.replica.unrepresentable_values
     known_from = reader.replica.live_known_from_us
-    after = rows_after(previous, merged, table, live_known_from_us=known_from, misfits=misfits)
-    unknown = np.ones(after.images.num_rows, np.bool_) if late else after.unknown
-    if not unknown.any():
+    after = rows_after(previous, merged, table, live_known_from_us=known_from, misfits=misfits, doubtful=doubtful)
+    if not after.unknown.any():
         return after
-    doubtful = after.images.filter(pa.array(unknown))
-    partition_keys, clusterings = image_keys(doubtful, table)
-    clusterings = pc.if_else(pa.array(has_clustering(doubtful, table)), clusterings, None)
+    unknown = after.images.filter(pa.array(after.unknown))
+    partition_keys, clusterings = image_keys(unknown, table)
+    clusterings = pc.if_else(pa.array(has_clustering(unknown, table)), clusterings, None)
     names = ["token", "partition_key", "clustering"]
-    keys = pa.RecordBatch.from_arrays([doubtful["token"], partition_keys, clusterings], names=names)
+    keys = pa.RecordBatch.from_arrays([unknown["token"], partition_keys, clusterings], names=names)
     now_s = int(time.time())
-    seen = read_keys(reader, config, keys, [], now_s).images
-    return replace(
-        after, images=_combined(after.images, unknown, seen_instead(doubtful, seen, now_s * 1_000_000, table))
-    )
+    seen = read_keys(reader, config, keys, [], now_s)
+    images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
+    if reader.disagreed and doubtful.any():
+        open_images = _undecided(after, merged, doubtful, seen, table, now_s)
+        images = _combined(images, open_images, unknown.filter(pa.array(open_images)))
+    return replace(after, images=_combined(after.images, after.unknown, images))
+
+
+def _undecided(
+    after: RowsAfter, merged: pa.RecordBatch, doubtful: Mask, seen: Seen, table: TableSchema, now_s: int
+) -> Mask:
+    """Of which images that were read the log is believed: a replica that does not answer may be the only one that has
+    the change, and its copies, which come later, count as published.
+
+    :param doubtful: which changes something may hide
+    :param seen: what was read, in the place of all images that are not certain
+    """
+    changes = np.flatnonzero(doubtful)
+    place = np.cumsum(after.unknown)[after.of_change[changes]] - 1  # among the images that were read
+    is_open = ~seen.everywhere[place] & ~visible(merged.take(pa.array(changes)), seen.images, table, now_s)
+    found = np.zeros(len(seen.everywhere), np.bool_)
+    found[place[is_open]] = True
+    if table.of_kind("static"):  # all rows of a partition show its static cells
+        partition, _ = image_keys(after.images.filter(pa.array(after.unknown)), table)
+        found = pc.is_in(partition, partition.filter(pa.array(found))).to_numpy(zero_copy_only=False)
+    return found
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class Pass:
     :ivar parts: of the stream's bucket
     :ivar changes: keys of files of merged change rows
     :ivar deletions: keys of files with its deletions of partitions and ranges: rows that are older may still come
+    :ivar deleted_until_us: their greatest timestamp, µs; None: there is none, or a version before did not say it
     :ivar digests: by bucket (or :data:`LATE`) the keys of the digests of what was published
     :ivar counts: of this pass
     """
@@ -98,6 +99,7 @@ class Pass:
     deletions: tuple[str, ...] = ()
     digests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    deleted_until_us: int | None = None
 
     @property
     def bucket(self) -> str:
