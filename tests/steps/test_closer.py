@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ringsync.config import ConfigError
+from ringsync.config.sync import Sync
 from ringsync.cql.types import Native
 from ringsync.ring.ring import Host, Replication, RingError
 from ringsync.schema.table import Column, Schema, TableSchema
@@ -19,6 +20,7 @@ from ringsync.state.table_versions import version_of
 from ringsync.steps import bucket_close
 from ringsync.steps.application import StepError
 from ringsync.steps.bucket_close import Closer
+from ringsync.steps.followed import Followed
 from ringsync.steps.staged_commits import StagedCommits
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.steps.table_state import TableState, plain
@@ -69,7 +71,9 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     found._rings, found._other_rings, found._absent, found._unread = {}, {}, {}, {}
     found._unread_since_ms = {}
     found._closed_until, found._complete_until = 0, None
-    found._feed = SimpleNamespace(status=lambda topic: None)  # type: ignore[assignment]
+    found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]
+    found._config = SimpleNamespace(server_name="t", sync=Sync())  # type: ignore[assignment]
+    found._followed = Followed(found._store, found._config, found._feed)
     found._context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
     monkeypatch.setattr(found, "_read_plan", lambda now_ms: found._plan)
     monkeypatch.setattr(found, "_close_buckets", lambda plan, now_ms: None)
