@@ -68,6 +68,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
         INTERVAL, (HOST,), {"shop": Replication("SimpleStrategy", (("", 1),))}, tuple(tables.values())
     )
     found._tables = {table.table_id: TableState(table, Service(name)) for name, table in tables.items()}  # type: ignore[arg-type]
+    found._looked = found._plan
     found._rings, found._other_rings, found._absent, found._unread = {}, {}, {}, {}
     found._unread_since_ms = {}
     found._closed_until, found._complete_until = 0, None
@@ -171,7 +172,7 @@ def test_the_old_one_of_a_table_that_was_created_again_is_shown_until_it_is_forg
     closer._session, closer._plan = None, replace(closer._plan, tables=(again,))
     monkeypatch.setattr(bucket_close, "read_tables", lambda session: Schema((again.schema,)))
     monkeypatch.setattr(closer, "_tables", {key: closer._tables[key] for key in ("b" * 32, "e" * 32)})
-    closer._look_for_others(closer._plan, bucket_close.GONE_AFTER_MS)
+    monkeypatch.setattr(bucket_close, "GONE_AFTER_MS", 0)
     closer.cycle()
     told = closer.status()
     assert told.keys() == {"shop.b"}

@@ -263,6 +263,20 @@ def test_staged_rows_find_their_table_in_the_first_cycle_of_a_run(world: World) 
     assert any(one["oldest_open_bucket_ms"] for one in status["tables"].values())
 
 
+def test_a_look_at_the_schema_that_fails_is_done_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the next cycle, and not in the next interval."""
+    world.put_late()
+    world.publish_late()
+    world.planned = ()
+    closer = world.closer()
+    with monkeypatch.context() as patch:
+        patch.delattr(world, "there")
+        with pytest.raises(AttributeError):
+            closer.cycle()
+    closer.cycle()
+    assert world.buckets == [pass_bucket(1)]
+
+
 def test_a_table_that_gets_cdc_again_is_followed_again(world: World) -> None:
     world.planned = ()
     closer = world.closer()

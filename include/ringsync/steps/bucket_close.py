@@ -122,6 +122,7 @@ class Closer:
         self._absent: dict[str, int] = {}
         self._followed = Followed(self._store, self._config, feed)
         self._plan: SyncPlan | None = None
+        self._looked: SyncPlan | None = None
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
         self._unread: Mapping[str, str] = {}
@@ -136,11 +137,12 @@ class Closer:
         """Publish what is settled."""
         self._complete_until = None
         now_ms = int(time.time() * 1000)
-        before, plan = self._plan, self._read_plan(now_ms)
+        plan = self._read_plan(now_ms)
         self._close_buckets(plan, now_ms)
         self._staged.read(self._tables, now_ms)
-        if plan is not before:
+        if plan is not self._looked:
             self._look_for_others(plan, now_ms)
+            self._looked = plan
             self._staged.give(self._tables, now_ms)
         for state in list(self._tables.values()):
             if state.again_ms <= now_ms:
