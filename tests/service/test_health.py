@@ -12,7 +12,7 @@ from ringsync.airflow_client import RunState, TaskState
 from ringsync.config import Config
 from ringsync.service.checks import CheckError, Node, duration_ms, judge_nodes, tell_tables
 from ringsync.service.command import wait_until_idle
-from ringsync.service.health import DagHealth, problems
+from ringsync.service.health import HOMELESS_MS, DagHealth, problems
 from ringsync.service.show import status_lines
 from ringsync.status import forget, read_statuses
 from ringsync.storage import open_store
@@ -46,6 +46,18 @@ def test_a_loop_that_is_silent_is_named() -> None:
         "bucket_close/close: no sign of life for 41 s",
         "out_of_sequence/queue: no sign of life yet",
     ]
+
+
+def test_rows_of_a_table_that_nobody_has_named_for_long_are_named() -> None:
+    statuses = healthy()
+    statuses["bucket_close/close"] |= {
+        "rows_homeless": {"ab": 5},
+        "homeless_since_ms": {"ab": 49_000 - HOMELESS_MS + 1},
+    }
+    assert found(statuses, {}) == []
+    statuses["bucket_close/close"]["homeless_since_ms"]["ab"] -= 1
+    (problem,) = found(statuses, {})
+    assert problem == "bucket_close/close: 5 staged rows of table id ab wait, and nobody knows the table"
 
 
 def test_a_bootstrap_that_nobody_works_on_is_named() -> None:

@@ -17,6 +17,7 @@ from ringsync.cql.types import Native
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.table import Column, TableSchema
 from ringsync.service.published import CLOSE, GIVE_UP_AFTER_S, LATE, Waited, wait_until_published
+from ringsync.state.followed import end_following, followed_tables, keep_following
 from ringsync.state.staging import Bucket
 from ringsync.status import LATE_ROWS, STOP_KEY
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
@@ -57,6 +58,8 @@ class World:
     :ivar doubt_rate: the part of the rows of closed buckets that wait with the late rows
     :ivar down: loops that do not work
     :ivar table: added to what ``bucket_close`` says of the table
+    :ivar others: what it says of tables that are not planned
+    :ivar close_says: added to what it says of itself
     """
 
     store: LocalStore
@@ -65,7 +68,6 @@ class World:
     step_ms: int = 500
     hosts: tuple[Host, ...] = HOSTS
     unread: tuple[str, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
     skew_ms: int = 0
     rates: dict[str, float] = field(default_factory=dict)
     late_rate: float = 0.4
@@ -76,6 +78,8 @@ class World:
     bootstrap: str = ""
     kafka: bool = True
     table: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
+    close_says: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     last: int = 0
     relayed: int = 0
@@ -162,11 +166,12 @@ class World:
             self.replica += 1
         oldest = min((row.bucket.start for row in self.rows if row.bucket and not row.made), default=None)
         table = {
+            **{"table_id": TABLE.table_id, "topic": TABLE.topic},
             **{"last_pass": self.last, "published_pass": self.last, "replica_pass": self.replica},
             **{"bootstrap": self.bootstrap, "replica_error": None, "kafka_error": None},
             **{"open_buckets": int(oldest is not None), "oldest_open_bucket_ms": oldest, **self.table},
         }
-        self.say(CLOSE, {"began_ms": began_ms, "tables": {NAME: table}, "left_out": self.left_out})
+        self.say(CLOSE, {"began_ms": began_ms, "tables": {NAME: table, **self.others}, **self.close_says})
 
     def late(self) -> None:
         """Some of the files become a pass, and are removed then."""
@@ -279,9 +284,58 @@ def test_a_table_whose_passes_cannot_be_looked_up_is_not_taken_for_done(world: W
     assert world.wait(30).left == f"{NAME}: the store is away"
 
 
-def test_a_table_that_cannot_be_followed_now_is_named(world: World) -> None:
-    world.left_out = {"shop.lost": "the ring of its keyspace cannot be had"}
-    assert world.wait(30).left == "shop.lost cannot be followed now: the ring of its keyspace cannot be had"
+@pytest.mark.parametrize(
+    ("says", "left"),
+    [
+        ({"left_out": {"shop.lost": "no ring"}}, "shop.lost: not followed: no ring"),
+        ({"commits_broken": {"log/1": "no JSON"}}, "log/1 cannot be read, and what it lists is not published: no JSON"),
+        # They are named at once, though plans come once in an interval: what was written is in no stream.
+        ({"rows_homeless": {"6" * 32: 5}, "homeless_since_ms": {"6" * 32: BEGIN_MS}}, "5 staged rows of table id 666"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_what_bucket_close_cannot_publish_is_waited_for_and_named(
+    world: World, says: dict[str, Any], left: str
+) -> None:
+    world.close_says = says
+    assert left in world.wait(30).left
+    world.close_says = {}
+    assert world.wait() == Waited("", ())
+
+
+UNPLANNED = {"table_id": "6" * 32, "topic": "test.shop.other", "last_pass": 4, "published_pass": 4, "replica_pass": 4}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "left"),
+    [
+        ({"oldest_open_bucket_ms": BEGIN_MS}, "shop.other: its oldest bucket is not closed"),
+        ({"error": "no node answers"}, "shop.other: no node answers"),
+        ({"published_pass": 3}, "the stream of shop.other has pass 3 of 4"),
+        ({"replica_pass": 3}, "the replica of shop.other has pass 3 of 4"),
+        ({"kafka_error": "no broker"}, "Kafka lacks 1 buckets of test.shop.other: no broker"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_a_table_that_is_not_planned_any_more_is_waited_for(world: World, lacks: dict[str, Any], left: str) -> None:
+    keep_following(world.store, "6" * 32)
+    assert world.wait(30).left == f"bucket_close has not looked at table id {'6' * 32} yet"
+    world.others = {"shop.other": {**UNPLANNED, **lacks}}
+    world.store.put(f"streams/test.shop.other/pass-{4:012}/manifest.json", b"{}")
+    assert world.wait(30).left == left
+
+    def tick(_: float = 0) -> None:
+        """It comes to its end."""
+        if world.others:
+            world.others = {}
+            place = CursorObject(world.store, "test.shop.other", "test.shop.other")
+            place.save(place.load().behind(f"pass-{4:012}"))
+            for table_id, version in followed_tables(world.store).items():
+                end_following(world.store, table_id, version)
+        World.tick(world)
+
+    world.tick = tick  # type: ignore[method-assign]
+    assert world.wait() == Waited("", ())
 
 
 def test_a_node_that_is_not_read_is_named_and_not_waited_for(world: World) -> None:
@@ -334,9 +388,12 @@ def test_a_table_that_fails_is_named_with_its_reason(world: World) -> None:
     assert world.wait(30).left == f"{NAME}: a column is missing"
 
 
-def test_late_rows_of_a_table_that_is_gone_are_named_and_not_waited_for(world: World) -> None:
-    world.store.put(f"{LATE_ROWS}{'7' * 32}/one.arrow", b"rows")
-    assert world.wait() == Waited("", ("1 files of late rows are of tables that are not followed any more",))
+def test_late_rows_of_a_table_that_is_not_planned_are_waited_for(world: World) -> None:
+    """They are published, or removed when it is gone."""
+    world.store.put(file := f"{LATE_ROWS}{'7' * 32}/one.arrow", b"rows")
+    assert world.wait(30).left.startswith("1 files of late rows are not published")
+    world.store.delete(file)
+    assert world.wait() == Waited("", ())
 
 
 def test_late_rows_that_cannot_be_read_are_waited_for(world: World) -> None:

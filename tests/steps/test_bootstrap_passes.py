@@ -13,6 +13,7 @@ import yaml
 
 from ringsync.changes.identity import TableVersion
 from ringsync.config import Config, load_config
+from ringsync.state.followed import followed_tables
 from ringsync.status import STALE_AFTER_S
 from ringsync.steps import bootstrap_drain, kafka_feed
 from ringsync.steps.application import Application, StepError
@@ -328,6 +329,7 @@ def test_the_drain_feeds_kafka_where_no_loop_does(
     told = {"tables": {NOTES.full_name: {"table_id": TABLE_ID}}}
     put_status(table.store, "bucket_close", "close", told)
     assert (feed_kafka(application, plan), kafka.sent) == (None, [])
+    assert followed_tables(table.store).keys() == {TABLE_ID}, "so that the loop does it, should it end or be killed now"
     put_status(table.store, "bucket_close", "close", {"tables": {}})
     assert (feed_kafka(application, plan), kafka.sent) == (1, ["1"])
     assert feed_kafka(application, plan) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ringsync.config import ConfigError
+from ringsync.config.sync import Sync
 from ringsync.cql.types import Native
 from ringsync.ring.ring import Host, Replication, RingError
 from ringsync.schema.table import Column, Schema, TableSchema
@@ -20,6 +21,7 @@ from ringsync.steps import absent_tables, bucket_close
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import StepError
 from ringsync.steps.bucket_close import Closer
+from ringsync.steps.followed import Followed
 from ringsync.steps.staged_commits import StagedCommits
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.steps.table_state import TableState, plain
@@ -68,9 +70,12 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     )
     found._tables = {table.table_id: TableState(table, Service(name)) for name, table in tables.items()}  # type: ignore[arg-type]
     found._rings, found._other_rings, found._absent, found._unread = {}, {}, AbsentTables(), {}
+    found._looked = found._plan
     found._unread_since_ms = {}
     found._closed_until, found._complete_until = 0, None
-    found._feed = SimpleNamespace(status=lambda topic: None)  # type: ignore[assignment]
+    found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]
+    found._config = SimpleNamespace(server_name="t", sync=Sync())  # type: ignore[assignment]
+    found._followed = Followed(found._store, found._config, found._feed)
     found._context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
     monkeypatch.setattr(found, "_read_plan", lambda now_ms: found._plan)
     monkeypatch.setattr(found, "_close_buckets", lambda plan, now_ms: None)
@@ -171,7 +176,6 @@ def test_the_old_one_of_a_table_that_was_created_again_is_shown_until_it_is_forg
     monkeypatch.setattr(bucket_close, "read_tables", lambda session: Schema((again.schema,)))
     monkeypatch.setattr(closer, "_tables", {key: closer._tables[key] for key in ("b" * 32, "e" * 32)})
     clock[0] = absent_tables.GONE_AFTER_S
-    closer._look_for_others(closer._plan)
     closer.cycle()
     told = closer.status()
     assert told.keys() == {"shop.b"}

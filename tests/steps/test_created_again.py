@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -17,8 +20,10 @@ from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.cql.types import Native
 from ringsync.schema.table import Column, TableSchema
-from ringsync.state.table_versions import version_of
+from ringsync.state.bootstrap import SCANNING
+from ringsync.state.table_versions import latest_version, version_of
 from ringsync.steps.application import Application
+from ringsync.steps.bootstrap_prepare import OUTPUTS_VERSION, begin_pass
 from ringsync.steps.follow_ups import FollowUps, publish_passes, put_schemas
 from ringsync.steps.late_pass import LatePasses
 from ringsync.steps.sync_plan import SyncPlan, SyncTable
@@ -168,6 +173,32 @@ def test_what_waits_for_a_bootstrap_of_the_old_table_comes_before_the_new_ones(l
     new.publish(4)
     assert lake.messages() == [(OLD.table_id, 1), (OLD.table_id, 2), (NEW.table_id, 3), (NEW.table_id, 4)]
     assert FileStream(lake.store, bootstrap_topic(TOPIC)).buckets() == []
+
+
+def test_a_table_between_that_nobody_has_planned_keeps_nothing_back(lake: Lake) -> None:
+    """Its bootstrap had begun, so that it has the topic; but of its versions nobody had heard when it was dropped."""
+    old = lake.process(OLD)
+    old.publish(1)
+    mark(lake.store, OLD.table_id, "begin", "b1", 1)
+    old.publish(2)
+    old.commit(3)
+    take_topic(lake.store, TOPIC, NEW.table_id, 1)
+    mark(lake.store, NEW.table_id, "begin", "b2", 1, check=lambda: None)
+    lake.process(THIRD).publish(4)
+    assert lake.messages() == [*((OLD.table_id, seq) for seq in (1, 2, 3)), (THIRD.table_id, 4)]
+    assert FileStream(lake.store, bootstrap_topic(TOPIC)).buckets() == []
+
+
+def test_a_bootstrap_that_begins_makes_its_table_known(lake: Lake) -> None:
+    """Or what it has published would not become visible, were the table dropped before anybody has planned it."""
+    bootstrap: Any = SimpleNamespace(
+        id="b1", state=SCANNING, specification=json.dumps({"outputs_version": OUTPUTS_VERSION})
+    )
+    plan: Any = SimpleNamespace(scan=SimpleNamespace(table=NEW), topic=TOPIC, bootstrap=bootstrap)
+    begin_pass(lake.store, plan, bootstrap, lambda: None)
+    known = latest_version(lake.store, NEW.table_id)
+    assert known is not None
+    assert known.table == NEW
 
 
 def lives(folder: Path) -> Iterator[int]:

@@ -163,6 +163,8 @@ def test_a_table_that_was_dropped_is_no_problem_while_it_waits_to_be_forgotten(
     cluster.there = (FIRST,)
     closer = cluster.closer()
     cycle(closer)
+    cluster.stage(FIRST)
+    take_topic(cluster.store, TOPIC, SECOND, 1)
     cluster.there = (SECOND,)
     for _ in range(3):
         status = cycle(closer)

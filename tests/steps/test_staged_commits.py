@@ -14,7 +14,7 @@ from ringsync.cql.types import Native
 from ringsync.schema.table import Column, TableSchema
 from ringsync.state.staging import Block, Bucket, Place, StageCommit, commit_keys, put_commit, rows_key, rows_keys
 from ringsync.state.table_versions import version_of
-from ringsync.steps.staged_commits import HOMELESS_MS, SWEEP_EVERY_MS, StagedCommits
+from ringsync.steps.staged_commits import SWEEP_EVERY_MS, StagedCommits
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
 
@@ -53,13 +53,13 @@ def test_a_commit_of_two_tables_waits_for_neither(store: LocalStore, capsys: pyt
     assert [one.place.start for one in left.blocks] == [10]
     commits.retire(set())  # what is left is published
     assert store.stat(key), "the other table's rows wait for it"
-    assert commits.problems(HOMELESS_MS)["rows_homeless"] == {}
-    assert commits.problems(HOMELESS_MS + 1)["rows_homeless"] == {GONE: 10}
+    assert commits.problems()["rows_homeless"] == {GONE: 10}
+    assert commits.problems()["homeless_since_ms"] == {GONE: 0}
 
     version_of(store, TableSchema("shop", "gone", GONE, (Column("id", "partition_key", Native("int")),)))
     commits.forget(GONE, ())
     assert "10 staged rows" in capsys.readouterr().out
-    assert commits.problems(HOMELESS_MS + 1)["rows_of_dropped_tables"] == {"shop.gone": 10}
+    assert commits.problems()["rows_of_dropped_tables"] == {"shop.gone": 10}
     commits.retire(set())
     assert store.stat(key) is None
     assert commit_keys(store) == [commit(2).key], "the newest one tells how far the log is read"
@@ -81,7 +81,7 @@ def test_a_commit_that_cannot_be_read_is_named_and_hides_no_other(store: LocalSt
     commits, table = StagedCommits(store), Table()
     commits.read({LEFT: table}, now_ms=0)
     assert len(table.blocks) == 1
-    assert list(commits.problems(0)["commits_broken"]) == [broken]
+    assert list(commits.problems()["commits_broken"]) == [broken]
 
 
 def test_the_newest_commit_of_a_node_stays_without_its_rows(store: LocalStore) -> None:

@@ -13,6 +13,9 @@ DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge")
 """What ``cdcservice start`` switches on."""
 
 
+HOMELESS_MS = 180_000
+"""Rows of a table that nobody has named wait so long before that is a problem: plans come once in an interval."""
+
 ABANDONED_AFTER_S = 300.0
 """Nobody works on a bootstrap that has said nothing for so many seconds: between two tasks there are fewer."""
 
@@ -106,9 +109,19 @@ def _waiting(loop: str, status: Status) -> Iterator[str]:
     """What ``bucket_close`` says of what it cannot publish, or must wait for."""
     for node, reason in status.get("unread", {}).items():
         yield f"node {node}: {reason}; its token ranges are published one window later"
+    yield from unpublished(loop, status, HOMELESS_MS)
+
+
+def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[str]:
+    """What ``bucket_close`` says of what it cannot publish, but for what a table says itself.
+
+    :param homeless_ms: rows of a table that nobody has named have waited so long
+    """
     for table, reason in status.get("left_out", {}).items():
         yield f"{table}: not followed: {reason}"
     for key, reason in status.get("commits_broken", {}).items():
         yield f"{loop}: {key} cannot be read, and what it lists is not published: {reason}"
+    since_ms = status.get("homeless_since_ms", {})
     for table, rows in status.get("rows_homeless", {}).items():
-        yield f"{loop}: {rows:,} staged rows of table id {table} wait, and nobody knows the table"
+        if status["at_ms"] - since_ms.get(table, 0) >= homeless_ms:
+            yield f"{loop}: {rows:,} staged rows of table id {table} wait, and nobody knows the table"

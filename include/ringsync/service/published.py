@@ -8,11 +8,13 @@ behind the numbers of the passes and the names of the stream's buckets that ther
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ringsync.config.sync import Sync
+from ringsync.service.health import unpublished
+from ringsync.state.followed import followed_tables
 from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, Status, age_s, read_statuses
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.port import NotFoundError, ObjectStore
@@ -60,10 +62,12 @@ class Seen:
 
     :ivar statuses: by loop
     :ivar plan: the newest; None: there is none yet
+    :ivar followed: ids of tables that ``bucket_close`` has to follow to their end, planned or not
     """
 
     statuses: Mapping[str, Status]
     plan: SyncPlan | None
+    followed: Set[str] = frozenset()
 
     @property
     def close(self) -> Status:
@@ -93,7 +97,7 @@ class _Eyes:
         if keys and keys[-1] != self.key:
             with suppress(NotFoundError):  # it is old, and removed since: the next look finds a newer one
                 self.plan, self.key = SyncPlan.from_json(self.store.get(keys[-1])), keys[-1]
-        return Seen(read_statuses(self.store), self.plan)
+        return Seen(read_statuses(self.store), self.plan, followed_tables(self.store).keys())
 
 
 class _NotPublishedError(Exception):
@@ -186,7 +190,7 @@ def wait_until_published(
             seen = patience.until_nothing(lambda seen: kafka_left(store, seen, buckets))
     except _NotPublishedError as error:
         return Waited(str(error), ())
-    return Waited("", tuple(_notes(store, seen)))
+    return Waited("", tuple(_notes(seen)))
 
 
 def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
@@ -213,9 +217,9 @@ def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
 def late_left(store: ObjectStore, seen: Seen, files: set[str]) -> Iterator[Left]:
     """Files of late rows that are still there: each is removed when all its rows are published.
 
-    :param files: those that are waited for; of tables that are followed
+    :param files: those that are waited for; of tables that are gone, too: they are removed soon
     """
-    left = files & {stat.key for stat in store.list(LATE_ROWS)} - set(_of_no_table(seen, files))
+    left = files & {stat.key for stat in store.list(LATE_ROWS)}
     if left:
         late = seen.statuses.get(LATE, {})
         reason = f"{len(left):,} files of late rows are not published, {late.get('waiting') or 0:,} rows wait"
@@ -223,10 +227,10 @@ def late_left(store: ObjectStore, seen: Seen, files: set[str]) -> Iterator[Left]
         yield Left(LATE, ": ".join(filter(None, (reason, late.get("error") or broken))))
 
 
-def _of_no_table(seen: Seen, files: Iterable[str]) -> Iterator[str]:
-    """Files of late rows whose table is not followed, or not any more: they stay until it is."""
-    followed = {table.table_id for table in seen.plan.tables} if seen.plan else set()
-    return (key for key in files if key.removeprefix(LATE_ROWS).partition("/")[0] not in followed)
+def _unseen(seen: Seen) -> Iterator[Left]:
+    """Tables that are to be followed, planned or not, and that ``bucket_close`` does not tell of."""
+    for table_id in sorted(seen.followed - {one.get("table_id") for one in seen.tables.values()}):
+        yield Left(CLOSE, f"bucket_close has not looked at table id {table_id} yet")
 
 
 def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
@@ -241,8 +245,9 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
     elif int(close.get("began_ms", 0)) < max(staged_ms, late_ms):
         yield Left(CLOSE, "bucket_close has not looked since")
     else:
-        for table, reason in close.get("left_out", {}).items():
-            yield Left(CLOSE, f"{table} cannot be followed now: {reason}")
+        for reason in unpublished("bucket_close", close):
+            yield Left(CLOSE, reason)
+        yield from _unseen(seen)
         for table, one in seen.tables.items():
             oldest = one.get("oldest_open_bucket_ms")
             if oldest is not None and oldest <= staged_ms:
@@ -254,11 +259,13 @@ def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
 
     :param passes: by table the last one that is waited for; None: it is bootstrapped, and gets its number after that
     """
-    followed = {table.schema.full_name for table in seen.plan.tables} if seen.plan else set()
-    for table in sorted(passes.keys() & followed):
+    yield from _unseen(seen)
+    planned = {table.schema.full_name for table in seen.plan.tables} if seen.plan else set()
+    for table in sorted(passes):
         one = seen.tables.get(table)
         if one is None:
-            yield Left(CLOSE, "bucket_close has not looked since")
+            if table in planned:  # one that is not has come to its end
+                yield Left(CLOSE, "bucket_close has not looked since")
             continue
         if one.get("bootstrap"):
             yield Left(CLOSE, f"{table} is being bootstrapped ({one['bootstrap']}): its changes wait")
@@ -280,8 +287,9 @@ def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> 
 
     :param buckets: by topic those that are waited for: all that are published when this is asked first
     """
-    for table in seen.plan.tables if seen.plan else ():
-        topic = table.topic
+    yield from _unseen(seen)
+    topics = {one["topic"]: str(one.get("kafka_error") or "") for one in seen.tables.values() if "topic" in one}
+    for topic in sorted(topics.keys() | {table.topic for table in (seen.plan.tables if seen.plan else ())}):
         if topic not in buckets:
             buckets[topic] = set(FileStream(store, topic).buckets())
         if not buckets[topic]:
@@ -293,12 +301,11 @@ def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> 
             continue
         buckets[topic] = {bucket for bucket in buckets[topic] if bucket not in cursor}
         if buckets[topic]:
-            said = seen.tables.get(table.schema.full_name, {}).get("kafka_error")
             reason = f"Kafka lacks {len(buckets[topic]):,} buckets of {topic}"
-            yield Left(CLOSE, f"{reason}: {said}" if said else reason)
+            yield Left(CLOSE, ": ".join(filter(None, (reason, topics.get(topic)))))
 
 
-def _notes(store: ObjectStore, seen: Seen) -> Iterator[str]:
+def _notes(seen: Seen) -> Iterator[str]:
     for host in seen.plan.hosts if seen.plan else ():
         if seen.plan and host.id in seen.plan.unread:
             yield f"node {host.endpoint} is not read (sync.datacenters): what only it has logged does not come"
@@ -307,8 +314,6 @@ def _notes(store: ObjectStore, seen: Seen) -> Iterator[str]:
     for table, one in seen.tables.items():
         if one["replica_pass"] is None:
             yield f"{table} has no replica: cdcservice bootstrap --table {table} makes one"
-    if stranded := len(list(_of_no_table(seen, (stat.key for stat in store.list(LATE_ROWS))))):
-        yield f"{stranded:,} files of late rows are of tables that are not followed any more"
 
 
 def _error(one: Status) -> str:

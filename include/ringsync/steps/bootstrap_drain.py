@@ -13,6 +13,7 @@ import time
 
 from ringsync.sources.session import connect
 from ringsync.state.bootstrap import SCANNING, BootstrapState
+from ringsync.state.followed import keep_following
 from ringsync.status import STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_prepare import BootstrapPlan, check_not_cancelled, load_plan, status_key
@@ -54,8 +55,11 @@ def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
     :returns: messages; None: there is no Kafka, or a loop feeds it
     :raises StepError: Kafka does not take them
     """
-    settings, store = application.config.kafka_settings(), application.store
-    if settings is None or is_followed(store, plan.scan.table.table_id, time.time()):
+    settings, store, table_id = application.config.kafka_settings(), application.store, plan.scan.table.table_id
+    if settings is None:
+        return None
+    if is_followed(store, table_id, time.time()):
+        keep_following(store, table_id)
         return None
     try:
         with KafkaTopics(settings) as kafka:

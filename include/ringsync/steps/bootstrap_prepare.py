@@ -43,6 +43,7 @@ from ringsync.state.bootstrap import (
     Bootstrap,
     BootstrapState,
 )
+from ringsync.state.table_versions import version_of
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_publish import remove_outputs
@@ -224,6 +225,8 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check
             "bootstrap_table again"
         )
     now_ms = int(time.time() * 1000)
+    # Before it has the topic: should it be dropped, whoever gets the topic next makes visible what was published of it.
+    version_of(store, plan.scan.table)
     take_topic(store, plan.topic, table_id, now_ms)
     return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
 

@@ -34,6 +34,7 @@ from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.close_task import CloseTask, Slice, SliceResult, forget_waiting
 from ringsync.steps.closing import progress
 from ringsync.steps.follow_ups import FollowUps
+from ringsync.steps.followed import Followed
 from ringsync.steps.kafka_feed import KafkaFeed
 from ringsync.steps.loop import (
     Patience,
@@ -118,7 +119,9 @@ class Closer:
         self._tables: dict[str, TableState] = {}
         self._absent = AbsentTables()
         self._there: Mapping[str, TableSchema] = {}
+        self._followed = Followed(self._store, self._config, feed)
         self._plan: SyncPlan | None = None
+        self._looked: SyncPlan | None = None
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
         self._unread: Mapping[str, str] = {}
@@ -136,6 +139,10 @@ class Closer:
         plan = self._read_plan(now_ms)
         self._close_buckets(plan, now_ms)
         self._staged.read(self._tables, now_ms)
+        if plan is not self._looked:
+            self._look_for_others(plan)
+            self._looked = plan
+            self._staged.give(self._tables, now_ms)
         for state in list(self._tables.values()):
             if state.again_ms <= now_ms:
                 self._serve(state, now_ms)
@@ -148,14 +155,12 @@ class Closer:
         :raises ConfigError: the configuration is wrong, which is everybody's
         """
         try:
-            ring = self._ring_of(state.table.schema.keyspace)
-            self._renew(state)
-            follow_ups = state.follow_ups = state.follow_ups or self._begin(state.table)
-            follow_ups.ring = ring
-            follow_ups.catch_up()
-            settled = settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
-            if settled and self._publish(state, follow_ups, settled, now_ms):
-                follow_ups.catch_up()
+            if state.gone:
+                self._followed.publish_gone(state)
+            else:
+                self._follow(state, now_ms)
+            if self._followed.ends(state):
+                del self._tables[state.table.table_id]
         except ConfigError:
             raise
         except TableReplacedError as error:
@@ -169,8 +174,20 @@ class Closer:
         else:
             state.served()
 
+    def _follow(self, state: TableState, now_ms: int) -> None:
+        """Publish what is settled of a table, and see to what follows from its passes."""
+        ring = self._ring_of(state.table.schema.keyspace)
+        self._renew(state)
+        follow_ups = state.follow_ups = state.follow_ups or self._begin(state.table)
+        follow_ups.ring = ring
+        follow_ups.catch_up()
+        settled = settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
+        if settled and self._publish(state, follow_ups, settled, now_ms):
+            follow_ups.catch_up()
+
     def _begin(self, table: SyncTable) -> FollowUps:
         self._feed.watch(table.topic)
+        self._followed.begin(table.table_id)
         return FollowUps(self._application, table, self._context, self._control.address, self._feed.announce)
 
     def _renew(self, state: TableState) -> None:
@@ -201,24 +218,27 @@ class Closer:
         interval = interval_at(now_ms, self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != interval:
             self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
+            self._tables = {table_id: state for table_id, state in self._tables.items() if not state.gone}
             for table in self._plan.tables:
                 self._tables.setdefault(table.table_id, TableState(table)).follow(table)
             self._other_rings.clear()
-            self._look_for_others(self._plan)
         return self._plan
 
     def _look_for_others(self, plan: SyncPlan) -> None:
-        """Tables that are not in the plan, and rows of which are staged: those without cdc any more are published to
-        the end; rows of those that are gone are forgotten, and counted."""
+        """Tables that are not in the plan, but are followed, or rows of which are staged: those without cdc any more
+        are published to the end; rows of those that are gone are forgotten, and counted."""
         planned = {table.table_id for table in plan.tables}
-        others = (self._staged.homeless.keys() | self._tables.keys()) - planned
+        begun = (table_id for table_id, state in self._tables.items() if state.follow_ups)
+        followed = self._followed.look(planned, begun)
+        others = (self._staged.homeless.keys() | self._tables.keys() | followed) - planned
         gone = self._absent.look(others, self._read_schema)
         for table_id in others:
             if table_id in self._there and table_id not in self._tables:
                 self._tables[table_id] = TableState(sync_table(self._store, self._config, self._there[table_id]))
             elif table_id in gone:
                 self._forget(table_id)
-        self._absent.forget(gone)
+        # One that is followed to its end is missed in the next interval, too.
+        self._absent.forget(gone - self._tables.keys())
 
     def _read_schema(self) -> frozenset[str]:
         """Read the schema; ids of its tables."""
@@ -227,11 +247,14 @@ class Closer:
         return schema.ids
 
     def _forget(self, table_id: str) -> None:
-        """A table is gone, and so are its rows that wait; its last error is not hidden by a new table of its name."""
+        """A table is gone, and so are its rows that wait; its last error is not hidden by a new table of its name.
+        What was published of it is followed to its end."""
         if (state := self._tables.pop(table_id, None)) and state.error:
             name = f"{state.table.schema.full_name} (table id {table_id})"
             print(f"ringsync: warning: {name} is gone, and failed before: {state.error}", flush=True)
         self._staged.forget(table_id, state.buckets.values() if state else ())
+        if (gone := self._followed.gone(table_id)) is not None:
+            self._tables[table_id] = gone
 
     def _close_buckets(self, plan: SyncPlan, now_ms: int) -> None:
         """Close what is old enough, as far as the logs are staged."""
@@ -322,9 +345,9 @@ class Closer:
         )
 
     def status(self) -> dict[str, Any]:
-        """How things stand, by table; of one that was created again the old one with its id, until it is forgotten."""
+        """How things stand, by table; of one that was created again the old one with its id, until it is at its end."""
         found: dict[str, Any] = {}
-        for state in self._tables.values():
+        for state in sorted(self._tables.values(), key=lambda state: not state.gone):
             if (before := found.pop(name := state.table.schema.full_name, None)) is not None:
                 found[f"{name} (table id {before['table_id']})"] = before
             found[name] = self._status_of(state)
@@ -336,7 +359,7 @@ class Closer:
             "unread": dict(self._unread),
             "unread_since_ms": dict(self._unread_since_ms),
             "left_out": dict(self._plan.left_out) if self._plan else {},
-            **self._staged.problems(int(time.time() * 1000)),
+            **self._staged.problems(),
         }
 
     def _status_of(self, state: TableState) -> dict[str, Any]:
@@ -346,6 +369,7 @@ class Closer:
         return {
             "error": state.error,
             "table_id": state.table.table_id,
+            "topic": state.table.topic,
             "open_buckets": len(state.buckets),
             "oldest_open_bucket_ms": min((bucket.start for bucket in state.buckets), default=None),
             "rows_published": state.counts["rows"],

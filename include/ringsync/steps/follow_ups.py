@@ -31,7 +31,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, StreamConflictError, StreamDamagedError
 from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
-from ringsync.streams.topic_owners import table_before, take_topic
+from ringsync.streams.topic_owners import tables_before, take_topic
 from ringsync.streams.topics import bootstrap_topic
 from ringsync.streams.tries import Try, list_tries, lost_tries, remove_tries
 
@@ -159,9 +159,9 @@ def _named(table: SyncTable, gone: bool) -> Iterator[None]:
 def _publish_table_before(
     store: ObjectStore, config: Config, table: SyncTable, announce: Callable[[str, str], None]
 ) -> None:
-    before = table_before(store, table.topic, table.table_id)
-    version = latest_version(store, before) if before else None
-    if version is not None:  # else nobody has followed it
+    # Nobody has followed those without a version; but what was published before them is made visible by none of them.
+    versions = (latest_version(store, before) for before in tables_before(store, table.topic, table.table_id))
+    if version := next(filter(None, versions), None):
         publish_passes(store, config, SyncTable(version, table.topic, by_arrival=False), announce, gone=True)
 
 
@@ -452,6 +452,13 @@ class FollowUps:
                 break
             forget_pass(self._store, self._passes[number])
             del self._passes[number]  # a pass that is still there must be known: what none names is swept
+
+    def is_done(self) -> bool:
+        """Whether stream and replica have all passes. Of a bootstrap that goes on they have not."""
+        if self.bootstrap or self._published < self.last:
+            return False
+        state = self._replica()
+        return state is None or state.applied >= self.last
 
     def status(self) -> dict[str, Any]:
         """How far the table's passes have come."""

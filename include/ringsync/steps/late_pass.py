@@ -25,6 +25,7 @@ from ringsync.schema.from_cluster import read_tables
 from ringsync.schema.table import TableSchema
 from ringsync.sources.cluster import read_ring
 from ringsync.sources.control import ControlAddress
+from ringsync.state.followed import keep_following
 from ringsync.state.staging import Bucket, closed_until
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, StepError
@@ -164,6 +165,8 @@ class LatePasses:
         for _ in range(ATTEMPTS):
             left = rows.filter(pa.array(~self.published(table, rows)))
             if not len(left):
+                # Maybe by a try that was killed before it could say so.
+                keep_following(self._store, table.table_id)
                 return Outcome(0, np.zeros(len(rows), np.bool_))
             context = PassContext(
                 config_path=self._application.config_path,
@@ -188,6 +191,7 @@ class LatePasses:
             committed = commit(self._store, context, [made.outputs], {})
             if committed is not None:
                 follow_ups.made(committed)
+                keep_following(self._store, table.table_id)
                 return Outcome(made.outputs.rows, waiting)
         raise StepError(
             f"{table.full_name}: {ATTEMPTS} times another process was faster with a pass: does bucket_close run twice?"

@@ -23,10 +23,6 @@ from ringsync.state.table_versions import latest_version
 from ringsync.steps.agreement import OpenBucket
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
-HOMELESS_MS = 180_000
-"""Rows of a table that nobody has named wait so long before that is a problem: plans come once in an interval."""
-
-
 SWEEP_EVERY_MS = 6 * 3_600_000
 """What failed tries have left is looked for when a run begins, and so often again."""
 
@@ -79,6 +75,14 @@ class StagedCommits:
             for block in found.blocks:
                 self.homeless[block.table_id].append((found.node, block))
         self._sweep(files)
+        self.give(tables, now_ms)
+
+    def give(self, tables: Mapping[str, Taker], now_ms: int) -> None:
+        """Give each table its blocks.
+
+        :param tables: by id
+        :param now_ms: ms since the epoch
+        """
         for table_id in self.homeless.keys() & tables.keys():
             for node, block in self.homeless.pop(table_id):
                 tables[table_id].add(node, block)
@@ -162,20 +166,18 @@ class StagedCommits:
             if number <= newest[node]:
                 self._store.delete(key)
 
-    def problems(self, now_ms: int) -> dict[str, Any]:
+    def problems(self) -> dict[str, Any]:
         """What is wrong, for ``cdcservice status``: commits that cannot be read, rows of tables that nobody has named
-        for long, and those of tables that are gone.
-
-        :param now_ms: ms since the epoch
+        and since when, ms since the epoch, and those of tables that are gone.
         """
         gone: Counter[str] = Counter()
         for table_id, rows in self._gone.items():
             gone[self._names[table_id]] += rows  # tables that were dropped, created again and dropped have one name
-        long_ago = [table_id for table_id, since_ms in self._since_ms.items() if now_ms - since_ms > HOMELESS_MS]
         return {
             "commits_broken": dict(self._broken),
             "rows_homeless": {
-                table_id: sum(block.rows for _, block in self.homeless.get(table_id, ())) for table_id in long_ago
+                table_id: sum(block.rows for _, block in blocks) for table_id, blocks in self.homeless.items()
             },
+            "homeless_since_ms": dict(self._since_ms),
             "rows_of_dropped_tables": dict(gone),
         }

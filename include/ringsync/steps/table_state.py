@@ -27,6 +27,7 @@ class TableState:
     :ivar error: why it could not be served when that was last tried
     :ivar failures: how often in a row
     :ivar again_ms: when it is served again after a failure, ms since the epoch
+    :ivar gone: the schema does not have it any more: only what was published of it is seen to
     """
 
     table: SyncTable
@@ -39,6 +40,7 @@ class TableState:
     error: str | None = None
     failures: int = 0
     again_ms: int = 0
+    gone: bool = False
 
     def add(self, node: str, block: Block) -> None:
         """Take in a block."""

@@ -68,11 +68,10 @@ def take_topic(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> No
     _start(store, own, now_ms)
 
 
-def table_before(store: ObjectStore, topic: str, table_id: str) -> str | None:
-    """The id of the table that had a topic before this one; None: there is none, or nobody knows."""
+def tables_before(store: ObjectStore, topic: str, table_id: str) -> list[str]:
+    """The ids of the tables that had a topic before this one, the last one first."""
     ids = [one.table_id for one in topic_owners(store, topic)]
-    place = ids.index(table_id)
-    return ids[place - 1] if place else None
+    return ids[: ids.index(table_id)][::-1]
 
 
 def _start(store: ObjectStore, own: TopicOwner, now_ms: int) -> None:

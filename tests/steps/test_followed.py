@@ -1,0 +1,313 @@
+"""A table that is not planned any more is followed until stream, replica and Kafka have all its passes."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from ringsync.config import load_config
+from ringsync.service.published import CLOSE, Seen, buckets_left, kafka_left, passes_left
+from ringsync.state.followed import end_following, followed_tables, keep_following
+from ringsync.state.staging import encode_rows, late_key
+from ringsync.steps.application import Application
+from ringsync.steps.bucket_close import Closer
+from ringsync.steps.follow_ups import FollowUps
+from ringsync.steps.late_pass import LatePasses
+from ringsync.steps.late_rows import LateRows
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream
+from ringsync.streams.pass_log import mark, pass_bucket, pass_numbers
+from ringsync.streams.relay_cursor import CursorObject
+from tests.mortal_store import IMMORTAL, Killed, MortalStore
+from tests.steps.late_files import Write, change_rows
+from tests.steps.test_close import TABLE, Lake
+from tests.steps.test_id_comes_again import FIRST, SECOND, TOPIC, Cluster, Context, Queue, cycle
+
+NOT_PLANNED = pytest.mark.parametrize("there", [(FIRST,), ()], ids=["without cdc", "dropped"])
+
+
+class Feed:
+    """Of Kafka, which relays when it is told to."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.watched = store, set[str]()
+
+    def watch(self, topic: str) -> None:
+        self.watched.add(topic)
+
+    def announce(self, topic: str, bucket: str) -> None:
+        pass
+
+    def status(self, topic: str) -> dict[str, Any]:
+        return {"messages": 0, "error": None}
+
+    def relay(self) -> None:
+        for topic in self.watched:
+            place = CursorObject(self.store, topic, topic)
+            for bucket in FileStream(self.store, topic).buckets():
+                place.save(place.load().behind(bucket))
+
+
+class World(Cluster):
+    """A cluster whose tables' rows after changes are not read, and with a Kafka."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, store: ObjectStore | None = None) -> None:
+        lake = Lake(folder)
+        super().__init__(lake, monkeypatch)
+        document = yaml.safe_load(lake.conf.read_text()) | {"sync": {"after_image": "none"}}
+        lake.conf.write_text(yaml.safe_dump(document))
+        self.store = store or lake.store
+        config = load_config(lake.conf)
+        self.application = Application("close", str(lake.conf), config, self.store, None, "run", argparse.Namespace())
+        self.feed = Feed(self.store)
+
+    def closer(self) -> Closer:
+        """A new run."""
+        self.feed = Feed(self.store)
+        control: Any = SimpleNamespace(address=None)
+        return Closer(self.application, None, Context(), control, self.feed)  # type: ignore[arg-type]
+
+    def put_late(self, seq: int = 1) -> str:
+        """Lay a late row of the first table aside; gives the key of its file."""
+        rows = change_rows([Write(1, seq, "late", 1_790_000_000_000_000)], replace(TABLE, table_id=FIRST))
+        key = late_key(FIRST, f"a-{seq}-0")
+        self.store.put(key, encode_rows(self.table(FIRST).version.to_store(rows)))
+        return key
+
+    def publish_late(self) -> None:
+        """A run of ``out_of_sequence``."""
+        late = LateRows(self.store, Queue(), LatePasses(self.application, None, None))  # type: ignore[arg-type]
+        late.cycle()
+        assert late.error is None
+
+    @property
+    def buckets(self) -> list[str]:
+        return FileStream(self.store, TOPIC).buckets()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World(tmp_path, monkeypatch)
+    found.there = (FIRST,)
+    cycle(found.closer())
+    return found
+
+
+def seen(world: World, closer: Closer, status: dict[str, Any]) -> Seen:
+    return Seen({CLOSE: status}, closer._plan, followed_tables(world.store).keys())
+
+
+def test_late_rows_of_a_table_that_has_lost_cdc_come_into_the_stream(world: World) -> None:
+    world.planned = ()
+    key = world.put_late()
+    closer = world.closer()
+    cycle(closer)
+    world.publish_late()
+    assert world.store.stat(key) is None
+    told = list(buckets_left(Seen({CLOSE: cycle(world.closer())}, None, {FIRST}), 0, 0))
+    assert told == [], "it is listed, and so taken up, in the first cycle of a run"
+    cycle(closer)
+    assert world.buckets == [pass_bucket(1)]
+
+
+def test_who_waits_is_told_of_a_table_that_is_not_taken_up_yet(world: World) -> None:
+    world.planned = ()
+    closer = world.closer()
+    for _ in range(3):
+        status = cycle(closer)
+    assert (followed_tables(world.store), status["tables"]) == ({}, {}), "nothing is left to do"
+    world.put_late()
+    world.publish_late()
+    for left in (buckets_left(seen(world, closer, status), 0, 0), passes_left(seen(world, closer, status), {})):
+        assert [one.reason for one in left] == [f"bucket_close has not looked at table id {FIRST} yet"]
+
+
+@NOT_PLANNED
+def test_it_is_followed_until_kafka_has_all_of_it(world: World, there: tuple[str, ...]) -> None:
+    world.put_late()
+    world.publish_late()
+    cycle(world.closer())
+    world.planned, world.there = (), there
+    closer = world.closer()
+    for _ in range(5):
+        status = cycle(closer)
+    assert world.feed.watched == {TOPIC}
+    left = list(kafka_left(world.store, seen(world, closer, status), {}))
+    assert [one.reason for one in left] == [f"Kafka lacks 1 buckets of {TOPIC}"]
+    assert list(status["tables"]) == ["shop.t"]
+    world.feed.relay()
+    status = cycle(closer)
+    assert (followed_tables(world.store), status["tables"]) == ({}, {})
+    again = world.closer()
+    cycle(again)
+    assert world.feed.watched == set()
+
+
+@NOT_PLANNED
+def test_what_a_run_has_not_published_any_more_is_published(world: World, there: tuple[str, ...]) -> None:
+    """It was killed behind the pass."""
+    world.put_late()
+    world.publish_late()
+    world.planned, world.there = (), there
+    closer = world.closer()
+    for _ in range(3):
+        cycle(closer)
+    assert world.buckets == [pass_bucket(1)]
+
+
+def test_a_table_whose_topic_another_one_has_by_now_comes_to_its_end(world: World) -> None:
+    """Though Kafka is never up to date with the new one."""
+    world.put_late()
+    world.publish_late()
+    cycle(world.closer())
+    world.there = (SECOND,)
+    closer = world.closer()
+    for _ in range(3):
+        status = cycle(closer)
+    assert status["tables"].keys() == {"shop.t", f"shop.t (table id {FIRST})"}
+    assert status["tables"]["shop.t"]["table_id"] == SECOND
+    world.feed.relay()
+    FileStream(world.store, TOPIC).publish(pass_bucket(9), [])
+    assert cycle(closer)["tables"].keys() == {"shop.t"}
+    assert followed_tables(world.store).keys() == {SECOND}
+
+
+def test_a_replica_that_is_behind_and_a_bootstrap_that_goes_on_are_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.planned = ()
+    applied = [0]
+    monkeypatch.setattr(FollowUps, "_update_replica", lambda one: None)
+    monkeypatch.setattr(
+        FollowUps, "_replica", lambda one: SimpleNamespace(applied=applied[0], deletions_known_from_us=0)
+    )
+    world.put_late()
+    world.publish_late()
+
+    def is_followed() -> bool:
+        closer = world.closer()
+        cycle(closer)
+        world.feed.relay()
+        cycle(closer)
+        return bool(followed_tables(world.store))
+
+    assert is_followed()
+    applied[0] = 1
+    mark(world.store, FIRST, "begin", "b", 1, check=lambda: None)
+    applied[0] = 2
+    assert is_followed()
+    mark(world.store, FIRST, "cutover", "b", 1)
+    applied[0] = 3
+    assert not is_followed()
+
+
+def test_a_pass_that_is_made_while_a_table_comes_to_its_end_is_followed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.planned = ()
+    world.put_late()
+    is_done = FollowUps.is_done
+
+    def made_meanwhile(one: FollowUps) -> bool:
+        done = is_done(one)
+        world.publish_late()
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FollowUps, "is_done", made_meanwhile)
+        cycle(world.closer())
+    assert (pass_numbers(world.store, FIRST), world.buckets) == ([1], [])
+    cycle(world.closer())
+    assert world.buckets == [pass_bucket(1)]
+
+
+def test_a_kill_between_any_two_writes_of_either_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bucket_close`` ends the table, ``out_of_sequence`` makes a pass; who is killed begins again."""
+    for writes in range(1000):
+        folder = tmp_path / f"{writes}"
+        folder.mkdir()
+        store = MortalStore(folder / "lake")
+        world = World(folder, monkeypatch, store)
+        world.there = (FIRST,)
+        cycle(world.closer())
+        world.planned = ()
+        world.put_late()
+        store.left, killed = writes, False
+        for loop in (world.publish_late, lambda world=world: cycle(world.closer())):
+            try:
+                loop()  # type: ignore[operator]
+            except Killed:
+                killed, store.left = True, IMMORTAL
+                cycle(world.closer())  # it may come to an end here …
+        store.left = IMMORTAL
+        world.publish_late()  # … and what is done again begins it anew
+        cycle(world.closer())
+        assert world.buckets == [pass_bucket(1)], writes
+        if not killed:
+            assert writes > 5
+            return
+
+
+def test_staged_rows_find_their_table_in_the_first_cycle_of_a_run(world: World) -> None:
+    """Also of one that nobody has ever followed."""
+    world.stage(SECOND)
+    world.planned, world.there = (), (FIRST, SECOND)
+    status = cycle(world.closer())
+    assert status["rows_homeless"] == {}
+    assert any(one["oldest_open_bucket_ms"] for one in status["tables"].values())
+
+
+def test_a_look_at_the_schema_that_fails_is_done_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the next cycle, and not in the next interval."""
+    world.put_late()
+    world.publish_late()
+    world.planned = ()
+    closer = world.closer()
+    with monkeypatch.context() as patch:
+        patch.delattr(world, "there")
+        with pytest.raises(AttributeError):
+            closer.cycle()
+    closer.cycle()
+    assert world.buckets == [pass_bucket(1)]
+
+
+def test_a_table_that_gets_cdc_again_is_followed_again(world: World) -> None:
+    world.planned = ()
+    closer = world.closer()
+    cycle(closer)
+    assert followed_tables(world.store) == {}
+    world.planned = None
+    cycle(closer)
+    assert followed_tables(world.store).keys() == {FIRST}
+
+
+def test_tables_that_have_come_to_their_end_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: Counter[str] = Counter()
+
+    class Counting(LocalStore):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("get", "put", "list", "stat", "delete"):
+                requests[name] += 1
+            return super().__getattribute__(name)
+
+    def cycle_of(tables: int) -> Counter[str]:
+        folder = tmp_path / f"{tables}"
+        folder.mkdir()
+        world = World(folder, monkeypatch, Counting(folder / "lake"))
+        for number in range(tables):
+            assert end_following(world.store, f"{number:032}", keep_following(world.store, f"{number:032}"))
+        closer = world.closer()
+        cycle(closer)
+        requests.clear()
+        cycle(closer)
+        return Counter(requests)
+
+    assert cycle_of(50) == cycle_of(0)
