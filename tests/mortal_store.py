@@ -1,7 +1,8 @@
-"""A store whose user is killed after some writes: what is repeated after a kill at any of them must come out right."""
+"""A store whose user is killed after some writes, or sleeps: what comes after it must come out right at any of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ringsync.storage.local import LocalStore
@@ -14,12 +15,14 @@ class Killed(BaseException):
 
 
 class MortalStore(LocalStore):
-    """Is killed before it puts or deletes once more than it may.
+    """Its user is killed before it puts or deletes once more than it may.
 
     :ivar left: so many puts and deletes are still done
+    :ivar others: is done in place of the kill, once: the user only sleeps meanwhile
     """
 
     left = IMMORTAL
+    others: Callable[[], object] | None = None
 
     def put(self, *arguments: Any, **options: Any) -> Any:
         self._live()
@@ -31,5 +34,8 @@ class MortalStore(LocalStore):
 
     def _live(self) -> None:
         if not self.left:
-            raise Killed
+            if self.others is None:
+                raise Killed
+            others, self.others, self.left = self.others, None, IMMORTAL
+            others()
         self.left -= 1

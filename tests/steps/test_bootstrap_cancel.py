@@ -20,12 +20,12 @@ from ringsync.status import read_statuses
 from ringsync.steps import bootstrap_cancel, bootstrap_drain, bootstrap_scan
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap_prepare import begin_pass, load_plan
-from ringsync.steps.bootstrap_publish import remove_outputs
 from ringsync.steps.follow_ups import put_schemas
 from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.pass_log import Pass, TableReplacedError, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.streams.topic_owners import take_topic
 from ringsync.streams.topics import bootstrap_topic
 from servers.cassandra import CassandraNode
 from tests.chaos.bootstraps import change_conf, prepare, write_conf
@@ -153,10 +153,10 @@ def test_who_is_slow_to_cancel_does_not_end_the_next(
     prepare(followed.conf, followed.name, "one")
 
     def slow(*arguments: Any) -> None:
-        remove_outputs(*arguments)
+        take_topic(*arguments)
         prepare(followed.conf, followed.name, "two")
 
-    monkeypatch.setattr(bootstrap_cancel, "remove_outputs", slow)
+    monkeypatch.setattr(bootstrap_cancel, "take_topic", slow)
     assert cancel(followed) == ExitCode.FATAL
     assert "another has begun meanwhile" in capsys.readouterr().err
     assert (followed.kinds(), followed.found().state) == (["begin", "begin"], SCANNING)

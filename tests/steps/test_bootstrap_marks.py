@@ -92,7 +92,7 @@ class Lake(Store):
         rows = change_rows([Write(COPIED, 1, "base", NOW.start * 1000)], TABLE)
         version = TableVersion.first(TABLE)
         reader = AfterReader(str(self.conf), version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-        context = PassContext(str(self.conf), reader, TOPIC, begin, "copied", "", False, {}, 1)
+        context = PassContext(str(self.conf), reader, TOPIC, begin, "part-0001", "", False, {}, 1)
         made = make_outputs(context, self.store, {str(NOW): rows}, name).outputs
         assert made is not None
         for key in (made.changes, *made.digests.values()):
@@ -172,7 +172,7 @@ def test_who_is_slow_to_cancel_a_bootstrap_does_not_end_the_next(lake: Lake) -> 
     begin = 0
 
     def latest_is_still_b1() -> None:
-        """What the state says: the next has begun while the first one's files were removed."""
+        """What the state says: the next has begun meanwhile."""
         nonlocal begin
         begin = lake.begin("b2")
         raise BootstrapReplacedError("b2 has begun")

@@ -26,10 +26,10 @@ from ringsync.steps.bucket_close import REPEATED_MS, count, published_before
 from ringsync.steps.close_task import SliceOfBucket, SliceResult, StagedFiles, close_slice, forget_waiting
 from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.rows_after import After, AfterReader
-from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
 from ringsync.streams.pass_log import LATE, Pass, are_published, digest_halves, read_digests
+from tests.mortal_store import MortalStore
 from tests.steps.late_files import Write, change_rows
 
 INT = Native("int")
@@ -60,7 +60,7 @@ class Lake:
         document = {"server_name": "test", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "lake"}}
         self.conf = folder / "ringsync.yaml"
         self.conf.write_text(yaml.safe_dump(document))
-        self.store = LocalStore(folder / "lake")
+        self.store = MortalStore(folder / "lake")
         self.passes: list[Pass] = []
         self.tries = 0
         schemas = (make(TABLE, "test", "exact") for make in (key_schema, envelope_schema))

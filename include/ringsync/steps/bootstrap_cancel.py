@@ -18,8 +18,8 @@ from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
 from ringsync.status import forget
 from ringsync.steps.application import StepError
+from ringsync.steps.bootstrap_leftovers import remove_leftovers
 from ringsync.steps.bootstrap_prepare import status_key
-from ringsync.steps.bootstrap_publish import remove_outputs
 from ringsync.steps.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
@@ -67,9 +67,9 @@ def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: st
     :param check: raises when another bootstrap of the table has begun, which must not be ended
     """
     topic = data_topic(config.server_name, table)
-    remove_outputs(store, table, topic, bootstrap_id)
     # Also where it has not begun yet: a `prepare` that is about to say so must ask again, and be refused.
     now_ms = int(time.time() * 1000)
     take_topic(store, topic, table.table_id, now_ms)
-    mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=check)
+    number = mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=check)
+    remove_leftovers(store, table, topic, number)
     publish_passes(store, config, sync_table(store, config, table))

@@ -46,12 +46,12 @@ from ringsync.state.bootstrap import (
 from ringsync.state.table_versions import version_of
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap_publish import remove_outputs
+from ringsync.steps.bootstrap_leftovers import remove_leftovers
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.pass_log import mark, marks_of_latest, pass_bucket, pass_numbers
-from ringsync.streams.topic_owners import take_topic
+from ringsync.streams.topic_owners import take_topic, topic_owners
 from ringsync.streams.topics import data_topic
 
 OUTPUTS_VERSION = 3
@@ -162,6 +162,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     assert latest is not None
     # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
     number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(keyspace, name), plan))
+    if number:
+        clear_away(store, plan, number)
     say(store, plan, "prepare")
     report |= {"begin_pass": number, "bucket": pass_bucket(number)}
     return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
@@ -229,6 +231,17 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check
     version_of(store, plan.scan.table)
     take_topic(store, plan.topic, table_id, now_ms)
     return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
+
+
+def clear_away(store: ObjectStore, plan: BootstrapPlan, begin: int) -> None:
+    """Remove what bootstraps before this one have left, also of tables that had this name before. Again is fine.
+
+    :param begin: number of the pass with which this one has begun: none before it can publish rows any more
+    """
+    remove_leftovers(store, plan.scan.table, plan.topic, begin, plan.bootstrap.id)
+    for one in topic_owners(store, plan.topic):
+        if one.table_id != plan.scan.table.table_id:
+            forget(store, status_key(one.table_id))
 
 
 def status_key(table_id: str) -> str:
@@ -322,7 +335,7 @@ def continues(latest: Bootstrap, specification: str) -> bool:
 def begin(
     application: Application, state: BootstrapState, scan: ScanPlan, specification: str, latest: Bootstrap | None
 ) -> Bootstrap:
-    """Make a new bootstrap the table's own; what an unfinished one before it has written is removed.
+    """Make a new bootstrap the table's own.
 
     :raises StepError: another run works on the table
     """
@@ -340,10 +353,6 @@ def begin(
         wait_until_free(state, latest, application.run)
     if not state.begin(bootstrap, latest.id if latest else None):
         raise StepError(f"another run has just begun a bootstrap of {scan.table.full_name}: follow that one")
-    if latest is not None and latest.state in UNFINISHED:
-        remove_outputs(application.store, scan.table, data_topic(application.config.server_name, scan.table), latest.id)
-        # Of another id if the table was dropped and created again: nobody else would take back what it says.
-        forget(application.store, status_key(json.loads(latest.specification)["table_id"]))
     return bootstrap
 
 

@@ -1,8 +1,9 @@
-"""Make the files of a bootstrap's committed ranges the replica and a pass of the stream, and nothing else.
+"""Make the files of a bootstrap's committed ranges a pass of the stream and the replica, and nothing else.
 
-Each of the writes is idempotent and may be repeated after a kill between any two: the replica takes a bootstrap's
-transaction once, its table of changes begins anew once for each base, the log of passes takes a bootstrap's rows once,
-and their bucket's manifest is put once.
+The pass comes first: it is refused where another bootstrap has begun, and once it is there the files stay. Each of the
+writes is idempotent and may be repeated after a kill between any two: the log of passes takes a bootstrap's rows once,
+the replica takes its transaction once, its table of changes begins anew once for each base, and the bucket's manifest
+is put once.
 """
 
 from __future__ import annotations
@@ -17,19 +18,18 @@ from ringsync.config import Config
 from ringsync.replica.base import base_folder, replace_base, replaced_table, transaction_of
 from ringsync.replica.changes import begin_changes, empty_changes
 from ringsync.replica.delta_log import DataFile, read_snapshot
-from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CommittedRange
 from ringsync.steps.application import Report, StepError
+from ringsync.steps.bootstrap_leftovers import remove_leftovers
 from ringsync.steps.follow_ups import digests_kept_ms, publish_passes
 from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream, Part, StreamDamagedError
+from ringsync.streams.files import Part, StreamDamagedError
 from ringsync.streams.pass_log import (
     check_rows,
     first_to_add,
     get_pass,
     mark,
-    marks_of_latest,
     pass_bucket,
     pass_numbers,
 )
@@ -98,11 +98,21 @@ def publish(
         check_rows(store, table.table_id, plan.bootstrap.id, parts, plan.topic)
     except StreamDamagedError as error:
         raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
-    # Asked after the replica's version was read: whoever takes over now and commits makes our commit fail.
     check()
     first = first_to_add(store, passes, begin, digests_kept_ms(config))
     # What was deleted by passes before the first that is added, no SELECT has shown, and no pass shows.
     deletions_from_ms = passes[min(first, begin)].created_at_ms
+    # From here on no other bootstrap removes our files; and where another has begun, we end here. Who takes the base
+    # meanwhile has committed to it since its version was read.
+    mark(
+        store,
+        table.table_id,
+        "rows",
+        plan.bootstrap.id,
+        int(time.time() * 1000),
+        tuple(parts),
+        topic=plan.topic,
+    )
     if replaced_table(before, table):
         empty_changes(store, table, before, int(time.time() * 1000))
     replace_base(
@@ -124,17 +134,8 @@ def publish(
         deletion_vectors=config.replica.deletion_vectors,
     )
     begin_changes(store, table, int(time.time() * 1000))
-    mark(
-        store,
-        table.table_id,
-        "rows",
-        plan.bootstrap.id,
-        int(time.time() * 1000),
-        tuple(parts),
-        topic=plan.topic,
-    )
     publish_passes(store, config, followed(store, config, plan))
-    _remove_files(store, table, plan.bootstrap.id, {file.name for file in files})
+    remove_leftovers(store, table, plan.topic, begin, plan.bootstrap.id, {file.name for file in files})
 
 
 def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence[CommittedRange], begin: int) -> Report:
@@ -177,25 +178,3 @@ def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
 def followed(store: ObjectStore, config: Config, plan: BootstrapPlan) -> SyncTable:
     """The table as the sync follows it."""
     return sync_table(store, config, plan.scan.table)
-
-
-def remove_outputs(store: ObjectStore, table: TableSchema, topic: str, bootstrap_id: str) -> None:
-    """Remove what a bootstrap that will never be completed has written, unless it is published."""
-    live = {str(file["path"]) for file in read_snapshot(store, base_folder(table.keyspace, table.name)).files}
-    _remove_files(store, table, bootstrap_id, live)
-    marks = marks_of_latest(store, table.table_id, pass_numbers(store, table.table_id))
-    own = {one.kind: one for one in marks if one.bootstrap == bootstrap_id}
-    begun = [own["begin"].bucket] if "begin" in own and "rows" not in own else []
-    # Versions before had a bucket with the bootstrap's name.
-    for bucket in (*begun, f"bootstrap-{bootstrap_id}"):
-        if FileStream(store, topic).parts(bucket) is None:
-            for stat in store.list(f"streams/{topic}/{bucket}/"):
-                store.delete(stat.key)
-
-
-def _remove_files(store: ObjectStore, table: TableSchema, bootstrap_id: str, keep: set[str]) -> None:
-    """Remove a bootstrap's files but these: killed attempts leave some that no range in the ledger lists."""
-    folder = f"{base_folder(table.keyspace, table.name)}/"
-    for stat in store.list(folder + file_prefix(bootstrap_id)):
-        if stat.key.removeprefix(folder) not in keep:
-            store.delete(stat.key)

@@ -110,7 +110,7 @@ def publish_pass(
     so does the begin of a bootstrap that replaces one which never ended: it comes before the new one's rows. The start
     of a table that was created again makes all of the old one visible.
 
-    :param passes: all up to this number
+    :param passes: all up to this number, and those behind it that are known
     :param announce: is told the topic and the bucket that has become visible
     :param gone: see :func:`publish_passes`
     :raises StreamDamagedError: a bucket cannot become visible
@@ -123,7 +123,7 @@ def publish_pass(
         if stream.parts(one.bucket) is None:
             waiting.publish(one.bucket, one.parts)
     elif one.kind in ("changes", "rows"):
-        with _named(table, gone):
+        with _named(table, gone, one, _is_replaced(passes, one)):
             stream.publish(one.bucket, one.parts)
             announce(stream.topic, one.bucket)
     elif one.kind == "start":
@@ -131,14 +131,15 @@ def publish_pass(
     elif left := _since_cutover(passes, number):
         put_schemas(store, config, table, waiting.topic)
         for before in left:
-            with _named(table, gone):
+            with _named(table, gone, before):
                 waiting.move(before.bucket, before.parts, stream)
                 announce(stream.topic, before.bucket)
 
 
 @contextmanager
-def _named(table: SyncTable, gone: bool) -> Iterator[None]:
-    """Say what is wrong where a bucket cannot become visible; one of a table that is gone holds up nobody."""
+def _named(table: SyncTable, gone: bool, one: Pass, replaced: bool = False) -> Iterator[None]:
+    """Say what is wrong where a bucket cannot become visible. One of a table that is gone holds up nobody, nor do rows
+    that are copied anew."""
     try:
         yield
     except (StreamDamagedError, StreamConflictError) as error:
@@ -147,13 +148,26 @@ def _named(table: SyncTable, gone: bool) -> Iterator[None]:
             print(
                 f"ringsync: warning: {name} is gone, and a bucket of it is left out of its stream: {error}", flush=True
             )
+        elif replaced:
+            print(
+                f"ringsync: warning: rows of bootstrap {one.bootstrap} of {name} are left out of its stream, since it "
+                f"is bootstrapped anew: {error}",
+                flush=True,
+            )
         elif isinstance(error, StreamConflictError):
             raise StepError(
                 f"{error}. {name} was created again under a version of ringsync that gave its passes numbers of the "
                 "table before: drop it and create it again, and bootstrap it"
             ) from error
+        elif one.kind == "rows":
+            raise StreamDamagedError(f"{error}; {name} goes on when it is bootstrapped anew, with restart") from error
         else:
             raise
+
+
+def _is_replaced(passes: Mapping[int, Pass], one: Pass) -> bool:
+    """Whether these are the rows of a bootstrap behind which another has begun, which copies all of them."""
+    return one.kind == "rows" and any(number > one.number and later.kind == "begin" for number, later in passes.items())
 
 
 def _publish_table_before(
