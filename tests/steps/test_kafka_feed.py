@@ -153,7 +153,19 @@ def test_the_end_of_a_run_does_not_wait_for_brokers_that_are_away(
     assert "refused" in capsys.readouterr().out
 
 
-def test_a_topic_that_nobody_takes_holds_up_no_other(tmp_path: Path, mock: MockKafka) -> None:
+def test_a_topic_that_nobody_leads_is_not_sent_to(tmp_path: Path, mock: MockKafka) -> None:
+    (stream,) = streams_of(tmp_path, "a", mock)
+    mock.forsake(stream.topic)
+    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
+        feed.watch(stream.topic)
+        within(8.0, lambda: "Leader not available" in str(told(feed, stream)["error"]))
+
+
+def test_a_topic_that_nobody_takes_holds_up_no_other(
+    tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with fewer replicas in sync than asked for: it has leaders, and it takes until the time for delivery."""
+    monkeypatch.setattr(KafkaTopics, "_count_partitions", lambda *_: 4)
     good, *bad = streams_of(tmp_path, "good bad1 bad2 bad3 bad4 bad5 bad6", mock)
     for stream in bad:
         mock.forsake(stream.topic)

@@ -38,7 +38,7 @@ LISTED_EVERY_S = 60.0
 AT_WORK = 4
 """Topics that are relayed at once; they share their time with the loop. Those who wait for Kafka do not count."""
 
-AT_ONCE = 32
+AT_ONCE = 64
 """Topics that are relayed at once, with those who wait for Kafka."""
 
 FAILING = 4

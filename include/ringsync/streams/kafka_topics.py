@@ -43,6 +43,9 @@ ABANDONED_S = 60.0
 TRANSACTIONAL_IDS = "ringsync-"
 """What our transactional ids begin with; brokers that check rights must allow us these."""
 
+LEADERS_S = 2.0
+"""A topic with partitions that have no leader for so long is not sent to: it would take until the time for delivery."""
+
 _STEP_S = 2.0
 """So long the cluster is waited for at a time, while it is asked whether to wait on."""
 
@@ -311,15 +314,16 @@ class KafkaTopics:
                 raise
 
     def _count_partitions(self, producer: Producer, topic: str) -> int:
-        """Of a topic that is there; one that was made just now is not known at once."""
+        """Of a topic that is there, and led; one that was made just now is not so at once."""
         timeout = self.settings.answer_timeout_s
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         while True:
             found = producer.list_topics(topic, timeout=timeout).topics[topic]
-            if found.partitions:
+            if found.partitions and all(one.leader >= 0 for one in found.partitions.values()):
                 return len(found.partitions)
-            if time.monotonic() > deadline:
-                raise KafkaException(found.error or KafkaError(KafkaError._TIMED_OUT))
+            if time.monotonic() - begun > (LEADERS_S if found.partitions else timeout):
+                missing = KafkaError.LEADER_NOT_AVAILABLE if found.partitions else KafkaError._TIMED_OUT
+                raise KafkaException(found.error or KafkaError(missing))
             time.sleep(0.1)
 
     def _note(self, error: KafkaError) -> None:
