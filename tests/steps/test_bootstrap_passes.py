@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,7 +100,8 @@ class Kafka:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
-        self.waiting = 0
+        self.waiting = self.confirmed = 0
+        self.waits_since = math.inf
 
     def __enter__(self) -> Kafka:
         return self
@@ -110,7 +112,13 @@ class Kafka:
     def open(self, topic: str) -> bool:
         return True
 
+    def is_open(self, topic: str) -> bool:
+        return False
+
     def give_up(self, topic: str) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def send(self, topic: str, keys: Any, values: Any, event_ids: Any, tokens: Any, version: int) -> None:
@@ -119,6 +127,7 @@ class Kafka:
 
     def confirm(self, topic: str) -> int:
         found, self.waiting = self.waiting, 0
+        self.confirmed += found
         return found
 
 
@@ -194,15 +203,15 @@ def test_a_bucket_that_appears_while_the_stream_is_listed_is_not_overtaken(
     table.publish()
     passed_by: list[bool] = []
 
-    def slow(store: LocalStore, prefix: str = "") -> list[Stat]:
-        found = listed(store, prefix)
+    def slow(store: LocalStore, prefix: str = "", start: str = "") -> list[Stat]:
+        found = listed(store, prefix, start)
         if prefix != f"streams/{TOPIC}/" or passed_by:
             return found
         passed_by.append(True)
         table.changes(1)
         table.changes(2)
         table.publish()
-        return [stat for stat in listed(store, prefix) if pass_bucket(1) not in stat.key]
+        return [stat for stat in listed(store, prefix, start) if pass_bucket(1) not in stat.key]
 
     monkeypatch.setattr(LocalStore, "list", slow)
     for _ in range(2):

@@ -205,6 +205,18 @@ def test_a_list_is_sorted_and_its_prefix_need_not_be_a_folder(store: ObjectStore
             store.list(prefix)
 
 
+def test_a_list_begins_where_it_is_asked_to(store: ObjectStore) -> None:
+    keys = ["a-b/1", "a/1", "a/10", "a/2", "a/b/c/d", "a/b/c/e", "a/c/1", "ab", "b", "ü", "\U0001f642", "\uffff"]
+    for key in keys:
+        store.put(key, key.encode())
+    for prefix in ("", "a", "a/", "a/b/"):
+        for start in ("", "a", "a/", "a/1", "a/11", "a/b", "a/b/c/", "a/b/c/e", "a/b/d", "a0", "b", "ü", "\uffff/"):
+            expected = sorted(key for key in keys if key.startswith(prefix) and key >= start)
+            assert [stat.key for stat in store.list(prefix, start)] == expected, (prefix, start)
+    with pytest.raises(ValueError, match="object key"):
+        store.list("", "../")
+
+
 def test_a_list_is_longer_than_a_page(store: ObjectStore) -> None:
     keys = [f"many/{number:05d}" for number in range(1_100)]
     with ThreadPoolExecutor(8) as pool:

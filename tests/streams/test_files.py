@@ -102,6 +102,8 @@ def test_published_buckets_are_read_in_order(stream: FileStream) -> None:
     stream.publish("20260102T0000Z", [late])
     stream.publish("20260101T0000Z", [first, second])
     assert stream.buckets() == ["20260101T0000Z", "20260102T0000Z"]
+    assert stream.buckets("20260101") == stream.buckets()
+    assert stream.buckets("20260101T0000Z") == ["20260102T0000Z"]
     assert list(stream.read("20260101T0000Z")) == expected(0, 9)
     assert stream.parts("20260101T0000Z") == [first, second]
     assert (first.records, second.records) == (7, 2)

@@ -19,15 +19,16 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from ringsync.service.checks import CheckError, check_kafka
 from ringsync.steps.kafka_feed import KafkaFeed
-from ringsync.streams.files import FileStream
+from ringsync.streams import kafka as kafka_relay
+from ringsync.streams.files import FileStream, StreamDamagedError
 from ringsync.streams.kafka import relay
 from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
 from ringsync.streams.relay_errors import AnotherRelayError, BrokerUnavailableError, RelayError
 from servers import kafka as servers_kafka
 from servers.kafka import BrokerSettings, KafkaBroker
-from tests.kafka_reading import avro_of, read_topic
+from tests.kafka_reading import avro_of, kafka_messages, read_topic
 from tests.steps.late_files import Write
-from tests.streams.outbox import changes, notes, outbox, publish
+from tests.streams.outbox import changes, notes, outbox, publish, published
 
 pytestmark = pytest.mark.server
 
@@ -211,15 +212,50 @@ def test_consumers_do_not_wait_for_a_relay_that_gave_up(broker: KafkaBroker, tmp
     stream = outbox(tmp_path, "demo.shop.damaged")
     publish(stream, "pass-000000000001", notes(0, 500), notes(500, 500))
     damaged = next(path for path in tmp_path.rglob("*part-001*.avro*") if path.is_file())
-    damaged.write_bytes(damaged.read_bytes()[:-100])
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-100])
     with KafkaTopics(KafkaSettings((broker.bootstrap,))) as kafka:
-        with pytest.raises(Exception, match=r"part-001"):
-            relay(stream.store, stream.topic, kafka)
-        assert not read_topic(broker.bootstrap, stream.topic)
-        other = outbox(tmp_path / "other", stream.topic)
-        publish(other, "pass-000000000001", notes(0, 10))
-        relay(other.store, other.topic, kafka)
-        assert len(read_topic(broker.bootstrap, stream.topic)) == 10
+        for _ in range(2):
+            with pytest.raises(StreamDamagedError, match=r"part-001"):
+                relay(stream.store, stream.topic, kafka)
+            assert len(read_topic(broker.bootstrap, stream.topic)) == 500
+        damaged.write_bytes(whole)
+        assert relay(stream.store, stream.topic, kafka).messages == 500
+    records = read_topic(broker.bootstrap, stream.topic)
+    assert len(records) == 1000
+    assert kafka_messages(records, avro_of(stream, 0), avro_of(stream, 1)) == published(stream)
+
+
+def test_of_a_part_that_fails_in_its_middle_consumers_see_nothing(
+    broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = outbox(tmp_path, "demo.shop.middle")
+    publish(stream, "pass-000000000001", notes(0, 5000))
+    publish(stream, "pass-000000000002", notes(5000, 5000))
+    serialiser, broken = kafka_relay._serialiser, [True]
+
+    def picky(*given: Any) -> Any:
+        serialise = serialiser(*given)
+
+        def checked(block: Any) -> Any:
+            if broken and any(b"note 9500 " in value for value in block.values):
+                raise ValueError("cannot be written")
+            return serialise(block)
+
+        return checked
+
+    monkeypatch.setattr(kafka_relay, "_serialiser", picky)
+    with KafkaTopics(KafkaSettings((broker.bootstrap,))) as kafka:
+        for _ in range(3):
+            with pytest.raises(StreamDamagedError, match="cannot be written"):
+                relay(stream.store, stream.topic, kafka)
+            assert len(read_topic(broker.bootstrap, stream.topic)) == 5000
+        broken.clear()
+        assert relay(stream.store, stream.topic, kafka).messages == 5000
+    records = read_topic(broker.bootstrap, stream.topic)
+    assert len(records) == 10_000
+    assert kafka_messages(records, avro_of(stream, 0), avro_of(stream, 1)) == published(stream)
+    assert len(read_topic(broker.bootstrap, stream.topic, "read_uncommitted")) > 10_000
 
 
 def test_a_message_that_is_refused_is_named_as_such(broker: KafkaBroker, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_a_cursor_has_what_was_relayed_and_nothing_else(one: list[str]) -> None:
     cursor = cursor_of(one)
     assert [name for name in NAMES if name in cursor] == [name for name in NAMES if name in one]
     assert cursor_from_json(cursor_to_json(cursor)) == cursor == cursor_of(sorted(one))
+    assert cursor.newest == max(one, default="")
 
 
 def test_many_passes_are_one_entry() -> None:

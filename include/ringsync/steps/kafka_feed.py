@@ -1,12 +1,19 @@
-"""Kafka fed from the streams' files, beside the loop that writes them: a broker that is away holds up nothing."""
+"""Kafka fed from the streams' files, beside the loop that writes them: a broker that is away holds up nothing.
+
+Each topic is relayed by itself, in a thread that lasts as long as there is something to relay: what goes wrong is its
+own trouble, and its own pause. Whether the cluster answers at all is asked once for all of them.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import resource
 import threading
 import time
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,24 +21,50 @@ from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.streams.files import StreamError
 from ringsync.streams.kafka import relay
 from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
-from ringsync.streams.relay_errors import AnotherRelayError, RelayError
+from ringsync.streams.relay_errors import AnotherRelayError, BrokerUnavailableError, RelayError
 
 PAUSE_S = 1.0
-"""Between two looks at the streams, unless a bucket is announced."""
-
-LISTED_EVERY_S = 60.0
-"""So often all buckets of a stream are listed; otherwise only those are looked at that are announced."""
-
+"""After a topic's first failure."""
 
 LONGEST_PAUSE_S = 60.0
-"""Between two attempts for a topic that another process relays, too: each time twice as long, up to this."""
+"""Between two attempts for a topic that fails, or that another process relays, too: each twice as long, up to this."""
 
 ALONE_AFTER_S = 600.0
 """After so long without another process the pauses begin with the shortest one again."""
 
+LISTED_EVERY_S = 60.0
+"""So often it is looked for buckets that nobody has announced: of another process."""
+
+AT_WORK = 4
+"""Topics that are relayed at once; they share their time with the loop. Those who wait for Kafka do not count."""
+
+AT_ONCE = 64
+"""Topics that are relayed at once, with those who wait for Kafka."""
+
+FAILING = 4
+"""Topics that are tried again at once after a failure, beside the others: each may fill a producer's queue."""
+
+MOMENT_S = 0.5
+"""Who waits for Kafka for longer does not count as being at work."""
+
+MAX_PRODUCERS = 500
+"""Topics that keep their producers, of half a megabyte each; those beyond begin anew each time, which takes 100 ms."""
+
+FILES = 1 / 3
+"""Of the files that the process may open: where more are open no further topic keeps its producer."""
+
+IDLE_S = 120.0
+"""Topics that were not relayed for so long keep none."""
+
+SENT_UNTIL_S = 2.0
+"""At the end: who is at work stops after this, at the end of a part, and confirms."""
+
+LEFT_AFTER_S = 5.0
+"""At the end: who still waits is left alone. What is not relayed belongs to the next run."""
+
 
 class KafkaFeed:
-    """A thread that copies published buckets to Kafka, each topic's in their order.
+    """Threads that copy published buckets to Kafka, each topic's in their order.
 
     :param settings: None: there is no Kafka, and nothing is done
     """
@@ -39,14 +72,14 @@ class KafkaFeed:
     def __init__(self, store: ObjectStore, settings: KafkaSettings | None) -> None:
         self._store = store
         self._settings = settings
-        self._buckets: dict[str, list[str]] = {}
-        self._seen: set[str] = set()
+        self._topics: dict[str, _Topic] = {}
         self._lock = threading.Lock()
-        self._ended = threading.Event()
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafka-feed", daemon=True)
-        self._status: dict[str, dict[str, Any]] = {}
-        self._rivals: dict[str, _Rival] = {}
+        self._ends_at = math.inf
+        self._in_doubt = False
+        self._silence: str | None = None
+        self._gone: str | None = None
 
     def __enter__(self) -> Self:
         if self._settings is not None:
@@ -56,81 +89,215 @@ class KafkaFeed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self._ends_at = time.monotonic() + SENT_UNTIL_S
         self._news.set()
         if self._settings is not None:
-            self._thread.join()
+            self._thread.join(LEFT_AFTER_S)
+            if self._gone:
+                _warn(self._gone)
+            if self._thread.is_alive():
+                left = [topic.name for topic in self._all() if topic.is_running]
+                _warn(f"the run ends; still waiting for Kafka: {', '.join(left) or 'the cluster'}")
 
     def announce(self, topic: str, bucket: str) -> None:
         """A bucket is published."""
-        with self._lock:
-            self._buckets.setdefault(topic, []).append(bucket)
+        self._add(topic, bucket)
         self._news.set()
 
     def watch(self, topic: str) -> None:
         """There is a stream; what it has published is looked up."""
-        with self._lock:
-            self._buckets.setdefault(topic, [])
+        self._add(topic)
+        self._news.set()
 
     def status(self, topic: str) -> Mapping[str, Any] | None:
         """How far a topic has come; None: there is no Kafka."""
-        return None if self._settings is None else self._status.get(topic, {"messages": 0, "error": None})
+        if self._settings is None:
+            return None
+        one = self._topics.get(topic)
+        if one is None:
+            return {"messages": 0, "error": self._gone}
+        silence = self._silence if one.buckets else None
+        return {"messages": one.kafka.confirmed, "error": self._gone or silence or one.error}
+
+    def producers(self) -> int:
+        """How many topics have one."""
+        return sum(topic.kafka.is_open(topic.name) for topic in self._all())
+
+    def _is_full(self) -> bool:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        few = files == resource.RLIM_INFINITY or len(os.listdir("/dev/fd")) < files * FILES
+        return not few or self.producers() > MAX_PRODUCERS
+
+    def _add(self, name: str, *buckets: str) -> None:
+        if self._settings is not None:
+            with self._lock:
+                if name not in self._topics:
+                    self._topics[name] = _Topic(name, self._settings)
+                self._topics[name].buckets += buckets
+
+    def _all(self) -> list[_Topic]:
+        with self._lock:
+            return list(self._topics.values())
+
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._ends_at
 
     def _run(self) -> None:
         assert self._settings is not None
-        listed_at = -LISTED_EVERY_S
-        with KafkaTopics(self._settings) as kafka:
-            while True:
-                ending = self._ended.is_set()
-                self._news.clear()
-                if listed := time.monotonic() - listed_at >= LISTED_EVERY_S:
-                    listed_at = time.monotonic()
-                for topic in list(self._buckets):
-                    self._relay(kafka, topic, listed=listed)
-                if ending:
-                    return
-                self._news.wait(PAUSE_S)
-
-    def _relay(self, kafka: KafkaTopics, topic: str, *, listed: bool) -> None:
-        with self._lock:
-            announced = list(self._buckets[topic])
-        rival = self._rivals.get(topic)
-        if rival is not None and time.monotonic() < rival.until:
-            return
-        # What another process has published is not announced here.
-        whole = listed or topic not in self._seen
-        before = self._status.get(topic, {"messages": 0})["messages"]
         try:
-            done = relay(self._store, topic, kafka, buckets=None if whole else announced, stop=self._ended.is_set)
-        except (RelayError, StreamError, StorageError) as error:
-            if isinstance(error, AnotherRelayError):
-                self._rivals[topic] = _met(rival, time.monotonic())
-                self._seen.discard(topic)
-            if self._status.get(topic, {}).get("error") != str(error):
-                print(f"ringsync: warning: {error}", flush=True)
-            self._status[topic] = {"messages": before, "error": str(error)}
+            with KafkaTopics(self._settings) as cluster:
+                while not self._has_ended():
+                    self._news.wait(MOMENT_S)
+                    self._news.clear()
+                    if self._in_doubt:
+                        self._ask(cluster)
+                    else:
+                        self._begin_some(time.monotonic())
+        except BaseException as error:
+            self._gone = f"the feed of Kafka has ended: {type(error).__name__}: {error}"
+            traceback.print_exc()
             return
-        self._seen.add(topic)
-        self._status[topic] = {"messages": before + done.messages, "error": None}
+        for topic in self._all():
+            topic.kafka.close()
+
+    def _has_ended(self) -> bool:
+        """Whether the run is at its end, and nobody is at work, nor could be."""
+        if math.isinf(self._ends_at):
+            return False
+        topics = self._all()
+        waiting = not self._in_doubt and not self._is_over() and any(topic.is_due(math.inf, True) for topic in topics)
+        return not waiting and not any(topic.is_running for topic in topics)
+
+    def _ask(self, cluster: KafkaTopics) -> None:
+        """Find out whether it is the cluster that does not answer, or only a topic of it."""
+        if not math.isinf(self._ends_at):
+            return
+        try:
+            cluster.check_answers(lambda: not math.isinf(self._ends_at))
+        except BrokerUnavailableError as error:
+            if self._silence is None:
+                _warn(str(error))
+            self._silence = str(error)
+        else:
+            self._in_doubt, self._silence = False, None
+
+    def _begin_some(self, now: float) -> None:
+        """Begin with those that have waited longest, as many as there is room for."""
+        topics = self._all()
+        ending = not math.isinf(self._ends_at)
+        running = [topic for topic in topics if topic.is_running]
+        again = FAILING - sum(topic.error is not None for topic in running)
+        at_work = sum(topic.error is None and now - topic.kafka.waits_since < MOMENT_S for topic in running)
+        free = min(AT_WORK - at_work, AT_ONCE - len(running))
+        for topic in sorted((topic for topic in topics if topic.is_due(now, ending)), key=lambda one: one.tried_at):
+            if free > 0 if topic.error is None else again > 0:
+                free, again = (free - 1, again) if topic.error is None else (free, again - 1)
+                self._begin(topic, now)
+        for topic in topics:
+            if not topic.is_running and now - topic.tried_at > IDLE_S:
+                topic.kafka.give_up(topic.name)
+
+    def _begin(self, topic: _Topic, now: float) -> None:
+        topic.is_running, topic.tried_at = True, now
+        try:
+            threading.Thread(target=self._relay, args=(topic,), name=f"kafka {topic.name}", daemon=True).start()
+        except RuntimeError as error:  # there is no thread to be had
+            topic.is_running = False
+            self._failed(topic, error)
+
+    def _failed(self, topic: _Topic, error: Exception) -> None:
+        told = str(error) if isinstance(error, RelayError | StreamError | StorageError) else _named(error)
+        if topic.error != told:
+            _warn(told)
+        topic.failed(error, told, time.monotonic())
+        self._in_doubt = self._in_doubt or isinstance(error, BrokerUnavailableError)
+
+    def _relay(self, topic: _Topic) -> None:
+        is_kept = topic.kafka.is_open(topic.name)
+        try:
+            self._try(topic)
+            if not is_kept and self._is_full():
+                topic.kafka.give_up(topic.name)
+        except Exception as error:
+            self._failed(topic, error)
+        finally:
+            topic.is_running = False
+            self._news.set()
+
+    def _try(self, topic: _Topic) -> None:
+        with self._lock:
+            announced = tuple(topic.buckets)
+        is_look = time.monotonic() >= topic.look_at
+        # What another process has published is not announced here. What no process announces any more lies before the
+        # newest bucket that Kafka has: it is looked for once in a run.
+        buckets = None if math.isinf(topic.look_at) else () if is_look else announced
+        done = relay(self._store, topic.name, topic.kafka, buckets=buckets, stop=self._is_over)
+        topic.succeeded()
+        if is_look:
+            topic.look_at = time.monotonic() + LISTED_EVERY_S
         with self._lock:
             gone = set(announced) if not done.waiting else set(done.buckets)
-            self._buckets[topic] = [bucket for bucket in self._buckets[topic] if bucket not in gone]
+            topic.buckets = [bucket for bucket in topic.buckets if bucket not in gone]
 
 
-@dataclass(frozen=True)
-class _Rival:
-    """Another process that relays a topic, too.
+class _Topic:
+    """A topic and how it fares.
 
-    :ivar met: when it was noticed last, by the monotonic clock
-    :ivar pause_s: how long to leave the topic to it
-    :ivar until: when to try again: not in step with the other, who waits likewise
+    :ivar kafka: its producer; for the thread that relays it
+    :ivar buckets: that were announced and are not relayed yet
+    :ivar look_at: when to look for others, by the monotonic clock; minus infinity: it was not done yet
+    :ivar tried_at: when the last attempt began
+    :ivar is_running: whether there is an attempt
+    :ivar error: how the last one has failed; None: it has not
     """
 
-    met: float
-    pause_s: float
-    until: float
+    def __init__(self, name: str, settings: KafkaSettings) -> None:
+        self.name = name
+        self.kafka = KafkaTopics(settings)
+        self.buckets: list[str] = []
+        self.look_at = self.tried_at = -math.inf
+        self.is_running = False
+        self.error: str | None = None
+        self._pause_s = 0.0
+        self._again_at = -math.inf
+        self._rival_at = -math.inf
+
+    def is_due(self, now: float, ending: bool) -> bool:
+        """Whether to relay it.
+
+        :param now: by the monotonic clock
+        :param ending: whether only what is announced is relayed, and nothing tried again
+        """
+        if ending:
+            return not self.is_running and self.error is None and bool(self.buckets)
+        return not self.is_running and now >= self._again_at and (bool(self.buckets) or now >= self.look_at)
+
+    def failed(self, error: Exception, told: str, now: float) -> None:
+        """Pause: not in step with others, who wait likewise.
+
+        :param told: what status says
+        """
+        is_rival = isinstance(error, AnotherRelayError)
+        if self._pause_s and (not is_rival or now - self._rival_at < ALONE_AFTER_S):
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        else:
+            self._pause_s = PAUSE_S
+        if is_rival:
+            self._rival_at = now
+            self.look_at = min(self.look_at, now)
+        self._again_at = now + self._pause_s * random.uniform(0.5, 1.5)
+        self.error = told
+
+    def succeeded(self) -> None:
+        """Pause no more; but with another process the topic is taken in turns, ever longer ones."""
+        self.error = None
+        if time.monotonic() - self._rival_at > ALONE_AFTER_S:
+            self._pause_s = 0.0
 
 
-def _met(before: _Rival | None, now: float) -> _Rival:
-    pause = PAUSE_S if before is None or now - before.met > ALONE_AFTER_S else min(2 * before.pause_s, LONGEST_PAUSE_S)
-    return _Rival(now, pause, now + pause * random.uniform(0.5, 1.5))
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _warn(told: str) -> None:
+    print(f"ringsync: warning: {told}", flush=True)

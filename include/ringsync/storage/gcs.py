@@ -158,12 +158,16 @@ class GcsStore:
                 return None
             return _stat(key, blob)
 
-    def list(self, prefix: str = "") -> list[Stat]:
+    def list(self, prefix: str = "", start: str = "") -> list[Stat]:
         """See :meth:`ringsync.storage.port.ObjectStore.list`."""
-        names = self._root + check_prefix(prefix)
+        names, first = self._root + check_prefix(prefix), self._root + check_prefix(start)
         with self._explained(prefix):
             blobs = self._bucket.client.list_blobs(
-                self._bucket, prefix=names or None, page_size=self._page_size, **self._bounds
+                self._bucket,
+                prefix=names or None,
+                start_offset=first or None,
+                page_size=self._page_size,
+                **self._bounds,
             )
             found = [(blob.name.removeprefix(self._root), blob) for blob in blobs]
         self._bucket_was_seen = True

@@ -163,11 +163,12 @@ class LocalStore:
             found = self._look_up(key)
         return found[0] if found else None
 
-    def list(self, prefix: str = "") -> list[Stat]:
+    def list(self, prefix: str = "", start: str = "") -> list[Stat]:
         """See :meth:`ringsync.storage.port.ObjectStore.list`; files made by others are read for their checksums."""
         check_prefix(prefix)
+        check_prefix(start)
         with self._explained(prefix):
-            found = (self._look_up(key) for key in sorted(self._keys(prefix)))
+            found = (self._look_up(key) for key in sorted(self._keys(prefix, start)))
             return [entry[0] for entry in found if entry]
 
     def delete(self, key: str) -> bool:
@@ -263,17 +264,23 @@ class LocalStore:
             finally:
                 os.close(file)
 
-    def _keys(self, prefix: str) -> Iterator[str]:
+    def _keys(self, prefix: str, start: str) -> Iterator[str]:
         """Legal keys of what lies under the store's folder, the hidden folder left out."""
+
+        def is_wanted(folder: str) -> bool:
+            return folder >= start or start.startswith(folder)
+
         parents = prefix.split("/")[:-1]
         try:
             with self._folder(parents) as top:
                 for path, folders, files, _ in os.fwalk(".", dir_fd=top, onerror=_raise_unless_absent):
                     base = [*parents, *path.split("/")[1:]]
-                    folders[:] = [name for name in folders if name != HIDDEN_FOLDER]
+                    folders[:] = [
+                        name for name in folders if name != HIDDEN_FOLDER and is_wanted("/".join([*base, name, ""]))
+                    ]
                     for name in files:
                         key = "/".join([*base, name])
-                        if key.startswith(prefix) and is_legal_key(key):
+                        if key >= start and key.startswith(prefix) and is_legal_key(key):
                             yield key
         except OSError as error:
             _raise_unless_absent(error)

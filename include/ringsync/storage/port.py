@@ -98,8 +98,11 @@ class ObjectStore(Protocol):
     def stat(self, key: str) -> Stat | None:
         """Look an object up; None when it is not there."""
 
-    def list(self, prefix: str = "") -> list[Stat]:
-        """All complete objects whose keys start with these characters (a folder or not), sorted by key."""
+    def list(self, prefix: str = "", start: str = "") -> list[Stat]:
+        """All complete objects whose keys start with these characters (a folder or not), sorted by key.
+
+        :param start: only keys from this one on; what comes before it costs nothing
+        """
 
     def delete(self, key: str) -> bool:
         """Remove an object.
@@ -138,7 +141,7 @@ def is_legal_key(name: str) -> bool:
 
 
 def check_prefix(prefix: str) -> str:
-    """Give a prefix for :meth:`ObjectStore.list` back if a legal key can start with it.
+    """Give a prefix or start for :meth:`ObjectStore.list` back if a legal key can start with it.
 
     :raises ValueError: no legal key starts so
     """

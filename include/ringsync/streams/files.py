@@ -214,10 +214,13 @@ class FileStream:
             if stat.key not in listed:
                 self.store.delete(stat.key)
 
-    def buckets(self) -> list[str]:
-        """Published buckets, in the order in which they are to be read."""
-        keys = (stat.key.split("/") for stat in self.store.list(f"{self.root}/"))
-        return sorted(key[-2] for key in keys if len(key) == 4 and key[-1] == "manifest.json")
+    def buckets(self, after: str = "") -> list[str]:
+        """Published buckets, in the order in which they are to be read.
+
+        :param after: only those behind this one; what lies before it is not listed
+        """
+        keys = (stat.key.split("/") for stat in self.store.list(f"{self.root}/", f"{self.root}/{after}"))
+        return sorted(key[-2] for key in keys if len(key) == 4 and key[-1] == "manifest.json" and key[-2] > after)
 
     def parts(self, bucket: str) -> list[Part] | None:
         """The parts of a published bucket; None: it is not published."""

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream, StreamDamagedError, StreamError
+from ringsync.streams.files import FileStream, Part, StreamDamagedError, StreamError
 from ringsync.streams.json_messages import json_converter
 from ringsync.streams.kafka_topics import KafkaTopics
 from ringsync.streams.messages import AvroRecord
 from ringsync.streams.part_index import MessageBlock
 from ringsync.streams.relay_cursor import Cursor, CursorObject
+from ringsync.streams.relay_errors import AnotherRelayError
 
 CONFIRM_AFTER = 100_000
 """Messages between two confirmations, at least: the cursor of small buckets is not written for each of them."""
@@ -59,14 +60,14 @@ def relay(
 
     :param topic: of the file stream
     :param kafka_topic: None: the same name
-    :param buckets: published ones to look at, in order; None: all, which lists every file of the stream, as is done
-        too where their numbers show that some are left out
+    :param buckets: published ones to look at, in order; where there are none, or their numbers show that some are left
+        out, what is behind the newest that Kafka has is listed. None: all, which lists every file of the stream
     :param stop: asked after every part; True ends the relay, which has then kept how far it came
     :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
     :raises RelayError: Kafka or the registry refuses
     :raises CursorError: the cursor is damaged, or of another Kafka topic
-    :raises StreamError: a bucket is not published, or damaged, or does not follow its schemas
+    :raises StreamError: a bucket is not published, or damaged, or does not follow its schemas; Kafka has all before it
     """
     stream, target = FileStream(store, topic), kafka_topic or topic
     place = CursorObject(store, topic, target)
@@ -74,20 +75,35 @@ def relay(
     waiting = _waiting(stream, buckets, cursor)
     if not waiting:
         return Relayed()
+    handed_over: list[Part] = []
     try:
         if kafka.open(target):
             claimed = place.claim()
             if claimed != cursor:
                 cursor, waiting = claimed, _waiting(stream, buckets, claimed)
-        return _relay(stream, waiting, cursor, place, target, kafka, stop)
-    except BaseException:
+        return _relay(stream, waiting, cursor, place, target, kafka, stop, handed_over)
+    except BaseException as error:
+        # Of the part in hand some messages may be in the transaction already: all that is open is taken back, and what
+        # was whole sent again. Not if it is the broker who refuses, or another relay that goes on.
+        whole = len(handed_over) if kafka.is_open(target) and not isinstance(error, AnotherRelayError) else 0
         kafka.give_up(target)
+        if whole and isinstance(error, Exception):
+            parts = iter(range(1, whole))
+            relay(
+                store,
+                topic,
+                kafka,
+                kafka_topic=kafka_topic,
+                buckets=buckets,
+                stop=lambda: stop() or next(parts, None) is None,
+            )
         raise
 
 
 def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) -> list[str]:
     """The buckets that Kafka does not have yet, of all or of some."""
-    if buckets is not None:
+    after = "" if buckets is None else cursor.newest
+    if buckets:
         some, ahead = [bucket for bucket in buckets if bucket not in cursor], cursor
         for bucket in some:
             if not ahead.is_next(bucket):
@@ -96,9 +112,10 @@ def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) 
         else:
             return some
         # What is between may be a pass without messages, or one that another process has published and not relayed.
-    found = [bucket for bucket in stream.buckets() if bucket not in cursor]
+        after = after if after < some[0] else ""
+    found = [bucket for bucket in stream.buckets(after) if bucket not in cursor]
     # A listing takes its time: one that saw a bucket may have passed by the place of one published just before it.
-    return found and [bucket for bucket in stream.buckets() if bucket not in cursor and bucket <= found[-1]]
+    return found and [bucket for bucket in stream.buckets(after) if bucket not in cursor and bucket <= found[-1]]
 
 
 def _relay(
@@ -109,7 +126,11 @@ def _relay(
     target: str,
     kafka: KafkaTopics,
     stop: Callable[[], bool],
+    handed_over: list[Part],
 ) -> Relayed:
+    """
+    :param handed_over: gets the parts that Kafka was wholly given, and has not confirmed
+    """
     serialisers: dict[int, Serialise] = {}
     done: list[str] = []
     confirmed = unconfirmed = 0
@@ -120,11 +141,13 @@ def _relay(
         for number in range(cursor.parts_of(bucket), len(parts)):
             _send(stream.blocks(bucket, parts[number]), stream, target, kafka, serialisers)
             cursor = cursor.within(bucket, number + 1)
+            handed_over.append(parts[number])
             unconfirmed += parts[number].records
             stopped = stop()
             if unconfirmed >= CONFIRM_AFTER or stopped:
                 confirmed += kafka.confirm(target)
                 place.save(cursor)
+                handed_over.clear()
                 unconfirmed = 0
             if stopped:
                 return Relayed(tuple(done), confirmed, len(waiting) - len(done))
@@ -162,8 +185,9 @@ def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTop
         return lambda block: (key_json(block.keys), value_json(block.values))
     if kafka.registry is None:
         return lambda block: (block.keys, block.values)
-    key_prefix = _confluent_prefix(kafka.registry.register(f"{target}-key", key))
-    value_prefix = _confluent_prefix(kafka.registry.register(f"{target}-value", value))
+    with kafka.waits():
+        key_prefix = _confluent_prefix(kafka.registry.register(f"{target}-key", key))
+        value_prefix = _confluent_prefix(kafka.registry.register(f"{target}-value", value))
     return lambda block: (
         [key_prefix + datum for datum in block.keys],
         [value_prefix + datum for datum in block.values],

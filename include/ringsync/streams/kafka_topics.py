@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import TracebackType
@@ -34,9 +34,6 @@ _BY_KEY = -1
 MAX_MESSAGE_BYTES = 64 << 20
 """Of the topics that are made here. Cassandra takes mutations of up to 16 MiB, and a row may be made of several."""
 
-MAX_PRODUCERS = 32
-"""Topics whose producers are kept: each has some threads and connections, and takes some requests to begin."""
-
 COMMIT_AFTER_S = 10.0
 """A transaction is not kept open for longer while messages are sent: those who read committed messages wait for it."""
 
@@ -45,6 +42,12 @@ ABANDONED_S = 60.0
 
 TRANSACTIONAL_IDS = "ringsync-"
 """What our transactional ids begin with; brokers that check rights must allow us these."""
+
+LEADERS_S = 2.0
+"""A topic with partitions that have no leader for so long is not sent to: it would take until the time for delivery."""
+
+_STEP_S = 2.0
+"""So long the cluster is waited for at a time, while it is asked whether to wait on."""
 
 _FENCED = {
     KafkaError._FENCED,
@@ -107,14 +110,19 @@ class KafkaTopics:
     """The topics of a cluster, for one thread at a time: ``with KafkaTopics(settings) as kafka: …``.
 
     A message counts only after :meth:`confirm`. After an error what was not confirmed may be there or not; the next
-    :meth:`open` begins anew.
+    :meth:`open` begins anew. A topic that is open has a producer, with some threads and connections, until it is given
+    up; to open it again takes some requests.
 
     :ivar registry: the schema registry; None: there is none
+    :ivar confirmed: messages, since the beginning
+    :ivar waits_since: when the wait for Kafka or the registry began, by the monotonic clock; infinite: there is none
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
         self.registry = _registry(settings)
+        self.confirmed = 0
+        self.waits_since = math.inf
         self._senders: dict[str, _Sender] = {}
         self._known: set[str] = set()
         self._last_error = ""
@@ -132,6 +140,36 @@ class KafkaTopics:
         if self.registry is not None:
             self.registry.close()
 
+    def check_answers(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Make sure that the cluster answers, whatever it says of a topic.
+
+        :param stop: asked every second or so; True: it is not waited for any longer
+        :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
+        """
+        admin = AdminClient(connection_settings(self.settings, self._note))
+        deadline = time.monotonic() + self.settings.answer_timeout_s
+        while True:
+            try:
+                admin.list_topics(timeout=min(_STEP_S, self.settings.answer_timeout_s))
+                return
+            except KafkaException as error:
+                admin.poll(0)  # calls _note
+                if stop() or time.monotonic() > deadline:
+                    raise self._explained(error.args[0], "all topics") from error
+
+    def is_open(self, topic: str) -> bool:
+        """Whether messages can be sent and confirmed: after an error of the broker they cannot."""
+        return topic in self._senders
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """Tell by ``waits_since`` that somebody else is waited for."""
+        self.waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waits_since = math.inf
+
     def open(self, topic: str) -> bool:
         """Make sure that the cluster answers, the topic is there, and nobody who opened it before can send to it.
 
@@ -140,16 +178,14 @@ class KafkaTopics:
         :raises RelayError: the topic is not there and may not be made, or the broker refuses transactions
         """
         try:
-            if topic not in self._known:
-                self._make(topic)
-                self._known.add(topic)
-            sender = self._senders.pop(topic, None) or self._begin(topic)
-            # Behind the others: the first is the one that was not used for longest.
-            self._senders[topic] = sender
-            for idle in list(self._senders)[:-MAX_PRODUCERS]:
-                self.give_up(idle)
-            # A topic may have got more of them.
-            sender.partitions = self._count_partitions(sender.producer, topic)
+            with self.waits():
+                if topic not in self._known:
+                    self._make(topic)
+                    self._known.add(topic)
+                sender = self._senders.get(topic) or self._begin(topic)
+                self._senders[topic] = sender
+                # A topic may have got more of them.
+                sender.partitions = self._count_partitions(sender.producer, topic)
         except KafkaException as error:
             raise self._failed(topic, error) from error
         return not sender.used
@@ -189,13 +225,21 @@ class KafkaTopics:
                         produce(topic, value, key, partition, headers=headers)
                         break
                     except BufferError:
-                        _serve(sender.producer.poll, 0.1)
+                        self._wait_for_room(sender.producer)
             sender.sent += len(keys)
             _serve(sender.producer.poll, 0)
             if time.monotonic() - sender.begun_at > COMMIT_AFTER_S:
-                sender.commit()
+                with self.waits():
+                    sender.commit()
         except KafkaException as error:
             raise self._failed(topic, error) from error
+
+    def _wait_for_room(self, producer: Producer) -> None:
+        """Wait until a full queue is half empty."""
+        full = len(producer)
+        with self.waits():
+            while len(producer) > full // 2:
+                _serve(producer.poll, 0.1)
 
     def confirm(self, topic: str) -> int:
         """Wait until Kafka has all that was sent since the last time, on all in-sync replicas.
@@ -209,17 +253,20 @@ class KafkaTopics:
         if sender is None:
             return 0
         try:
-            sender.commit()
+            with self.waits():
+                sender.commit()
         except KafkaException as error:
             raise self._failed(topic, error) from error
         done, sender.sent = sender.sent, 0
+        self.confirmed += done
         return done
 
     def give_up(self, topic: str) -> None:
         """Take back what was sent and not confirmed; the next :meth:`open` begins anew."""
         sender = self._senders.pop(topic, None)
         if sender is not None:
-            sender.abort(self.settings.answer_timeout_s)
+            with self.waits():
+                sender.abort(self.settings.answer_timeout_s)
 
     def _failed(self, topic: str, error: KafkaException) -> RelayError:
         """What to raise for an error; the next :meth:`open` begins anew.
@@ -267,15 +314,16 @@ class KafkaTopics:
                 raise
 
     def _count_partitions(self, producer: Producer, topic: str) -> int:
-        """Of a topic that is there; one that was made just now is not known at once."""
+        """Of a topic that is there, and led; one that was made just now is not so at once."""
         timeout = self.settings.answer_timeout_s
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         while True:
             found = producer.list_topics(topic, timeout=timeout).topics[topic]
-            if found.partitions:
+            if found.partitions and all(one.leader >= 0 for one in found.partitions.values()):
                 return len(found.partitions)
-            if time.monotonic() > deadline:
-                raise KafkaException(found.error or KafkaError(KafkaError._TIMED_OUT))
+            if time.monotonic() - begun > (LEADERS_S if found.partitions else timeout):
+                missing = KafkaError.LEADER_NOT_AVAILABLE if found.partitions else KafkaError._TIMED_OUT
+                raise KafkaException(found.error or KafkaError(missing))
             time.sleep(0.1)
 
     def _note(self, error: KafkaError) -> None:

@@ -44,6 +44,13 @@ class Cursor:
         series, number = _series(bucket)
         return bucket in self.names or any(first <= number <= last for first, last in self.runs.get(series, ()))
 
+    @property
+    def newest(self) -> str:
+        """The last bucket, by name, that was relayed; empty: none."""
+        series = ((*name.rpartition("-"), runs[-1][1]) for name, runs in self.runs.items())
+        numbered = (f"{name}-{last:0{len(digits)}}" for name, _, digits, last in series)
+        return max((*numbered, *self.names), default="")
+
     def is_next(self, bucket: str) -> bool:
         """Whether no bucket of its series is left out if this one is relayed now; True for one without a number."""
         series, number = _series(bucket)

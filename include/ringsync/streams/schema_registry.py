@@ -39,7 +39,7 @@ class SchemaRegistry:
         """The id of a schema, which is the subject's newest version from now on, compatible BACKWARD.
 
         :raises RelayError: it is not compatible with the version before, or not allowed
-        :raises BrokerUnavailableError: no answer
+        :raises BrokerUnavailableError: no answer, or none of a registry
         """
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
         known = self._ids.get((subject, text))
@@ -51,7 +51,10 @@ class SchemaRegistry:
         answer = self._ask("POST", path, {"schema": text, "schemaType": "AVRO"}, subject)
         if compatible is None:
             self._ask("PUT", config, {"compatibility": COMPATIBILITY}, subject)
-        found = int(answer["id"])
+        try:
+            found = int(answer["id"])
+        except (TypeError, KeyError, ValueError) as error:
+            raise BrokerUnavailableError(f"what answers at {self.url} names no id for {subject}: {answer}") from error
         self._ids[subject, text] = found
         return found
 
@@ -72,7 +75,10 @@ class SchemaRegistry:
             raise BrokerUnavailableError(f"the schema registry {self.url} fails: {_told(answer)}")
         if not answer.ok:
             raise RelayError(f"the schema registry {self.url} refuses {method} for {subject}: {_told(answer)}")
-        return answer.json()
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise BrokerUnavailableError(f"what answers at {self.url} answers no JSON: {_told(answer)}") from error
 
 
 def _told(answer: requests.Response) -> str:
