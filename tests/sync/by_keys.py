@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ringsync.replica.changes import replica_state
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
@@ -82,13 +83,22 @@ def held(messages: list[dict[str, Any]], *, with_before: bool) -> dict[tuple[int
     return found
 
 
+MERGED_US = 40_000_000
+"""So much older than the newest may the oldest be that is merged to one change of a row."""
+
+
 def messages_by_replica(store: ObjectStore, table: TableSchema) -> Iterator[tuple[bool, dict[str, Any]]]:
     """All messages in order, and whether the replica, not the source, said what the row is: not of a bootstrap, nor of
-    what was written while it went on, nor late."""
+    what was written while it went on or soon after, nor late."""
     passes = [get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)]
     by_replica = {one.bucket: one.kind == "changes" and not one.bootstrap and not one.late for one in passes}
+    state = replica_state(store, table)
+    assert state is not None
+    since_us = state.deletions_known_from_us + MERGED_US
     stream = FileStream(store, data_topic("test", table))
-    return ((by_replica[bucket], message) for bucket in stream.buckets() for message in stream.read(bucket))
+    for bucket in stream.buckets():
+        for message in stream.read(bucket):
+            yield by_replica[bucket] and (message["value"]["source"]["ts_us"] or 0) > since_us, message
 
 
 def retold(messages: Iterable[tuple[bool, dict[str, Any]]]) -> int:
