@@ -157,17 +157,20 @@ class LatePasses:
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """See :class:`ringsync.steps.late_rows.Effects`.
 
-        The rows were resolved by the plan that :meth:`table` has read: it is not read again here.
+        The rows were resolved by the plan that :meth:`table` has read: it is not read again here. Where rows cannot be
+        read those wait whose token ranges have lost most of their replicas, and all others do not wait for them.
         """
         assert self._plan is not None
         follow_ups = self._follow_ups[table.table_id]
-        halves = digest_halves(rows["digest"])
+        halves, held = digest_halves(rows["digest"]), np.zeros(len(rows), np.bool_)
         for _ in range(ATTEMPTS):
-            left = rows.filter(pa.array(~self.published(table, rows)))
+            new = ~self.published(table, rows)
+            held &= new
+            left = rows.filter(pa.array(new & ~held))
             if not len(left):
                 # Maybe by a try that was killed before it could say so.
                 keep_following(self._store, table.table_id)
-                return Outcome(0, np.zeros(len(rows), np.bool_))
+                return Outcome(0, held)
             context = PassContext(
                 config_path=self._application.config_path,
                 reader=self._reader(table),
@@ -182,10 +185,14 @@ class LatePasses:
             try:
                 made = make_outputs(context, self._store, self._by_bucket(left), "late")
             except UnreadRowsError as error:
-                raise UnreadableRowsError(str(error)) from error
+                lost = new & ~_most_are_alive(context.reader.ring, rows)
+                if held.any() or not lost.any():
+                    raise UnreadableRowsError(str(error)) from error
+                held = lost
+                continue
             except StreamConflictError:
                 continue  # another process has made this pass, and has published it already
-            waiting = among(halves, sorted_digests(digest_halves(made.open["digest"])))
+            waiting = held | among(halves, sorted_digests(digest_halves(made.open["digest"])))
             if made.outputs is None:
                 return Outcome(0, waiting)
             committed = commit(self._store, context, [made.outputs], {})
@@ -206,6 +213,13 @@ class LatePasses:
             str(Bucket(start, length)) if start >= 0 else LATE: rows.filter(pa.array(starts == start))
             for start in np.unique(starts).tolist()
         }
+
+
+def _most_are_alive(ring: RankedRing, rows: pa.RecordBatch) -> Mask:
+    """Which rows have more replicas that are alive than others."""
+    alive = np.array([2 * sum(host.up for host in hosts) > len(hosts) for hosts in ring.hosts], np.bool_)
+    found: Mask = alive[ring.numbers_of(numbers(rows["token"]))]
+    return found
 
 
 def _buckets_of(follow_ups: FollowUps, write_times_ms: Numbers) -> list[str]:

@@ -1,0 +1,84 @@
+"""Late rows of a table whose token ranges are not all in the same state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.ring.ranks import ranked
+from ringsync.ring.ring import Host, Replication, RingSnapshot
+from ringsync.steps import late_pass
+from ringsync.steps.late_pass import LatePasses
+from ringsync.steps.late_rows import UnreadableRowsError
+from ringsync.steps.rows_after import UnreadRowsError
+from tests.commitlog_model.murmur3 import token
+from tests.steps.late_files import Write, change_rows
+from tests.steps.test_close import TABLE
+from tests.steps.test_followed import World
+from tests.steps.test_id_comes_again import FIRST
+
+THERE = replace(TABLE, table_id=FIRST)
+IDS = range(1, 20)
+WRITES = [Write(id_, 1, "late", 1_790_000_000_000_000) for id_ in IDS]
+
+
+def ring(*up: bool) -> RingSnapshot:
+    """Five nodes, each range on three of them."""
+    hosts = (
+        Host(f"n{n}", f"127.0.0.{n + 1}", 9042, "dc", "r1", (-(2**63) + n * 2**64 // 5 + 1,), alive)
+        for n, alive in enumerate(up)
+    )
+    return RingSnapshot(tuple(hosts), Replication("SimpleStrategy", (("", 3),)))
+
+
+def readable(snapshot: RingSnapshot) -> set[int]:
+    """The ``id`` of rows that a quorum can answer for."""
+    found = ranked(snapshot)
+    tokens = [token(id_.to_bytes(4, "big")) for id_ in IDS]
+    numbers = [next((n for n, end in enumerate(found.ends) if one <= end), 0) for one in tokens]
+    return {id_ for id_, n in zip(IDS, numbers, strict=True) if sum(host.up for host in found.hosts[n]) >= 2}
+
+
+class Late:
+    """``out_of_sequence`` whose reads need a quorum."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot: RingSnapshot) -> None:
+        world = World(folder, monkeypatch)
+        world.there, self.readable = (FIRST,), readable(snapshot)
+        monkeypatch.setattr(late_pass, "ranked", lambda _: ranked(snapshot))
+        monkeypatch.setattr(late_pass, "make_outputs", self._make)
+        self.passes = LatePasses(world.application, None, None)  # type: ignore[arg-type]
+        assert self.passes.table(FIRST) is not None
+
+    def _make(self, context: Any, store: Any, rows: Any, name: str) -> Any:
+        asked = {int.from_bytes(key, "big") for batch in rows.values() for key in batch["partition_key"].to_pylist()}
+        if asked - self.readable:
+            raise UnreadRowsError("two of three nodes are down")
+        return _make(context, store, rows, name)
+
+
+_make = late_pass.make_outputs
+
+
+def test_rows_of_a_range_without_a_quorum_hold_up_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Late(tmp_path, monkeypatch, ring(False, False, True, True, True))
+    assert 3 < len(late.readable) < len(IDS) - 3
+    rows = change_rows(WRITES, THERE)
+    outcome = late.passes.publish(THERE, rows)
+    waiting = rows["partition_key"].filter(outcome.waiting).to_pylist()
+    assert {int.from_bytes(key, "big") for key in waiting} == set(IDS) - late.readable
+    assert outcome.published == len(late.readable)
+    again = late.passes.publish(THERE, rows)
+    assert (again.published, again.waiting.tolist()) == (0, outcome.waiting.tolist())
+    late.readable = set(IDS)
+    assert late.passes.publish(THERE, rows).published == len(waiting)
+
+
+def test_where_no_range_is_to_blame_all_rows_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Late(tmp_path, monkeypatch, ring(True, True, True, True, True))
+    late.readable = set()
+    with pytest.raises(UnreadableRowsError):
+        late.passes.publish(THERE, change_rows(WRITES, THERE))
