@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 
 from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
@@ -146,6 +147,14 @@ def test_where_not_all_replicas_answer_the_log_is_believed(lake: Lake, source: S
     assert shown(lake) == {(1, 1): "alone"}
 
 
+@pytest.mark.parametrize("counts", [{"at_close": 1}, {"agreed": 1, "everywhere": 0}])
+def test_the_log_is_believed_where_few_have_agreed(lake: Lake, source: Source, counts: dict[str, int]) -> None:
+    """The one replica that was alive agreed with itself; it is down by now, and the others have no hint yet."""
+    source.all_alive = False
+    publish(lake, [Write(1, 1, "alone", LONG_AGO + 100)], **counts)
+    assert shown(lake) == {(1, 1): "alone"}
+
+
 def test_rows_that_are_newer_than_the_base_are_not_asked_for(lake: Lake, source: Source) -> None:
     publish(lake, [Write(1, 1, "x", LATER + 100)])
     bootstrap(lake, "b1")
@@ -219,6 +228,27 @@ def test_what_is_older_than_passes_are_kept_is_asked_for(
     )
     assert shown(lake) == {(1, 2): "here", (1, 3): "x"}
     assert sorted(source.asked) == [(1, 1), (1, 2)]
+
+
+def test_passes_that_were_forgotten_are_not_known_when_they_are_kept_longer(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, hour_us, now_us = Lake(tmp_path), 3_600_000_000, int(time.time() * 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now_us / 10**6 - 30 * 86_400)
+        bootstrap(lake, "month-ago")
+    publish(lake, [Write(1, None, None, now_us - 5 * hour_us)])
+    again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - 5 * 3_600_000))
+    publish(lake, [Write(7, 7, "other", now_us - 60 * 10**6)])
+    assert shown(lake) == {(7, 7): "other"}
+    kept = passes(lake)
+    assert len(kept) == 1
+    document = yaml.safe_load(lake.conf.read_text()) | {"sync": {"digest_retention_h": 24}}
+    lake.conf.write_text(yaml.safe_dump(document))
+    lake.passes[:] = kept * kept[-1].number
+    lake.publish(NOW, [Write(1, 1, "ghost", now_us - 6 * hour_us)], by_arrival=False)
+    assert shown(lake) == {(7, 7): "other"}
+    assert source.asked == [(1, 1)]
 
 
 def test_messages_do_not_say_that_it_lives(lake: Lake, source: Source) -> None:

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from ringsync.changes.identity import TableVersion
 from ringsync.changes.images import row_images_of
+from ringsync.changes.schema import EXPIRING, STATIC
 from ringsync.replica.base import base_folder
+from ringsync.replica.changes import replica_state
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.row_image import row_image_schema
+from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CommittedRange
+from ringsync.steps import follow_ups as steps_follow_ups
+from ringsync.steps.bootstrap_cancel import end
 from ringsync.steps.bootstrap_publish import Outputs, file_prefix
 from ringsync.steps.follow_ups import FollowUps
+from ringsync.steps.passes import commit
+from ringsync.steps.rows_after import AfterReader
 from ringsync.streams.files import FileStream, StreamConflictError
 from ringsync.streams.messages import snapshot_messages
-from ringsync.streams.pass_log import get_pass, pass_bucket, pass_numbers
+from ringsync.streams.pass_log import Pass, get_pass, pass_bucket, pass_numbers
+from tests.mortal_store import IMMORTAL, Killed
 from tests.newest_model import NewestModel
+from tests.steps import test_bootstrap_begins_back, test_bootstrap_marks, test_close
 from tests.steps.late_files import Write, change_rows
-from tests.steps.test_bootstrap_begins_back import follow_ups, rows_of_replica
+from tests.steps.test_bootstrap_begins_back import again, follow_ups, rows_of_replica
 from tests.steps.test_bootstrap_marks import TOPIC, Lake, now_ms
 from tests.steps.test_close import NOW, TABLE
+from tests.steps.test_rows_before import WITH_STATIC
 from tests.stream_model import StreamModel
 
 AT = NOW.start * 1000
@@ -39,9 +54,13 @@ CHANGES = [
 RIGHT = {(1, 1): "new", (4, 1): "old", (5, 1): "not copied"}
 
 
-def copied(lake: Lake, name: str, begin: int, writes: Sequence[Write]) -> list[CommittedRange]:
+def as_read(writes: Sequence[Write]) -> pa.RecordBatch:
+    """What a scan reads."""
+    return row_images_of(change_rows(writes, TABLE), TABLE, "raw")
+
+
+def copied(lake: Lake, name: str, begin: int, images: pa.RecordBatch) -> list[CommittedRange]:
     """What the tasks of a scan write that has read these."""
-    images = row_images_of(change_rows(writes, TABLE), TABLE, "raw")
     part = FileStream(lake.store, TOPIC).open_part(pass_bucket(begin), f"{name}-x", 1)
     told: dict[str, Any] = {"hostname": "b", "processed_at_ms": now_ms(), "schema_version": 1, "version": "0"}
     part.add(snapshot_messages(images, TABLE, "test", "exact", queries=None, **told))
@@ -51,13 +70,13 @@ def copied(lake: Lake, name: str, begin: int, writes: Sequence[Write]) -> list[C
     lake.store.put(f"{base_folder(TABLE.keyspace, TABLE.name)}/{file.name}", data)
     outputs = Outputs((file,), (part.finish(),)).to_json()
     whole = TokenRange(-(2**63), 2**63 - 1)
-    return [CommittedRange(whole, 1, len(writes), len(writes), 1, 1, outputs)]
+    return [CommittedRange(whole, 1, len(images), len(images), 1, 1, outputs)]
 
 
-def bootstrap(lake: Lake, name: str, writes: Sequence[Write]) -> None:
+def bootstrap(lake: Lake, name: str, images: pa.RecordBatch) -> None:
     """Copy the table; who follows it has not seen that yet."""
     begin = lake.begin(name)
-    lake.publish_scan(name, begin, copied(lake, name, begin, writes))
+    lake.publish_scan(name, begin, copied(lake, name, begin, images))
     lake.cutover(name)
 
 
@@ -75,7 +94,7 @@ def newest(lake: Lake) -> dict[tuple[int, int], str]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     lake = Lake(tmp_path)
-    bootstrap(lake, "b1", OLD)
+    bootstrap(lake, "b1", as_read(OLD))
     lake.close.catch_up()
     lake.write(CHANGES)
     assert rows_of_replica(lake) == newest(lake) == RIGHT
@@ -83,7 +102,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def test_whoever_takes_the_newest_keeps_what_the_scan_has_missed(lake: Lake) -> None:
-    bootstrap(lake, "b2", OLD)
+    bootstrap(lake, "b2", as_read(OLD))
     lake.close.catch_up()
     assert rows_of_replica(lake) == newest(lake) == RIGHT
     everything = StreamModel(TABLE, True).apply_all(messages(lake)).rows(int(time.time()))
@@ -93,19 +112,19 @@ def test_whoever_takes_the_newest_keeps_what_the_scan_has_missed(lake: Lake) -> 
 
 
 def test_it_is_told_once(lake: Lake) -> None:
-    bootstrap(lake, "b2", OLD)
+    bootstrap(lake, "b2", as_read(OLD))
     lake.close.catch_up()
     there = messages(lake)
     for close in (lake.close, follow_ups(lake)):
         close.catch_up()
     assert messages(lake) == there
-    bootstrap(lake, "b3", OLD)
+    bootstrap(lake, "b3", as_read(OLD))
     lake.close.catch_up()
     assert newest(lake) == RIGHT
 
 
 def test_what_was_copied_as_it_is_is_not_told_again(lake: Lake) -> None:
-    bootstrap(lake, "b2", [Write(1, 1, "new", AT + 500), *OLD[3:], CHANGES[3]])
+    bootstrap(lake, "b2", as_read([Write(1, 1, "new", AT + 500), *OLD[3:], CHANGES[3]]))
     before = len(messages(lake))
     lake.close.catch_up()
     assert len(messages(lake)) == before
@@ -114,7 +133,7 @@ def test_what_was_copied_as_it_is_is_not_told_again(lake: Lake) -> None:
 
 def test_another_process_is_faster(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has told them: its pass has the number, and there is no other."""
-    bootstrap(lake, "b2", OLD)
+    bootstrap(lake, "b2", as_read(OLD))
     made = FollowUps._told_again
 
     def slower(self: FollowUps, *arguments: Any) -> bool:
@@ -127,5 +146,129 @@ def test_another_process_is_faster(lake: Lake, monkeypatch: pytest.MonkeyPatch) 
         lake.close.catch_up()
     lake.close.catch_up()
     assert newest(lake) == {**RIGHT, (6, 6): "c"}
-    told = [get_pass(lake.store, TABLE.table_id, one).counts for one in pass_numbers(lake.store, TABLE.table_id)]
-    assert sum("told_again" in counts for counts in told) == 1
+    assert len(told_again(lake)) == 1
+
+
+def told_again(lake: Lake) -> list[Pass]:
+    passes = (get_pass(lake.store, TABLE.table_id, number) for number in pass_numbers(lake.store, TABLE.table_id))
+    return [one for one in passes if "told_again" in one.counts]
+
+
+def test_nothing_is_forgotten_before_it_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bootstrap has lasted for six hours, and a late pass comes while the missed rows are looked for."""
+    begin = lake.begin("b2")
+    lake.publish_scan("b2", begin, copied(lake, "b2", begin, as_read(OLD)))
+    long_ago = 6 * 3_600_000
+    again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - long_ago * (one.number <= begin)))
+    lake.cutover("b2")
+
+    def late(*arguments: Any) -> Pass | None:
+        monkeypatch.setattr(steps_follow_ups, "commit", commit)
+        ours = follow_ups(lake)
+        ours.catch_up = lambda: None  # type: ignore[method-assign]
+        lake.write([Write(6, 6, "late", AT + 6)], ours)
+        return commit(*arguments)
+
+    monkeypatch.setattr(steps_follow_ups, "commit", late)
+    lake.close = follow_ups(lake)
+    for _ in range(3):
+        lake.close.catch_up()
+    assert newest(lake) == rows_of_replica(lake) == {**RIGHT, (6, 6): "late"}
+    assert min(pass_numbers(lake.store, TABLE.table_id)) > begin, "then it is"
+
+
+@pytest.mark.parametrize("left", [1, 2, 3, IMMORTAL])
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_each_bootstrap_owes_what_it_has_copied(lake: Lake, left: int, *, cancelled: bool) -> None:
+    """It was killed behind its rows or is complete, and another has begun before anything was told."""
+    begin = lake.begin("b2")
+    ranges = copied(lake, "b2", begin, as_read(OLD))
+    lake.store.left = left
+    with suppress(Killed):
+        lake.publish_scan("b2", begin, ranges)
+        lake.cutover("b2")
+    lake.store.left = IMMORTAL
+    if cancelled:
+        lake.begin("b3")
+        end(lake.config, lake.store, TABLE, "b3", lambda: None)
+    else:
+        bootstrap(lake, "b3", as_read([Write(1, 1, "new", AT + 500), OLD[3], CHANGES[3]]))
+    lake.close = follow_ups(lake)
+    for _ in range(3):
+        lake.close.catch_up()
+    assert newest(lake) == rows_of_replica(lake) == RIGHT
+
+
+@dataclass(frozen=True)
+class Expiring(Write):
+    """``INSERT … USING TTL``, which ends at a moment (s since the epoch)."""
+
+    end_s: int = 0
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        row, ends = super().row(table, node), {"ttl": 3600}
+        cells = [row["cells"][0] | ends | {"kind": EXPIRING, "local_deletion_time": self.end_s}]
+        return row | {"cells": cells, "liveness": {"timestamp": self.at, "expires_at": self.end_s} | ends}
+
+
+def test_a_copy_that_has_expired_hides_no_row(lake: Lake) -> None:
+    """The scan has seen a row that was to end, and missed that it was written again."""
+    bootstrap(lake, "b2", as_read([Expiring(1, 1, "ended", AT, int(time.time()) - 1), *OLD[3:]]))
+    lake.close.catch_up()
+    assert newest(lake) == rows_of_replica(lake) == RIGHT
+
+
+def test_a_row_that_has_changed_in_many_passes_is_told_once(lake: Lake) -> None:
+    for number in range(5):
+        lake.write([Write(1, 1, f"v{number}", AT + 1000 + number)])
+    bootstrap(lake, "b2", as_read(OLD))
+    lake.close.catch_up()
+    (told,) = told_again(lake)
+    keys = [(one["key"]["id"], one["key"]["seq"]) for one in FileStream(lake.store, TOPIC).read(told.bucket)]
+    assert sorted(keys, key=str) == [(1, 1), (2, 1), (3, 1), (3, None)]
+    assert newest(lake) == {**RIGHT, (1, 1): "v4"}
+
+
+@dataclass(frozen=True)
+class Row(Write):
+    """Of a table whose first value column is static."""
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        row = super().row(table, node)
+        return row | {"cells": [cell | {"column": 1} for cell in row["cells"]]}
+
+
+@dataclass(frozen=True)
+class Static(Write):
+    """``UPDATE … SET s = … WHERE id = …``."""
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        row = Write(self.id, 0, self.v, self.at).row(table, node)
+        return row | {"kind": STATIC, "clustering": None, "liveness": None}
+
+
+def test_static_cells_are_told_where_no_copied_row_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = replace(WITH_STATIC, keyspace="shop", name="t", table_id=TABLE.table_id)
+    for module in (test_close, test_bootstrap_begins_back, test_bootstrap_marks, sys.modules[__name__]):
+        monkeypatch.setattr(module, "TABLE", table)
+    monkeypatch.setattr(test_close, "VERSION", TableVersion.first(table))
+
+    # A SELECT shows static cells on the rows of the partition.
+    images = as_read([Row(1, 1, "r1", AT)])
+    images = images.set_column(images.schema.names.index("s"), images.schema.field("s"), pa.array(["old"]))
+    lake = Lake(tmp_path)
+
+    def reader(*arguments: Any, **others: Any) -> AfterReader:
+        state = replica_state(lake.store, table)
+        return replace(AfterReader(*arguments, **{**others, "replica": state}), mode="replica" if state else "none")
+
+    monkeypatch.setattr(test_bootstrap_marks, "AfterReader", reader)
+    bootstrap(lake, "b1", images)
+    lake.close.catch_up()
+    lake.write([Static(1, None, "new", AT + 10), Row(1, 1, None, AT + 11), Row(1, 2, "r2", AT + 12)])
+    right = newest(lake)
+    bootstrap(lake, "b2", images)
+    lake.close.catch_up()
+    assert newest(lake) == rows_of_replica(lake) == right == {(1, 2): "r2"}
+    statics = [one["value"]["after"]["s"] for one in messages(lake) if one["value"]["after"]]
+    assert statics[-1] == "new", "the newest of the partition"

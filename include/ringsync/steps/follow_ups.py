@@ -15,13 +15,13 @@ from typing import Any
 
 from ringsync.config import Config
 from ringsync.replica.base import ReplicaMismatchError, base_folder, transaction_of
-from ringsync.replica.changes import ReplicaState, StaleStateError, append_pass, replica_state
+from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState, StaleStateError, append_pass, replica_state
 from ringsync.replica.delta_log import KnownSnapshots, read_snapshot
 from ringsync.ring.ranks import RankedRing
 from ringsync.sources.control import ControlAddress
 from ringsync.state.table_versions import latest_version
 from ringsync.steps.application import Application, StepError
-from ringsync.steps.missed_rows import TOLD_AGAIN, MissedRows
+from ringsync.steps.missed_rows import TOLD_AGAIN, MissedRows, Owed, owed
 from ringsync.steps.passes import PassContext, commit
 from ringsync.steps.replica_task import ReplicaTask
 from ringsync.steps.rows_after import AfterReader, Mode
@@ -233,7 +233,8 @@ class FollowUps:
         self._mismatch: str | None = None
         self._asked: _Asked | None = None
         self._published = last_published(self._store, table, self._passes)
-        self._missed_told = 0
+        self._owed: tuple[Owed, ...] = ()
+        self._owed_at = 0
         self._has_new = False
         self._swept_at: float | None = None
         self._replica_lag_ms: int | None = None
@@ -284,9 +285,6 @@ class FollowUps:
         """How tasks find the rows after changes of the pass behind this one."""
         assert self.ring is not None
         config, name = self._application.config, self._table.schema.full_name
-        # Deletions of partitions and ranges are known as long as their passes are kept: for this time, and some minutes
-        # more, by which clocks may differ.
-        kept_since_us = int(time.time() * 1_000_000) - digests_kept_ms(config) * 1000
         return AfterReader(
             config_path=self._application.config_path,
             version=self._table.version,
@@ -297,8 +295,17 @@ class FollowUps:
             before=config.sync.after_image_of(name) == "replica",
             expand=config.sync.expand_deletions_of(name),
             deletions=self._deletions_until(last) if mode == "replica" else (),
-            deletions_known_from_us=max(replica.deletions_known_from_us, kept_since_us) if replica else 0,
+            deletions_known_from_us=max(replica.deletions_known_from_us, self._kept_since_us()) if replica else 0,
         )
+
+    def _kept_since_us(self) -> int:
+        """Since when deletions of partitions and ranges are known, µs: their passes are kept for a time, and some
+        minutes more, by which clocks may differ; those that were forgotten do not come back when it is made longer."""
+        since_us = int(time.time() * 1_000_000) - digests_kept_ms(self._application.config) * 1000
+        oldest = self._passes.get(min(self._passes, default=0))
+        if oldest is None or oldest.number == 1 or oldest.kind == "start":
+            return since_us
+        return max(since_us, oldest.created_at_ms * 1000 + CLOCK_SKEW_US)
 
     def _replica(self) -> ReplicaState | None:
         """The replica as it is; None: the table has none, or none that can follow its changes."""
@@ -388,7 +395,8 @@ class FollowUps:
             if state is None or not (waiting := [number for number in sorted(self._passes) if number > state.applied]):
                 return
             one = self._passes[waiting[0]]
-            disagreed = one.late or bool(one.counts.get("at_close"))
+            # Who was alive may have agreed on what only the smaller part of the replicas has.
+            disagreed = one.late or not one.everywhere
             reader = replace(self._reader("replica", state, one.number - 1), disagreed=disagreed)
             task = ReplicaTask(reader, one.number)
             files = []
@@ -403,33 +411,28 @@ class FollowUps:
             self._asked = None
 
     def _tell_missed(self) -> None:
-        """Tell rows again of which a bootstrap has copied something old: once, when the replica has all passes."""
-        state = self._replica_lately() if self.last > self._missed_told and not self.bootstrap else None
-        if state is None or state.applied != self.last:
-            return
-        copied = next((one for one in reversed(self.passes) if one.kind == "rows"), None)
-        known = {one.counts.get(TOLD_AGAIN) for one in self.passes}
-        if copied is not None and copied.begin not in known:
-            keys = [key for one in self.passes if state.from_pass <= one.number < copied.begin for key in one.changes]
-            if keys and not self._told_again(state, copied, keys):
-                return
-        self._missed_told = self.last
+        """Tell what bootstraps owe, once the replica has all passes: of one after the other, each in a pass."""
+        if self._owed_at != self.last:
+            config = self._application.config
+            only_changes = config.sync.after_image_of(self._table.schema.full_name) == "none"
+            self._owed = () if only_changes else owed(self.passes, digests_kept_ms(config))
+            self._owed_at = self.last
+        state = self._replica_lately() if self._owed and not self.bootstrap else None
+        if state is not None and state.applied == self.last and self._told_again(state, self._owed[0]):
+            self._publish()
+            self._update_replica()
 
-    def _told_again(self, state: ReplicaState, copied: Pass, keys: Sequence[str]) -> bool:
-        """Make a pass of the rows that changes touch and that were copied otherwise than the replica has them.
+    def _told_again(self, state: ReplicaState, debt: Owed) -> bool:
+        """Make the pass that a bootstrap owes.
 
-        :param copied: the pass of the copied rows
-        :param keys: of files of merged change rows
         :returns: False: another process has made a pass meanwhile
         """
-        table, config = self._table.schema, self._application.config
-        base = read_snapshot(self._store, base_folder(table.keyspace, table.name), self._snapshots)
-        version = base.transactions.get(transaction_of(copied.bootstrap))
-        if version is None or config.sync.after_image_of(table.full_name) == "none":
-            return True
+        base = read_snapshot(
+            self._store, base_folder(self._table.schema.keyspace, self._table.schema.name), self._snapshots
+        )
         context = PassContext(
             config_path=self._application.config_path,
-            reader=replace(self.reader("none"), replica=state),
+            reader=self._reader("none", state, self.last),
             topic=self.topic,
             number=self.last + 1,
             attempt=secrets.token_hex(4),
@@ -438,16 +441,14 @@ class FollowUps:
             endpoints={},
             schema_version=self.schema_version,
         )
-        task = MissedRows(context, copied.bootstrap, version)
-        files = [(f"{place:04}", key) for place, key in enumerate(keys)]
-        outputs = self._context.parallelize(files, len(files)).mapPartitions(task).collect()
-        made = commit(self._store, context, outputs, {TOLD_AGAIN: copied.begin, "everywhere": 1})
-        if made is None:
-            return False
-        self.made(made)
-        self._publish()
-        self._update_replica()
-        return True
+        task = MissedRows(context, debt.copied.bootstrap, base.transactions.get(transaction_of(debt.copied.bootstrap)))
+        files = [key for one in reversed(debt.missed) for key in one.changes]
+        # One task after the other: what the newest file tells of a row, others need not.
+        outputs = self._context.parallelize([files], 1).mapPartitions(task).collect()
+        made = commit(self._store, context, outputs, {TOLD_AGAIN: debt.copied.begin, "everywhere": 1})
+        if made is not None:
+            self.made(made)
+        return made is not None
 
     def _deletions_until(self, last: int) -> tuple[tuple[str, int | None], ...]:
         """The deletions of partitions and ranges of all passes up to this one."""
@@ -455,11 +456,13 @@ class FollowUps:
         return tuple((key, known.deleted_until_us) for known in before for key in known.deletions)
 
     def _forget(self) -> None:
-        """Remove passes so old that no copy of theirs comes any more, and that no bootstrap begins with."""
+        """Remove passes so old that no copy of theirs comes any more, that no bootstrap begins with, and none owes."""
         if self.bootstrap:
             return
         state = self._replica_lately()
         done = state.applied if state else self.last
+        if state is not None or self._mismatch is not None:
+            done = min([done, *(debt.missed[0].number - 1 for debt in self._owed)])
         oldest_ms = time.time() * 1000 - digests_kept_ms(self._application.config) - FORGOTTEN_LATER_MS
         for number in sorted(self._passes)[:-1]:
             if self._passes[number].created_at_ms > oldest_ms or number > done:
@@ -472,7 +475,7 @@ class FollowUps:
         if self.bootstrap or self._published < self.last:
             return False
         state = self._replica()
-        return state is None or state.applied >= self.last
+        return state is None or (state.applied >= self.last and not self._owed)
 
     def status(self) -> dict[str, Any]:
         """How far the table's passes have come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -41,6 +42,9 @@ Places = npt.NDArray[np.intp]
 Mode = Literal["source", "replica", "none"]
 
 _NEVER = np.iinfo(np.int64).max
+
+_FETCHERS = ThreadPoolExecutor(8)
+"""Hours of deletions are many small objects: an object store answers many requests at once."""
 
 KEYS_AT_ONCE = 50_000
 """They are read, and their images held in memory, together."""
@@ -228,9 +232,13 @@ def under_deletions(reader: AfterReader, store: ObjectStore, merged: pa.RecordBa
     version, table = reader.version, reader.table
     tokens, oldest = numbers(merged["token"]), _written_from(merged).min(initial=_NEVER)
     keys = [key for key, until in reader.deletions if until is None or until >= oldest]
-    found = [version.from_store(decode_rows(store.get(key))) for key in keys]
-    older = [one.filter(pa.array(np.isin(numbers(one["token"]), tokens))) for one in found]
-    if not any(one.num_rows for one in older):
+
+    def read(key: str) -> pa.RecordBatch:
+        found = version.from_store(decode_rows(store.get(key)))
+        return found.filter(pa.array(np.isin(numbers(found["token"]), tokens)))
+
+    older = [one for one in _FETCHERS.map(read, keys) if one.num_rows]
+    if not older:
         return merged
     both = merge(pa.concat_batches([merged, *older]), table)
     own = merged.filter(pa.array(numbers(merged["kind"]) >= PARTITION_DELETION))
