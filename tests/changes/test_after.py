@@ -296,6 +296,65 @@ def test_what_was_seen_replaces_a_guess() -> None:
     assert shown(later.images) == [{"p": 1, "c": 1, "s": 4}, {"p": 1, "c": 3, "s": 4}]
 
 
+def expiring() -> pa.RecordBatch:
+    """Images of three rows whose cells expire at 100, and of their static cell, which does so, too."""
+    cells = [cell(V, 5, 1500, expires_at=100)]
+    cells += [cell(Z, 0, 1500, int_bytes(element), expires_at=100) for element in (1, 2)]
+    rows = ({**insertion(1500, 100), "c": c, "cells": list(cells)} for c in (1, 2, 3))
+    static = {"c": None, "cells": [cell(S, 3, 1500, expires_at=100)]}
+    return after(nothing(TABLE), changes(static, *rows), TABLE).images
+
+
+@pytest.mark.parametrize("read_at_s", [200, 99])
+def test_what_expires_and_was_not_seen_hides_what_is_older(read_at_s: int) -> None:
+    """Also where the read was begun before it expired, or its node's clock is ahead."""
+    seen = images(image(3, v=7, _row={"writetime": 1600}, z=[2], _x={"z": {"d": [-100], "e": [100]}}))
+    found = seen_instead(expiring(), seen, read_at_s * 10**6, TABLE)
+    found.validate(full=True)
+    assert shown(found, read_at_s) == [{"p": 1, "c": 3, "v": 7}]
+    tombstones = {
+        row["c"]: [(one["column"], one["path"], one["timestamp"], one["local_deletion_time"]) for one in told]
+        for row in found.to_pylist()
+        if (told := row["_merge"]["tombstones"]) is not None
+    }
+    of_set = [("z", int_bytes(element), 1500, 100) for element in (1, 2)]
+    of_row = [("v", None, 1500, 100), *of_set]
+    assert tombstones == {None: [("s", None, 1500, 100)], 1: of_row, 2: of_row, 3: of_set[:1]}
+    lives = {row["c"]: (row["_row"]["live"], row["_merge"]["live_expires_at"]) for row in found.to_pylist()}
+    ended = 1500, min(100, read_at_s)
+    assert lives == {None: (None, None), 1: ended, 2: ended, 3: (1500, 100)}
+    older = [cell(V, 4, 1400), *(cell(Z, 0, 1400, int_bytes(element)) for element in (1, 2))]
+    rows = [{**insertion(1400), "c": c, "cells": list(older)} for c in (1, 3)]
+    later = after(found, changes({"c": None, "cells": [cell(S, 4, 1400)]}, *rows), TABLE)
+    assert shown(later.images, read_at_s + 1) == [{"p": 1, "c": 3, "v": 7}]
+    assert later.images["z"].to_pylist()[-1] == [2]
+    newer = after(later.images, changes({"cells": [cell(V, 6, 1501)]}), TABLE)
+    assert shown(newer.images, 200)[0] == {"p": 1, "c": 1, "v": 6}
+
+
+def test_what_was_seen_at_its_own_time_or_at_an_unknown_one_leaves_no_tombstone() -> None:
+    """Written again with the same timestamp it lives longer; Cassandra 4 does not tell the times of elements."""
+    times = {"z": {"d": [], "e": []}}
+    seen = images(*(image(c, v=5, _row={"writetime": 1500, "expires_at": 300}, z=[1, 2], _x=times) for c in (1, 2, 3)))
+    found = seen_instead(expiring(), seen, 200 * 10**6, TABLE)
+    assert [row["_merge"]["tombstones"] for row in found.to_pylist()[1:]] == [None] * 3
+    again = after(found, changes({"cells": [cell(V, 4, 1400)]}), TABLE)
+    assert shown(again.images, 200)[0] == {"p": 1, "c": 1, "v": 5}
+    assert again.images["z"].to_pylist()[-1] == [1, 2]
+
+
+def test_entries_of_a_list_that_expire_and_are_not_there_leave_tombstones_where_they_have_an_identity() -> None:
+    path = uuid.UUID("50554d6e-29bb-11e5-b345-feff819cdc9f").bytes
+    entry = {"cells": [cell(L, 9, 1500, path, expires_at=100)]}
+    known = after(nothing(TABLE), changes(entry), TABLE).images
+    found = seen_instead(known, nothing(TABLE), 200 * 10**6, TABLE)
+    told = found.to_pylist()[-1]["_merge"]["tombstones"]
+    assert [(one["column"], one["path"], one["timestamp"]) for one in told] == [("l", path, 1500)]
+    nameless = images(image(l=[9], _row={"writetime": 1500, "expires_at": 100}))
+    found = seen_instead(nameless, nothing(TABLE), 200 * 10**6, TABLE)
+    assert found.to_pylist()[0]["_merge"]["tombstones"] is None
+
+
 def test_a_value_that_no_lake_type_holds_is_refused_or_kept() -> None:
     merged = merge(changes({"cells": [cell(V, 1, 1500) | {"value": b""}]}), TABLE)
     with pytest.raises(UnrepresentableValueError, match=r"column v, partition key 0x00000001, clust.*empty"):

@@ -13,14 +13,17 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
+from ringsync.service.health import problems
 from ringsync.service.published import CLOSE, Seen, buckets_left, kafka_left, passes_left
 from ringsync.state.followed import end_following, followed_tables, keep_following
 from ringsync.state.staging import encode_rows, late_key
-from ringsync.steps.application import Application
-from ringsync.steps.bucket_close import Closer
+from ringsync.state.table_versions import version_of
+from ringsync.steps.application import Application, ExitCode
+from ringsync.steps.bucket_close import Closer, exit_code
 from ringsync.steps.follow_ups import FollowUps
 from ringsync.steps.late_pass import LatePasses
 from ringsync.steps.late_rows import LateRows
+from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
@@ -29,7 +32,10 @@ from ringsync.streams.relay_cursor import CursorObject
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import TABLE, Lake
-from tests.steps.test_id_comes_again import FIRST, SECOND, TOPIC, Cluster, Context, Queue, cycle
+from tests.steps.test_id_comes_again import FIRST, ROWS, SECOND, TOPIC, Cluster, Context, Queue, cycle
+
+VERSION = f"schemas/{FIRST}/000001.json"
+"""What says how the first table looks."""
 
 NOT_PLANNED = pytest.mark.parametrize("there", [(FIRST,), ()], ids=["without cdc", "dropped"])
 
@@ -287,6 +293,79 @@ def test_a_table_that_gets_cdc_again_is_followed_again(world: World) -> None:
     world.planned = None
     cycle(closer)
     assert followed_tables(world.store).keys() == {FIRST}
+
+
+@NOT_PLANNED
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_table_whose_version_cannot_be_read_holds_up_no_other(
+    world: World, there: tuple[str, ...], staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = SyncTable(version_of(world.store, replace(TABLE, name="other", table_id=SECOND)), "test.shop.other", False)
+    table = world.table
+    monkeypatch.setattr(world, "table", lambda table_id: other if table_id == SECOND else table(table_id))
+    world.put_late()
+    world.publish_late()
+    if staged:
+        world.stage(FIRST)
+    version = world.store.get(VERSION)
+    world.store.put(VERSION, b'{"number": 1}')
+    world.planned, world.there = (SECOND,), (*there, SECOND)
+    closer = world.closer()
+    for _ in range(4):
+        status = cycle(closer)
+        assert status["tables"]["shop.other"]["error"] is None
+        assert closer._tables[SECOND].follow_ups is not None, "it is served"
+    (reason,) = status["others_failed"].values()
+    assert f"{VERSION} cannot be read (KeyError: 'columns_by_id'): restore it" in reason
+    told = [*problems({"bucket_close/close": status | {"at_ms": 10**6}}, {}, (), False, 0.0)]
+    assert [one for one in told if FIRST in one and reason in one]
+    assert [one.reason for one in buckets_left(seen(world, closer, status), 0, 0) if reason in one.reason]
+    failed = closer.report()
+    assert (failed["others_failed"], exit_code(failed)) == (status["others_failed"], ExitCode.COMPLETED_WITH_ERRORS)
+    assert status["rows_of_dropped_tables"] == {}
+    assert status["rows_homeless"] == ({FIRST: ROWS} if staged else {}), "nothing of it is forgotten"
+
+    world.store.put(VERSION, version)
+    assert cycle(closer)["others_failed"] == {}
+    for _ in range(2):
+        status = cycle(closer)
+    assert status["rows_of_dropped_tables"] == ({"shop.t": ROWS} if staged and not there else {})
+    assert world.buckets[:1] == [pass_bucket(1)]
+
+
+def test_a_table_that_this_run_has_served_and_cannot_forget_keeps_its_rows(world: World) -> None:
+    world.stage(FIRST)
+    closer = world.closer()
+    cycle(closer)
+    version = world.store.get(VERSION)
+    world.store.put(VERSION, b'{"number": 1}')
+    world.planned, world.there = (), ()
+    for _ in range(3):
+        status = cycle(closer)
+    assert (status["others_failed"].keys(), status["rows_of_dropped_tables"]) == ({FIRST}, {})
+    assert closer._tables[FIRST].buckets
+    world.store.put(VERSION, version)
+    assert cycle(closer)["rows_of_dropped_tables"] == {"shop.t": ROWS}
+
+
+def test_a_planned_table_that_cannot_be_followed_holds_up_no_late_rows_of_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.planned = (SECOND, FIRST)
+    take = FollowUps.__init__
+
+    def begin(one: FollowUps, application: Any, table: Any, *others: Any) -> None:
+        if table.table_id == SECOND:
+            raise ValueError("its passes cannot be read")
+        take(one, application, table, *others)
+
+    monkeypatch.setattr(FollowUps, "__init__", begin)
+    world.there = (FIRST, SECOND)
+    world.put_late()
+    world.publish_late()
+    passes = LatePasses(world.application, None, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="its passes"):
+        passes.table(SECOND)
 
 
 def test_tables_that_have_come_to_their_end_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

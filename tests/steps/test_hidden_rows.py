@@ -17,7 +17,7 @@ import yaml
 
 from ringsync.changes.images import row_images_of
 from ringsync.changes.merge import merge
-from ringsync.changes.schema import LIVE, STATIC, TOMBSTONE
+from ringsync.changes.schema import EXPIRING, LIVE, STATIC, TOMBSTONE
 from ringsync.config import load_config
 from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.schema.table import TableSchema
@@ -49,6 +49,20 @@ class Update(Write):
         value = {"value": self.v.encode()} if self.v else {"value": None, "local_deletion_time": self.at // 10**6}
         found["cells"] = [found["cells"][0] | value | ({} if self.v else {"kind": TOMBSTONE})]
         return found
+
+
+@dataclass(frozen=True)
+class Expired(Write):
+    """An ``UPDATE``, or with ``inserted`` an ``INSERT``, ``USING TTL``, some seconds after it has expired."""
+
+    inserted: bool = False
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        expired_at = int(time.time()) - 5
+        found = Write(self.id, self.seq, self.v, self.at).row(table, node)
+        liveness = {"timestamp": self.at, "ttl": 60, "expires_at": expired_at} if self.inserted else None
+        cells = [found["cells"][0] | {"kind": EXPIRING, "ttl": 60, "local_deletion_time": expired_at}]
+        return {**found, "digest": self.digest, "liveness": liveness, "cells": cells}
 
 
 class Source:
@@ -129,6 +143,18 @@ def test_an_older_row_does_not_live_again_in_a_new_base(lake: Lake, source: Sour
     assert shown(lake) == {}
     # Deletions of partitions and ranges are known as long as their passes are.
     assert source.asked == ([] if kind == "partition" else [(1, 1)])
+
+
+@pytest.mark.parametrize("inserted", [False, True])
+def test_what_has_expired_hides_older_rows_after_its_row_was_read(lake: Lake, source: Source, inserted: bool) -> None:
+    publish(lake, [Expired(1, 1, "e", LATER + 900, inserted)])
+    assert shown(lake) == {}
+    publish(lake, [Update(1, 1, "straggler", LONG_AGO)])
+    assert (shown(lake), source.asked) == ({}, [(1, 1)])
+    publish(lake, [Update(1, 1, "older", LATER + 100)], at_close=1)
+    assert (shown(lake), source.asked) == ({}, [(1, 1)])
+    publish(lake, [Update(1, 1, "newer", LATER + 901)])
+    assert shown(lake) == {(1, 1): "newer"}
 
 
 def test_what_the_source_shows_is_added_to_a_new_base(lake: Lake, source: Source) -> None:

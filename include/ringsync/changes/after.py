@@ -18,32 +18,34 @@ import pyarrow.compute as pc
 from ringsync.changes.cells import numbers
 from ringsync.changes.common_times import int64_array, integers
 from ringsync.changes.digest import DIGEST_BYTES
-from ringsync.changes.flat_cells import UNKNOWN_TTL, Mask, Places, by_column, flat
+from ringsync.changes.flat_cells import UNKNOWN_TTL, FlatCells, Mask, Places, by_column, cell_array, flat, together
+from ringsync.changes.image_cells import tombstone_cells, value_cells
 from ringsync.changes.image_columns import or_nulls, struct_of
-from ringsync.changes.image_merge import is_placeholder
+from ringsync.changes.image_merge import is_placeholder, tombstone_lists
 from ringsync.changes.image_rows import MICROS, has_clustering, image_keys
 from ringsync.changes.images import Misfits, change_rows_of, images_of
 from ringsync.changes.merge import merge
-from ringsync.changes.order import clustering_order
+from ringsync.changes.order import clustering_order, path_type, value_order
 from ringsync.changes.schema import (
     CELL,
     CHANGE_ROWS,
     COMPLEX_DELETION,
     DELETION,
+    EXPIRING,
     LIVENESS,
     PARTITION_DELETION,
     ROW,
     STATIC,
     TOMBSTONE,
 )
-from ringsync.changes.tables import columns_of
+from ringsync.changes.tables import LoggedColumn, columns_of
 from ringsync.cql.cells import valid_mask
 from ringsync.cql.types import ListType
 from ringsync.schema.row_image import MERGE, NO_LIVENESS, ROW_TIMES, lake_names, row_image_schema
 from ringsync.schema.table import TableSchema
 
 _NONE = -1
-_NEVER = np.iinfo(np.int64).min
+_NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,9 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
     """What a read of the source showed, in the place of images that are not certain.
 
     Values and times are those that were seen; deletions and tombstones are kept, and so is a liveness, unless it is
-    refuted: what is seen without a regular cell lives by a liveness. A row that was not seen has no cells.
+    refuted: what is seen without a regular cell lives by a liveness. A row that was not seen has no cells. What expires
+    and was not seen has expired, or something newer hides it: of cells a tombstone is left, of a row's liveness when it
+    was and that it has ended, since both hide what is older.
 
     :param after: images of the keys that were read
     :param seen: images that the read gave, in any order; of a partition without rows one without clustering
@@ -272,11 +276,18 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
             has_cell |= valid_mask(values[-1]) | valid_mask(pc.struct_field(differences[-1], "raw"))
     live = _live_when_seen(after, found & is_row, has_cell, read_at_us)
     live |= ~found & is_row
-    row = [pc.struct_field(seen["_row"], name).take(all_seen) for name in ("writetime", "expires_at")]
-    row += [pc.struct_field(after["_row"], "deleted_at"), _live(after, found, live)]
     merge = dict(zip(MERGE.names, after["_merge"].flatten(), strict=True))
-    merge["live_expires_at"] = pc.if_else(pa.array(live & found), merge["live_expires_at"], None)
+    live_expires_at = integers(merge["live_expires_at"])
+    may_hide = live & (found | valid_mask(merge["live_expires_at"]))
+    row = [pc.struct_field(seen["_row"], name).take(all_seen) for name in ("writetime", "expires_at")]
+    row += [pc.struct_field(after["_row"], "deleted_at"), _live(after, may_hide, live)]
+    ended = np.where(found, live_expires_at, np.minimum(live_expires_at, read_at_us // MICROS))
+    merge["live_expires_at"] = int64_array(ended, may_hide & valid_mask(merge["live_expires_at"]))
     merge["unseen_at"] = int64_array(np.full(len(after), read_at_us), ~found)
+    if _may_expire(after, table):
+        tombstones, deletions = tombstone_cells(after, table)
+        tombstones = together([tombstones, _ended_cells(after, is_row, seen, place, table)], CELL)
+        merge["tombstones"] = tombstone_lists(deletions, tombstones, table, len(after))
     merge["entries"] = pa.nulls(len(after), MERGE.field("entries").type)
     arrays = [
         pa.StructArray.from_arrays(row, fields=list(ROW_TIMES)),
@@ -311,7 +322,65 @@ def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_u
     return np.asarray(seen & valid_mask(live) & (has_cell | explains))
 
 
-def _live(after: pa.RecordBatch, found: Mask, known: Mask) -> pa.Array:
-    """``_row.live``: what is not there has none."""
+def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:
+    """``_row.live``: where it is known and not kept there is none."""
     live = integers(pc.struct_field(after["_row"], "live"))
-    return int64_array(np.where(found, live, NO_LIVENESS), known)
+    return int64_array(np.where(kept, live, NO_LIVENESS), known)
+
+
+def _may_expire(images: pa.RecordBatch, table: TableSchema) -> bool:
+    """Whether there is any cell that expires."""
+    names = lake_names(table)
+    ends = [pc.struct_field(images["_row"], "expires_at")]
+    ends += [pc.struct_field(images["_x"], [names[column.name], "e"]) for column in table.value_columns]
+    return any(one.null_count < len(one) for one in ends)
+
+
+def _ended_cells(
+    after: pa.RecordBatch, is_row: Mask, seen: pa.RecordBatch, place: Places, table: TableSchema
+) -> FlatCells:
+    """Tombstones of the cells that expire and were not seen.
+
+    :param is_row: which of ``after`` are of rows: the others have the static cells
+    :param place: of each its image among those that were seen, -1: none
+    """
+    found = []
+    for column in columns_of(table):
+        if column.dropped or str(column.type) == "counter":
+            continue
+        cells = value_cells(after, table, column, None)
+        cells = cells.where((cells.numbers("kind") == EXPIRING) & (is_row[cells.row] != column.is_static))
+        if column.is_multicell and isinstance(column.type, ListType):
+            cells = cells.where(~is_placeholder(cells.cells.field("path")))
+        if len(cells.row):
+            # What was seen at an unknown time is as new as can be.
+            shown = value_cells(seen, table, column, _FOREVER)
+            found.append(cells.where(~_is_shown(cells, place[cells.row], shown, column)))
+    ended = together(found, CELL)
+    count = len(ended.row)
+    tombstones = cell_array(
+        ended.numbers("column"),
+        ended.cells.field("path"),
+        pa.nulls(count, pa.binary()),
+        ended.numbers("timestamp"),
+        pa.nulls(count, pa.int32()),
+        ended.cells.field("local_deletion_time"),
+        np.full(count, TOMBSTONE),
+    )
+    return FlatCells(ended.row, tombstones)
+
+
+def _is_shown(cells: FlatCells, place: Places, shown: FlatCells, column: LoggedColumn) -> Mask:
+    """Which cells of a column were seen, or something in their place that is not older.
+
+    :param place: the row of each among those of ``shown``, -1: none
+    """
+    row, path = np.concatenate([place, shown.row]), np.zeros(len(place) + len(shown.row), np.int64)
+    # A SELECT does not tell which entry of a list is which.
+    if column.is_multicell and not isinstance(column.type, ListType):
+        paths = pa.concat_arrays([one.cells.field("path") for one in (cells, shown)])
+        path = integers(pc.dictionary_encode(value_order(paths, path_type(column.type))).indices)
+    keys, key = np.unique(row * (path.max(initial=0) + 1) + path, return_inverse=True)
+    newest = np.full(len(keys), _NEVER)
+    np.maximum.at(newest, key[len(place) :], shown.numbers("timestamp"))
+    return np.asarray(newest[key[: len(place)]] >= cells.numbers("timestamp"))

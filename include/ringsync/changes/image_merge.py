@@ -35,14 +35,20 @@ def merge_column(
     live_expires_at = pc.if_else(pc.is_valid(ttl), live_expires_at, pa.scalar(None, pa.int64()))
     _, deletion_local = rows["deletion"].flatten()
     fields = [live_expires_at, deletion_local, pa.nulls(count, pa.int64())]
-    fields += [_tombstones(rows, table, tombstones), _entries(lists, count)]
+    deletions = kept(flat(rows["complex_deletions"]), table)
+    fields += [tombstone_lists(deletions, tombstones, table, count), _entries(lists, count)]
     valid = np.logical_or.reduce([valid_mask(field) for field in fields])
     return pa.Array.from_buffers(MERGE, count, [bitmap(valid)], children=fields)
 
 
-def _tombstones(rows: pa.RecordBatch, table: TableSchema, tombstones: FlatCells) -> pa.Array:
-    """Complex deletions have no path and stand before the tombstones of elements; columns in the order of numbers."""
-    deletions = kept(flat(rows["complex_deletions"]), table)
+def tombstone_lists(deletions: FlatCells, tombstones: FlatCells, table: TableSchema, count: int) -> pa.Array:
+    """``_merge.tombstones`` of so many images, null where there are none.
+
+    Complex deletions have no path and stand before the tombstones of elements; columns in the order of numbers.
+
+    :param deletions: of whole multi-cell columns
+    :param tombstones: of cells
+    """
     names = pa.array([column.name for column in columns_of(table)], pa.string())
     row = np.concatenate([deletions.row, tombstones.row])
     column = np.concatenate([deletions.numbers("column"), tombstones.numbers("column")])
@@ -57,7 +63,7 @@ def _tombstones(rows: pa.RecordBatch, table: TableSchema, tombstones: FlatCells)
     ]
     kind = MERGE.field("tombstones").type
     found = pa.StructArray.from_arrays(fields, fields=list(kind.value_type)).take(order)
-    return _lists(kind, np.bincount(row, minlength=len(rows)), found)
+    return _lists(kind, np.bincount(row, minlength=count), found)
 
 
 def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:

@@ -20,11 +20,13 @@ Columns, in order: ``token``, the table's columns under their own names, ``_row`
 =================  =========================================================================================
 
 ====================== ====================================================================================
-``live_expires_at``    s since the epoch, when the row's own liveness expires; null: never
+``live_expires_at``    s since the epoch, when the row's own liveness expires, or had ended when the source was
+                       read; null: never
 ``deletion_local``     s since the epoch, local deletion time of ``_row.deleted_at``
 ``unseen_at``          µs, moment at which a quorum of replicas showed nothing of this key; null: not asked
 ``tombstones``         of cells (``path`` null: of a column of one cell) and of whole multi-cell columns (``path``
                        null, too), ``column`` by its CQL name; ``timestamp`` in µs, ``local_deletion_time`` in s
+                       (of a cell that had an expiry, and that a read of the source did not show: its expiry)
 ``entries``            per list column the timeuuids of its entries in the order of the value; a list that is not
                        named has entries of unknown identity
 ====================== ====================================================================================

@@ -119,6 +119,8 @@ def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[str
     """
     for table, reason in status.get("left_out", {}).items():
         yield f"{table}: not followed: {reason}"
+    for table_id, reason in status.get("others_failed", {}).items():
+        yield f"{loop}: table id {table_id}, which is not planned any more, waits: {reason}"
     for key, reason in status.get("commits_broken", {}).items():
         yield f"{loop}: {key} cannot be read, and what it lists is not published: {reason}"
     since_ms = status.get("homeless_since_ms", {})

@@ -17,24 +17,38 @@ from typing import Any
 from ringsync.changes.identity import TableVersion
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
-from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError
 
 _ENDED = "cdc_ended/"
+
+
+class TableVersionError(StorageError):
+    """Nobody knows how a table looks, since its version was damaged; the message says what to do."""
 
 
 def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
     """The newest version of a table; None: nobody has seen it.
 
     :param table_id: 32 hexadecimal digits
+    :raises TableVersionError: it is damaged
     """
     keys = [stat.key for stat in store.list(_folder(table_id))]
-    return version_from(json.loads(store.get(keys[-1]))) if keys else None
+    if not keys:
+        return None
+    try:
+        return version_from(json.loads(store.get(keys[-1])))
+    except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
+        raise TableVersionError(
+            f"{keys[-1]} cannot be read ({type(error).__name__}: {error}): restore it; or, if the table was dropped, "
+            f"remove {_folder(table_id)}, and what is not published of it is given up"
+        ) from error
 
 
 def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | None = None) -> TableVersion:
     """The version of a table as it is now, which becomes its newest if it is not.
 
     :param known: the version that the caller knows; the store is not asked if the table still looks so
+    :raises TableVersionError: its newest is damaged
     """
     if known is not None and known.table == table:
         return known

@@ -89,8 +89,13 @@ def run(application: Application) -> tuple[Report, ExitCode]:
             put_status(store, "bucket_close", "close", status)
             put_metrics(store, config.metrics.prometheus_file, number)
     report = closer.report()
-    failing = any(one["error"] for one in report["tables"].values())
-    return report, ExitCode.COMPLETED_WITH_ERRORS if failing else ExitCode.OK
+    return report, exit_code(report)
+
+
+def exit_code(report: Report) -> ExitCode:
+    """Of a run with this report."""
+    failing = report["others_failed"] or any(one["error"] for one in report["tables"].values())
+    return ExitCode.COMPLETED_WITH_ERRORS if failing else ExitCode.OK
 
 
 def _driver_host(context: Any) -> str:
@@ -122,6 +127,7 @@ class Closer:
         self._followed = Followed(self._store, self._config, feed)
         self._plan: SyncPlan | None = None
         self._looked: SyncPlan | None = None
+        self._others_failed: dict[str, str] = {}
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
         self._unread: Mapping[str, str] = {}
@@ -226,19 +232,29 @@ class Closer:
 
     def _look_for_others(self, plan: SyncPlan) -> None:
         """Tables that are not in the plan, but are followed, or rows of which are staged: those without cdc any more
-        are published to the end; rows of those that are gone are forgotten, and counted."""
+        are published to the end; rows of those that are gone are forgotten, and counted. Whatever goes wrong with one
+        is its own trouble: it stays as it is, is named, and looked at again in the next interval.
+
+        :raises ConfigError: the configuration is wrong, which is everybody's
+        """
         planned = {table.table_id for table in plan.tables}
         begun = (table_id for table_id, state in self._tables.items() if state.follow_ups)
         followed = self._followed.look(planned, begun)
         others = (self._staged.homeless.keys() | self._tables.keys() | followed) - planned
         gone = self._absent.look(others, self._read_schema)
+        self._others_failed = {}
         for table_id in others:
-            if table_id in self._there and table_id not in self._tables:
-                self._tables[table_id] = TableState(sync_table(self._store, self._config, self._there[table_id]))
-            elif table_id in gone:
-                self._forget(table_id)
-        # One that is followed to its end is missed in the next interval, too.
-        self._absent.forget(gone - self._tables.keys())
+            try:
+                if table_id in self._there and table_id not in self._tables:
+                    self._tables[table_id] = TableState(sync_table(self._store, self._config, self._there[table_id]))
+                elif table_id in gone:
+                    self._forget(table_id)
+            except ConfigError:
+                raise
+            except Exception as error:
+                self._others_failed[table_id] = plain(error)
+        # One that is followed to its end, or could not be forgotten, is missed in the next interval, too.
+        self._absent.forget(gone - self._tables.keys() - self._others_failed.keys())
 
     def _read_schema(self) -> frozenset[str]:
         """Read the schema; ids of its tables."""
@@ -248,12 +264,14 @@ class Closer:
 
     def _forget(self, table_id: str) -> None:
         """A table is gone, and so are its rows that wait; its last error is not hidden by a new table of its name.
-        What was published of it is followed to its end."""
-        if (state := self._tables.pop(table_id, None)) and state.error:
+        What was published of it is followed to its end. If that fails all stays as it is."""
+        state, gone = self._tables.get(table_id), self._followed.gone(table_id)
+        self._staged.forget(table_id, state.buckets.values() if state else ())
+        if state and state.error:
             name = f"{state.table.schema.full_name} (table id {table_id})"
             print(f"ringsync: warning: {name} is gone, and failed before: {state.error}", flush=True)
-        self._staged.forget(table_id, state.buckets.values() if state else ())
-        if (gone := self._followed.gone(table_id)) is not None:
+        self._tables.pop(table_id, None)
+        if gone is not None:
             self._tables[table_id] = gone
 
     def _close_buckets(self, plan: SyncPlan, now_ms: int) -> None:
@@ -359,6 +377,7 @@ class Closer:
             "unread": dict(self._unread),
             "unread_since_ms": dict(self._unread_since_ms),
             "left_out": dict(self._plan.left_out) if self._plan else {},
+            "others_failed": dict(self._others_failed),
             **self._staged.problems(),
         }
 

@@ -49,7 +49,10 @@ class Followed:
             self._versions[table_id] = keep_following(self._store, table_id)
 
     def gone(self, table_id: str) -> TableState | None:
-        """A table that the schema does not have any more; None: nothing is left to do."""
+        """A table that the schema does not have any more; None: nothing is left to do.
+
+        :raises TableVersionError: nobody knows what it was
+        """
         if table_id not in self._versions:
             return None
         if (version := latest_version(self._store, table_id)) is None:

@@ -38,7 +38,6 @@ from ringsync.storage.port import NotFoundError
 from ringsync.streams.files import StreamConflictError
 from ringsync.streams.pass_log import (
     LATE,
-    TableReplacedError,
     among,
     are_published,
     digest_halves,
@@ -124,7 +123,7 @@ class LatePasses:
             self._tables.clear()
             for table in self._plan.tables:
                 if (ring := rings[table.schema.keyspace]) is not None:
-                    with suppress(TableReplacedError):  # table() raises it, if the schema has this table
+                    with suppress(Exception):  # table() raises it, of this table alone, if the schema has it
                         self._follow(table, ring)
         return self._plan
 

@@ -92,8 +92,9 @@ class StagedCommits:
         """A table is gone, and so are its rows that wait: they are counted.
 
         :param buckets: what of the table was taken in
+        :raises TableVersionError: nobody knows what it was; nothing is forgotten
         """
-        waiting = [block for _, block in self.homeless.pop(table_id, [])]
+        waiting = [block for _, block in self.homeless.get(table_id, ())]
         waiting += [
             block for bucket in buckets for place, (_, block) in bucket.files.items() if place not in bucket.united
         ]
@@ -107,6 +108,7 @@ class StagedCommits:
                 "rows of it waited, copies of replicas included: they are not published",
                 flush=True,
             )
+        self.homeless.pop(table_id, None)
 
     def retire(self, open_places: Set[Place]) -> None:
         """Forget commits all of whose blocks are published.
