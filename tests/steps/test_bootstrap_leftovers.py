@@ -160,7 +160,8 @@ class World(Lake):
         self.changed.append(len(self.changed) + 1)
         self.change(self.changed[-1])
         assert {row for row, _ in rows_of_replica(self)} == {*self.changed, COPIED}
-        assert [row for row in self.messages() if row != COPIED] == self.changed
+        # A bootstrap whose base nobody has made tells once more what it may have missed.
+        assert [row for row in dict.fromkeys(self.messages()) if row != COPIED] == self.changed
 
 
 def specification(table: TableSchema) -> str:

@@ -442,7 +442,8 @@ class FollowUps:
             schema_version=self.schema_version,
         )
         task = MissedRows(context, debt.copied.bootstrap, base.transactions.get(transaction_of(debt.copied.bootstrap)))
-        files = [key for one in reversed(debt.missed) for key in one.changes]
+        copies = FileStream(self._store, self._table.topic).parts(debt.copied.bucket)
+        files = [key for one in reversed(debt.missed) for key in one.changes] if copies is not None else []
         # One task after the other: what the newest file tells of a row, others need not.
         outputs = self._context.parallelize([files], 1).mapPartitions(task).collect()
         made = commit(self._store, context, outputs, {TOLD_AGAIN: debt.copied.begin, "everywhere": 1})
