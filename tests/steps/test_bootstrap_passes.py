@@ -96,6 +96,7 @@ class Kafka:
     """Keeps what it is sent."""
 
     registry = None
+    queued_bytes = 0
     sent: list[str]
 
     def __init__(self, settings: KafkaSettings) -> None:

@@ -29,6 +29,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.pass_log import mark, pass_bucket, pass_numbers
 from ringsync.streams.relay_cursor import CursorObject
+from ringsync.streams.topics import bootstrap_topic
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import TABLE, Lake
@@ -259,6 +260,45 @@ def test_a_kill_between_any_two_writes_of_either_loses_nothing(tmp_path: Path, m
         assert world.buckets == [pass_bucket(1)], writes
         if not killed:
             assert writes > 5
+            return
+
+
+def test_what_waits_for_the_bootstrap_of_a_table_that_is_dropped_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else ends the bootstrap if the table is not created again. With a kill between any two writes, too."""
+    for writes in range(1000):
+        folder = tmp_path / f"{writes}"
+        folder.mkdir()
+        store = MortalStore(folder / "lake")
+        world = World(folder, monkeypatch, store)
+        world.there = (FIRST,)
+        closer = world.closer()
+        mark(store, FIRST, "begin", "b", 1, check=lambda: None)
+        world.put_late()
+        world.publish_late()
+        cycle(closer)
+        waiting = FileStream(store, bootstrap_topic(TOPIC))
+        assert (world.buckets, waiting.buckets()) == ([], [pass_bucket(2)])
+        world.there = ()
+        store.left, killed = writes, False
+        try:
+            for _ in range(3):
+                cycle(closer)
+        except Killed:
+            killed, store.left = True, IMMORTAL
+            closer = world.closer()
+            for _ in range(3):
+                cycle(closer)
+        store.left = IMMORTAL
+        assert (world.buckets, waiting.buckets()) == ([pass_bucket(2)], []), writes
+        assert followed_tables(store).keys() == {FIRST}, "Kafka has not got it yet"
+        world.feed.relay()
+        cycle(closer)
+        cycle(closer)
+        assert followed_tables(store) == {}
+        if not killed:
+            assert writes > 3
             return
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from ringsync.steps import kafka_feed
 from ringsync.steps.kafka_feed import KafkaFeed
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
+from ringsync.streams import kafka_topics
 from ringsync.streams.files import FileStream
-from ringsync.streams.kafka import relay
+from ringsync.streams.kafka import Relayed, relay
 from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
 from ringsync.streams.relay_cursor import CursorObject
-from ringsync.streams.relay_errors import RelayError
+from ringsync.streams.relay_errors import BrokerUnavailableError, RelayError
 from tests.mock_kafka import MockKafka, mock_kafka
 from tests.streams.outbox import notes, outbox, publish
 
@@ -70,7 +72,17 @@ def ended(feed: KafkaFeed) -> float:
 class Page(BaseHTTPRequestHandler):
     """A registry whose address first answers with a page."""
 
+    protocol_version = "HTTP/1.1"
     asked: list[str]
+    connections = 0
+
+    def setup(self) -> None:
+        super().setup()
+        Page.connections += 1
+
+    def finish(self) -> None:
+        super().finish()
+        Page.connections -= 1
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -89,8 +101,9 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def registry() -> Iterator[str]:
-    Page.asked = []
-    with HTTPServer(("127.0.0.1", 0), Page) as server:
+    Page.asked, Page.connections = [], 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        server.daemon_threads, server.block_on_close = True, False
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -104,6 +117,7 @@ def test_a_registry_that_answers_with_a_page_is_told_and_asked_again(
         for stream in (one, other):
             feed.watch(stream.topic)
         within(SECONDS, lambda: told(feed, one)["messages"] == told(feed, other)["messages"] == 3)
+        within(1.0, lambda: Page.connections == 0)  # hundreds of topics must not keep one each
     assert "answers no JSON" in capsys.readouterr().out
 
 
@@ -125,19 +139,51 @@ def test_whatever_happens_to_a_topic_is_its_error(
         within(SECONDS, lambda: "ZeroDivisionError: of nobody's doing" in str(told(feed, one)["error"]))
 
 
-def test_a_feed_that_is_gone_says_so(
+def test_whatever_happens_to_the_feed_is_told_and_passes(
     tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (stream,) = streams_of(tmp_path, "a", mock)
+    begin_some, fails = KafkaFeed._begin_some, [True]
 
-    def fail(*_: Any) -> Any:
-        raise MemoryError
+    def fail(*given: Any) -> Any:
+        if fails:
+            raise MemoryError
+        return begin_some(*given)
 
-    monkeypatch.setattr(KafkaFeed, "_begin_some", fail, raising=False)
+    monkeypatch.setattr(KafkaFeed, "_begin_some", fail)
     with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
         feed.watch(stream.topic)
         within(SECONDS, lambda: "MemoryError" in str(told(feed, stream)["error"]))
-    assert "the feed of Kafka has ended: MemoryError" in capsys.readouterr().out
+        fails.clear()
+        within(SECONDS, lambda: told(feed, stream) == {"messages": 3, "error": None})
+    assert "warning: MemoryError" in capsys.readouterr().out
+
+
+def test_certificates_that_are_just_being_replaced_stop_nothing(
+    tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No client can be made meanwhile, neither to send nor to ask whether the cluster answers."""
+    (stream,) = streams_of(tmp_path, "a", mock)
+    missing = {"Producer": [True], "AdminClient": [True, True]}
+
+    def made(name: str) -> Any:
+        make = getattr(kafka_topics, name)
+
+        def make_later(*given: Any) -> Any:
+            if missing[name]:
+                missing[name].pop()
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "ssl.key.location failed"))
+            return make(*given)
+
+        return make_later
+
+    for name in missing:
+        monkeypatch.setattr(kafka_topics, name, made(name))
+    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
+        feed.watch(stream.topic)
+        within(SECONDS, lambda: "ssl.key.location failed" in str(told(feed, stream)["error"]))
+        within(SECONDS, lambda: told(feed, stream) == {"messages": 3, "error": None})
+    assert missing == {"Producer": [], "AdminClient": []}
 
 
 def test_the_end_of_a_run_does_not_wait_for_brokers_that_are_away(
@@ -267,3 +313,164 @@ def test_idle_topics_and_those_beyond_the_limit_keep_none(
         within(SECONDS, lambda: all(told(feed, stream)["messages"] == 3 for stream in streams))
         within(SECONDS, lambda: feed.producers() <= 2)
         within(SECONDS, lambda: feed.producers() == 0)
+
+
+def test_messages_that_nobody_takes_do_not_fill_the_memory(
+    tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaTopics, "_count_partitions", lambda *_: 4)
+    monkeypatch.setattr(kafka_feed, "QUEUED_BYTES", 2 << 20)
+    streams = streams_of(tmp_path, "a b c d e f g h", mock)
+    for stream in streams:
+        publish(stream, pass_(2), notes(10, 5000))
+        relay(stream.store, stream.topic, KafkaTopics(KafkaSettings((mock.bootstrap,))), stop=lambda: True)
+        mock.forsake(stream.topic)
+    with KafkaFeed(streams[0].store, KafkaSettings((mock.bootstrap,), delivery_timeout_s=3.0)) as feed:
+        for stream in streams:
+            feed.watch(stream.topic)
+        time.sleep(1.5)
+        queued = [topic.kafka.queued_bytes for topic in feed._all() if topic.is_running]
+        assert len(queued) == kafka_feed.AT_WORK
+        assert 5000 * 450 < min(queued) <= max(queued) < 5000 * 2000
+
+
+class Backlogs:
+    """Relays of topics that have many parts, each of which takes its time."""
+
+    PART_S = 0.05
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self.left: dict[str, list[str]] = {}
+        self.order: list[str] = []
+
+    def relay(self, store: Any, topic: str, kafka: KafkaTopics, *, buckets: Any, stop: Any) -> Relayed:
+        if topic not in self.left:
+            self.left[topic] = [pass_(n) for n in range(self.parts)] if topic.startswith("big") else [pass_(1)]
+            assert buckets is None
+        else:
+            assert list(buckets) == self.left[topic], "what is left is known, and not listed again"
+        while self.left[topic]:
+            time.sleep(self.PART_S)
+            self.order.append(topic)
+            self.left[topic].pop(0)
+            kafka.confirmed += 1
+            if stop():
+                break
+        return Relayed((), 1, tuple(self.left[topic]))
+
+
+def test_backlogs_take_turns_with_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Backlogs(parts=40)
+    monkeypatch.setattr(kafka_feed, "relay", world.relay)
+    monkeypatch.setattr(kafka_feed, "TURN_S", 0.2, raising=False)
+    monkeypatch.setattr(kafka_feed, "MOMENT_S", 0.1)
+    store: Any = None
+    with KafkaFeed(store, KafkaSettings(("x:1",))) as feed:
+        feed.watch("small")
+        within(SECONDS, lambda: world.order == ["small"])
+        for number in range(6):
+            feed.watch(f"big{number}")
+        within(SECONDS, lambda: len(world.order) > 6 * 3)
+        world.left["small"] = [pass_(2)]
+        feed.announce("small", pass_(2))
+        within(1.5, lambda: world.order.count("small") == 2)
+        assert all(world.left[f"big{number}"] for number in range(6))
+        within(10.0, lambda: len(world.order) == 6 * 40 + 2)
+    assert all(world.order.count(f"big{number}") == 40 for number in range(6))
+
+
+def test_who_has_failed_hands_over_one_part_and_is_well_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Backlogs(parts=30)
+    tried: list[int] = []
+
+    def fail(store: Any, topic: str, kafka: KafkaTopics, **named: Any) -> Relayed:
+        tried.append(len(world.order))
+        if len(tried) == 1:
+            raise RelayError("refused")
+        return world.relay(store, topic, kafka, **named)
+
+    monkeypatch.setattr(kafka_feed, "relay", fail)
+    store: Any = None
+    with KafkaFeed(store, KafkaSettings(("x:1",))) as feed:
+        feed.watch("big")
+        within(SECONDS, lambda: (feed.status("big") or {})["error"] == "refused")
+        within(SECONDS, lambda: (feed.status("big") or {})["error"] is None)
+        assert len(world.order) < 10
+        within(SECONDS, lambda: len(world.order) == 30)
+    assert tried == [0, 0, 1]
+
+
+def test_who_has_failed_once_does_not_wait_for_those_that_always_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: dict[str, int] = {}
+    tried: list[float] = []
+
+    def fail(store: Any, topic: str, kafka: KafkaTopics, **_: Any) -> Relayed:
+        if topic == "good":
+            tried.append(time.monotonic())
+            if len(tried) == 1:
+                raise RelayError("refused for a moment")
+            return Relayed()
+        with kafka.waits():
+            time.sleep(0.6)
+        failed[topic] = failed.get(topic, 0) + 1
+        raise BrokerUnavailableError(topic)
+
+    monkeypatch.setattr(kafka_feed, "relay", fail)
+    monkeypatch.setattr(KafkaTopics, "check_answers", lambda *_: None)
+    for name, seconds in {"PAUSE_S": 0.05, "LONGEST_PAUSE_S": 0.3, "MOMENT_S": 0.05}.items():
+        monkeypatch.setattr(kafka_feed, name, seconds)
+    store: Any = None
+    with KafkaFeed(store, KafkaSettings(("x:1",))) as feed:
+        for number in range(48):
+            feed.announce(f"bad{number}", pass_(1))
+        within(SECONDS, lambda: len(failed) == 48)
+        time.sleep(1.5)
+        feed.announce("good", pass_(1))
+        within(SECONDS, lambda: len(tried) > 1)
+        assert tried[1] - tried[0] < 1.0
+
+
+def test_nothing_is_begun_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though somebody still hangs: the next run's feed has the topics by then."""
+    begun: list[str] = []
+
+    def hang(store: Any, topic: str, kafka: KafkaTopics, **_: Any) -> Relayed:
+        begun.append(topic)
+        if topic == "bad":
+            with kafka.waits():
+                time.sleep(2)
+        return Relayed()
+
+    monkeypatch.setattr(kafka_feed, "relay", hang)
+    monkeypatch.setattr(kafka_feed, "SENT_UNTIL_S", 0.1)
+    monkeypatch.setattr(kafka_feed, "LEFT_AFTER_S", 0.3)
+    store: Any = None
+    feed = KafkaFeed(store, KafkaSettings(("x:1",)))
+    feed.__enter__()
+    feed.announce("bad", pass_(1))
+    within(SECONDS, lambda: begun == ["bad"])
+    ended(feed)
+    feed.announce("good", pass_(1))
+    time.sleep(0.8)
+    assert begun == ["bad"]
+
+
+def test_a_topic_that_is_deleted_during_a_run_is_made_again(
+    tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stream,) = streams_of(tmp_path, "a", mock)
+    made: list[str] = []
+    count = KafkaTopics._count_partitions
+
+    def count_if_made(*given: Any) -> int:
+        if len(made) < 2:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return count(*given)
+
+    monkeypatch.setattr(KafkaTopics, "_make", lambda self, topic: made.append(topic))
+    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed, monkeypatch.context() as patch:
+        patch.setattr(KafkaTopics, "_count_partitions", count_if_made)
+        feed.watch(stream.topic)
+        within(10.0, lambda: told(feed, stream)["messages"] == 3)
+    assert made == [stream.topic] * 2

@@ -108,3 +108,15 @@ def test_who_has_lost_the_topic_does_not_take_it_back_at_once(tmp_path: Path, mo
             relay(stream.store, stream.topic, kafka, stop=claim)
     assert sum(sent) == 40_000
     assert stored(stream) == Cursor(stream.topic)
+
+
+def test_a_bucket_that_is_announced_twice_is_sent_once(tmp_path: Path, mock: MockKafka, sent: list[int]) -> None:
+    """A cut-over whose moves are interrupted is done again."""
+    stream = outbox(tmp_path, "demo.shop.t")
+    mock.make(stream.topic)
+    buckets = [f"pass-{number:012}" for number in (1, 2, 3)]
+    for number, bucket in enumerate(buckets):
+        publish(stream, bucket, notes(number * 10, 3))
+    with KafkaTopics(KafkaSettings((mock.bootstrap,))) as kafka:
+        done = relay(stream.store, stream.topic, kafka, buckets=[buckets[0], *buckets[:2], *buckets])
+    assert (done.buckets, sum(sent)) == (tuple(buckets), 9)

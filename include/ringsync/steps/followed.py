@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Set
 
 from ringsync.config import Config
@@ -13,7 +14,7 @@ from ringsync.steps.sync_plan import sync_table
 from ringsync.steps.table_state import TableState
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import pass_bucket, pass_numbers
+from ringsync.streams.pass_log import get_pass, mark, pass_bucket, pass_numbers
 from ringsync.streams.relay_cursor import CursorObject
 
 
@@ -61,13 +62,17 @@ class Followed:
         return TableState(sync_table(self._store, self._config, version.table, version), gone=True)
 
     def publish_gone(self, state: TableState) -> None:
-        """See to it, once in an interval, that stream and Kafka get what was published of a table that is gone. Its
-        replica stays as it is: rows after changes cannot be read any more.
+        """See to it, once in an interval, that stream and Kafka get what was published of a table that is gone, also
+        what waits for a bootstrap, which will not come to its end. Its replica stays as it is: rows after changes
+        cannot be read any more.
 
         :raises StreamDamagedError, StepError: a bucket cannot become visible
+        :raises BootstrapReplacedError: another bootstrap has begun just now
+        :raises TableReplacedError: another table has got the topic just now
         """
         if state.table.table_id in self._asked:
             self._feed.watch(state.table.topic)
+            self._end_bootstrap(state.table.table_id)
             publish_passes(self._store, self._config, state.table, self._feed.announce, gone=True)
 
     def ends(self, state: TableState) -> bool:
@@ -82,6 +87,12 @@ class Followed:
         self._asked.remove(table_id)
         done = state.gone or (state.follow_ups is not None and state.follow_ups.is_done())
         return done and self._kafka_has_all(table_id, state.table.topic) and self._end(table_id)
+
+    def _end_bootstrap(self, table_id: str) -> None:
+        numbers = pass_numbers(self._store, table_id)
+        last = get_pass(self._store, table_id, numbers[-1]) if numbers else None
+        if last is not None and last.bootstrap and last.kind != "cutover":
+            mark(self._store, table_id, "cutover", last.bootstrap, int(time.time() * 1000))
 
     def _end(self, table_id: str) -> bool:
         return end_following(self._store, table_id, self._versions.pop(table_id))

@@ -2,6 +2,11 @@
 
 Each topic is relayed by itself, in a thread that lasts as long as there is something to relay: what goes wrong is its
 own trouble, and its own pause. Whether the cluster answers at all is asked once for all of them.
+
+What is scarce is time, memory and files. So there is a room for topics that are well, and one, as large, for those on
+trial: Kafka has taken nothing of them yet, or they have failed since. Each has place for so many at work, so many bytes
+that wait for Kafka, and so many topics. Who is on trial hands over one part, and is well when Kafka has it. Those who
+are well take turns as soon as one of them finds no place.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import resource
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,13 +41,16 @@ LISTED_EVERY_S = 60.0
 """So often it is looked for buckets that nobody has announced: of another process."""
 
 AT_WORK = 4
-"""Topics that are relayed at once; they share their time with the loop. Those who wait for Kafka do not count."""
+"""Topics at work in a room; they share their time with the loop. Those who wait for Kafka do not count."""
 
-AT_ONCE = 64
-"""Topics that are relayed at once, with those who wait for Kafka."""
+QUEUED_BYTES = 256 << 20
+"""Of messages that Kafka does not have yet: where a room has more nobody enters. Who is at work may exceed it."""
 
-FAILING = 4
-"""Topics that are tried again at once after a failure, beside the others: each may fill a producer's queue."""
+AT_ONCE = 32
+"""Topics in a room, with those who wait for Kafka."""
+
+TURN_S = 2.0
+"""Who is well goes on for so long while others wait for a place."""
 
 MOMENT_S = 0.5
 """Who waits for Kafka for longer does not count as being at work."""
@@ -78,8 +86,8 @@ class KafkaFeed:
         self._thread = threading.Thread(target=self._run, name="kafka-feed", daemon=True)
         self._ends_at = math.inf
         self._in_doubt = False
-        self._silence: str | None = None
-        self._gone: str | None = None
+        self._is_crowded = False
+        self._error: str | None = None
 
     def __enter__(self) -> Self:
         if self._settings is not None:
@@ -93,8 +101,6 @@ class KafkaFeed:
         self._news.set()
         if self._settings is not None:
             self._thread.join(LEFT_AFTER_S)
-            if self._gone:
-                _warn(self._gone)
             if self._thread.is_alive():
                 left = [topic.name for topic in self._all() if topic.is_running]
                 _warn(f"the run ends; still waiting for Kafka: {', '.join(left) or 'the cluster'}")
@@ -115,9 +121,8 @@ class KafkaFeed:
             return None
         one = self._topics.get(topic)
         if one is None:
-            return {"messages": 0, "error": self._gone}
-        silence = self._silence if one.buckets else None
-        return {"messages": one.kafka.confirmed, "error": self._gone or silence or one.error}
+            return {"messages": 0, "error": self._error}
+        return {"messages": one.kafka.confirmed, "error": (self._error if one.has_work else None) or one.error}
 
     def producers(self) -> int:
         """How many topics have one."""
@@ -144,19 +149,19 @@ class KafkaFeed:
 
     def _run(self) -> None:
         assert self._settings is not None
-        try:
-            with KafkaTopics(self._settings) as cluster:
-                while not self._has_ended():
-                    self._news.wait(MOMENT_S)
-                    self._news.clear()
-                    if self._in_doubt:
-                        self._ask(cluster)
-                    else:
-                        self._begin_some(time.monotonic())
-        except BaseException as error:
-            self._gone = f"the feed of Kafka has ended: {type(error).__name__}: {error}"
-            traceback.print_exc()
-            return
+        cluster = KafkaTopics(self._settings)
+        while not self._has_ended():
+            self._news.wait(MOMENT_S)
+            self._news.clear()
+            try:
+                if self._in_doubt:
+                    self._ask(cluster)
+                else:
+                    self._begin_some(time.monotonic())
+                self._error = None
+            except Exception as error:  # whatever it is: nobody else would begin a topic any more
+                self._error = _told(error, self._error)
+                time.sleep(PAUSE_S)
         for topic in self._all():
             topic.kafka.close()
 
@@ -169,30 +174,28 @@ class KafkaFeed:
         return not waiting and not any(topic.is_running for topic in topics)
 
     def _ask(self, cluster: KafkaTopics) -> None:
-        """Find out whether it is the cluster that does not answer, or only a topic of it."""
-        if not math.isinf(self._ends_at):
-            return
-        try:
+        """Find out whether it is the cluster that does not answer, or only a topic of it.
+
+        :raises BrokerUnavailableError: it is the cluster
+        """
+        if math.isinf(self._ends_at):
             cluster.check_answers(lambda: not math.isinf(self._ends_at))
-        except BrokerUnavailableError as error:
-            if self._silence is None:
-                _warn(str(error))
-            self._silence = str(error)
-        else:
-            self._in_doubt, self._silence = False, None
+            self._in_doubt = False
 
     def _begin_some(self, now: float) -> None:
-        """Begin with those that have waited longest, as many as there is room for."""
+        """Begin with those that come first, as many as there is room for."""
+        if self._is_over():
+            return
         topics = self._all()
-        ending = not math.isinf(self._ends_at)
-        running = [topic for topic in topics if topic.is_running]
-        again = FAILING - sum(topic.error is not None for topic in running)
-        at_work = sum(topic.error is None and now - topic.kafka.waits_since < MOMENT_S for topic in running)
-        free = min(AT_WORK - at_work, AT_ONCE - len(running))
-        for topic in sorted((topic for topic in topics if topic.is_due(now, ending)), key=lambda one: one.tried_at):
-            if free > 0 if topic.error is None else again > 0:
-                free, again = (free - 1, again) if topic.error is None else (free, again - 1)
-                self._begin(topic, now)
+        due = [topic for topic in topics if topic.is_due(now, ending=not math.isinf(self._ends_at))]
+        for is_well in (True, False):
+            room = [topic for topic in topics if topic.is_running and topic.is_well == is_well]
+            queue = sorted((topic for topic in due if topic.is_well == is_well), key=_Topic.place_in_queue)
+            while queue and _has_place(room, now):
+                room.append(queue.pop(0))
+                self._begin(room[-1], now)
+            if is_well:
+                self._is_crowded = bool(queue)
         for topic in topics:
             if not topic.is_running and now - topic.tried_at > IDLE_S:
                 topic.kafka.give_up(topic.name)
@@ -206,10 +209,7 @@ class KafkaFeed:
             self._failed(topic, error)
 
     def _failed(self, topic: _Topic, error: Exception) -> None:
-        told = str(error) if isinstance(error, RelayError | StreamError | StorageError) else _named(error)
-        if topic.error != told:
-            _warn(told)
-        topic.failed(error, told, time.monotonic())
+        topic.failed(error, _told(error, topic.error), time.monotonic())
         self._in_doubt = self._in_doubt or isinstance(error, BrokerUnavailableError)
 
     def _relay(self, topic: _Topic) -> None:
@@ -227,24 +227,35 @@ class KafkaFeed:
     def _try(self, topic: _Topic) -> None:
         with self._lock:
             announced = tuple(topic.buckets)
-        is_look = time.monotonic() >= topic.look_at
-        # What another process has published is not announced here. What no process announces any more lies before the
-        # newest bucket that Kafka has: it is looked for once in a run.
-        buckets = None if math.isinf(topic.look_at) else () if is_look else announced
-        done = relay(self._store, topic.name, topic.kafka, buckets=buckets, stop=self._is_over)
-        topic.succeeded()
-        if is_look:
+        begun, is_trial = time.monotonic(), not topic.is_well
+        # What another process has published is not announced here: it is looked for where nothing is. What no process
+        # announces any more lies before the newest bucket that Kafka has: it is looked for once in a run.
+        done = relay(
+            self._store,
+            topic.name,
+            topic.kafka,
+            buckets=announced if topic.was_looked_at else None,
+            stop=lambda: self._is_over() or is_trial or (self._is_crowded and time.monotonic() - begun > TURN_S),
+        )
+        if not announced or not topic.was_looked_at:
             topic.look_at = time.monotonic() + LISTED_EVERY_S
+        topic.succeeded()
         with self._lock:
-            gone = set(announced) if not done.waiting else set(done.buckets)
-            topic.buckets = [bucket for bucket in topic.buckets if bucket not in gone]
+            topic.buckets = [*done.waiting, *topic.buckets[len(announced) :]]
+
+
+def _has_place(room: Collection[_Topic], now: float) -> bool:
+    """Whether one more topic can be relayed beside these."""
+    at_work = sum(now - topic.kafka.waits_since < MOMENT_S for topic in room)
+    queued = sum(topic.kafka.queued_bytes for topic in room)
+    return at_work < AT_WORK and queued < QUEUED_BYTES and len(room) < AT_ONCE
 
 
 class _Topic:
     """A topic and how it fares.
 
     :ivar kafka: its producer; for the thread that relays it
-    :ivar buckets: that were announced and are not relayed yet
+    :ivar buckets: that are known and not relayed yet
     :ivar look_at: when to look for others, by the monotonic clock; minus infinity: it was not done yet
     :ivar tried_at: when the last attempt began
     :ivar is_running: whether there is an attempt
@@ -258,9 +269,29 @@ class _Topic:
         self.look_at = self.tried_at = -math.inf
         self.is_running = False
         self.error: str | None = None
+        self._failures = 0
         self._pause_s = 0.0
         self._again_at = -math.inf
         self._rival_at = -math.inf
+
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether all that was published before the run is relayed, or known."""
+        return not math.isinf(self.look_at)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there may be something that Kafka does not have."""
+        return bool(self.buckets) or not self.was_looked_at
+
+    @property
+    def is_well(self) -> bool:
+        """Whether Kafka has taken something of it, in this run and since it failed."""
+        return self.error is None and self.kafka.confirmed > 0
+
+    def place_in_queue(self) -> tuple[int, float]:
+        """The least comes first: who has failed least often, and of these who has waited longest."""
+        return self._failures, self.tried_at
 
     def is_due(self, now: float, ending: bool) -> bool:
         """Whether to relay it.
@@ -286,17 +317,26 @@ class _Topic:
             self._rival_at = now
             self.look_at = min(self.look_at, now)
         self._again_at = now + self._pause_s * random.uniform(0.5, 1.5)
+        self._failures += 1
         self.error = told
 
     def succeeded(self) -> None:
         """Pause no more; but with another process the topic is taken in turns, ever longer ones."""
         self.error = None
+        self._failures = 0
         if time.monotonic() - self._rival_at > ALONE_AFTER_S:
             self._pause_s = 0.0
 
 
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _told(error: Exception, before: str | None) -> str:
+    """What status says of an error; it is printed when it is new, with its place if nobody has foreseen it."""
+    is_foreseen = isinstance(error, RelayError | StreamError | StorageError)
+    told = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+    if told != before:
+        _warn(told)
+        if not is_foreseen:
+            traceback.print_exception(error)
+    return told
 
 
 def _warn(told: str) -> None:

@@ -37,12 +37,12 @@ class Relayed:
 
     :ivar buckets: that Kafka has wholly now
     :ivar messages: that were confirmed
-    :ivar waiting: published buckets that it has left, as it was asked to stop
+    :ivar waiting: published buckets that it has left, as it was asked to stop; in order
     """
 
     buckets: tuple[str, ...] = ()
     messages: int = 0
-    waiting: int = 0
+    waiting: tuple[str, ...] = ()
 
 
 def relay(
@@ -104,7 +104,7 @@ def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) 
     """The buckets that Kafka does not have yet, of all or of some."""
     after = "" if buckets is None else cursor.newest
     if buckets:
-        some, ahead = [bucket for bucket in buckets if bucket not in cursor], cursor
+        some, ahead = [bucket for bucket in dict.fromkeys(buckets) if bucket not in cursor], cursor
         for bucket in some:
             if not ahead.is_next(bucket):
                 break
@@ -150,7 +150,7 @@ def _relay(
                 handed_over.clear()
                 unconfirmed = 0
             if stopped:
-                return Relayed(tuple(done), confirmed, len(waiting) - len(done))
+                return Relayed(tuple(done), confirmed, tuple(waiting[len(done) :]))
         cursor = cursor.behind(bucket)
         done.append(bucket)
     confirmed += kafka.confirm(target)

@@ -49,6 +49,9 @@ LEADERS_S = 2.0
 _STEP_S = 2.0
 """So long the cluster is waited for at a time, while it is asked whether to wait on."""
 
+_OVERHEAD_BYTES = 400
+"""Of a message in librdkafka's queue, with its headers."""
+
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -137,8 +140,6 @@ class KafkaTopics:
         """Give up what is not confirmed, and all connections."""
         for topic in list(self._senders):
             self.give_up(topic)
-        if self.registry is not None:
-            self.registry.close()
 
     def check_answers(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Make sure that the cluster answers, whatever it says of a topic.
@@ -146,8 +147,11 @@ class KafkaTopics:
         :param stop: asked every second or so; True: it is not waited for any longer
         :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
         """
-        admin = AdminClient(connection_settings(self.settings, self._note))
         deadline = time.monotonic() + self.settings.answer_timeout_s
+        try:
+            admin = AdminClient(connection_settings(self.settings, self._note))
+        except KafkaException as error:  # a certificate that is just being replaced
+            raise self._explained(error.args[0], "all topics") from error
         while True:
             try:
                 admin.list_topics(timeout=min(_STEP_S, self.settings.answer_timeout_s))
@@ -160,6 +164,11 @@ class KafkaTopics:
     def is_open(self, topic: str) -> bool:
         """Whether messages can be sent and confirmed: after an error of the broker they cannot."""
         return topic in self._senders
+
+    @property
+    def queued_bytes(self) -> int:
+        """About how much memory is taken by messages that Kafka does not have yet; for any thread."""
+        return sum(len(sender.producer) * sender.message_bytes for sender in list(self._senders.values()))
 
     @contextmanager
     def waits(self) -> Iterator[None]:
@@ -217,6 +226,7 @@ class KafkaTopics:
             partitions = partition_of(tokens, sender.partitions)
         try:
             sender.begin()
+            sender.message_bytes = _OVERHEAD_BYTES + (sum(map(len, keys)) + sum(map(len, values))) // max(len(keys), 1)
             produce = sender.producer.produce
             for key, value, event_id, partition in zip(keys, values, event_ids, partitions, strict=True):
                 headers: Any = [("event_id", event_id), schema_version]
@@ -269,10 +279,11 @@ class KafkaTopics:
                 sender.abort(self.settings.answer_timeout_s)
 
     def _failed(self, topic: str, error: KafkaException) -> RelayError:
-        """What to raise for an error; the next :meth:`open` begins anew.
+        """What to raise for an error; the next :meth:`open` begins anew, and makes the topic if it was deleted.
 
         Nothing is aborted: what is on its way could come behind the abort. To begin anew ends it for good.
         """
+        self._known.discard(topic)
         sender = self._senders.pop(topic, None)
         reason: KafkaError = error.args[0]
         if sender is not None:
@@ -358,6 +369,7 @@ class _Sender:
     :ivar sent: messages since the last confirmation
     :ivar used: whether something was ever sent
     :ivar begun_at: when the open transaction began, by the monotonic clock; infinite: none is open
+    :ivar message_bytes: what a message takes in memory, of those that were handed over lately
     """
 
     def __init__(self, producer: Producer) -> None:
@@ -366,6 +378,7 @@ class _Sender:
         self.sent = 0
         self.used = False
         self.begun_at = math.inf
+        self.message_bytes = 0
 
     def begin(self) -> None:
         """Begin a transaction, unless one is open."""
@@ -454,7 +467,7 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
         "batch.size": 1_000_000,
         "batch.num.messages": 100_000,
         "queue.buffering.max.messages": 500_000,
-        "queue.buffering.max.kbytes": 256 << 10,
+        "queue.buffering.max.kbytes": 128 << 10,
         "message.max.bytes": MAX_MESSAGE_BYTES,
     }
 

@@ -21,7 +21,7 @@ _NO_SUBJECT = 404
 
 
 class SchemaRegistry:
-    """A schema registry.
+    """A schema registry. No connection stays open: a process has hundreds of topics, and asks seldom.
 
     :param url: its root, e.g. ``http://registry:8081``
     :param ca_file: certificates that an ``https`` registry is checked against; None: the system's
@@ -30,9 +30,8 @@ class SchemaRegistry:
 
     def __init__(self, url: str, ca_file: str | None = None, client_certificate: tuple[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
-        self._session = requests.Session()
-        self._session.verify = ca_file or True
-        self._session.cert = client_certificate
+        self._ca_file = ca_file
+        self._client_certificate = client_certificate
         self._ids: dict[tuple[str, str], int] = {}
 
     def register(self, subject: str, schema: AvroRecord) -> int:
@@ -42,29 +41,30 @@ class SchemaRegistry:
         :raises BrokerUnavailableError: no answer, or none of a registry
         """
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-        known = self._ids.get((subject, text))
-        if known is not None:
-            return known
+        if (subject, text) not in self._ids:
+            with requests.Session() as session:
+                session.verify = self._ca_file or True
+                session.cert = self._client_certificate
+                self._ids[subject, text] = self._register(session, subject, text)
+        return self._ids[subject, text]
+
+    def _register(self, session: requests.Session, subject: str, text: str) -> int:
         path, config = f"/subjects/{quote(subject, safe='')}/versions", f"/config/{quote(subject, safe='')}"
         # Before, so that it holds for this schema. Some registries have no settings for a subject without versions.
-        compatible = self._ask("PUT", config, {"compatibility": COMPATIBILITY}, subject, or_none=_NO_SUBJECT)
-        answer = self._ask("POST", path, {"schema": text, "schemaType": "AVRO"}, subject)
+        compatible = self._ask(session, "PUT", config, {"compatibility": COMPATIBILITY}, subject, or_none=_NO_SUBJECT)
+        answer = self._ask(session, "POST", path, {"schema": text, "schemaType": "AVRO"}, subject)
         if compatible is None:
-            self._ask("PUT", config, {"compatibility": COMPATIBILITY}, subject)
+            self._ask(session, "PUT", config, {"compatibility": COMPATIBILITY}, subject)
         try:
-            found = int(answer["id"])
+            return int(answer["id"])
         except (TypeError, KeyError, ValueError) as error:
             raise BrokerUnavailableError(f"what answers at {self.url} names no id for {subject}: {answer}") from error
-        self._ids[subject, text] = found
-        return found
 
-    def close(self) -> None:
-        """Close its connections."""
-        self._session.close()
-
-    def _ask(self, method: str, path: str, body: Any, subject: str, or_none: int | None = None) -> Any:
+    def _ask(
+        self, session: requests.Session, method: str, path: str, body: Any, subject: str, or_none: int | None = None
+    ) -> Any:
         try:
-            answer = self._session.request(
+            answer = session.request(
                 method, self.url + path, data=json.dumps(body).encode(), headers=_HEADERS, timeout=TIMEOUT_SECONDS
             )
         except requests.RequestException as error:
