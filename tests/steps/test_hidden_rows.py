@@ -173,6 +173,25 @@ def test_where_not_all_replicas_answer_the_log_is_believed(lake: Lake, source: S
     assert shown(lake) == {(1, 1): "alone"}
 
 
+@pytest.mark.parametrize("everywhere", [0, 1])
+def test_one_replica_is_asked_only_where_all_have_what_was_published(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, everywhere: int
+) -> None:
+    """A node that was down lacks a deletion until its hint comes, and has newer changes of older rows."""
+    asked: list[list[str]] = []
+
+    def read_keys(reader: Any, config: Any, keys: pa.RecordBatch, levels: list[str], now_s: int) -> Seen:
+        asked.append(levels)
+        nothing = np.zeros(len(keys), np.bool_)
+        return Seen(row_images_of(change_rows([], TABLE), TABLE, "raw"), nothing, ~nothing)
+
+    monkeypatch.setattr(rows_after, "read_keys", read_keys)
+    publish(lake, [Write(1, 1, None, LATER + 900)], everywhere=everywhere)
+    reader = replace(follow_ups(lake).reader("source"), mode="source")
+    images_after(reader, merge(change_rows([Write(1, 1, "hidden", LATER + 100)], TABLE), TABLE))
+    assert asked[0] == (["LOCAL_ONE"] if everywhere else [])
+
+
 @pytest.mark.parametrize("counts", [{"at_close": 1}, {"agreed": 1, "everywhere": 0}])
 def test_the_log_is_believed_where_few_have_agreed(lake: Lake, source: Source, counts: dict[str, int]) -> None:
     """The one replica that was alive agreed with itself; it is down by now, and the others have no hint yet."""

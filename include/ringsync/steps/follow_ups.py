@@ -296,6 +296,8 @@ class FollowUps:
             expand=config.sync.expand_deletions_of(name),
             deletions=self._deletions_until(last) if mode == "replica" else (),
             deletions_known_from_us=max(replica.deletions_known_from_us, self._kept_since_us()) if replica else 0,
+            # A node that was down lacks what was published meanwhile until it has its hints.
+            one_is_enough=all(one.everywhere for one in self._passes.values() if one.kind == "changes"),
         )
 
     def _kept_since_us(self) -> int:

@@ -73,6 +73,7 @@ class AfterReader:
     :ivar deletions_known_from_us: µs: what was written before may be hidden by other deletions, of which the replica
         shows nothing
     :ivar disagreed: replicas had different rows, so all of them are asked: maybe only one has a change
+    :ivar one_is_enough: all that was published lately was on all replicas, so that each of them shows it
     :ivar element_times: whether the server can tell the times of elements of collections
     :ivar before: whether messages say the row before the change, as far as there is a replica
     :ivar expand: whether rows that deletions of partitions and ranges have removed get messages of their own
@@ -87,6 +88,7 @@ class AfterReader:
     deletions: tuple[tuple[str, int | None], ...] = ()
     deletions_known_from_us: int = 0
     disagreed: bool = False
+    one_is_enough: bool = True
     element_times: bool = True
     before: bool = False
     expand: bool = False
@@ -177,7 +179,9 @@ def _from_source(
     table, now_us = reader.table, now_s * 1_000_000
     rows = merged.take(pa.array(places))
     keys = rows.select(["token", "partition_key", "clustering"])
-    seen = read_keys(reader, config, keys, [] if reader.disagreed else ["LOCAL_ONE"], now_s)
+    seen = read_keys(
+        reader, config, keys, ["LOCAL_ONE"] if reader.one_is_enough and not reader.disagreed else [], now_s
+    )
     after = rows_after(seen.images, rows, table, live_known_from_us=0, misfits=config.replica.unrepresentable_values)
     images = _of_changes(after, np.arange(len(places)))
     instead = seen_instead(images, seen.images, now_us, table)
