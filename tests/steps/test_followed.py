@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,14 +238,20 @@ def test_a_pass_that_is_made_while_a_table_comes_to_its_end_is_followed(
     assert world.buckets == [pass_bucket(1)]
 
 
-def test_a_kill_between_any_two_writes_of_either_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``bucket_close`` ends the table, ``out_of_sequence`` makes a pass; who is killed begins again."""
-    for writes in range(1000):
-        folder = tmp_path / f"{writes}"
+def mortal_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, MortalStore]]:
+    """One after the other, each with a store whose user can be killed."""
+    for number in itertools.count():
+        folder = tmp_path / f"{number}"
         folder.mkdir()
         store = MortalStore(folder / "lake")
         world = World(folder, monkeypatch, store)
         world.there = (FIRST,)
+        yield world, store
+
+
+def test_a_kill_between_any_two_writes_of_either_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bucket_close`` ends the table, ``out_of_sequence`` makes a pass; who is killed begins again."""
+    for writes, (world, store) in enumerate(mortal_worlds(tmp_path, monkeypatch)):
         cycle(world.closer())
         world.planned = ()
         world.put_late()
@@ -267,12 +275,7 @@ def test_what_waits_for_the_bootstrap_of_a_table_that_is_dropped_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else ends the bootstrap if the table is not created again. With a kill between any two writes, too."""
-    for writes in range(1000):
-        folder = tmp_path / f"{writes}"
-        folder.mkdir()
-        store = MortalStore(folder / "lake")
-        world = World(folder, monkeypatch, store)
-        world.there = (FIRST,)
+    for writes, (world, store) in enumerate(mortal_worlds(tmp_path, monkeypatch)):
         closer = world.closer()
         mark(store, FIRST, "begin", "b", 1, check=lambda: None)
         world.put_late()
