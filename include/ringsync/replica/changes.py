@@ -76,7 +76,6 @@ class ReplicaState:
 
     :ivar base: which base it is; every bootstrap makes another
     :ivar base_version: Delta version
-    :ivar from_pass: the first pass that the base may have lacked something of when it was made
     :ivar changes_version: Delta version; -1: there are no changes to this base
     :ivar applied: number of the last pass in it
     :ivar as_of_us: µs: cells written later may or may not be in it
@@ -102,7 +101,6 @@ class ReplicaState:
     live_known_from_us: int
     deletions_known_from_us: int
     whole: bool
-    from_pass: int = 1
     changed_rows: int = 0
     changed_bytes: int = 0
     base_rows: int = 0
@@ -363,7 +361,6 @@ def _state(
         live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
         deletions_known_from_us=max(_deletions_from_us(base), base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
-        from_pass=_from_pass(base),
         changed_rows=changes.rows if theirs else 0,
         changed_bytes=changes.bytes if theirs else 0,
         base_rows=base.rows,
