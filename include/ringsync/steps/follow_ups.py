@@ -429,9 +429,8 @@ class FollowUps:
 
         :returns: False: another process has made a pass meanwhile
         """
-        base = read_snapshot(
-            self._store, base_folder(self._table.schema.keyspace, self._table.schema.name), self._snapshots
-        )
+        folder = base_folder(self._table.schema.keyspace, self._table.schema.name)
+        base = read_snapshot(self._store, folder, self._snapshots)
         context = PassContext(
             config_path=self._application.config_path,
             reader=self._reader("none", state, self.last),

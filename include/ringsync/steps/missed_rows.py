@@ -33,7 +33,7 @@ from ringsync.steps.rows_before import Said, alive, places_of
 from ringsync.steps.spared_rows import changes_of_nothing
 from ringsync.storage.port import NotFoundError
 from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import Pass, among, changes_key, digest_halves, pass_bucket, sorted_digests
+from ringsync.streams.pass_log import Digests, Pass, among, changes_key, digest_halves, pass_bucket, sorted_digests
 
 TOLD_AGAIN = "told_again"
 """In the counts of a pass that tells such rows: the number of the bootstrap's ``begin``."""
@@ -119,9 +119,7 @@ class MissedRows:
                     made_at_ms=now_ms,
                 )
 
-    def said(
-        self, rows: pa.RecordBatch, seen: np.ndarray[tuple[int, int], np.dtype[np.uint64]], now_s: int
-    ) -> list[Said]:
+    def said(self, rows: pa.RecordBatch, seen: Digests, now_s: int) -> list[Said]:
         """What is told of partitions that were copied otherwise than the replica shows them: the deletions and static
         cells of these changes, copied rows that are gone, and rows that are there.
 
@@ -152,18 +150,18 @@ class MissedRows:
         new, new_copies = (~among(digest_halves(_key_digests(one, table)), seen) for one in (images, copies))
         told = there & (again | (differs & new))
         removed = gone & new_copies & has_clustering(copies, table)
-        as_they_were = self._again(of_rows.filter(pa.array((kinds >= PARTITION_DELETION) | (kinds == STATIC))), images)
+        repeated = of_rows.filter(pa.array((kinds >= PARTITION_DELETION) | (kinds == STATIC)))
         return [
-            as_they_were,
+            self._again(repeated, images, now_s),
             self._told(copies.filter(pa.array(removed)), of_rows, visible=False),
             self._told(images.filter(pa.array(told)), of_rows, visible=True),
         ]
 
-    def _again(self, changes: pa.RecordBatch, images: pa.RecordBatch) -> Said:
+    def _again(self, changes: pa.RecordBatch, images: pa.RecordBatch, now_s: int) -> Said:
         """Deletions and changes of static cells, with what is static now."""
         table = self.context.reader.table
         place = places_of(changes["partition_key"], image_keys(images, table)[0])
-        static = live_rows(images, table, int(time.time()))["#static"].to_numpy(zero_copy_only=False)
+        static = live_rows(images, table, now_s)["#static"].to_numpy(zero_copy_only=False)
         visible = np.zeros(len(changes), np.bool_)
         visible[place >= 0] = static[place[place >= 0]]
         found = images.take(pa.array(place, mask=place < 0)) if len(images) else _nothing(images, len(changes))
