@@ -234,11 +234,17 @@ def test_of_a_part_that_fails_in_its_middle_consumers_see_nothing(
     publish(stream, "pass-000000000002", notes(5000, 5000))
     serialiser, broken = kafka_relay._serialiser, [True]
 
+    def await_some_beyond(records: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(read_topic(broker.bootstrap, stream.topic, "read_uncommitted")) <= records:
+            assert time.monotonic() < deadline, "nothing has come of what was sent"
+
     def picky(*given: Any) -> Any:
         serialise = serialiser(*given)
 
         def checked(block: Any) -> Any:
             if broken and any(b"note 9500 " in value for value in block.values):
+                await_some_beyond(5000)
                 raise ValueError("cannot be written")
             return serialise(block)
 
