@@ -67,7 +67,7 @@ class RunState:
 class TaskFailure:
     """What a task's log says last.
 
-    :ivar message: its last exception's text, or the log's last lines where there is none
+    :ivar message: text of the task's last exception, or the log's last lines where there is none
     :ivar final: whether the task said itself that trying again cannot help
     """
 

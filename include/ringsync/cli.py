@@ -64,7 +64,7 @@ class Run:
 class _Limit:
     """One field of :class:`ringsync.sources.limits.Limits` on the command line.
 
-    :ivar unit: in which it is given and shown, as so many of the field's
+    :ivar unit: in what unit the limit is given and shown: how many of the field's units
     """
 
     option: str
@@ -330,7 +330,7 @@ def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
 def patient(stage: Callable[[], str | None]) -> Callable[[], str | None]:
     """What asks Airflow how far runs are, but bears with it while it does not answer.
 
-    :param stage: for :func:`ringsync.progress.follow`
+    :param stage: what :func:`ringsync.progress.follow` takes
     :returns: the same; it raises AirflowError once Airflow was away for longer than :data:`PATIENCE_S`
     """
     seen = time.monotonic()

@@ -22,8 +22,8 @@ class Family:
     """All numbers of one name.
 
     :ivar source: keys of the status object, from outside to inside, joined by dots
-    :ivar scale: by which its number is multiplied: Prometheus counts in seconds and bytes
-    :ivar labels: of all its numbers, besides those of node, queue or table
+    :ivar scale: factor for its number: Prometheus counts in seconds and bytes
+    :ivar labels: labels of all its numbers, besides those of node, queue or table
     """
 
     source: str
@@ -83,7 +83,7 @@ LATE = (
 def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
     """All numbers in the loops' status objects.
 
-    :param statuses: as :func:`ringsync.status.read_statuses` gives them
+    :param statuses: result of :func:`ringsync.status.read_statuses`
     """
     for key, status in statuses.items():
         application, _, name = key.partition("/")
@@ -111,7 +111,7 @@ def _numbers(families: Iterable[Family], status: Mapping[str, Any], labels: Mapp
 def exposition(statuses: Mapping[str, Mapping[str, Any]]) -> str:
     """The numbers as Prometheus reads them (its text format 0.0.4).
 
-    :param statuses: as :func:`ringsync.status.read_statuses` gives them
+    :param statuses: result of :func:`ringsync.status.read_statuses`
     """
     by_name: dict[str, list[Sample]] = {}
     for sample in samples(statuses):
@@ -133,7 +133,7 @@ def write_prometheus(path: str | Path, statuses: Mapping[str, Mapping[str, Any]]
     """Replace a file of Prometheus's textfile collector at once: readers see the old one or the new one.
 
     :param path: ``metrics.prometheus_file``; its folder must be there
-    :param statuses: of all loops, as :func:`ringsync.status.read_statuses` gives them
+    :param statuses: result of :func:`ringsync.status.read_statuses`, of all loops
     :raises OSError: it cannot be written
     """
     path = Path(path)

@@ -70,14 +70,14 @@ def config_path() -> str:
 class SparkApplication:
     """How one Spark application is submitted.
 
-    :ivar name: its file's name in spark_apps/, without ``.py``
-    :ivar options: its own arguments after those that all have: Jinja templates of the DAG run's ``params``;
+    :ivar name: name of its file in spark_apps/, without ``.py``
+    :ivar options: the arguments that only this application has: Jinja templates of the DAG run's ``params``;
         one that renders to nothing is left out (:func:`given`)
     :ivar driver_memory: greatest heap of the driver's JVM
     :ivar lean: start fast rather than run fast
-    :ivar of_table: its run is for one table, the parameter ``table``
+    :ivar of_table: whether a run is for one table, the parameter ``table``
     :ivar loop: it works for some minutes and can be killed and started again at any time
-    :ivar queue: of the workers that can run it; None: any
+    :ivar queue: name of the queue whose workers can run it; None: any
     """
 
     name: str
@@ -252,7 +252,7 @@ def safe_run_id(run_id: str) -> str:
 class Failure:
     """Why a step failed, for people, and whether trying again can help.
 
-    :ivar exit_code: of spark-submit, which passes the application's on; None when it cannot be told
+    :ivar exit_code: exit code of spark-submit, which is the application's; None when it is unknown
     """
 
     exit_code: int | None
@@ -267,7 +267,7 @@ def explain_failure(application: str, output: str) -> Failure:
     output (SparkSubmitHook.submit). The applications print ``ringsync: error: …`` and ``ringsync: report: …``, and
     exit with the codes of specs/peers.md A.4; a negative code is the signal that killed spark-submit.
 
-    :param application: its name
+    :param application: name of the application
     :param output: the exception's text
     """
     found = re.search(r"Error code is: (-?\d+)", output)

@@ -24,14 +24,14 @@ class Progress:
 
     :ivar attempt: how many drivers have worked on it; 0: none yet
     :ivar ranges_done: token ranges committed
-    :ivar ranges_failed: that could not be read so far
-    :ivar fraction: of the selected tokens, the part that is read, 0…1; 1 only when all of it is committed
+    :ivar ranges_failed: ranges that could not be read so far
+    :ivar fraction: share of the selected tokens that is read, 0…1; 1 only when all of it is committed
     :ivar estimated_rows: None: not known yet
     :ivar rows_before: committed by earlier attempts
     :ivar cells: values that are there
-    :ivar bytes: of result pages
+    :ivar bytes: size of the result pages
     :ivar rows_per_s: over the last moments; None: nothing to tell from
-    :ivar seconds_left: at the speed of the last moments; None: nothing to tell from
+    :ivar seconds_left: estimate from the speed of the last moments; None: unknown
     """
 
     attempt: int = 0
@@ -93,7 +93,7 @@ def follow(
 
     :param read: gives the progress, see :func:`read_progress`
     :param stage: gives what the run does now, ``scan`` for example; None when it is over
-    :param console: where to show it; a bar if it is a terminal, else lines
+    :param console: where to show progress: a bar on a terminal, else lines
     :param title: what the run is about, e.g. the table
     :param poll_s: seconds between two looks
     :returns: the last progress read

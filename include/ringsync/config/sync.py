@@ -92,7 +92,7 @@ class Sync(Section):
     def useless_patterns(self, tables: Collection[str]) -> list[str]:
         """Keys of ours that name no table.
 
-        :param tables: those with ``cdc = true``, ``keyspace.table`` as in CQL
+        :param tables: names of the tables with ``cdc = true``, ``keyspace.table`` as in CQL
         :returns: such as ``sync.exclude: shop.tmp_*``
         """
         keys = {"include": self.include, "exclude": self.exclude, "tables": tuple(self.tables)}

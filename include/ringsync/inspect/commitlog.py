@@ -26,12 +26,12 @@ from ringsync.inspect.tables import Tables
 class Inspection:
     """Reads segments, one after another.
 
-    :ivar tables: whose records are decoded, and whose are shown
+    :ivar tables: the tables whose records are decoded, and those whose records are shown
     :ivar output: gets the change rows
     :ivar problems: gets what cannot be read
-    :ivar ignore_index: read segments to their end, also what was never synced
+    :ivar ignore_index: whether to read segments to their end, also what was never synced
     :ivar key_of: the key of an alias, for encrypted segments
-    :ivar progress: is told how much of a segment is read, 0…1
+    :ivar progress: called with how much of a segment is read, 0…1
     """
 
     tables: Tables

@@ -25,7 +25,7 @@ class TableCounts:
 
     :ivar kinds: change rows by kind
     :ivar cells: tombstones included
-    :ivar bytes: of keys, paths and values
+    :ivar bytes: size of keys, paths and values
     :ivar first: the least timestamp of a change row's latest write, µs; None: there are no change rows
     :ivar last: the greatest
     """
@@ -42,9 +42,9 @@ class Summary:
     """Counts over all segments.
 
     :ivar segments: a line for each
-    :ivar records: by outcome; together all that there are
-    :ivar lost_bytes: that hold no readable record
-    :ivar tables: by table id
+    :ivar records: number of records by outcome; together all that there are
+    :ivar lost_bytes: bytes that hold no readable record
+    :ivar tables: what was read of each table, by table id
     """
 
     segments: list[str] = field(default_factory=list)

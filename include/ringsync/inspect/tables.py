@@ -18,7 +18,7 @@ from ringsync.schema.table import Schema, TableSchema
 class Tables:
     """The tables that are known.
 
-    :ivar by_id: those that can be decoded; Cassandra's own only if they are asked for
+    :ivar by_id: tables that can be decoded, by id; Cassandra's own only on request
     :ivar shown: ids of those that are asked for
     :ivar unreadable: why a known table cannot be decoded, by id
     """

@@ -58,7 +58,7 @@ def own_properties(configuration: Mapping[str, str]) -> dict[str, str]:
 def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> None:
     """Look whether what lies at ``uri`` is a replica of this very table, whatever schema it had.
 
-    :param found: its own properties
+    :param found: the properties that the table has
     :raises ReplicaMismatchError: it is not
     """
     if found.get("table_id") != table.table_id:
@@ -72,7 +72,7 @@ def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> No
 def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) -> None:
     """Look whether what lies at ``uri`` is the replica of this table with this schema.
 
-    :param found: its own properties
+    :param found: the properties that the table has
     :raises ReplicaMismatchError: it is not
     """
     check_table_id(uri, found, table)

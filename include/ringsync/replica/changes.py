@@ -74,7 +74,7 @@ class StaleStateError(ConcurrentCommitError):
 class ReplicaState:
     """What a replica consists of, at one moment.
 
-    :ivar base: which base it is; every bootstrap makes another
+    :ivar base: id of the base; every bootstrap makes another
     :ivar base_version: Delta version
     :ivar changes_version: Delta version; -1: there are no changes to this base
     :ivar applied: number of the last pass in it
@@ -83,12 +83,12 @@ class ReplicaState:
     :ivar deletions_known_from_us: µs: what was written before may be hidden by deletions of which it shows nothing, as
         the SELECT did that it was made from
     :ivar whole: all rows and columns of the table were copied, and not a selection
-    :ivar changed_rows: in the table of changes
-    :ivar changed_bytes: of its files, compressed
-    :ivar base_rows: in the base, without those marked deleted
-    :ivar base_bytes: of its files, compressed
-    :ivar changed_since_ms: when the oldest file of changes was written, ms since the epoch; None: there is none
-    :ivar options: with which delta-rs reaches the store (:func:`ringsync.storage.delta_options`)
+    :ivar changed_rows: rows in the table of changes
+    :ivar changed_bytes: compressed size of its files
+    :ivar base_rows: rows in the base, without those marked deleted
+    :ivar base_bytes: compressed size of its files
+    :ivar changed_since_ms: time when the oldest file of changes was written, ms since the epoch; None: no such file
+    :ivar options: settings by which delta-rs reaches the store (:func:`ringsync.storage.delta_options`)
     """
 
     base_uri: str
@@ -122,8 +122,8 @@ def replica_state(
 ) -> ReplicaState | None:
     """What the replica is now; None: the table has none.
 
-    :param options: for delta-rs (:func:`ringsync.storage.delta_options`)
-    :param known: for who asks often
+    :param options: settings by which delta-rs reaches the store (:func:`ringsync.storage.delta_options`)
+    :param known: cache: an unchanged table is not read again
     :raises ReplicaMismatchError: it is the replica of another table id or schema
     """
     base, changes = _snapshots(store, table, known)
@@ -148,7 +148,7 @@ def append_pass(
 ) -> int:
     """Add a pass to the replica, in one commit; one that it contains is passed over.
 
-    :param files: in the folder of changes, of :func:`changes_schema`, sorted by token; ``_version`` is the pass
+    :param files: files in the folder of changes, of :func:`changes_schema`, sorted by token; ``_version`` is the pass
     :param now_ms: ms since the epoch
     :param seen: the state from which the images were computed
     :param as_of_us: µs: all that was written until then is in this pass and those before
@@ -286,7 +286,7 @@ def _last_pass_in(file: Mapping[str, Any]) -> float:
 def write_checkpoint(uri: str, options: Mapping[str, str], *, forget_old_commits: bool = False) -> None:
     """Sum the log of a Delta table up.
 
-    :param options: for delta-rs
+    :param options: settings by which delta-rs reaches the store
     :param forget_old_commits: remove commits older than the table's ``delta.logRetentionDuration``
     """
     from deltalake import DeltaTable

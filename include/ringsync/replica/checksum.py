@@ -40,7 +40,8 @@ def range_checksums(
     Nothing but the sums leaves a task: sending rows through the JVM would cost several times the reading.
 
     :param pieces: how many there are, and tasks
-    :param read: in a task: the rows of a piece that a SELECT shows (:func:`ringsync.replica.live_rows.shown_rows`)
+    :param read: gives, in a task, the rows of a piece that a SELECT shows
+        (:func:`ringsync.replica.live_rows.shown_rows`)
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]; rows outside do
         not count
     :returns: one row per range: ``range`` (its index) and :data:`CHECKSUM_FIELDS`, all int64
@@ -60,7 +61,7 @@ def range_checksums(
 def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array) -> pa.RecordBatch:
     """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them.
 
-    :param rows: as :func:`ringsync.replica.live_rows.shown_rows` gives them
+    :param rows: result of :func:`ringsync.replica.live_rows.shown_rows`
     """
     counted = _columns_with_cells(table)
     found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)

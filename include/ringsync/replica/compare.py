@@ -42,7 +42,7 @@ class Comparison:
     :ivar replica_cells: their live cells
     :ivar rows: rows of the differing ranges by outcome; each row has one
     :ivar differences_by_kind: number of differences, those not listed included; a row can have several
-    :ivar differences: those listed
+    :ivar differences: the differences that are listed
     """
 
     ranges: int
@@ -140,7 +140,7 @@ def repair(
     :param source: row images of these ranges, read anew; others are left out
     :param ranges: (start, end], as :attr:`Comparison.differing_ranges`
     :param up_to_pass: the last pass that the replica had when the source was read
-    :param properties: for the commit's user metadata, e.g. ``run_id``
+    :param properties: the commit's user metadata, e.g. ``run_id``
     :param check: raises when the replica is another by now; asked before each commit
     :raises ReplicaMismatchError: when the base is not the replica of this table and schema
     """

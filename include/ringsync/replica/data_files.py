@@ -16,7 +16,7 @@ ROW_GROUP_BYTES = 64 * 2**20
 class DataFileWriter:
     """One file in the making, in memory.
 
-    :param schema: of row images
+    :param schema: the Arrow schema of row images
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -52,7 +52,7 @@ class DataFileWriter:
     def finish(self, name: str, now_ms: int) -> tuple[DataFile, bytes]:
         """Close the file: what is to be known of it, and its bytes.
 
-        :param name: that it will have in the table's folder
+        :param name: the file's name in the table's folder
         :param now_ms: ms since the epoch
         :raises ValueError: it has no rows
         """

@@ -44,7 +44,7 @@ class DataFile:
     """A Parquet file of row images in the table's folder.
 
     :ivar name: relative to the table's folder
-    :ivar bytes: its size
+    :ivar bytes: the file's size
     :ivar min_token: least token inside, for readers that skip files
     :ivar written_at_ms: ms since the epoch
     """
@@ -101,7 +101,7 @@ def read_snapshot(store: ObjectStore, folder: str, known: KnownSnapshots | None 
     """Replay the log from its last checkpoint.
 
     :param folder: the table's key in the store
-    :param known: for who asks often: where the log is as it was then, it is not read again
+    :param known: cache: an unchanged log is not read again
     :raises DeltaLogError: commits are missing, or the table uses features that this reader does not know
     """
     known = {} if known is None else known
@@ -165,7 +165,7 @@ def replace_all(
     """Make the table consist of these files and nothing else, in one commit; create it if it is not there.
 
     :param before: what the table was when it was decided to replace it
-    :param schema: as Spark writes it, JSON
+    :param schema: Spark's JSON form of the schema
     :param properties: table properties; those named ``delta.…`` must be what Delta knows
     :param transaction: application id: this table takes each only once
     :param also: further versions by application id, whatever they were before
@@ -229,7 +229,7 @@ def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequen
     """Take files out of a table, in one commit.
 
     :param before: what the table was when it was decided to remove these
-    :param files: of it
+    :param files: the table's files
     :param now_ms: ms since the epoch
     :returns: the version
     :raises ConcurrentCommitError: somebody has committed since ``before``

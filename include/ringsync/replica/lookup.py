@@ -191,7 +191,7 @@ def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]
     """All columns of rows.
 
     :param table: a DeltaTable
-    :param rest: of the query; the table is called ``b``
+    :param rest: the query behind SELECT; the table is called ``b``
     """
     from deltalake import QueryBuilder
 

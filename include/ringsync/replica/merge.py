@@ -50,7 +50,7 @@ class MergeResult:
 
     :ivar merged_pass: the last pass whose images are in the base now
     :ivar read: images in the table of changes
-    :ivar superseded: of rows of which there was a newer one
+    :ivar superseded: rows dropped because a newer one was there
     :ivar updated: rows of the base replaced
     :ivar inserted: rows that the base did not have
     :ivar deleted: rows of the base that are dead for good
@@ -71,7 +71,7 @@ def due(state: ReplicaState, now_ms: int, *, interval_s: float, rows_fraction: f
 
     :param now_ms: ms since the epoch
     :param interval_s: changes older than that are merged
-    :param rows_fraction: of the base's rows; more changes than that are merged
+    :param rows_fraction: share of the base's rows, 0…1; more changes than that are merged
     """
     if state.changed_since_ms is None:
         return False
@@ -92,7 +92,7 @@ def merge_changes(
 
     :param state: what is added to the changes later stays there
     :param now_s: seconds since the epoch
-    :param dead_kept_s: so long dead rows are kept: the table's ``gc_grace_seconds`` at least
+    :param dead_kept_s: seconds that dead rows are kept; at least the table's ``gc_grace_seconds``
     :param properties: go into the commit's user metadata beside ``merged_pass``, e.g. ``run_id``
     :raises delta.exceptions.DeltaConcurrentModificationException: somebody else has written to the base meanwhile;
         nothing was merged, or the changes are still there
@@ -218,7 +218,7 @@ def tidy(spark: SparkSession, store: ObjectStore, replica: ReplicaTable, options
     Each merge adds small files with tokens from everywhere to the base, and marks rows deleted in the others. Where
     that has come to a quarter of the rows, all files are written anew in token order.
 
-    :param options: for delta-rs
+    :param options: settings by which delta-rs reaches the store
     :returns: whether the base was compacted
     """
     table = replica.table

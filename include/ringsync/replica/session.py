@@ -100,7 +100,7 @@ def spark_session(
 def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
     """From now on batches of this session have as many rows as fit into memory, and :data:`MOST_ROWS` at most.
 
-    :param rows: of the table that is read
+    :param rows: number of rows in the table that is read
     :param size: bytes of its files, compressed
     """
     fitting = BATCH_BYTES * rows // size if size else MOST_ROWS

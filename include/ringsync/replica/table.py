@@ -42,7 +42,7 @@ class WriteResult:
 class ReplicaTable:
     """The replica of one table.
 
-    :ivar uri: its folder, ``…/replica/<keyspace>/<table>``: a local path or an object store's URI
+    :ivar uri: the table's folder, ``…/replica/<keyspace>/<table>``: a local path or an object store's URI
     """
 
     uri: str

@@ -22,8 +22,8 @@ class RankedRing:
     spread as the tokens are; but replicas that are alive come before those that are not.
 
     :ivar ring: what it was made from
-    :ivar ranges: by number
-    :ivar hosts: by number of the range, then by rank
+    :ivar ranges: token ranges, by number
+    :ivar hosts: replicas, by number of the range, then by rank
     """
 
     ring: RingSnapshot

@@ -25,7 +25,7 @@ class Host:
     """A node that owns tokens.
 
     :ivar id: the node's host id, a UUID as text
-    :ivar address: where it speaks CQL, with ``port``
+    :ivar address: where the node speaks CQL, with ``port``
     :ivar up: whether the driver believes it alive
     """
 

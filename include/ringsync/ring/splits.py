@@ -71,9 +71,9 @@ def plan_splits(
     """Cut the ring, or what is left of it, into tasks; every token is in exactly one.
 
     :param estimate: the size of the whole table; None gives ``minimum`` splits
-    :param split_size_bytes: wanted size of a split
-    :param minimum: at least so many splits
-    :param maximum: at most so many, whatever the estimate says; wins over ``minimum``
+    :param split_size_bytes: target size of a split, bytes
+    :param minimum: least number of splits
+    :param maximum: greatest number of splits, whatever the estimate says; wins over ``minimum``
     :param datacenter: ask hosts of this one first
     :param within: the tokens to read, disjoint ranges: each is at least one split
     :returns: splits in such an order that neighbours ask different hosts as far as possible

@@ -41,7 +41,7 @@ class Node:
     """A node of the cluster.
 
     :ivar endpoint: ``address:port``
-    :ivar settings: by name in cassandra.yaml, those that it has; None: it is down and was not asked
+    :ivar settings: the node's settings by their names in cassandra.yaml; None: it is down and was not asked
     """
 
     endpoint: str
@@ -89,7 +89,7 @@ def full_name(keyspace: str, table: str) -> str:
 def tell_tables(tables: Sequence[str], sync: Sync) -> list[str]:
     """Remarks about what is followed, and what is not.
 
-    :param tables: those with ``cdc = true``, ``keyspace.table`` as in CQL
+    :param tables: names of the tables with ``cdc = true``, ``keyspace.table`` as in CQL
     """
     if not tables:
         return ["no table has cdc = true yet: ALTER TABLE … WITH cdc = true, or cdcservice bootstrap"]
@@ -130,7 +130,7 @@ def longest_sync_period_ms(config: Config) -> int:
 def read_node(session: Any, host: Any) -> Node:
     """What a node says of its own settings; each node knows its own only.
 
-    :param host: one of the driver's
+    :param host: a host as the driver knows it
     :raises Unauthorized: we may not read system_views
     """
     names = ", ".join(f"'{name}'" for name in _SETTINGS)

@@ -34,7 +34,7 @@ class DagHealth:
 def expected_loops(queues: Sequence[str]) -> tuple[str, ...]:
     """Keys of the status objects that must be there.
 
-    :param queues: of workers, ``config.sync.queues``
+    :param queues: names of the workers' queues, ``config.sync.queues``
     """
     return (*(f"commitlog_stage/{queue}" for queue in queues), "bucket_close/close", "out_of_sequence/queue")
 
@@ -44,9 +44,9 @@ def problems(
 ) -> list[str]:
     """What is wrong, each in a sentence; nothing: all is well.
 
-    :param statuses: of the loops
-    :param dags: of Airflow, those that could be asked
-    :param queues: of workers
+    :param statuses: what the loops last said
+    :param dags: what Airflow says of the DAGs that could be asked
+    :param queues: names of the workers' queues
     :param stopped: whether ``cdcservice stop`` was the last word
     :param now_s: seconds since the epoch
     """

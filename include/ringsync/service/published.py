@@ -49,7 +49,7 @@ class Waited:
 class Left:
     """Something that is not done yet.
 
-    :ivar loop: who has to do it
+    :ivar loop: the loop that has to do it
     """
 
     loop: str
@@ -60,7 +60,7 @@ class Left:
 class Seen:
     """How things stand at a moment.
 
-    :ivar statuses: by loop
+    :ivar statuses: what each loop last said, by loop
     :ivar plan: the newest; None: there is none yet
     :ivar followed: ids of tables that ``bucket_close`` has to follow to their end, planned or not
     """
@@ -165,7 +165,7 @@ def wait_until_published(
     :param synced_ms: ms since the epoch: of the last write, and the nodes' ``commitlog_sync_period``
     :param timeout_s: seconds
     :param kafka: whether there is one
-    :param tell: is told what is left, again and again
+    :param tell: called with what is left, again and again
     :raises StorageError: the store cannot be read
     """
     patience = _Patience(store, clock() + timeout_s, tell, clock, sleep)
@@ -217,7 +217,7 @@ def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
 def late_left(store: ObjectStore, seen: Seen, files: set[str]) -> Iterator[Left]:
     """Files of late rows that are still there: each is removed when all its rows are published.
 
-    :param files: those that are waited for; of tables that are gone, too: they are removed soon
+    :param files: keys of the files to wait for, also of tables that are gone: they are removed soon
     """
     left = files & {stat.key for stat in store.list(LATE_ROWS)}
     if left:
@@ -236,8 +236,8 @@ def _unseen(seen: Seen) -> Iterator[Left]:
 def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
     """Buckets that began before a moment, and are not wholly published.
 
-    :param staged_ms: when all rows were staged, ms since the epoch
-    :param late_ms: when all late rows were published, ms since the epoch
+    :param staged_ms: time when all rows were staged, ms since the epoch
+    :param late_ms: time when all late rows were published, ms since the epoch
     """
     close = seen.close
     if close.get("error"):
@@ -257,7 +257,7 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
 def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
     """Tables whose stream or replica do not have all passes; those without a replica are not waited for.
 
-    :param passes: by table the last one that is waited for; None: it is bootstrapped, and gets its number after that
+    :param passes: the last pass to wait for, by table; None: the table is being bootstrapped, and its number follows
     """
     yield from _unseen(seen)
     planned = {table.schema.full_name for table in seen.plan.tables} if seen.plan else set()
@@ -285,7 +285,7 @@ def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
 def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> Iterator[Left]:
     """Buckets of the streams that Kafka does not have.
 
-    :param buckets: by topic those that are waited for: all that are published when this is asked first
+    :param buckets: the buckets to wait for, by topic: all that are published when this is first asked
     """
     yield from _unseen(seen)
     topics = {one["topic"]: str(one.get("kafka_error") or "") for one in seen.tables.values() if "topic" in one}

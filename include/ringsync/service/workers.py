@@ -27,7 +27,7 @@ class Told:
 def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> Told:
     """What the stages of all queues say of their nodes. A node that is down is not looked at.
 
-    :param statuses: of all loops
+    :param statuses: what all loops last said
     :param queues: ``config.sync.queues``
     :param before: ``at_ms`` of statuses that do not count, by queue: they are of a run before
     """
@@ -63,7 +63,7 @@ def wait_for_workers(
 
     :param before: see :func:`told_by_workers`
     :param timeout_s: seconds
-    :param tell: is told what is waited for
+    :param tell: called with what is waited for
     :returns: what was told last
     :raises StorageError: the store cannot be read
     """

@@ -45,7 +45,7 @@ class Bootstrap:
     :ivar id: unique; the name of its bucket in the stream and part of the names of its files
     :ivar state: :data:`SCANNING`, :data:`PUBLISHING`, :data:`COMPLETED` or :data:`CANCELLED`
     :ivar specification: what is copied and how, as JSON; who wants the same continues it
-    :ivar run: which started it
+    :ivar run: the run that started it
     :ivar as_of: seconds since the epoch, when it began: cells written later may or may not be in it
     """
 
@@ -63,8 +63,8 @@ class CommittedRange:
     """A range that has been read, with what came of it.
 
     :ivar range: without wrap
-    :ivar attempt: of the run that committed it
-    :ivar bytes: of result pages
+    :ivar attempt: number of the attempt that committed it
+    :ivar bytes: size of the result pages
     :ivar outputs: the files, as JSON
     """
 
@@ -80,8 +80,8 @@ class CommittedRange:
 class BootstrapState:
     """Both tables.
 
-    :param session: with the driver's default row factory
-    :param keyspace: of ringsync's own state
+    :param session: a session with the driver's default row factory
+    :param keyspace: name of ringsync's own keyspace
     :param sleep: waits so many seconds
     """
 
@@ -175,7 +175,7 @@ class BootstrapState:
     def take_over(self, bootstrap_id: str, owner: str) -> RangeLedger:
         """Become the one who commits ranges; whoever did before no longer can.
 
-        :param owner: different for every process that calls this
+        :param owner: a name that no other process uses
         :raises StateError: the cluster does not let us
         """
         while True:

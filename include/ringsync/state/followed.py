@@ -36,7 +36,7 @@ def followed_tables(store: ObjectStore) -> dict[str, str]:
 def end_following(store: ObjectStore, table_id: str, version: str) -> bool:
     """Nothing is left to do for a table.
 
-    :param version: as it was before that was found
+    :param version: the object's version before that was found
     :returns: False: somebody has made passes since
     """
     try:

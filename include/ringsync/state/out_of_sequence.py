@@ -38,10 +38,10 @@ class Shard:
     """Late rows that are looked at together.
 
     :ivar file: key of the file with the change rows
-    :ivar number: from 0
-    :ivar shards: of the file
+    :ivar number: the shard's number, from 0
+    :ivar shards: number of shards of the file
     :ivar admitted_ms: ms since the epoch
-    :ivar due_ms: when they are to be looked at, ms since the epoch
+    :ivar due_ms: time of the next look at them, ms since the epoch
     :ivar attempts: how often they have been looked at
     :ivar waiting: rows
     """
@@ -58,8 +58,8 @@ class Shard:
 class OutOfSequence:
     """The table ``out_of_sequence``.
 
-    :param session: with the driver's default row factory
-    :param keyspace: of ringsync's own state
+    :param session: a session with the driver's default row factory
+    :param keyspace: name of ringsync's own keyspace
     """
 
     def __init__(self, session: Session, keyspace: str) -> None:
@@ -71,11 +71,11 @@ class OutOfSequence:
     ) -> tuple[Shard, ...]:
         """Put rows of a file into the queue; the same again are the same rows.
 
-        :param file: its key
+        :param file: the file's key
         :param rows: all its change rows
-        :param wanted: which of them are to be published
+        :param wanted: mask of the rows to publish
         :param now_ms: ms since the epoch
-        :param due_ms: when to look at them, ms since the epoch
+        :param due_ms: time of the next look at them, ms since the epoch
         :returns: all its shards
         :raises StateError: the cluster does not take them
         """
@@ -154,7 +154,7 @@ class OutOfSequence:
 
         :param solved: their digests
         :param left: how many others there are
-        :param due_ms: when to look at these, ms since the epoch
+        :param due_ms: time of the next look at these, ms since the epoch
         :raises StateError: the cluster does not take it
         """
         if left:

@@ -25,9 +25,9 @@ _ROWS_AT_ONCE = 100
 class ErrorTable:
     """The table ``processor_error``.
 
-    :param session: with the driver's default row factory
-    :param keyspace: of ringsync's own state
-    :param store: for large mutations
+    :param session: a session with the driver's default row factory
+    :param keyspace: name of ringsync's own keyspace
+    :param store: the object store, which takes large mutations
     """
 
     def __init__(self, session: Session, keyspace: str, store: ObjectStore) -> None:
@@ -38,8 +38,8 @@ class ErrorTable:
     def put(self, errors: pa.RecordBatch, node: str) -> None:
         """Keep records; the same again are the same rows.
 
-        :param errors: of :data:`ringsync.formats.commitlog.reader.UNDECODED` with the segment's name as ``file``; of
-            damaged bytes ``raw`` is null
+        :param errors: a batch of :data:`ringsync.formats.commitlog.reader.UNDECODED`, with the segment's name as
+            ``file``; of damaged bytes ``raw`` is null
         :param node: host id of the node whose log they are from
         :raises StateError: the cluster does not take them
         :raises UnavailableError: the object store does not take a large one

@@ -47,8 +47,8 @@ class StateError(Exception):
 class StateSession:
     """The keyspace.
 
-    :param session: with the driver's default row factory
-    :param keyspace: of ringsync's own state
+    :param session: a session with the driver's default row factory
+    :param keyspace: name of ringsync's own keyspace
     :param sleep: waits so many seconds
     """
 
@@ -114,7 +114,7 @@ class StateSession:
     def bind(self, cql: str, parameters: Sequence[Any]) -> BoundStatement:
         """A statement for :meth:`read_all`, at QUORUM; prepared at the first call.
 
-        :param cql: with ``?`` for the parameters
+        :param cql: a statement with ``?`` for the parameters
         """
         prepared = self._prepared.get(cql)
         if prepared is None:

@@ -78,7 +78,7 @@ class Bucket:
 class Place:
     """Where a block lies.
 
-    :ivar key: of the file in the object store
+    :ivar key: the file's key in the object store
     :ivar start: byte of the file at which it begins
     :ivar size: bytes
     :ivar crc32c: CRC-32C of its bytes
@@ -95,7 +95,7 @@ class Block:
     """Staged change rows of one table, bucket and node.
 
     :ivar table_id: 32 hexadecimal digits
-    :ivar version: of the table, under which they were decoded
+    :ivar version: number of the table's version by which the rows were decoded
     :ivar bucket: name
     :ivar rows: how many
     :ivar ring: digest of the ring snapshot whose ranges are summed; empty: the ring could not be had
@@ -116,7 +116,7 @@ class Block:
 class LogPart:
     """A part of a segment that has been read.
 
-    :ivar segment: its name
+    :ivar segment: the segment's name
     :ivar start: logical position behind which it was read …
     :ivar end: … and up to which
     :ivar finished: the segment is complete, and all of it is read
@@ -134,11 +134,11 @@ class StageCommit:
     """What was read of a node's log at once has been staged.
 
     :ivar node: host id
-    :ivar number: of the node's commits
+    :ivar number: the commit's number among the node's
     :ivar read_at_ms: ms since the epoch
     :ivar parts: what was read
     :ivar ends: how far every segment that is not finished has been read, by id
-    :ivar finished: when segments were finished (ms since the epoch), by id, unless that was long ago
+    :ivar finished: times when segments were finished (ms since the epoch), by id, unless that was long ago
         (:mod:`ringsync.state.finished_segments`)
     :ivar counts: records and rows by what became of them
     :ivar blocks: the rows
@@ -232,7 +232,7 @@ def node_of(commit_key: str) -> str:
 def rows_key(node: str, number: int, name: str) -> str:
     """Key of a file of blocks.
 
-    :param number: of the commit that is to list it
+    :param number: number of the commit that will list it
     """
     return f"{_ROWS}{node}/{number:012}-{name}.arrow"
 
@@ -245,7 +245,7 @@ def rows_keys(store: ObjectStore) -> list[str]:
 def commit_of_rows(key: str) -> tuple[str, int] | None:
     """For which commit a file of blocks was written: node and number; None: an older version wrote it, nobody knows.
 
-    :param key: of the file
+    :param key: the file's key
     """
     found = _ROWS_KEY.fullmatch(key)
     return (found[1], int(found[2])) if found else None
@@ -263,8 +263,8 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 def encode_blocks(batches: Sequence[pa.RecordBatch], key: str) -> tuple[bytes, list[Place]]:
     """Batches of change rows as the bytes of a file, an Arrow IPC stream, and where in it each lies.
 
-    :param batches: of :data:`STAGED_ROWS`, one at least
-    :param key: of the file
+    :param batches: record batches of :data:`STAGED_ROWS`, at least one
+    :param key: the file's key
     """
     sink = pa.BufferOutputStream()
     ends = [STAGED_ROWS.serialize().size]
