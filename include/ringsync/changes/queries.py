@@ -25,8 +25,7 @@ from ringsync.changes.schema import LIVENESS, PARTITION_DELETION, RANGE_DELETION
 from ringsync.changes.texts import change_texts
 from ringsync.cql.cells import Cells, cells_of, valid_mask
 from ringsync.cql.identifiers import printable
-from ringsync.cql.literal_arrays import literal_array
-from ringsync.cql.literals import CQL
+from ringsync.cql.literals import CQL, message_literals
 from ringsync.schema.row_image import NO_EXPIRY
 from ringsync.schema.table import Column, TableSchema
 
@@ -157,7 +156,7 @@ def _keys(merged: pa.RecordBatch, table: TableSchema, kinds: Integers) -> _Keys:
 
 
 def _literals(columns: Sequence[Column], parts: Sequence[Cells]) -> list[pa.Array]:
-    return [literal_array(column.type, cells) for column, cells in zip(columns, parts, strict=True)]
+    return [message_literals(column.type, cells) for column, cells in zip(columns, parts, strict=True)]
 
 
 def _conditions(columns: Sequence[Column], texts: Sequence[pa.Array]) -> pa.Array:

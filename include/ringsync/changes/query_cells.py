@@ -14,7 +14,7 @@ from ringsync.changes.schema import EXPIRING, TOMBSTONE
 from ringsync.cql.cells import Cells, cells_of
 from ringsync.cql.decode import decode
 from ringsync.cql.identifiers import printable
-from ringsync.cql.literal_arrays import literal_array
+from ringsync.cql.literals import message_literals
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
 from ringsync.schema.table import Column, TableSchema
 
@@ -159,14 +159,14 @@ def _items(column: Column, values: Cells, paths: Cells) -> tuple[pa.Array, pa.Ar
     """The texts of a column's cells, the fields that they are, and which were put before the others of a list."""
     nothing, nowhere = pa.nulls(len(values), pa.string()), np.zeros(len(values), np.bool_)
     if not column.is_multicell:
-        return literal_array(column.type, values), nothing, nowhere
+        return message_literals(column.type, values), nothing, nowhere
     match column.type:
         case ListType(element):
-            return literal_array(element, values), nothing, _are_prepended(paths)
+            return message_literals(element, values), nothing, _are_prepended(paths)
         case SetType(element):
-            return literal_array(element, paths), nothing, nowhere
+            return message_literals(element, paths), nothing, nowhere
         case MapType(key, value):
-            pairs = [literal_array(key, paths), literal_array(value, values)]
+            pairs = [message_literals(key, paths), message_literals(value, values)]
             return pc.binary_join_element_wise(*pairs, ": "), nothing, nowhere
         case UserType(field_types=kinds):
             numbers_, names = _field_names(column.type, paths)
@@ -176,7 +176,7 @@ def _items(column: Column, values: Cells, paths: Cells) -> tuple[pa.Array, pa.Ar
                 if len(own):
                     back = np.full(len(values), -1)
                     back[own] = np.arange(len(own))
-                    literals = literal_array(kind, only(values, own)).take(pa.array(back, mask=back < 0))
+                    literals = message_literals(kind, only(values, own)).take(pa.array(back, mask=back < 0))
                     texts = pc.coalesce(literals, texts)
             return texts, names, nowhere
     raise AssertionError(f"{column.type} has no cells of its own")
@@ -356,5 +356,5 @@ def _element_names(column: Column, name: str, paths: Cells) -> pa.Array:
             _, fields = _field_names(column.type, paths)
             return pc.binary_join_element_wise(f"{name}.", fields, "")
         case SetType(element=kind) | MapType(key=kind):
-            return pc.binary_join_element_wise(f"{name}[", literal_array(kind, paths), "]", "")
+            return pc.binary_join_element_wise(f"{name}[", message_literals(kind, paths), "]", "")
     raise AssertionError(f"{column.type} has no elements with names")
