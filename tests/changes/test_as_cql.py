@@ -49,7 +49,7 @@ def test_a_range_whose_bound_is_no_value_is_not_said(unsayable: str, nothing: by
     columns = Column("k", "partition_key", Native("int")), Column("c", "clustering", ListType(Native("int"), True))
     table = TableSchema("ks", "t", "0" * 32, columns)
     an_empty_list = b"\x04\0\0\0" + bytes(4)
-    bounds = {name: b"\x01\0\0\0" + an_empty_list + b"\x01" for name in ("clustering", "range_end")}
+    bounds = dict.fromkeys(("clustering", "range_end"), b"\x01\x00\x00\x00" + an_empty_list + b"\x01")
     bounds[unsayable] = b"\x01\0\0\0" + nothing + b"\x01"
     row = {"table_id": bytes(16), "partition_key": bytes((0, 0, 0, 1)), "kind": RANGE_DELETION, **bounds}
     row |= {"deletion": {"timestamp": 1, "local_deletion_time": 1}, "cells": [], "complex_deletions": []}
