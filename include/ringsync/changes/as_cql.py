@@ -27,7 +27,7 @@ from ringsync.changes.cql_cells import (
     place_of,
 )
 from ringsync.changes.cql_lists import Entry, ListEntries
-from ringsync.changes.cql_statements import Statements, cell_deletions, deletions_of_rows, row_keys, writes
+from ringsync.changes.cql_statements import Keys, Statements, cell_deletions, deletions_of_rows, row_keys, writes
 from ringsync.changes.flat_cells import FlatCells, flat, kept, together
 from ringsync.changes.schema import CELL, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.texts import counter_shards
@@ -81,39 +81,35 @@ class CqlStatements:
             yield from said
 
     def _of_table(self, rows: pa.RecordBatch, table: TableSchema) -> _Lines:
+        """What is said of the rows of one table; of each row in the order in which it is executed."""
         keys = row_keys(rows, table, literals)
         deletions = deletions_of_rows(rows, table, keys.where)
-        no_key = ~valid_mask(keys.where)
+        has_key = valid_mask(keys.where)
+        unsaid = numbers(rows["kind"]) == RANGE_DELETION
         for statements in deletions:
-            no_key[statements.rows[~valid_mask(statements.texts)]] = True
-        unsaid_ranges = numbers(rows["kind"]) == RANGE_DELETION
-        unsaid_ranges[np.concatenate([np.empty(0, np.intp), *(statements.rows for statements in deletions)])] = False
-        found = _lines(deletions)
-        found += [
-            (
-                row,
-                f"{_UNSAID}the deletion of all rows of a partition of {table.full_name}, but not of its static columns",
-            )
-            for row in np.flatnonzero(unsaid_ranges).tolist()
+            has_key[statements.rows[~valid_mask(statements.texts)]] = False
+            unsaid[statements.rows] = False
+        all_rows = f"the deletion of all rows of a partition of {table.full_name}, but not of its static columns"
+        no_key = f"a row of {table.full_name} whose key is no value of its type"
+        said = _lines(deletions) + [(row, _UNSAID + all_rows) for row in np.flatnonzero(unsaid).tolist()]
+        said += self._counters(rows, table, keys.where) if table.has_counters else self._cells(rows, table, keys)
+        said = [(row, line) for row, line in said if has_key[row]]
+        return said + [(row, _UNSAID + no_key) for row in np.flatnonzero(~has_key).tolist()]
+
+    def _cells(self, rows: pa.RecordBatch, table: TableSchema, keys: Keys) -> _Lines:
+        lists = self._list_changes(rows, table)
+        deletions = kept(flat(rows["complex_deletions"]), table)
+        live = live_cells(lists.cells, deletions, table, literals)
+        live = replace(live, whole=np.setdiff1d(live.whole, lists.changed))
+        deleted = deleted_names(lists.cells, deletions, table, live.whole, literals)
+        units = assignments(live, in_log_order=True)
+        now = int(self._now()) if self._now else None
+        return [
+            *_unsaid_cells(live, deleted, table),
+            *_lines(cell_deletions(table, _in_log_order(deleted), keys.where)),
+            *lists.removals(table, keys.where),
+            *_lines(writes(rows, table, units, keys, own_times_first=True, now=now)),
         ]
-        if table.has_counters:
-            found += self._counters(rows, table, keys.where.to_pylist())
-        else:
-            lists = self._list_changes(rows, table)
-            now = int(self._now()) if self._now else None
-            cells, removals = lists.cells, lists.removals(table, keys.where)
-            deletions_of_columns = kept(flat(rows["complex_deletions"]), table)
-            live = live_cells(cells, deletions_of_columns, table, literals)
-            live = replace(live, whole=np.setdiff1d(live.whole, lists.changed))
-            deleted = deleted_names(cells, deletions_of_columns, table, live.whole, literals)
-            found += _unsaid_cells(live, deleted, table)
-            found += _lines(cell_deletions(table, _in_log_order(deleted), keys.where))
-            found += removals
-            units = assignments(live, in_log_order=True)
-            found += _lines(writes(rows, table, units, keys, own_times_first=True, now=now))
-        found = [(row, line) for row, line in found if not no_key[row]]
-        nothing = f"{_UNSAID}a row of {table.full_name} whose key is no value of its type"
-        return found + [(row, nothing) for row in np.flatnonzero(no_key).tolist()]
 
     def _list_changes(self, rows: pa.RecordBatch, table: TableSchema) -> _Lists:
         """The cells of rows, those of lists as what they do to what is known of them."""
@@ -148,7 +144,7 @@ class CqlStatements:
         written = FlatCells(np.array([row for row, _ in stay], np.int64), pa.array([vars(e) for _, e in stay], CELL))
         return replace(found, cells=together([cells.where(~is_entry), written], CELL))
 
-    def _counters(self, rows: pa.RecordBatch, table: TableSchema, where: list[str | None]) -> _Lines:
+    def _counters(self, rows: pa.RecordBatch, table: TableSchema, where: pa.Array) -> _Lines:
         """Counters take no timestamps; what is added is what the total is greater than the one before in this log."""
         cells = kept(flat(rows["cells"]), table)
         names = [printable(column.name) for column in table.value_columns]

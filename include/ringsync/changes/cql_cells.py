@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +27,27 @@ _UUID_EPOCH = 0x01B21DD213814000
 _MIRROR = 1262304000 * 10_000_000 + _UUID_EPOCH
 """2010-01-01 in 100 ns: entries put before others have times before it (C: cql3/Lists.Prepender)."""
 
-
 Literals = Callable[[CqlType, Cells], pa.Array]
 """Writes the values of a type; null where there is no literal."""
 Unsaid = tuple[Integers, Integers, Integers]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Timestamps (µs), TTLs and expiries (s, -1: none)."""
+
+    timestamps: Integers
+    ttls: Integers
+    expiries: Integers
+
+    @property
+    def keys(self) -> list[Integers]:
+        """What to sort by: what has equal ones was written at once."""
+        return [self.expiries, self.ttls, self.timestamps]
+
+    def take(self, places: npt.NDArray[np.intp]) -> Times:
+        """Those at these places."""
+        return Times(self.timestamps[places], self.ttls[places], self.expiries[places])
 
 
 @dataclass(frozen=True)
@@ -47,9 +65,7 @@ class LiveCells:
 
     rows: Integers
     columns: Integers
-    timestamps: Integers
-    ttls: Integers
-    expiries: Integers
+    times: Times
     items: pa.Array
     fields: pa.Array
     prepended: Mask
@@ -73,9 +89,7 @@ class Assignments:
 
     rows: Integers
     columns: Integers
-    timestamps: Integers
-    ttls: Integers
-    expiries: Integers
+    times: Times
     names: pa.Array
     values: pa.Array
     are_whole: Mask
@@ -85,9 +99,8 @@ class Assignments:
 
     def take(self, places: npt.NDArray[np.intp]) -> Assignments:
         """Those at these places."""
-        index = pa.array(places)
-        taken = {
-            name: field.take(index) if isinstance(field, pa.Array) else field[places]
+        taken: dict[str, Any] = {
+            name: field[places] if isinstance(field, np.ndarray) else field.take(places)
             for name, field in vars(self).items()
         }
         return Assignments(**taken)
@@ -139,14 +152,13 @@ def live_cells(cells: FlatCells, deletions: FlatCells, table: TableSchema, liter
     every, texts = np.concatenate(places), pa.concat_arrays(items)
     valid = valid_mask(texts)
     said = np.flatnonzero(valid)
-    order = said[np.lexsort((every[said], columns[every[said]], cells.row[every[said]]))]
+    # They are in the order of columns, those of each in the order of rows.
+    order = said[np.argsort(cells.row[every[said]], kind="stable")]
     chosen, unsaid = every[order], every[~valid]
     found = LiveCells(
         cells.row[chosen],
         columns[chosen],
-        cells.numbers("timestamp")[chosen],
-        ttls[chosen],
-        expiries[chosen],
+        Times(cells.numbers("timestamp"), ttls, expiries).take(chosen),
         texts.take(pa.array(order)),
         pa.concat_arrays(fields).take(pa.array(order)),
         np.concatenate(prepended)[order],
@@ -216,7 +228,7 @@ def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
     first = np.flatnonzero(np.diff(key, prepend=-1))
     last = np.append(first[1:], len(key)) - 1
     alike = np.ones(len(first), np.bool_)
-    for times in (cells.timestamps, cells.ttls, cells.expiries):
+    for times in cells.times.keys:
         alike &= np.minimum.reduceat(times, first) == np.maximum.reduceat(times, first)
     alike &= ~np.logical_or.reduceat(cells.prepended, first)
     # All of the column's cells are among these: none is a tombstone, each has a literal.
@@ -226,7 +238,7 @@ def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
     order = np.argsort(deleted)
     at = np.minimum(np.searchsorted(deleted[order], key[first]), len(deleted) - 1)
     alike &= deleted[order][at] == key[first]
-    alike &= deletions.numbers("timestamp")[order][at] == cells.timestamps[first] - 1
+    alike &= deletions.numbers("timestamp")[order][at] == cells.times.timestamps[first] - 1
     return key[first][alike]
 
 
@@ -256,9 +268,7 @@ def assignments(cells: LiveCells, in_log_order: bool) -> Assignments:
     found = Assignments(
         cells.rows[one],
         cells.columns[one],
-        cells.timestamps[one],
-        cells.ttls[one],
-        cells.expiries[one],
+        cells.times.take(one),
         names,
         values,
         (kinds.scalar | kinds.whole)[one],
@@ -268,28 +278,24 @@ def assignments(cells: LiveCells, in_log_order: bool) -> Assignments:
     )
     if not in_log_order:
         return found
-    began = first_places(cells.places, place_of(cells.rows, cells.columns), *_times(cells))[one]
+    began = first_places(cells.places, place_of(cells.rows, cells.columns), *cells.times.keys)[one]
     return found.take(np.lexsort((cells.places[one], began, ~found.are_whole)))
 
 
 def first_places(places: Integers, *keys: Integers) -> Integers:
-    """For each the first place of those that have the same keys."""
+    """Find for each the first place of those that have the same keys."""
     order = np.lexsort((places, *keys))
-    first = np.flatnonzero(_changes(order, keys))
+    first = np.flatnonzero(changes(order, keys))
     found = np.empty_like(places)
     found[order] = np.repeat(places[order[first]], np.diff(first, append=len(order)))
     return found
 
 
-def _changes(order: Integers, keys: Sequence[Integers]) -> Mask:
-    """Where in an order any key is another than before."""
+def changes(order: Integers, keys: Sequence[Integers]) -> Mask:
+    """Find where in an order any key is another than before."""
     found: Mask = np.logical_or.reduce([np.diff(key[order], prepend=key[order[:1]]) != 0 for key in keys])
     found[:1] = True
     return found
-
-
-def _times(cells: LiveCells) -> list[Integers]:
-    return [cells.expiries, cells.ttls, cells.timestamps]
 
 
 @dataclass(frozen=True)
@@ -319,14 +325,13 @@ def _units(cells: LiveCells, kinds: _Kinds) -> tuple[Integers, Integers, Integer
     count = len(cells.rows)
     if kinds.scalar.all():
         return np.arange(count), np.arange(count), np.zeros(count, np.int64)
-    times = _times(cells)
     place = place_of(cells.rows, cells.columns)
-    breaks = np.logical_or.reduce([np.diff(one, prepend=one[0]) != 0 for one in (place, *times)])
+    breaks = np.logical_or.reduce([np.diff(one, prepend=one[0]) != 0 for one in (place, *cells.times.keys)])
     breaks[1:] |= cells.prepended[1:] != cells.prepended[:-1]
     runs = np.where(kinds.entry, np.cumsum(breaks), 0)
-    sorted_by = [*times, runs, place]
+    sorted_by = [*cells.times.keys, runs, place]
     order = np.lexsort(sorted_by)
-    first = np.flatnonzero(_changes(order, sorted_by) | (kinds.scalar | kinds.field)[order])
+    first = np.flatnonzero(changes(order, sorted_by) | (kinds.scalar | kinds.field)[order])
     one = order[first]
     begun = runs[np.searchsorted(place, place[one])]
     turns = runs[one] - begun
@@ -337,12 +342,14 @@ def _units(cells: LiveCells, kinds: _Kinds) -> tuple[Integers, Integers, Integer
 def _logged_units(cells: LiveCells, kinds: _Kinds) -> tuple[Integers, Integers, Integers]:
     """The same in the order of the log. One statement cannot put entries both before and behind those of a list."""
     before = kinds.entry & cells.prepended
-    at_once = [*_times(cells), place_of(cells.rows, cells.columns)]
+    at_once = [*cells.times.keys, place_of(cells.rows, cells.columns)]
     order = np.lexsort((cells.places, before, *at_once))
-    first = np.flatnonzero(_changes(order, [before.astype(np.int64), *at_once]) | (kinds.scalar | kinds.field)[order])
+    first = np.flatnonzero(changes(order, [before.astype(np.int64), *at_once]) | (kinds.scalar | kinds.field)[order])
     one = order[first]
-    again = before[one] & ~_changes(one, at_once)
-    began, column_began = (first_places(cells.places, *keys)[one] for keys in ([*_times(cells), cells.rows], at_once))
+    again = before[one] & ~changes(one, at_once)
+    began, column_began = (
+        first_places(cells.places, *keys)[one] for keys in ([*cells.times.keys, cells.rows], at_once)
+    )
     return order, first, began << 32 | np.where(again, column_began + 1, 0)
 
 

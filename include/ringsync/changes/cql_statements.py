@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
-from ringsync.changes.cql_cells import Assignments, Deleted, Integers, Literals
+from ringsync.changes.cql_cells import Assignments, Deleted, Integers, Literals, Times, changes
 from ringsync.changes.cql_ranges import range_conditions
 from ringsync.changes.flat_cells import starts_of
 from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW
@@ -58,7 +58,7 @@ def row_keys(merged: pa.RecordBatch, table: TableSchema, literals: Literals) -> 
     cells = cells_of(merged["partition_key"])
     parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
     texts = _texts_of(table.partition_key, parts, literals)
-    where, values = _conditions(table.partition_key, texts), _joined_columns(texts, ", ")
+    where, values = _conditions(table.partition_key, texts), pc.binary_join_element_wise(*texts, ", ")
     rows = np.flatnonzero(kinds == ROW)
     if not table.clustering or not len(rows):
         return Keys(where, values)
@@ -66,7 +66,7 @@ def row_keys(merged: pa.RecordBatch, table: TableSchema, literals: Literals) -> 
     texts = _texts_of(table.clustering, parts, literals)
     place = pa.array(rows)
     own = pc.binary_join_element_wise(where.take(place), _conditions(table.clustering, texts), " AND ")
-    own_values = pc.binary_join_element_wise(values.take(place), _joined_columns(texts, ", "), ", ")
+    own_values = pc.binary_join_element_wise(values.take(place), pc.binary_join_element_wise(*texts, ", "), ", ")
     if len(rows) == len(merged):
         return Keys(own, own_values)
     back = np.arange(len(merged))
@@ -84,10 +84,6 @@ def _conditions(columns: Sequence[Column], texts: Sequence[pa.Array]) -> pa.Arra
     for column, text in zip(columns, texts, strict=True):
         parts += [f"{' AND ' if parts else ''}{printable(column.name)} = ", text]
     return pc.binary_join_element_wise(*parts, "")
-
-
-def _joined_columns(texts: Sequence[pa.Array], separator: str) -> pa.Array:
-    return texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, separator)
 
 
 def deletions_of_rows(merged: pa.RecordBatch, table: TableSchema, where: pa.Array) -> list[Statements]:
@@ -134,12 +130,11 @@ def cell_deletions(table: TableSchema, deleted: Deleted, where: pa.Array) -> lis
     if not len(deleted.rows):
         return []
     order = np.lexsort((deleted.turns, deleted.rows))
-    rows, times = deleted.rows[order], deleted.times[order]
-    first = np.flatnonzero(np.diff(rows, prepend=-1).astype(bool) | np.diff(times, prepend=times[0]).astype(bool))
+    first = np.flatnonzero(changes(order, [deleted.rows, deleted.times]))
     names = _joined(deleted.names.take(pa.array(order)), first, ", ")
-    own, using = where.take(pa.array(rows[first])), _timestamps(table, times[first])
-    parts = ["DELETE ", names, f" FROM {table.full_name}", using, " WHERE ", own]
-    return [Statements(rows[first], pc.binary_join_element_wise(*parts, ""))]
+    rows, using = deleted.rows[order[first]], _timestamps(table, deleted.times[order[first]])
+    parts = ["DELETE ", names, f" FROM {table.full_name}", using, " WHERE ", where.take(pa.array(rows))]
+    return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
 
 
 def writes(
@@ -158,63 +153,34 @@ def writes(
     """
     liveness = merged["liveness"]
     inserted = np.flatnonzero(valid_mask(liveness) & (numbers(merged["kind"]) == ROW))
-    live = _Times.of_liveness(liveness, inserted)
-    times = _Times(units.timestamps, units.ttls, units.expiries)
+    own_times = liveness.take(pa.array(inserted))
+    fields = (numbers(pc.fill_null(own_times.field(name), -1)) for name in ("timestamp", "ttl", "expires_at"))
+    live = Times(*fields)
     place = np.full(len(merged), -1)
     place[inserted] = np.arange(len(inserted))
     own = place[units.rows]
     alike = own >= 0
-    alike[alike] = live.equal(own[alike], times, np.flatnonzero(alike))
+    for mine, theirs in zip(live.keys, units.times.keys, strict=True):
+        alike[alike] = mine[own[alike]] == theirs[alike]
     in_insert = alike & units.are_whole
-    turns = np.where(alike, units.turns - _LATER, units.turns) if own_times_first else units.turns
+    if own_times_first:
+        units = replace(units, turns=np.where(alike, units.turns - _LATER, units.turns))
     return [
-        *_inserts(table, inserted, live.using(now), units, in_insert, own, keys),
-        *_updates(table, times, now, replace(units, turns=turns), ~in_insert, keys),
+        *_inserts(table, inserted, _using(live, now), units, in_insert, own, keys),
+        *_updates(table, units, ~in_insert, keys, now),
     ]
 
 
-@dataclass(frozen=True)
-class _Times:
-    """Timestamps (µs), TTLs and expiries (s, -1: none)."""
-
-    timestamps: Integers
-    ttls: Integers
-    expiries: Integers
-
-    @staticmethod
-    def of_liveness(liveness: pa.StructArray, rows: Places) -> _Times:
-        chosen = liveness.take(pa.array(rows))
-        return _Times(*(numbers(pc.fill_null(chosen.field(name), -1)) for name in ("timestamp", "ttl", "expires_at")))
-
-    def equal(self, places: Places, others: _Times, their_places: Places) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = np.logical_and.reduce(
-            [
-                mine[places] == theirs[their_places]
-                for mine, theirs in (
-                    (self.timestamps, others.timestamps),
-                    (self.ttls, others.ttls),
-                    (self.expiries, others.expiries),
-                )
-            ]
-        )
+def _using(times: Times, now: int | None) -> pa.Array:
+    """`` USING TIMESTAMP 1 AND TTL 2 /* expires_at 3 */``."""
+    found = pc.binary_join_element_wise(" USING TIMESTAMP ", _texts(times.timestamps), "")
+    expiring = times.expiries >= 0
+    if not expiring.any():
         return found
-
-    def take(self, places: Places) -> _Times:
-        return _Times(self.timestamps[places], self.ttls[places], self.expiries[places])
-
-    def using(self, now: int | None) -> pa.Array:
-        """`` USING TIMESTAMP 1 AND TTL 2 /* expires_at 3 */``."""
-        found = pc.binary_join_element_wise(" USING TIMESTAMP ", _texts(self.timestamps), "")
-        expiring = self.expiries >= 0
-        if not expiring.any():
-            return found
-        ttls = np.where(self.ttls > 0, self.ttls, self.expiries - self.timestamps // 1_000_000)
-        ttls = ttls if now is None else self.expiries - now
-        ttls = _texts(np.clip(ttls, 1, _LONGEST_TTL))
-        longer = pc.binary_join_element_wise(
-            found, " AND TTL ", ttls, " /* expires_at ", _texts(self.expiries), " */", ""
-        )
-        return pc.if_else(pa.array(expiring), longer, found)
+    ttls = np.where(times.ttls > 0, times.ttls, times.expiries - times.timestamps // 1_000_000)
+    ttls = _texts(np.clip(ttls if now is None else times.expiries - now, 1, _LONGEST_TTL))
+    ends = [" /* expires_at ", _texts(times.expiries), " */"]
+    return pc.if_else(pa.array(expiring), pc.binary_join_element_wise(found, " AND TTL ", ttls, *ends, ""), found)
 
 
 def _inserts(
@@ -256,21 +222,18 @@ def _texts_after(units: Assignments, chosen: Places, own: Places, count: int) ->
 
 
 def _updates(
-    table: TableSchema, times: _Times, now: int | None, units: Assignments, chosen: npt.NDArray[np.bool_], keys: Keys
+    table: TableSchema, units: Assignments, chosen: npt.NDArray[np.bool_], keys: Keys, now: int | None
 ) -> list[Statements]:
     """One UPDATE for what a row got at one moment; entries of lists may need others."""
     places = np.flatnonzero(chosen)
     if not len(places):
         return []
-    sorted_by = [times.expiries, times.ttls, times.timestamps, units.turns, units.rows]
+    sorted_by = [*units.times.keys, units.turns, units.rows]
     order = places[np.lexsort([one[places] for one in sorted_by])]
-    changed = [np.diff(one[order], prepend=one[order[0]]).astype(bool) for one in sorted_by]
-    starts = np.logical_or.reduce(changed)
-    starts[0] = True
-    first = np.flatnonzero(starts)
+    first = np.flatnonzero(changes(order, sorted_by))
     texts = _joined(units.assignments().take(pa.array(order)), first, ", ")
     rows = units.rows[order[first]]
-    using, own = times.take(order[first]).using(now), keys.where.take(pa.array(rows))
+    using, own = _using(units.times.take(order[first]), now), keys.where.take(pa.array(rows))
     parts = [f"UPDATE {table.full_name}", using, " SET ", texts, " WHERE ", own]
     return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
 
