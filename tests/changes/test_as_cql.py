@@ -9,32 +9,28 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ringsync.changes import as_cql
 from ringsync.changes.as_cql import CqlStatements
-from ringsync.changes.cql_lists import ListEntries, is_prepended
-from ringsync.changes.cql_rows import Cell, ChangeRow, Times
-from ringsync.changes.schema import LIVE, RANGE_DELETION, TOMBSTONE
-from ringsync.changes.tables import LoggedColumn, logged_tables
-from ringsync.changes.texts import Bound
+from ringsync.changes.cql_cells import are_prepended
+from ringsync.changes.cql_lists import Entry, ListEntries
+from ringsync.changes.schema import CHANGE_ROWS, LIVE, RANGE_DELETION, TOMBSTONE
+from ringsync.changes.tables import logged_tables
+from ringsync.cql.cells import cells_of_values
 from ringsync.cql.types import ListType, Native
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Column, TableSchema
 from tests.commitlogs.fixtures import fixture_named, unpacked
 
-COLUMN = LoggedColumn(0, "l", ListType(Native("text")), False, False)
 KEY = ("row", "l")
 
 
-def entry(number: int, value: str, timestamp: int) -> Cell:
+def entry(number: int, value: str, timestamp: int) -> Entry:
     path = uuid.uuid1(node=1, clock_seq=number).bytes[:8] + bytes([0x80 + number]) + bytes(7)
-    return Cell(COLUMN, str(number), f"'{value}'", path, value.encode(), Times(timestamp), None, LIVE)
+    return Entry(0, path, value.encode(), timestamp, None, None, LIVE)
 
 
-def deleted(cell: Cell, timestamp: int) -> Cell:
-    return dataclasses.replace(
-        cell, value=None, raw_value=None, times=Times(timestamp), local_deletion_time=timestamp, kind=TOMBSTONE
-    )
+def deleted(cell: Entry, timestamp: int) -> Entry:
+    return dataclasses.replace(cell, value=None, timestamp=timestamp, local_deletion_time=timestamp, kind=TOMBSTONE)
 
 
 def test_an_entry_that_goes_is_removed_by_its_value_and_those_like_it_come_back() -> None:
@@ -42,20 +38,23 @@ def test_an_entry_that_goes_is_removed_by_its_value_and_those_like_it_come_back(
     a, b, other = entry(1, "x", 10), entry(2, "x", 20), entry(3, "y", 20)
     assert lists.change(KEY, [a, b, other]).added == [a, b, other]
     change = lists.change(KEY, [deleted(a, 30)])
-    assert change.removed == [("'x'", 30)]
+    assert change.removed == [(b"x", 30)]
     assert change.back == [b]
     assert not change.added
 
 
-@pytest.mark.parametrize("unsayable", ["start", "end"])
-def test_a_range_whose_bound_is_no_value_is_not_said(unsayable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = Column("k", "partition_key", Native("int")), Column("c", "clustering", Native("int"))
+@pytest.mark.parametrize("nothing", [b"\xff\xff\xff\xff", b"\x02\0\0\0\xff\xff"], ids=["null", "malformed"])
+@pytest.mark.parametrize("unsayable", ["clustering", "range_end"])
+def test_a_range_whose_bound_is_no_value_is_not_said(unsayable: str, nothing: bytes) -> None:
+    columns = Column("k", "partition_key", Native("int")), Column("c", "clustering", ListType(Native("int"), True))
     table = TableSchema("ks", "t", "0" * 32, columns)
-    bounds = [Bound((None if unsayable == name else "1",), True) for name in ("start", "end")]
-    row = ChangeRow(table, RANGE_DELETION, ("1",), *bounds, ("", b"", b""), None, 1, (), (), "log", 1)
-    monkeypatch.setattr(as_cql, "change_objects", lambda *_: [row])
+    an_empty_list = b"\x04\0\0\0" + bytes(4)
+    bounds = dict.fromkeys(("clustering", "range_end"), b"\x01\x00\x00\x00" + an_empty_list + b"\x01")
+    bounds[unsayable] = b"\x01\0\0\0" + nothing + b"\x01"
+    row = {"table_id": bytes(16), "partition_key": bytes((0, 0, 0, 1)), "kind": RANGE_DELETION, **bounds}
+    row |= {"deletion": {"timestamp": 1, "local_deletion_time": 1}, "cells": [], "complex_deletions": []}
     statements = CqlStatements({table.table_id: table})
-    said = list(statements.lines(pa.record_batch({})))
+    said = list(statements.lines(pa.RecordBatch.from_pylist([{**row, "file": "log", "position": 1}], CHANGE_ROWS)))
     assert said[1:] == ["-- cannot be said in CQL: a row of ks.t whose key is no value of its type"]
     assert statements.unsaid == 1
 
@@ -71,7 +70,7 @@ def test_the_same_cell_again_and_an_older_one_change_nothing() -> None:
     lists = ListEntries()
     a = entry(1, "x", 10)
     lists.change(KEY, [a])
-    for cell in (a, dataclasses.replace(a, times=Times(5)), deleted(a, 9)):
+    for cell in (a, dataclasses.replace(a, timestamp=5), deleted(a, 9)):
         assert lists.change(KEY, [cell]) == lists.change("another list", [])
 
 
@@ -87,8 +86,7 @@ def test_entries_with_times_before_2010_were_put_before_the_others(text: str, pr
     years = int(text[:4]) - 1970
     ticks = 0x01B21DD213814000 + int(years * 365.2425 * 86400) * 10_000_000
     fields = (ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0xFFF | 0x1000, 0x80, 0, 1)
-    cell = dataclasses.replace(entry(1, "x", 10), raw_path=uuid.UUID(fields=fields).bytes)
-    assert is_prepended(cell) is prepended
+    assert are_prepended(cells_of_values([uuid.UUID(fields=fields).bytes])).tolist() == [prepended]
 
 
 def test_a_log_that_is_read_twice_adds_to_lists_and_counters_once(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def _unknown(
     :param change_of: which of them each row has, -1: none
     :param doubtful: which of them something may hide
     """
-    if any(column.is_counter for column in table.columns):
+    if table.has_counters:
         return np.ones(len(rows), np.bool_)
     columns = [column for column in columns_of(table) if not column.dropped]
     cells = flat(rows["cells"])

@@ -1,4 +1,4 @@
-"""Change rows as CQL: the statements that make the same change, each with its own timestamp.
+"""Change rows as CQL for ``inspect``: the statements that make the same change, each on a line of its own.
 
 CQL cannot say everything that a log holds. Entries of lists are found by their values
 (:mod:`ringsync.changes.cql_lists`). A counter's cell has its total, but a statement adds: the totals so far are
@@ -7,57 +7,40 @@ remembered and the differences printed. docs/inspect.md says what a replay there
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
-from ringsync.changes.cql_lists import ListChange, ListEntries, is_prepended
-from ringsync.changes.cql_ranges import range_conditions
-from ringsync.changes.cql_rows import Cell, ChangeRow, Times, change_objects
-from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION
-from ringsync.changes.tables import LoggedColumn
+from ringsync.changes.cells import numbers
+from ringsync.changes.cql_cells import (
+    Deleted,
+    Integers,
+    LiveCells,
+    assignments,
+    deleted_names,
+    first_places,
+    live_cells,
+    place_of,
+)
+from ringsync.changes.cql_lists import Entry, ListEntries
+from ringsync.changes.cql_statements import Keys, Statements, cell_deletions, deletions_of_rows, row_keys, writes
+from ringsync.changes.flat_cells import FlatCells, flat, kept, together
+from ringsync.changes.schema import CELL, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.texts import counter_shards
+from ringsync.cql.cells import cells_of_values, valid_mask
 from ringsync.cql.identifiers import printable
-from ringsync.cql.types import ListType, MapType, SetType, UserType
-from ringsync.cql.value_texts import NULL
+from ringsync.cql.literals import literals
+from ringsync.cql.types import ListType
 from ringsync.schema.table import TableSchema
 
 _COMMENT = "-- "
-
-
-@dataclass(frozen=True)
-class _Names:
-    """What statements need to know of a table.
-
-    :ivar table: its full name
-    :ivar dropped_at: µs, of columns that there were, by name
-    """
-
-    table: str
-    partition_key: tuple[str, ...]
-    clustering: tuple[str, ...]
-    is_counter: bool
-    dropped_at: Mapping[str, int]
-
-    def at(self, timestamp: int | None) -> str:
-        """The table, and when it is written to; that of counters takes no timestamps."""
-        return self.table if self.is_counter else f"{self.table} USING TIMESTAMP {timestamp}"
-
-    def keeps(self, column: LoggedColumn, timestamp: int) -> bool:
-        """Whether a write to a column still counts: not if the column is gone, or was when it came again."""
-        return not column.dropped and timestamp > self.dropped_at.get(column.name, -(2**63) - 1)
-
-
-def _names(table: TableSchema) -> _Names:
-    return _Names(
-        table.full_name,
-        tuple(printable(column.name) for column in table.partition_key),
-        tuple(printable(column.name) for column in table.clustering),
-        any(column.is_counter for column in table.columns),
-        {column.name: column.dropped_at for column in table.dropped},
-    )
+_UNSAID = f"{_COMMENT}cannot be said in CQL: "
+_Lines = list[tuple[int, str]]
+"""Rows and what is said of them."""
 
 
 class CqlStatements:
@@ -74,7 +57,6 @@ class CqlStatements:
         """
         self.unsaid = 0
         self._tables = tables
-        self._names = {table_id: _names(table) for table_id, table in tables.items()}
         self._now = now
         self._lists = ListEntries()
         self._totals: dict[object, dict[bytes, tuple[int, int]]] = defaultdict(dict)
@@ -85,136 +67,103 @@ class CqlStatements:
 
         :param rows: of ``CHANGE_ROWS``
         """
-        for row in change_objects(rows, self._tables):
-            names = self._names[row.table.table_id]
-            if (row.file, row.position) != self._said:
-                self._said = row.file, row.position
-                yield f"{_COMMENT}{row.file}:{row.position}"
-            bounds = [bound for bound in (row.clustering, row.range_end) if bound]
-            if None in row.partition_key or any({None, NULL} & {*bound.values} for bound in bounds):
-                yield self._unsaid(f"a row of {names.table} whose key is no value of its type")
-            elif row.kind in (PARTITION_DELETION, RANGE_DELETION):
-                yield from self._deletion(row, names)
-            elif names.is_counter:
-                yield from self._counters(row, names)
-            else:
-                yield from self._row(row, names)
+        found: list[list[str]] = [[] for _ in range(len(rows))]
+        ids = rows["table_id"].dictionary_encode()
+        for number, table_id in enumerate(ids.dictionary.to_pylist()):
+            chosen = np.flatnonzero(numbers(ids.indices) == number)
+            for row, line in self._of_table(rows.take(pa.array(chosen)), self._tables[table_id.hex()]):
+                found[chosen[row]].append(line)
+        for file, position, said in zip(rows["file"].to_pylist(), rows["position"].to_pylist(), found, strict=True):
+            if (file, position) != self._said:
+                self._said = file, position
+                yield f"{_COMMENT}{file}:{position}"
+            self.unsaid += sum(line.startswith(_UNSAID) for line in said)
+            yield from said
 
-    def _unsaid(self, what: str) -> str:
-        self.unsaid += 1
-        return f"{_COMMENT}cannot be said in CQL: {what}"
+    def _of_table(self, rows: pa.RecordBatch, table: TableSchema) -> _Lines:
+        """What is said of the rows of one table; of each row in the order in which it is executed."""
+        keys = row_keys(rows, table, literals)
+        deletions = deletions_of_rows(rows, table, keys.where)
+        has_key = valid_mask(keys.where)
+        unsaid = numbers(rows["kind"]) == RANGE_DELETION
+        for statements in deletions:
+            has_key[statements.rows[~valid_mask(statements.texts)]] = False
+            unsaid[statements.rows] = False
+        all_rows = f"the deletion of all rows of a partition of {table.full_name}, but not of its static columns"
+        no_key = f"a row of {table.full_name} whose key is no value of its type"
+        said = _lines(deletions) + [(row, _UNSAID + all_rows) for row in np.flatnonzero(unsaid).tolist()]
+        said += self._counters(rows, table, keys.where) if table.has_counters else self._cells(rows, table, keys)
+        said = [(row, line) for row, line in said if has_key[row]]
+        return said + [(row, _UNSAID + no_key) for row in np.flatnonzero(~has_key).tolist()]
 
-    def _deletion(self, row: ChangeRow, names: _Names) -> Iterator[str]:
-        pieces: list[list[str]] = [[]]
-        if row.kind == RANGE_DELETION and row.clustering and row.range_end:
-            pieces = range_conditions(row.table, row.clustering, row.range_end)
-        if not pieces:
-            yield self._unsaid(
-                f"the deletion of all rows of a partition of {names.table}, but not of its static columns"
-            )
-        for piece in pieces:
-            yield f"DELETE FROM {names.at(row.deletion)} WHERE {' AND '.join([*_partition(row, names), *piece])};"
-
-    def _row(self, row: ChangeRow, names: _Names) -> Iterator[str]:
-        where = _where(row, names)
-        cells = [cell for cell in row.cells if names.keeps(cell.column, cell.times.timestamp)]
-        deletions = [
-            (column.name, timestamp) for column, timestamp in row.complex_deletions if names.keeps(column, timestamp)
+    def _cells(self, rows: pa.RecordBatch, table: TableSchema, keys: Keys) -> _Lines:
+        lists = self._list_changes(rows, table)
+        deletions = kept(flat(rows["complex_deletions"]), table)
+        live = live_cells(lists.cells, deletions, table, literals)
+        live = replace(live, whole=np.setdiff1d(live.whole, lists.changed))
+        deleted = deleted_names(lists.cells, deletions, table, live.whole, literals)
+        units = assignments(live, in_log_order=True)
+        now = int(self._now()) if self._now else None
+        return [
+            *_unsaid_cells(live, deleted, table),
+            *_lines(cell_deletions(table, _in_log_order(deleted), keys.where)),
+            *lists.removals(table, keys.where),
+            *_lines(writes(rows, table, units, keys, own_times_first=True, now=now)),
         ]
-        for name, timestamp in deletions:
-            self._lists.forget((row.key, name), timestamp)
-        if row.deletion is not None:
-            yield f"DELETE FROM {names.at(row.deletion)} WHERE {where};"
-        lists = self._list_changes(row, cells)
-        written = [cell for cell in cells if cell.column.name not in lists]
-        written += [cell for change in lists.values() for cell in change.added]
-        for cell in written:
-            if not _is_sayable(cell):
-                yield self._unsaid(f"a value of {names.table} {cell.column.name}")
-        written = list(filter(_is_sayable, written))
-        assigned = _assignments(written, deletions, lists) if deletions else {}
-        deleted = _deleted(written, [one for one in deletions if one[0] not in assigned])
-        groups: dict[Times, list[Cell]] = defaultdict(list)
-        if row.liveness:
-            groups[row.liveness] = []
-        for cell in written + [cell for change in lists.values() for cell in change.back]:
-            if not cell.is_tombstone:
-                groups[cell.times].append(cell)
-        for timestamp, elements in deleted.items():
-            yield f"DELETE {', '.join(elements)} FROM {names.at(timestamp)} WHERE {where};"
-        for name, change in lists.items():
-            yield from self._removed_entries(printable(name), change, names, where)
-        for times, group in groups.items():
-            yield from self._written(row, names, times, group, assigned)
 
-    def _list_changes(self, row: ChangeRow, cells: Iterable[Cell]) -> dict[str, ListChange]:
-        """By name of the column."""
-        found: dict[str, list[Cell]] = defaultdict(list)
-        for cell in cells:
-            if isinstance(cell.column.type, ListType) and cell.column.is_multicell:
-                found[cell.column.name].append(cell)
-        return {name: self._lists.change((row.key, name), own) for name, own in found.items()}
+    def _list_changes(self, rows: pa.RecordBatch, table: TableSchema) -> _Lists:
+        """The cells of rows, those of lists as what they do to what is known of them."""
+        cells, deletions = (kept(flat(rows[name]), table) for name in ("cells", "complex_deletions"))
+        columns = [n for n, c in enumerate(table.value_columns) if c.is_multicell and isinstance(c.type, ListType)]
+        is_entry = np.isin(cells.numbers("column"), columns)
+        if not is_entry.any() and not np.isin(deletions.numbers("column"), columns).any():
+            return _Lists(cells)
+        keys = list(zip(rows["partition_key"].to_pylist(), rows["clustering"].to_pylist(), strict=True))
+        forgotten: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for row, deletion in zip(deletions.row.tolist(), deletions.cells.to_pylist(), strict=True):
+            forgotten[row].append((deletion["column"], deletion["timestamp"]))
+        own = cells.where(is_entry)
+        entries: dict[int, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for row, cell in zip(own.row.tolist(), own.cells.to_pylist(), strict=True):
+            entries[row][cell["column"]].append(Entry(**cell))
+        found = _Lists(cells)
+        stay: list[tuple[int, Entry]] = []
+        for row in sorted({*forgotten, *entries}):
+            for column, timestamp in forgotten.get(row, ()):
+                self._lists.forget((table.table_id, *keys[row], column), timestamp)
+            changes = {
+                column: self._lists.change((table.table_id, *keys[row], column), of_column)
+                for column, of_column in entries.get(row, {}).items()
+            }
+            stay += [(row, entry) for change in changes.values() for entry in change.added]
+            stay += [(row, entry) for change in changes.values() for entry in change.back]
+            for column, change in changes.items():
+                if change.unknown:
+                    found.unknown.append((row, column, change.unknown))
+                found.removed.extend((row, column, value, timestamp) for value, timestamp in change.removed)
+        written = FlatCells(np.array([row for row, _ in stay], np.int64), pa.array([vars(e) for _, e in stay], CELL))
+        return replace(found, cells=together([cells.where(~is_entry), written], CELL))
 
-    def _removed_entries(self, name: str, change: ListChange, names: _Names, where: str) -> Iterator[str]:
-        if change.unknown:
-            yield self._unsaid(f"the end of {change.unknown} entries of {name}, which this log did not put there")
-        for value, timestamp in change.removed:
-            yield f"UPDATE {names.at(timestamp)} SET {name} = {name} - [{value}] WHERE {where};"
-
-    def _written(
-        self, row: ChangeRow, names: _Names, times: Times, cells: Sequence[Cell], assigned: Mapping[str, Times]
-    ) -> Iterator[str]:
-        """The statements of what has the same times: an INSERT where the row itself has them, UPDATEs of the rest."""
-        by_column: dict[str, list[Cell]] = defaultdict(list)
-        for cell in cells:
-            by_column[cell.column.name].append(cell)
-        whole, parts = {}, []
-        for name, found in by_column.items():
-            if not found[0].column.is_multicell or assigned.get(name) == times:
-                whole[printable(name)] = _whole(found)
-            else:
-                parts.append((printable(name), found))
-        using = self._using(times)
-        updates = [[f"{name} = {value}" for name, value in whole.items()]]
-        if times == row.liveness:
-            columns = ", ".join([*names.partition_key, *names.clustering, *whole])
-            values = [*row.partition_key, *(row.clustering.values if row.clustering else ()), *whole.values()]
-            yield f"INSERT INTO {names.table} ({columns}) VALUES ({', '.join(map(str, values))}){using};"
-            updates = [[]]
-        for name, found in parts:
-            first, *more = _additions(name, found)
-            updates[0] += first
-            updates += more
-        for update in updates:
-            if update:
-                yield f"UPDATE {names.table}{using} SET {', '.join(update)} WHERE {_where(row, names)};"
-
-    def _using(self, times: Times) -> str:
-        """The USING clause; a comment in it, which servers take within a line, says when what expires does so."""
-        clause = f" USING TIMESTAMP {times.timestamp}"
-        if times.ttl is None or times.expires_at is None:
-            return clause
-        ttl = times.ttl if self._now is None else max(times.expires_at - int(self._now()), 1)
-        return f"{clause} AND TTL {ttl} /* expires_at {times.expires_at} */"
-
-    def _counters(self, row: ChangeRow, names: _Names) -> Iterator[str]:
+    def _counters(self, rows: pa.RecordBatch, table: TableSchema, where: pa.Array) -> _Lines:
         """Counters take no timestamps; what is added is what the total is greater than the one before in this log."""
-        where = _where(row, names)
-        if row.deletion is not None:
-            yield f"DELETE FROM {names.table} WHERE {where};"
-        added, deleted = [], []
-        for cell in row.cells:
-            name = printable(cell.column.name)
-            if not names.keeps(cell.column, cell.times.timestamp):
-                continue
-            if cell.is_tombstone:
-                deleted.append(name)
-            elif (more := self._added((row.key, cell.column.name), cell.raw_value or b"")) is not None:
-                added.append(f"{name} = {name} {'-' if more < 0 else '+'} {abs(more)}")
-        if deleted:
-            yield f"DELETE {', '.join(deleted)} FROM {names.table} WHERE {where};"
-        if added:
-            yield f"UPDATE {names.table} SET {', '.join(added)} WHERE {where};"
+        cells = kept(flat(rows["cells"]), table)
+        names = [printable(column.name) for column in table.value_columns]
+        keys = list(zip(rows["partition_key"].to_pylist(), rows["clustering"].to_pylist(), strict=True))
+        found: _Lines = []
+        parts = zip(cells.row.tolist(), cells.cells.to_pylist(), strict=True)
+        for row, own in itertools.groupby(parts, lambda part: part[0]):
+            added, deleted = [], []
+            for _, cell in own:
+                name = names[cell["column"]]
+                if cell["kind"] == TOMBSTONE:
+                    deleted.append(name)
+                elif (more := self._added((table.table_id, *keys[row], name), cell["value"])) is not None:
+                    added.append(f"{name} = {name} {'-' if more < 0 else '+'} {abs(more)}")
+            if deleted:
+                found.append((row, f"DELETE {', '.join(deleted)} FROM {table.full_name} WHERE {where[row]};"))
+            if added:
+                found.append((row, f"UPDATE {table.full_name} SET {', '.join(added)} WHERE {where[row]};"))
+        return found
 
     def _added(self, key: object, context: bytes) -> int | None:
         """What a counter's cell adds to what is known of it; None: nothing. Of each shard the greatest clock counts."""
@@ -228,90 +177,62 @@ class CqlStatements:
         return more if more or is_new else None
 
 
-def _deleted(cells: Iterable[Cell], deletions: Iterable[tuple[str, int]]) -> dict[int, list[str]]:
-    """What DELETEs name, by timestamp in µs."""
-    found: dict[int, list[str]] = defaultdict(list)
-    for name, timestamp in deletions:
-        found[timestamp].append(printable(name))
-    for cell in cells:
-        if cell.is_tombstone:
-            found[cell.times.timestamp].append(_element(cell))
-    return found
+@dataclass(frozen=True)
+class _Lists:
+    """What change rows do to lists.
+
+    :ivar cells: the rows' cells; of those of lists what is put there, again or for the first time
+    :ivar removed: row, column, value, and when (µs)
+    :ivar unknown: row, column, and how many of its entries go that the log did not put there
+    """
+
+    cells: FlatCells
+    removed: list[tuple[int, int, bytes, int]] = field(default_factory=list)
+    unknown: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def changed(self) -> Integers:
+        """The (row, column) of lists that lose entries: they are not written as a whole."""
+        rows, columns = np.array([one[:2] for one in (*self.removed, *self.unknown)], np.int64).reshape(-1, 2).T
+        return place_of(rows, columns)
+
+    def removals(self, table: TableSchema, where: pa.Array) -> _Lines:
+        """What says that entries go."""
+        names = [printable(column.name) for column in table.value_columns]
+        found = [
+            (row, column, f"{_UNSAID}the end of {count} entries of {names[column]}, which this log did not put there")
+            for row, column, count in self.unknown
+        ]
+        for row, column, value, timestamp in self.removed:
+            cql_type, name = table.value_columns[column].type, names[column]
+            assert isinstance(cql_type, ListType)
+            literal = literals(cql_type.element, cells_of_values([value]))[0].as_py()
+            if literal is not None:
+                change = f"UPDATE {table.full_name} USING TIMESTAMP {timestamp} SET {name} = {name} - [{literal}]"
+                found.append((row, column, f"{change} WHERE {where[row]};"))
+        return [(row, line) for row, _, line in sorted(found, key=lambda one: one[:2])]
 
 
-def _assignments(
-    cells: Iterable[Cell], deletions: Iterable[tuple[str, int]], lists: Mapping[str, ListChange]
-) -> dict[str, Times]:
-    """Columns of many cells that are written as a whole, ``m = {…}``: that deletes what was there 1 µs before."""
-    found = {}
-    for name, timestamp in deletions:
-        own = [cell for cell in cells if cell.column.name == name]
-        times = {cell.times for cell in own}
-        change = lists.get(name, ListChange())
-        only_new = not change.removed and not change.unknown and not any(map(is_prepended, change.added))
-        if len(times) == 1 and only_new and not any(cell.is_tombstone for cell in own):
-            (one,) = times
-            if one.timestamp - 1 == timestamp:
-                found[name] = one
-    return found
+def _lines(statements: list[Statements]) -> _Lines:
+    return [
+        (row, f"{text};")
+        for one in statements
+        for row, text in zip(one.rows.tolist(), one.texts.to_pylist(), strict=True)
+    ]
 
 
-def _whole(cells: Sequence[Cell]) -> str:
-    """The literal of a column of which these are all cells."""
-    column = cells[0].column
-    if not column.is_multicell:
-        return str(cells[0].value)
-    if isinstance(column.type, UserType):
-        return "{" + ", ".join([f"{printable(str(cell.path))}: {cell.value}" for cell in cells]) + "}"
-    return _collection(cells)
+def _in_log_order(deleted: Deleted) -> Deleted:
+    order = np.argsort(deleted.places, kind="stable")
+    rows, times, places = deleted.rows[order], deleted.times[order], deleted.places[order]
+    return Deleted(
+        rows, times, deleted.names.take(pa.array(order)), places, first_places(places, times, rows), deleted.unsaid
+    )
 
 
-def _collection(cells: Sequence[Cell]) -> str:
-    match cells[0].column.type:
-        case ListType():
-            return "[" + ", ".join([str(cell.value) for cell in cells]) + "]"
-        case MapType():
-            return "{" + ", ".join([f"{cell.path}: {cell.value}" for cell in cells]) + "}"
-    return "{" + ", ".join([str(cell.path) for cell in cells]) + "}"
-
-
-def _additions(name: str, cells: Sequence[Cell]) -> list[list[str]]:
-    """Assignments that add cells to a column of many: one UPDATE can have those of each list."""
-    cql_type = cells[0].column.type
-    if isinstance(cql_type, UserType):
-        return [[f"{name}.{printable(str(cell.path))} = {cell.value}" for cell in cells]]
-    if not isinstance(cql_type, ListType):
-        return [[f"{name} = {name} + {_collection(cells)}"]]
-    before = [cell for cell in cells if is_prepended(cell)]
-    behind = [cell for cell in cells if not is_prepended(cell)]
-    found = [[f"{name} = {name} + {_collection(behind)}"]] if behind else []
-    return [*found, [f"{name} = {_collection(before)} + {name}"]] if before else found
-
-
-def _element(cell: Cell) -> str:
-    """What a DELETE names: a column, an entry of a map, an element of a set, a field."""
-    name = printable(cell.column.name)
-    if cell.raw_path is None:
-        return name
-    if isinstance(cell.column.type, UserType):
-        return f"{name}.{printable(str(cell.path))}"
-    return f"{name}[{cell.path}]"
-
-
-def _is_sayable(cell: Cell) -> bool:
-    """Whether path and value have literals."""
-    if cell.raw_path is not None and cell.path is None:
-        return False
-    is_element = cell.column.is_multicell and isinstance(cell.column.type, SetType)
-    return cell.is_tombstone or is_element or cell.value is not None
-
-
-def _partition(row: ChangeRow, names: _Names) -> list[str]:
-    return [f"{name} = {value}" for name, value in zip(names.partition_key, row.partition_key, strict=True)]
-
-
-def _where(row: ChangeRow, names: _Names) -> str:
-    """The conditions that name a row; of a static one its partition."""
-    values = row.clustering.values if row.clustering else ()
-    conditions = [f"{name} = {value}" for name, value in zip(names.clustering, values, strict=False)]
-    return " AND ".join(_partition(row, names) + conditions)
+def _unsaid_cells(live: LiveCells, deleted: Deleted, table: TableSchema) -> _Lines:
+    rows, columns, places = (np.concatenate(pair) for pair in zip(live.unsaid, deleted.unsaid, strict=True))
+    names = [column.name for column in table.value_columns]
+    return [
+        (int(rows[at]), f"{_UNSAID}a value of {table.full_name} {names[columns[at]]}")
+        for at in np.argsort(places).tolist()
+    ]

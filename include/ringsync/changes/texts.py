@@ -15,11 +15,11 @@ from ringsync.changes.cells import clustering_parts, composite_parts, numbers, o
 from ringsync.changes.schema import TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, columns_of
 from ringsync.cql.cells import Cells, cells_of
-from ringsync.cql.native_texts import Texts
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
 from ringsync.cql.value_texts import TextForm, value_texts
 from ringsync.schema.table import Column, TableSchema
 
+Texts = list[str | None]
 _TIMEUUID = Native("timeuuid")
 _COLUMNS_PER_TABLE = 2**20
 
@@ -171,9 +171,10 @@ class _Reader:
 
     def _texts(self, table: TableSchema, name: str, cql_type: CqlType, cells: Cells) -> Texts:
         found = value_texts(self.form, cql_type, cells)
-        if malformed := found.count(None):
-            self.malformed[table.full_name, name] += malformed
-        return found
+        if found.null_count:
+            self.malformed[table.full_name, name] += found.null_count
+        texts: Texts = found.to_pylist()
+        return texts
 
     @staticmethod
     def _fill(target: Texts, places: npt.NDArray[np.intp], texts: Texts) -> None:

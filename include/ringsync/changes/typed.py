@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
+from ringsync.changes.flat_cells import by_column, flat, spread, starts_of
 from ringsync.changes.schema import DELETION, EXPIRING, KINDS, LIVENESS, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, columns_of
 from ringsync.cql.cells import cells_of
@@ -81,13 +82,9 @@ def typed_rows(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     start, values = _bound(rows["clustering"], table)
     end, _ = _bound(rows["range_end"], table)
     arrays += [pc.if_else(is_range, pa.scalar(None, array.type), array) for array in values]
-    lists = rows["cells"]
-    cells = lists.flatten()
-    row_of_cell = np.repeat(np.arange(len(rows)), np.diff(numbers(lists.offsets)))
-    column_of_cell = numbers(cells.field("column"))
-    for column in columns_of(table):
-        chosen = np.flatnonzero(column_of_cell == column.number)
-        arrays.append(_column(rows, column, cells.take(pa.array(chosen)), row_of_cell[chosen]))
+    columns = columns_of(table)
+    for column, cells in zip(columns, by_column(flat(rows["cells"]), len(columns)), strict=True):
+        arrays.append(_column(rows, column, cells.cells, cells.row))
     limits = pa.StructArray.from_arrays([start, end], fields=list(_range_type(table)))
     arrays += [
         pa.array(KINDS).take(kinds),
@@ -180,11 +177,9 @@ def _column(rows: pa.RecordBatch, column: LoggedColumn, cells: pa.StructArray, r
     typed = _cells(column, cells)
     count = len(rows)
     if not column.is_multicell:
-        places = np.full(count, -1)
-        places[row_of_cell] = np.arange(len(cells))
-        return typed.take(pa.array(places, mask=places < 0))
-    starts = np.concatenate(([0], np.cumsum(np.bincount(row_of_cell, minlength=count)))).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(starts), typed, pa.list_(typed.type))
+        return spread(typed, row_of_cell, count)
+    starts = starts_of(np.bincount(row_of_cell, minlength=count))
+    lists = pa.ListArray.from_arrays(starts, typed, pa.list_(typed.type))
     deletions = _complex_deletions(rows["complex_deletions"], column, count)
     touched = pc.or_(pc.greater(pc.list_value_length(lists), 0), deletions.is_valid())
     found = pa.StructArray.from_arrays([deletions, lists], fields=list(_column_type(column)))
@@ -219,10 +214,7 @@ def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
 
 
 def _complex_deletions(lists: pa.ListArray, column: LoggedColumn, count: int) -> pa.StructArray:
-    flat = lists.flatten()
-    chosen = np.flatnonzero(numbers(flat.field("column")) == column.number)
-    rows = np.repeat(np.arange(count), np.diff(numbers(lists.offsets)))[chosen]
-    places = np.full(count, -1)
-    places[rows] = chosen
-    fields = [flat.field("timestamp"), flat.field("local_deletion_time")]
-    return pa.StructArray.from_arrays(fields, fields=list(DELETION)).take(pa.array(places, mask=places < 0))
+    every = flat(lists)
+    own = every.where(every.numbers("column") == column.number)
+    fields = [own.cells.field("timestamp"), own.cells.field("local_deletion_time")]
+    return spread(pa.StructArray.from_arrays(fields, fields=list(DELETION)), own.row, count)

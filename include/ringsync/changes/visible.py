@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from ringsync.changes.canonical import has_aliases
 from ringsync.changes.cells import Numbers, numbers
+from ringsync.changes.flat_cells import flat
 from ringsync.changes.image_columns import cell_times
 from ringsync.changes.image_rows import image_keys
 from ringsync.changes.images import change_rows_of
@@ -114,25 +115,21 @@ def _renumbered(arrays: list[Numbers]) -> list[Numbers]:
 
 
 def _cells(rows: pa.RecordBatch, places: Numbers, table: TableSchema, *, only_live: bool = False) -> _Cells:
-    lists = rows["cells"]
-    cells = lists.flatten()
-    row = np.repeat(np.arange(rows.num_rows), np.diff(numbers(lists.offsets)))
-    kinds, columns = numbers(cells.field("kind")), numbers(cells.field("column"))
+    cells = flat(rows["cells"])
     # What a dropped column holds nobody can read.
-    readable = columns < len(table.value_columns)
+    cells = cells.where(cells.numbers("column") < len(table.value_columns))
     if only_live:
-        readable &= kinds != TOMBSTONE
-    local = cells.field("local_deletion_time")
-    expires = np.where(kinds == EXPIRING, numbers(pc.fill_null(local, 0)), _FOREVER)
+        cells = cells.where(cells.numbers("kind") != TOMBSTONE)
+    kinds = cells.numbers("kind")
     return _Cells(
-        row[readable],
-        places[row][readable],
-        columns[readable],
-        cells.field("path").filter(pa.array(readable)),
-        cells.field("value").filter(pa.array(readable)),
-        numbers(cells.field("timestamp"))[readable],
-        expires[readable],
-        (kinds == TOMBSTONE)[readable],
+        cells.row,
+        places[cells.row],
+        cells.numbers("column"),
+        cells.cells.field("path"),
+        cells.cells.field("value"),
+        cells.numbers("timestamp"),
+        np.where(kinds == EXPIRING, cells.numbers("local_deletion_time"), _FOREVER),
+        kinds == TOMBSTONE,
     )
 
 
@@ -256,10 +253,8 @@ def _complex_deletions_unseen(
     changes: pa.RecordBatch, places: Numbers, table: TableSchema, found: _Cells
 ) -> npt.NDArray[np.intp]:
     """The change rows that delete what was in a collection before, while some of it is still there."""
-    lists = changes["complex_deletions"]
-    deletions = lists.flatten()
-    row = np.repeat(np.arange(changes.num_rows), np.diff(numbers(lists.offsets)))
-    column, timestamp = numbers(deletions.field("column")), numbers(deletions.field("timestamp"))
+    deletions = flat(changes["complex_deletions"])
+    row, column, timestamp = deletions.row, deletions.numbers("column"), deletions.numbers("timestamp")
     columns = len(columns_of(table)) + 1
     keys = _renumbered([places[row] * columns + column, found.place * columns + found.column])
     oldest = np.full(max(key.max(initial=0) for key in keys) + 1, _FOREVER)

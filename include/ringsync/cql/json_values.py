@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ringsync.cql.cells import Cells
-from ringsync.cql.native_texts import Texts, native_texts, timestamp_texts
-from ringsync.cql.types import CqlType, Native, UserType
+from ringsync.cql.native_texts import chosen, joined, native_texts, replaced, timestamp_texts
+from ringsync.cql.types import CqlType, MapType, Native, UserType
 from ringsync.cql.value_texts import NULL, TextForm
 
 _NUMBERS = ("bigint", "counter", "decimal", "double", "float", "int", "smallint", "tinyint", "varint")
@@ -25,9 +25,17 @@ def json_string(text: str) -> str:
     return '"' + _TO_ESCAPE.sub(lambda found: _ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04X}", text) + '"'
 
 
-def json_key(text: str) -> str:
-    """A map's key as the name of a JSON object's member: a string stays, of anything else the JSON text is quoted."""
-    return text if text.startswith('"') else json_string(text)
+def json_strings(texts: pa.Array) -> pa.Array:
+    """The same of each text."""
+    rows = np.flatnonzero(chosen(pc.match_substring_regex(texts, _TO_ESCAPE.pattern)))
+    return replaced(
+        joined('"', texts, '"'), rows, [json_string(text) for text in texts.take(pa.array(rows)).to_pylist()]
+    )
+
+
+def _keys(texts: pa.Array) -> pa.Array:
+    """Maps' keys as the names of an object's members: a string stays, of anything else the JSON text is quoted."""
+    return pc.if_else(pc.starts_with(texts, '"'), texts, json_strings(texts))
 
 
 def json_field(name: str) -> str:
@@ -35,15 +43,13 @@ def json_field(name: str) -> str:
     return json_string(name if name == name.lower() else f'"{name}"')
 
 
-def _native(name: str, values: pa.Array, _cells: Cells) -> Texts:
+def _native(name: str, values: pa.Array, _cells: Cells) -> pa.Array:
     texts = native_texts(name, values)
     if name in _TEXTS:
-        return [json_string(text or "") for text in texts]
+        return json_strings(texts)
     if name in ("double", "float"):
-        return [f'"{text}"' if text and text[-1] in "yN" else text for text in texts]
-    if name in _NUMBERS or name == "boolean":
-        return texts
-    return [f'"{text}"' for text in texts]
+        return pc.if_else(pc.match_substring_regex(texts, "[yN]$"), joined('"', texts, '"'), texts)
+    return texts if name in _NUMBERS or name == "boolean" else joined('"', texts, '"')
 
 
 def _misfit(cql_type: CqlType, raw: bytes) -> str | None:
@@ -64,16 +70,9 @@ def _misfit(cql_type: CqlType, raw: bytes) -> str | None:
     return None
 
 
-def _sequence(cql_type: CqlType, parts: Sequence[str]) -> str:
-    if isinstance(cql_type, UserType):
-        names = map(json_field, cql_type.field_names)
-        return "{" + ", ".join([f"{name}: {part}" for name, part in zip(names, parts, strict=True)]) + "}"
-    return "[" + ", ".join(parts) + "]"
+def _brackets(cql_type: CqlType) -> tuple[str, str]:
+    return ("{", "}") if isinstance(cql_type, UserType | MapType) else ("[", "]")
 
 
-def _mapping(keys: Sequence[str], values: Sequence[str]) -> str:
-    return "{" + ", ".join([f"{json_key(key)}: {value}" for key, value in zip(keys, values, strict=True)]) + "}"
-
-
-JSON = TextForm(_native, _misfit, _sequence, _mapping)
+JSON = TextForm(_native, _misfit, _brackets, json_field, _keys)
 """Values as JSON."""

@@ -5,26 +5,36 @@ What no literal says, an empty int for example, is a call: ``blobAsInt(0x)``; so
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ringsync.cql.cells import Cells
 from ringsync.cql.identifiers import printable
-from ringsync.cql.native_texts import Texts, native_texts
+from ringsync.cql.native_texts import (
+    FIRST_DAY,
+    LAST_DAY,
+    LAST_TIMESTAMP_MS,
+    Integers,
+    Mask,
+    chosen,
+    days_of,
+    float_digits,
+    joined,
+    milliseconds_of,
+    native_texts,
+    replaced,
+)
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
-from ringsync.cql.value_texts import TextForm
+from ringsync.cql.value_texts import TextForm, value_texts
 
-_BREAKS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
+_BREAKS = r"[\x00-\x1f\x7f\x{85}\x{2028}\x{2029}]"
 """What some reader takes for the end of a line: CQL has no escape for it."""
 _DATE_EPOCH = 2**31
-_LAST_TIMESTAMP_MS = 253402300799999
-"""In the year 9999."""
 _NAN = {"float": (np.uint32, 0x7FC00000), "double": (np.uint64, 0x7FF8000000000000)}
 """The bits that Java gives NaN; others are NaN, too."""
-
+_TEXTS = ("ascii", "text")
 
 _SOME = {
     "ascii": "''",
@@ -39,14 +49,21 @@ _SOME = {
 """All other native types take 0."""
 
 
-def text_literal(text: str) -> str:
-    """A text in single quotes."""
-    return "'" + text.replace("'", "''") + "'"
+def literals(cql_type: CqlType, cells: Cells) -> pa.Array:
+    """Write each value as a literal of one line; null where it is null, or where its bytes are no value of the type."""
+    return _without_nulls(value_texts(CQL, cql_type, cells), cells)
 
 
-def literal_from_bytes(name: str, raw: bytes) -> str:
-    """A native type's value by a function that takes its bytes."""
-    return f"blobAs{name.capitalize()}(0x{raw.hex()})"
+def message_literals(cql_type: CqlType, cells: Cells) -> pa.Array:
+    """The same as messages have it: a text that is not in a collection keeps its line ends, a number Arrow's digits."""
+    if isinstance(cql_type, Native) and cql_type.name in (*_TEXTS, *_NAN):
+        return _without_nulls(value_texts(_MESSAGE, cql_type, cells), cells)
+    return literals(cql_type, cells)
+
+
+def _without_nulls(texts: pa.Array, cells: Cells) -> pa.Array:
+    nulls = cells.lengths < 0
+    return pc.if_else(pa.array(nulls), pa.scalar(None, pa.string()), texts) if nulls.any() else texts
 
 
 def some_literal(cql_type: CqlType) -> str | None:
@@ -55,86 +72,94 @@ def some_literal(cql_type: CqlType) -> str | None:
         case Native(name):
             return _SOME.get(name, "0")
         case ListType() | SetType() | MapType():
-            return "[]" if isinstance(cql_type, ListType) else "{}"
+            return "".join(_brackets(cql_type))
         case VectorType(element, dimension):
             parts = [some_literal(element)] * dimension
         case TupleType(types) | UserType(field_types=types):
             parts = [some_literal(one) for one in types]
         case _:
             return None
-    return None if None in parts else _sequence(cql_type, [part for part in parts if part is not None])
+    if isinstance(cql_type, UserType):
+        parts = [part and f"{printable(name)}: {part}" for name, part in zip(cql_type.field_names, parts, strict=True)]
+    opened, closed = _brackets(cql_type)
+    whole = [part for part in parts if part is not None]
+    return opened + ", ".join(whole) + closed if len(whole) == len(parts) else None
 
 
-def _native(name: str, values: pa.Array, cells: Cells) -> Texts:
+def _native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
+    if name in _TEXTS:
+        broken = np.flatnonzero(chosen(pc.match_substring_regex(values, _BREAKS)))
+        return _as_bytes(_quoted_texts(values), name, broken, cells)
+    texts = native_texts(name, values)
     match name:
-        case "ascii" | "text":
-            return [
-                literal_from_bytes(name, text.encode()) if text and _BREAKS.search(text) else text_literal(text or "")
-                for text in values.to_pylist()
-            ]
         case "date":
-            return [_date(text, day) for text, day in zip(native_texts(name, values), _days(values), strict=True)]
+            days = days_of(values)
+            return _if_usual((days >= FIRST_DAY) & (days <= LAST_DAY), texts, days.astype(np.int64) + _DATE_EPOCH)
         case "timestamp":
-            return [
-                f"'{text}'" if 0 <= us // 1000 <= _LAST_TIMESTAMP_MS else str(us // 1000)
-                for text, us in zip(native_texts(name, values), _integers(values), strict=True)
-            ]
+            milliseconds = milliseconds_of(values)
+            return _if_usual((milliseconds >= 0) & (milliseconds <= LAST_TIMESTAMP_MS), texts, milliseconds)
         case "duration":
-            return [text or "0s" for text in native_texts(name, values)]
+            return pc.if_else(pc.equal(texts, ""), "0s", texts)
         case "time":
-            return [f"'{text}'" for text in native_texts(name, values)]
-    found = native_texts(name, values)
-    if name == "inet":
-        found = [f"'{text}'" for text in found]
-    for row in _unusual(name, cells, values):
-        found[row] = literal_from_bytes(name, cells.value(row) or b"")
-    return found
+            return joined("'", texts, "'")
+        case "inet":
+            mapped = np.flatnonzero(chosen(pc.starts_with(values, "::ffff:")))
+            return _as_bytes(joined("'", texts, "'"), name, mapped, cells)
+        case "float" | "double":
+            kind, usual = _NAN[name]
+            bits = np.frombuffer(values.buffers()[1], kind, len(values))
+            odd = np.isnan(bits.view(f"f{bits.itemsize}")) & (bits != usual) & (cells.lengths > 0)
+            return _as_bytes(texts, name, np.flatnonzero(odd), cells)
+    return texts
 
 
-def _unusual(name: str, cells: Cells, values: pa.Array) -> list[int]:
-    """Rows whose text does not give the same bytes: IPv4 addresses in 16 bytes, NaN with other bits."""
-    if name == "inet":
-        return [row for row, text in enumerate(values.to_pylist()) if text and text.startswith("::ffff:")]
-    if name in _NAN:
-        kind, usual = _NAN[name]
-        bits = np.frombuffer(values.buffers()[1], kind, len(values))
-        rows = np.flatnonzero(np.isnan(bits.view(f"f{bits.itemsize}")) & (bits != usual) & (cells.lengths > 0))
-        return [int(row) for row in rows]
-    return []
+def _message_native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
+    if name in _TEXTS:
+        return _quoted_texts(values)
+    texts = float_digits(values)
+    texts = pc.if_else(pc.equal(texts, "-0"), "-0.0", texts)
+    return _as_bytes(texts, name, np.flatnonzero(chosen(pc.invert(pc.is_finite(values)))), cells)
 
 
-def _integers(values: pa.Array) -> list[int]:
-    return [int(value) for value in np.frombuffer(values.buffers()[1], np.int64, len(values))]
+def _quoted_texts(values: pa.Array) -> pa.Array:
+    return joined("'", pc.replace_substring(values, "'", "''"), "'")
 
 
-def _days(values: pa.Array) -> list[int]:
-    return [int(day) for day in np.frombuffer(values.buffers()[1], np.int32, len(values))]
+def _if_usual(usual: Mask, texts: pa.Array, numbers: Integers) -> pa.Array:
+    """The texts of moments in quotes, and those that are not usual as the numbers that they are."""
+    quoted = joined("'", texts, "'")
+    return quoted if usual.all() else pc.if_else(pa.array(usual), quoted, pa.array(numbers).cast(pa.string()))
 
 
-def _date(text: str | None, day: int) -> str:
-    """Years of four digits as text, others as the number that the type really is."""
-    return f"'{text}'" if text is not None and len(text) == 10 else str(day + _DATE_EPOCH)
+def _as_bytes(texts: pa.Array, name: str, rows: npt.NDArray[np.intp], cells: Cells) -> pa.Array:
+    """The texts, but in these rows calls of the function that takes the type's bytes."""
+    if not len(rows):
+        return texts
+    return replaced(texts, rows, [_from_bytes(name, cells.value(row) or b"") for row in rows.tolist()])
+
+
+def _from_bytes(name: str, raw: bytes) -> str:
+    return f"blobAs{name.capitalize()}(0x{raw.hex()})"
 
 
 def _misfit(cql_type: CqlType, raw: bytes) -> str | None:
     """Those that Cassandra takes as bytes; no function makes a collection, tuple or UDT of them."""
-    return literal_from_bytes(cql_type.name, raw) if isinstance(cql_type, Native) else None
+    return _from_bytes(cql_type.name, raw) if isinstance(cql_type, Native) else None
 
 
-def _sequence(cql_type: CqlType, parts: Sequence[str]) -> str:
+def _brackets(cql_type: CqlType) -> tuple[str, str]:
     match cql_type:
-        case UserType(field_names=names):
-            return "{" + ", ".join([f"{printable(n)}: {part}" for n, part in zip(names, parts, strict=True)]) + "}"
-        case SetType():
-            return "{" + ", ".join(parts) + "}"
+        case UserType() | SetType() | MapType():
+            return "{", "}"
         case TupleType():
-            return "(" + ", ".join(parts) + ")"
-    return "[" + ", ".join(parts) + "]"
+            return "(", ")"
+    return "[", "]"
 
 
-def _mapping(keys: Sequence[str], values: Sequence[str]) -> str:
-    return "{" + ", ".join([f"{key}: {value}" for key, value in zip(keys, values, strict=True)]) + "}"
+def _same(keys: pa.Array) -> pa.Array:
+    return keys
 
 
-CQL = TextForm(_native, _misfit, _sequence, _mapping)
+CQL = TextForm(_native, _misfit, _brackets, printable, _same)
 """Values as CQL literals."""
+_MESSAGE = TextForm(_message_native, _misfit, _brackets, printable, _same)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ringsync.cql.cells import Cells
 from ringsync.cql.decode import decode
-from ringsync.cql.native_texts import Texts
-from ringsync.cql.split import split
-from ringsync.cql.types import CqlType, CustomType, MapType, Native
+from ringsync.cql.native_texts import replaced
+from ringsync.cql.split import Parts, split
+from ringsync.cql.types import CqlType, CustomType, MapType, Native, UserType
 
 NULL = "null"
 _BLOB = Native("blob")
@@ -23,65 +23,52 @@ _BLOB = Native("blob")
 class TextForm:
     """How a language writes values.
 
-    :ivar native: the texts of a native type's values: its name, the values, and the same as bytes
-    :ivar misfit: the text of a value that no Arrow type holds, an empty one for example; None: it has none
-    :ivar sequence: of a list, set, vector, tuple or UDT with these texts of its parts
-    :ivar mapping: of a map with these texts of keys and values
+    :ivar native: writes a native type's values: its name, the values, and the same as bytes
+    :ivar misfit: writes a value that no Arrow type holds, an empty one for example; None: it has no text
+    :ivar brackets: what stands before and behind the parts of a list, set, map, vector, tuple or UDT
+    :ivar field: the name of a UDT's field
+    :ivar keys: turns the texts of values into those of a map's keys
     """
 
-    native: Callable[[str, pa.Array, Cells], Texts]
+    native: Callable[[str, pa.Array, Cells], pa.Array]
     misfit: Callable[[CqlType, bytes], str | None]
-    sequence: Callable[[CqlType, Sequence[str]], str]
-    mapping: Callable[[Sequence[str], Sequence[str]], str]
+    brackets: Callable[[CqlType], tuple[str, str]]
+    field: Callable[[str], str]
+    keys: Callable[[pa.Array], pa.Array]
 
 
-def value_texts(form: TextForm, cql_type: CqlType, cells: Cells) -> Texts:
-    """The text of each value: ``null`` where it is null, None where its bytes are no value of the type."""
+def value_texts(form: TextForm, cql_type: CqlType, cells: Cells) -> pa.Array:
+    """Write each value: ``null`` where it is null, and Arrow's null where its bytes are no value of the type."""
     if isinstance(cql_type, CustomType):
         cql_type = _BLOB
     if isinstance(cql_type, Native):
         decoded = decode(cql_type, cells)
-        found = form.native(cql_type.name, decoded.values, cells)
-        misfits = decoded.misfits
+        found, misfits = form.native(cql_type.name, decoded.values, cells), decoded.misfits
     else:
         parts = split(cql_type, cells)
-        texts = [value_texts(form, kind, part) for kind, part in zip(parts.types, parts.cells, strict=True)]
-        found = (
-            _fields(form, cql_type, texts) if parts.starts is None else _elements(form, cql_type, texts, parts.starts)
-        )
-        misfits = parts.misfits if parts.misfits.any() else None
-    for row in np.flatnonzero(cells.lengths < 0).tolist():
-        found[row] = NULL
-    if misfits is not None:
-        for row in np.flatnonzero(misfits).tolist():
-            found[row] = form.misfit(cql_type, cells.value(row) or b"")
+        found, misfits = _composite(form, cql_type, parts), parts.misfits
+    nulls = cells.lengths < 0
+    if nulls.any():
+        found = pc.if_else(pa.array(nulls), NULL, found)
+    if misfits is not None and misfits.any():
+        rows = np.flatnonzero(misfits)
+        found = replaced(found, rows, [form.misfit(cql_type, cells.value(row) or b"") for row in rows.tolist()])
     return found
 
 
-def _fields(form: TextForm, cql_type: CqlType, texts: list[Texts]) -> Texts:
-    write = form.sequence
-    return [_whole(cql_type, fields, write) for fields in zip(*texts, strict=True)]
-
-
-def _elements(form: TextForm, cql_type: CqlType, texts: list[Texts], starts: pa.Buffer) -> Texts:
-    limits = np.frombuffer(starts, np.int32).tolist()
-    ranges = itertools.pairwise(limits)
+def _composite(form: TextForm, cql_type: CqlType, parts: Parts) -> pa.Array:
+    texts = [value_texts(form, kind, part) for kind, part in zip(parts.types, parts.cells, strict=True)]
+    opened, closed = form.brackets(cql_type)
+    if parts.starts is None:
+        names = [f"{form.field(name)}: " for name in cql_type.field_names] if isinstance(cql_type, UserType) else []
+        pieces: list[pa.Array | str] = []
+        for place, text in enumerate(texts):
+            pieces += [(", " if place else "") + (names[place] if names else ""), text]
+        return pc.binary_join_element_wise(opened, *pieces, closed, "")
+    entries = texts[0]
     if isinstance(cql_type, MapType):
-        keys, values = texts
-        return [_whole_map(keys[first:last], values[first:last], form.mapping) for first, last in ranges]
-    write = form.sequence
-    return [_whole(cql_type, texts[0][first:last], write) for first, last in ranges]
-
-
-def _whole(
-    cql_type: CqlType, parts: Sequence[str | None], write: Callable[[CqlType, Sequence[str]], str]
-) -> str | None:
-    whole = [part for part in parts if part is not None]
-    return write(cql_type, whole) if len(whole) == len(parts) else None
-
-
-def _whole_map(
-    keys: Sequence[str | None], values: Sequence[str | None], write: Callable[[Sequence[str], Sequence[str]], str]
-) -> str | None:
-    whole = [(key, value) for key, value in zip(keys, values, strict=True) if key is not None and value is not None]
-    return write([key for key, _ in whole], [value for _, value in whole]) if len(whole) == len(keys) else None
+        entries = pc.binary_join_element_wise(form.keys(texts[0]), texts[1], ": ")
+    limits = pa.Array.from_buffers(pa.int32(), len(parts.misfits) + 1, [None, parts.starts])
+    return pc.binary_join_element_wise(
+        opened, pc.binary_join(pa.ListArray.from_arrays(limits, entries), ", "), closed, ""
+    )

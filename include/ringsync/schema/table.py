@@ -106,6 +106,11 @@ class TableSchema:
         """Static and regular columns."""
         return self.of_kind("static", "regular")
 
+    @property
+    def has_counters(self) -> bool:
+        """Whether it is a table of counters: statements then add, and take no timestamps."""
+        return any(column.is_counter for column in self.columns)
+
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 

@@ -241,7 +241,8 @@ def _true(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 def _condition(columns: Sequence[Column], parts: Sequence[pa.Array], row: int) -> list[str]:
     texts = [
-        value_texts(CQL, column.type, cells_of(part.slice(row, 1)))[0] or f"0x{(part[row].as_py() or b'').hex()}"
+        value_texts(CQL, column.type, cells_of(part.slice(row, 1)))[0].as_py()
+        or f"0x{(part[row].as_py() or b'').hex()}"
         for column, part in zip(columns, parts, strict=True)
     ]
     return [f"{printable(column.name)} = {text}" for column, text in zip(columns, texts, strict=True)]

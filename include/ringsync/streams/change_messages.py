@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ringsync.changes.canonical import canonical_cells
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
+from ringsync.changes.flat_cells import flat, spread
 from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
 from ringsync.cql.avro import Mapping
 from ringsync.cql.avro_rows import encode_rows
@@ -170,12 +171,9 @@ def _row_times(changes: pa.RecordBatch, images: pa.RecordBatch, shown: Mask) -> 
 
 def _deletions(changes: pa.RecordBatch, table: TableSchema) -> dict[str, Deletions]:
     """What the changes deleted of each column that still is there."""
-    row_of_cell, cells = _flat(changes["cells"])
-    gone = np.flatnonzero(numbers(cells.field("kind")) == TOMBSTONE)
-    row_of_cell, cells = row_of_cell[gone], cells.take(pa.array(gone))
-    column_of_cell = numbers(cells.field("column"))
-    row_of_deletion, deletions = _flat(changes["complex_deletions"])
-    column_of_deletion = numbers(deletions.field("column"))
+    cells, deletions = flat(changes["cells"]), flat(changes["complex_deletions"])
+    cells = cells.where(cells.numbers("kind") == TOMBSTONE)
+    column_of_cell, column_of_deletion = cells.numbers("column"), deletions.numbers("column")
     found = {}
     # The columns that are there are numbered as they come (changes.tables.columns_of).
     for number, column in enumerate(table.value_columns):
@@ -183,28 +181,15 @@ def _deletions(changes: pa.RecordBatch, table: TableSchema) -> dict[str, Deletio
         whole = np.flatnonzero(column_of_deletion == number)
         if not len(own) and not len(whole):
             continue
-        times = cells.field("timestamp").take(pa.array(own))
+        gone, ended = cells.take(own), deletions.take(whole)
+        times = gone.cells.field("timestamp")
         if column.is_multicell:
-            at = _by_row(row_of_deletion[whole], deletions.field("timestamp").take(pa.array(whole)), len(changes))
-            paths = cells.field("path").take(pa.array(own))
-            found[column.name] = Deletions(at, row_of_cell[own], paths, times)
+            at = spread(ended.cells.field("timestamp"), ended.row, len(changes))
+            found[column.name] = Deletions(at, gone.row, gone.cells.field("path"), times)
         else:
-            at = _by_row(row_of_cell[own], times, len(changes))
-            found[column.name] = Deletions(at, row_of_cell[:0], pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64()))
+            at = spread(times, gone.row, len(changes))
+            found[column.name] = Deletions(at, gone.row[:0], pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64()))
     return found
-
-
-def _flat(lists: pa.Array) -> tuple[Places, pa.StructArray]:
-    """The entries of lists, and the row of each."""
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return np.repeat(np.arange(len(lists)), counts), lists.flatten()
-
-
-def _by_row(rows: Places, values: pa.Array, count: int) -> pa.Array:
-    """Values at their rows, null elsewhere."""
-    places = np.full(count, -1)
-    places[rows] = np.arange(len(rows))
-    return values.take(pa.array(places, mask=places < 0))
 
 
 def _keys(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_row: Mask) -> pa.Array:
@@ -248,9 +233,9 @@ def _clusterings(
     parts = [canonical_cells(part, column.type) for part, column in zip(parts, table.clustering, strict=True)]
     inclusive = (ends == cells.lengths) | (cells.buffer[cells.offsets + np.minimum(ends, cells.lengths - 1)] > 0)
     values, raw = _decoded(table, table.clustering, parts, mapping)
-    values, raw = ({name: _by_row(rows, array, len(encoded)) for name, array in one.items()} for one in (values, raw))
+    values, raw = ({name: spread(array, rows, len(encoded)) for name, array in one.items()} for one in (values, raw))
     columns, belongs = (
-        _by_row(rows, pa.array(one), len(encoded)) for one in (counts.astype(np.int32), inclusive.astype(np.bool_))
+        spread(pa.array(one), rows, len(encoded)) for one in (counts.astype(np.int32), inclusive.astype(np.bool_))
     )
     return pa.array(there), _Clusterings(values, raw, columns, belongs)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.cells import numbers, only
+from ringsync.changes.flat_cells import FlatCells
 from ringsync.changes.schema import EXPIRING, TOMBSTONE
-from ringsync.cql.cells import Cells, cells_of
+from ringsync.cql.cells import Cells, cells_of, valid_mask
 from ringsync.cql.decode import decode
 from ringsync.cql.identifiers import printable
-from ringsync.cql.literal_arrays import literal_array
-from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
+from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
 from ringsync.schema.table import Column, TableSchema
 
 Integers = npt.NDArray[np.int64]
@@ -24,6 +26,28 @@ Mask = npt.NDArray[np.bool_]
 _UUID_EPOCH = 0x01B21DD213814000
 _MIRROR = 1262304000 * 10_000_000 + _UUID_EPOCH
 """2010-01-01 in 100 ns: entries put before others have times before it (C: cql3/Lists.Prepender)."""
+
+Literals = Callable[[CqlType, Cells], pa.Array]
+"""Writes the values of a type; null where there is no literal."""
+Unsaid = tuple[Integers, Integers, Integers]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Timestamps (µs), TTLs and expiries (s, -1: none)."""
+
+    timestamps: Integers
+    ttls: Integers
+    expiries: Integers
+
+    @property
+    def keys(self) -> list[Integers]:
+        """What to sort by: what has equal ones was written at once."""
+        return [self.expiries, self.ttls, self.timestamps]
+
+    def take(self, places: npt.NDArray[np.intp]) -> Times:
+        """Those at these places."""
+        return Times(self.timestamps[places], self.ttls[places], self.expiries[places])
 
 
 @dataclass(frozen=True)
@@ -34,19 +58,21 @@ class LiveCells:
     :ivar items: what stands for it: a value, ``key: value``, an element, a field's value
     :ivar fields: of fields of user-defined types their names, else null
     :ivar prepended: entries put before the others of a list
+    :ivar places: where each stands among all cells
     :ivar whole: (row, column) of columns of many cells that are written as a whole, as one number
+    :ivar unsaid: row, column and place of cells that have no literal
     """
 
     rows: Integers
     columns: Integers
-    timestamps: Integers
-    ttls: Integers
-    expiries: Integers
+    times: Times
     items: pa.Array
     fields: pa.Array
     prepended: Mask
+    places: Integers
     table: TableSchema
     whole: Integers
+    unsaid: Unsaid
 
 
 @dataclass(frozen=True)
@@ -63,15 +89,21 @@ class Assignments:
 
     rows: Integers
     columns: Integers
-    timestamps: Integers
-    ttls: Integers
-    expiries: Integers
+    times: Times
     names: pa.Array
     values: pa.Array
     are_whole: Mask
     prefixes: pa.Array
     suffixes: pa.Array
     turns: Integers
+
+    def take(self, places: npt.NDArray[np.intp]) -> Assignments:
+        """Those at these places."""
+        taken: dict[str, Any] = {
+            name: field[places] if isinstance(field, np.ndarray) else field.take(places)
+            for name, field in vars(self).items()
+        }
+        return Assignments(**taken)
 
     def assignments(self) -> pa.Array:
         """``name = value``, ``name = name + {…}``."""
@@ -80,93 +112,76 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Deleted:
-    """What DELETEs name, and when (µs)."""
+    """What DELETEs name, and when (µs).
+
+    :ivar places: where each stood among the row's deletions and cells
+    :ivar turns: what has greater ones is deleted by a later statement
+    :ivar unsaid: row, column and place of tombstones whose paths have no literal
+    """
 
     rows: Integers
     times: Integers
     names: pa.Array
+    places: Integers
+    turns: Integers
+    unsaid: Unsaid
 
 
-@dataclass(frozen=True)
-class _Flat:
-    """Cells or complex deletions of columns that are there, and of which the write still counts."""
+def live_cells(cells: FlatCells, deletions: FlatCells, table: TableSchema, literals: Literals) -> LiveCells:
+    """Find what statements can write.
 
-    rows: Integers
-    columns: Integers
-    timestamps: Integers
-    entries: pa.StructArray
-
-
-def _flat(lists: pa.ListArray, table: TableSchema) -> _Flat:
-    counts = numbers(pc.fill_null(pc.list_value_length(lists), 0))
-    entries = lists.flatten()
-    columns, timestamps = numbers(entries.field("column")), numbers(entries.field("timestamp"))
-    # Columns that are there come first (changes.tables.columns_of); one may have been dropped and added again.
-    dropped_at = {column.name: column.dropped_at for column in table.dropped}
-    limits = np.array([dropped_at.get(column.name, -(2**63)) for column in table.value_columns] + [2**63 - 1])
-    kept = timestamps > limits[np.minimum(columns, len(limits) - 1)]
-    rows = np.repeat(np.arange(len(lists)), counts)
-    if kept.all():
-        return _Flat(rows, columns, timestamps, entries)
-    return _Flat(rows[kept], columns[kept], timestamps[kept], entries.filter(pa.array(kept)))
-
-
-def live_cells(rows: pa.RecordBatch, table: TableSchema) -> LiveCells:
-    """The cells of change rows that statements can write.
-
-    :param rows: of ``CHANGE_ROWS``
+    :param cells: of change rows, without those of columns that are gone
+    :param deletions: the complex deletions of the same rows
     """
-    flat = _flat(rows["cells"], table)
-    entries = flat.entries
+    entries, columns = cells.cells, cells.numbers("column")
     kinds = numbers(entries.field("kind"))
     expiries = np.where(kinds == EXPIRING, numbers(pc.fill_null(entries.field("local_deletion_time"), -1)), -1)
     ttls = np.where(kinds == EXPIRING, numbers(pc.fill_null(entries.field("ttl"), -1)), -1)
     values, paths = cells_of(entries.field("value")), cells_of(entries.field("path"))
     live = kinds != TOMBSTONE
-    places, items, fields, prepended = [], [], [], []
+    nothing = pa.nulls(0, pa.string())
+    places, items, fields, prepended = [np.empty(0, np.intp)], [nothing], [nothing], [np.empty(0, np.bool_)]
     for number, column in enumerate(table.value_columns):
-        own = np.flatnonzero(live & (flat.columns == number))
+        own = np.flatnonzero(live & (columns == number))
         if len(own):
-            item, field, before = _items(column, only(values, own), only(paths, own))
+            item, field, before = _items(column, only(values, own), only(paths, own), literals)
             places.append(own)
             items.append(item)
             fields.append(field)
             prepended.append(before)
-    if not places:
-        places, items, fields = [np.empty(0, np.intp)], [pa.nulls(0, pa.string())], [pa.nulls(0, pa.string())]
-        prepended = [np.empty(0, np.bool_)]
     every, texts = np.concatenate(places), pa.concat_arrays(items)
-    said = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
-    order = said[np.lexsort((every[said], flat.columns[every[said]], flat.rows[every[said]]))]
-    chosen = every[order]
+    valid = valid_mask(texts)
+    said = np.flatnonzero(valid)
+    # They are in the order of columns, those of each in the order of rows.
+    order = said[np.argsort(cells.row[every[said]], kind="stable")]
+    chosen, unsaid = every[order], every[~valid]
     found = LiveCells(
-        flat.rows[chosen],
-        flat.columns[chosen],
-        flat.timestamps[chosen],
-        ttls[chosen],
-        expiries[chosen],
+        cells.row[chosen],
+        columns[chosen],
+        Times(cells.numbers("timestamp"), ttls, expiries).take(chosen),
         texts.take(pa.array(order)),
         pa.concat_arrays(fields).take(pa.array(order)),
         np.concatenate(prepended)[order],
+        chosen,
         table,
         np.empty(0, np.int64),
+        (cells.row[unsaid], columns[unsaid], unsaid),
     )
-    whole = _whole(found, _flat(rows["complex_deletions"], table), flat, kinds)
-    return LiveCells(**{**vars(found), "whole": whole})
+    return replace(found, whole=_whole(found, deletions, place_of(cells.row, columns)))
 
 
-def _items(column: Column, values: Cells, paths: Cells) -> tuple[pa.Array, pa.Array, Mask]:
+def _items(column: Column, values: Cells, paths: Cells, literals: Literals) -> tuple[pa.Array, pa.Array, Mask]:
     """The texts of a column's cells, the fields that they are, and which were put before the others of a list."""
     nothing, nowhere = pa.nulls(len(values), pa.string()), np.zeros(len(values), np.bool_)
     if not column.is_multicell:
-        return literal_array(column.type, values), nothing, nowhere
+        return literals(column.type, values), nothing, nowhere
     match column.type:
         case ListType(element):
-            return literal_array(element, values), nothing, _are_prepended(paths)
+            return literals(element, values), nothing, are_prepended(paths)
         case SetType(element):
-            return literal_array(element, paths), nothing, nowhere
+            return literals(element, paths), nothing, nowhere
         case MapType(key, value):
-            pairs = [literal_array(key, paths), literal_array(value, values)]
+            pairs = [literals(key, paths), literals(value, values)]
             return pc.binary_join_element_wise(*pairs, ": "), nothing, nowhere
         case UserType(field_types=kinds):
             numbers_, names = _field_names(column.type, paths)
@@ -176,8 +191,8 @@ def _items(column: Column, values: Cells, paths: Cells) -> tuple[pa.Array, pa.Ar
                 if len(own):
                     back = np.full(len(values), -1)
                     back[own] = np.arange(len(own))
-                    literals = literal_array(kind, only(values, own)).take(pa.array(back, mask=back < 0))
-                    texts = pc.coalesce(literals, texts)
+                    own_texts = literals(kind, only(values, own)).take(pa.array(back, mask=back < 0))
+                    texts = pc.coalesce(own_texts, texts)
             return texts, names, nowhere
     raise AssertionError(f"{column.type} has no cells of its own")
 
@@ -189,8 +204,11 @@ def _field_names(cql_type: UserType, paths: Cells) -> tuple[Integers, pa.Array]:
     return found, names.take(pa.array(found, mask=~there))
 
 
-def _are_prepended(paths: Cells) -> Mask:
-    """By the times of timeuuids; of an entry whose name is not known (version 0) it is not known either."""
+def are_prepended(paths: Cells) -> Mask:
+    """Whether entries of lists were put before the others: by the times of the timeuuids that are their paths.
+
+    Of an entry whose name is not known (version 0) it is not known either.
+    """
     eight = paths.buffer[paths.offsets.astype(np.int64)[:, None] + np.arange(8)].astype(np.int64)
     low = eight[:, 0] << 24 | eight[:, 1] << 16 | eight[:, 2] << 8 | eight[:, 3]
     middle = eight[:, 4] << 8 | eight[:, 5]
@@ -199,37 +217,44 @@ def _are_prepended(paths: Cells) -> Mask:
     return found
 
 
-def _whole(cells: LiveCells, deletions: _Flat, every: _Flat, kinds: Integers) -> Integers:
-    """Columns that are written as ``m = {…}``: that deletes what was there 1 µs before."""
-    key = _place(cells.rows, cells.columns)
-    if not len(key) or not len(deletions.rows):
+def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
+    """Columns that are written as ``m = {…}``: that deletes what was there 1 µs before.
+
+    :param every: the (row, column) of all cells, also of those that are not live
+    """
+    key = place_of(cells.rows, cells.columns)
+    if not len(key) or not len(deletions.row):
         return np.empty(0, np.int64)
     first = np.flatnonzero(np.diff(key, prepend=-1))
     last = np.append(first[1:], len(key)) - 1
     alike = np.ones(len(first), np.bool_)
-    for times in (cells.timestamps, cells.ttls, cells.expiries):
+    for times in cells.times.keys:
         alike &= np.minimum.reduceat(times, first) == np.maximum.reduceat(times, first)
     alike &= ~np.logical_or.reduceat(cells.prepended, first)
     # All of the column's cells are among these: none is a tombstone, each has a literal.
-    all_keys, sizes = np.unique(_place(every.rows, every.columns), return_counts=True)
+    all_keys, sizes = np.unique(every, return_counts=True)
     alike &= sizes[np.searchsorted(all_keys, key[first])] == last - first + 1
-    deleted = _place(deletions.rows, deletions.columns)
+    deleted = place_of(deletions.row, deletions.numbers("column"))
     order = np.argsort(deleted)
     at = np.minimum(np.searchsorted(deleted[order], key[first]), len(deleted) - 1)
     alike &= deleted[order][at] == key[first]
-    alike &= deletions.timestamps[order][at] == cells.timestamps[first] - 1
+    alike &= deletions.numbers("timestamp")[order][at] == cells.times.timestamps[first] - 1
     return key[first][alike]
 
 
-def _place(rows: Integers, columns: Integers) -> Integers:
-    """A row's column as one number."""
+def place_of(rows: Integers, columns: Integers) -> Integers:
+    """Give each row's column one number."""
     return rows.astype(np.int64) << 20 | columns
 
 
-def assignments(cells: LiveCells) -> Assignments:
-    """The cells of a row's column that were written at once, as one assignment."""
+def assignments(cells: LiveCells, in_log_order: bool) -> Assignments:
+    """The cells of a row's column that were written at once, as one assignment.
+
+    :param in_log_order: what was written first comes first, and all of a list that has the same times is one
+        assignment; False: columns and times are in their own order, and entries of lists are added one after another
+    """
     kinds = _Kinds.of(cells)
-    order, first, turns = _units(cells, kinds)
+    order, first, turns = (_logged_units if in_log_order else _units)(cells, kinds)
     one = order[first]
     names = _names(cells, kinds, one)
     values = _values(cells, kinds, order, first)
@@ -240,12 +265,10 @@ def assignments(cells: LiveCells) -> Assignments:
         before = added & cells.prepended[one]
         prefixes = pc.if_else(pa.array(added & ~before), pc.binary_join_element_wise(names, " + ", ""), empty)
         suffixes = pc.if_else(pa.array(before), pc.binary_join_element_wise(" + ", names, ""), empty)
-    return Assignments(
+    found = Assignments(
         cells.rows[one],
         cells.columns[one],
-        cells.timestamps[one],
-        cells.ttls[one],
-        cells.expiries[one],
+        cells.times.take(one),
         names,
         values,
         (kinds.scalar | kinds.whole)[one],
@@ -253,6 +276,26 @@ def assignments(cells: LiveCells) -> Assignments:
         suffixes,
         turns,
     )
+    if not in_log_order:
+        return found
+    began = first_places(cells.places, place_of(cells.rows, cells.columns), *cells.times.keys)[one]
+    return found.take(np.lexsort((cells.places[one], began, ~found.are_whole)))
+
+
+def first_places(places: Integers, *keys: Integers) -> Integers:
+    """Find for each the first place of those that have the same keys."""
+    order = np.lexsort((places, *keys))
+    first = np.flatnonzero(changes(order, keys))
+    found = np.empty_like(places)
+    found[order] = np.repeat(places[order[first]], np.diff(first, append=len(order)))
+    return found
+
+
+def changes(order: Integers, keys: Sequence[Integers]) -> Mask:
+    """Find where in an order any key is another than before."""
+    found: Mask = np.logical_or.reduce([np.diff(key[order], prepend=key[order[:1]]) != 0 for key in keys])
+    found[:1] = True
+    return found
 
 
 @dataclass(frozen=True)
@@ -270,7 +313,7 @@ class _Kinds:
         columns = cells.table.value_columns
         scalar = np.array([not column.is_multicell for column in columns] or [True])[cells.columns]
         entry = np.array([isinstance(column.type, ListType) for column in columns] or [False])[cells.columns] & ~scalar
-        whole = np.isin(_place(cells.rows, cells.columns), cells.whole)
+        whole = np.isin(place_of(cells.rows, cells.columns), cells.whole)
         field = cells.fields.is_valid().to_numpy(zero_copy_only=False) & ~whole
         return _Kinds(scalar, whole, field, entry)
 
@@ -282,20 +325,32 @@ def _units(cells: LiveCells, kinds: _Kinds) -> tuple[Integers, Integers, Integer
     count = len(cells.rows)
     if kinds.scalar.all():
         return np.arange(count), np.arange(count), np.zeros(count, np.int64)
-    times = [cells.expiries, cells.ttls, cells.timestamps]
-    place = _place(cells.rows, cells.columns)
-    breaks = np.logical_or.reduce([np.diff(one, prepend=one[0]) != 0 for one in (place, *times)])
+    place = place_of(cells.rows, cells.columns)
+    breaks = np.logical_or.reduce([np.diff(one, prepend=one[0]) != 0 for one in (place, *cells.times.keys)])
     breaks[1:] |= cells.prepended[1:] != cells.prepended[:-1]
     runs = np.where(kinds.entry, np.cumsum(breaks), 0)
-    sorted_by = [*times, runs, place]
+    sorted_by = [*cells.times.keys, runs, place]
     order = np.lexsort(sorted_by)
-    starts = np.logical_or.reduce([np.diff(one[order], prepend=one[order[0]] - 1) != 0 for one in sorted_by])
-    first = np.flatnonzero(starts | (kinds.scalar | kinds.field)[order])
+    first = np.flatnonzero(changes(order, sorted_by) | (kinds.scalar | kinds.field)[order])
     one = order[first]
     begun = runs[np.searchsorted(place, place[one])]
     turns = runs[one] - begun
     # What is put before the others comes in the opposite order.
     return order, first, np.where(cells.prepended[one], count - turns, turns)
+
+
+def _logged_units(cells: LiveCells, kinds: _Kinds) -> tuple[Integers, Integers, Integers]:
+    """The same in the order of the log. One statement cannot put entries both before and behind those of a list."""
+    before = kinds.entry & cells.prepended
+    at_once = [*cells.times.keys, place_of(cells.rows, cells.columns)]
+    order = np.lexsort((cells.places, before, *at_once))
+    first = np.flatnonzero(changes(order, [before.astype(np.int64), *at_once]) | (kinds.scalar | kinds.field)[order])
+    one = order[first]
+    again = before[one] & ~changes(one, at_once)
+    began, column_began = (
+        first_places(cells.places, *keys)[one] for keys in ([*cells.times.keys, cells.rows], at_once)
+    )
+    return order, first, began << 32 | np.where(again, column_began + 1, 0)
 
 
 def _names(cells: LiveCells, kinds: _Kinds, one: Integers) -> pa.Array:
@@ -323,38 +378,51 @@ def _values(cells: LiveCells, kinds: _Kinds, order: Integers, first: Integers) -
     return pc.if_else(pa.array(one), values, pc.binary_join_element_wise(opened, values, closed, ""))
 
 
-def deleted_names(rows: pa.RecordBatch, table: TableSchema, whole: Integers) -> Deleted:
+def deleted_names(
+    cells: FlatCells, deletions: FlatCells, table: TableSchema, whole: Integers, literals: Literals
+) -> Deleted:
     """Columns, elements and fields that are deleted; entries of lists have no name.
 
     :param whole: columns of rows that are written as a whole, which deletes them
     """
-    flat, deletions = _flat(rows["cells"], table), _flat(rows["complex_deletions"], table)
-    names = [printable(column.name) for column in table.value_columns]
-    own = np.flatnonzero(~np.isin(_place(deletions.rows, deletions.columns), whole))
-    every_name = pa.array(names, pa.string())
-    parts = [(deletions.rows[own], deletions.timestamps[own], every_name.take(pa.array(deletions.columns[own])))]
-    gone = numbers(flat.entries.field("kind")) == TOMBSTONE
-    paths = cells_of(flat.entries.field("path")) if gone.any() else None
+    names = pa.array([printable(column.name) for column in table.value_columns], pa.string())
+    own = np.flatnonzero(~np.isin(place_of(deletions.row, deletions.numbers("column")), whole))
+    deletions = deletions.take(own)
+    gone, columns = cells.numbers("kind") == TOMBSTONE, cells.numbers("column")
+    paths = cells_of(cells.cells.field("path")) if gone.any() else None
+    found, texts = [np.empty(0, np.intp)], [names.take(pa.array(deletions.numbers("column")))]
     for number, column in enumerate(table.value_columns if paths is not None else ()):
-        places = np.flatnonzero(gone & (flat.columns == number))
+        places = np.flatnonzero(gone & (columns == number))
         if not len(places) or (column.is_multicell and isinstance(column.type, ListType)):
             continue
-        text = every_name.take(pa.array(np.full(len(places), number)))
+        text = names.take(pa.array(np.full(len(places), number)))
         if column.is_multicell:
             assert paths is not None
-            text = _element_names(column, names[number], only(paths, places))
-        parts.append((flat.rows[places], flat.timestamps[places], text))
-    row, time = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    found = Deleted(row, time, pa.concat_arrays([text for *_, text in parts]))
-    said = np.flatnonzero(found.names.is_valid().to_numpy(zero_copy_only=False))
-    return Deleted(found.rows[said], found.times[said], found.names.take(pa.array(said)))
+            text = _element_names(column, names[number].as_py(), only(paths, places), literals)
+        found.append(places)
+        texts.append(text)
+    place, text = np.concatenate(found), pa.concat_arrays(texts)
+    rows = np.concatenate([deletions.row, cells.row[place]])
+    times = np.concatenate([deletions.numbers("timestamp"), cells.numbers("timestamp")[place]])
+    # Deletions of whole columns come before all cells.
+    every = np.concatenate([np.arange(-len(own), 0), place])
+    valid = valid_mask(text)
+    said, unsaid = np.flatnonzero(valid), every[~valid]
+    return Deleted(
+        rows[said],
+        times[said],
+        text.take(pa.array(said)),
+        every[said],
+        times[said],
+        (cells.row[unsaid], columns[unsaid], unsaid),
+    )
 
 
-def _element_names(column: Column, name: str, paths: Cells) -> pa.Array:
+def _element_names(column: Column, name: str, paths: Cells, literals: Literals) -> pa.Array:
     match column.type:
         case UserType():
             _, fields = _field_names(column.type, paths)
             return pc.binary_join_element_wise(f"{name}.", fields, "")
         case SetType(element=kind) | MapType(key=kind):
-            return pc.binary_join_element_wise(f"{name}[", literal_array(kind, paths), "]", "")
+            return pc.binary_join_element_wise(f"{name}[", literals(kind, paths), "]", "")
     raise AssertionError(f"{column.type} has no elements with names")
