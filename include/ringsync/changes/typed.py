@@ -33,13 +33,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
+from ringsync.changes.order import path_type
 from ringsync.changes.schema import DELETION, EXPIRING, KINDS, LIVENESS, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, columns_of
 from ringsync.cql.cells import cells_of
 from ringsync.cql.counters import counter_totals
 from ringsync.cql.decode import decode
 from ringsync.cql.identifiers import portable_names
-from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, arrow_type
+from ringsync.cql.types import CqlType, ListType, MapType, arrow_type
 from ringsync.schema.table import TableSchema
 
 OWN_NAMES = (
@@ -147,15 +148,6 @@ def _value_type(column: LoggedColumn) -> CqlType | None:
     return None
 
 
-def _path_type(column: LoggedColumn) -> CqlType | None:
-    match column.type:
-        case ListType():
-            return Native("timeuuid")
-        case SetType(element) | MapType(key=element):
-            return element
-    return Native("smallint")
-
-
 def _cell_type(column: LoggedColumn) -> pa.StructType:
     value = _value_type(column)
     fields = [
@@ -166,7 +158,7 @@ def _cell_type(column: LoggedColumn) -> pa.StructType:
         ("expires_at", pa.int64()),
         ("deleted", pa.bool_()),
     ]
-    path = _path_type(column) if column.is_multicell else None
+    path = path_type(column.type) if column.is_multicell else None
     return pa.struct(([("path", arrow_type(path))] if path else []) + fields)
 
 
@@ -212,7 +204,7 @@ def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
         pc.if_else(pa.array(kinds == EXPIRING), locals_, None),
         pa.array(kinds == TOMBSTONE),
     ]
-    path = _path_type(column) if column.is_multicell else None
+    path = path_type(column.type) if column.is_multicell else None
     if path is not None:
         arrays = [decode(path, cells_of(cells.field("path"))).values, *arrays]
     return pa.StructArray.from_arrays(arrays, fields=list(_cell_type(column)))

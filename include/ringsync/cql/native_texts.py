@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.cql.cells import valid_mask
+from ringsync.cql.natives import NATIVES, Text
 
 Texts = list[str | None]
 Integers = npt.NDArray[np.int32 | np.int64]
@@ -30,7 +31,7 @@ def native_texts(name: str, values: pa.Array) -> Texts:
     :param name: of a native type
     :param values: of that type's Arrow type, as :func:`ringsync.cql.decode.decode` gives them: without an offset
     """
-    write = _WRITERS.get(name)
+    write = _WRITERS.get(NATIVES[name].text)
     if write is None:
         return _printed(values)
     found = write(values)
@@ -146,10 +147,9 @@ def _civil(days: Integers) -> tuple[list[int], list[int], list[int]]:
     return (years.astype(np.int64) + 1970).tolist(), month.tolist(), day.tolist()
 
 
-_WRITERS: dict[str, Callable[[pa.Array], Texts]] = {
+_WRITERS: dict[Text, Callable[[pa.Array], Texts]] = {
     "blob": _blobs,
     "date": _dates,
-    "double": _floats,
     "duration": _durations,
     "float": _floats,
     "inet": _inets,
