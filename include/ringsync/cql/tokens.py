@@ -109,13 +109,14 @@ class Tokens:
 
     def fail(self, expected: str) -> NoReturn:
         """Say what was expected instead of the next token."""
-        self.error(f"expected {expected}", self.next)
-
-    def error(self, problem: str, token: Token) -> NoReturn:
-        """Say what is wrong from a token on."""
-        rest = self.text[token.offset :].rstrip()
+        place = self.next.offset
+        rest = self.text[place:].rstrip()
         shown = repr(rest if len(rest) <= _LONGEST_SHOWN else rest[:_LONGEST_SHOWN] + "…") if rest else "the end"
-        raise self._error(f"{self._what} {self.text!r}: {problem} at character {token.offset + 1}, found {shown}")
+        self.error(f"expected {expected} at character {place + 1}, found {shown}", self.next)
+
+    def error(self, problem: str, _token: Token) -> NoReturn:
+        """Say what is wrong with a token."""
+        raise self._error(f"{self._what} {self.text!r}: {problem}")
 
 
 def _token(found: re.Match[str]) -> Token:
