@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ringsync.changes.digest import column_hashes
 from ringsync.cql.kernels import address, padded
-from ringsync.cql.types import VARIABLE, CqlType, is_multicell, stored_length
+from ringsync.cql.types import COUNTER, VARIABLE, CqlType, ListType, MapType, is_multicell, stored_length
 from ringsync.schema.table import TableSchema
 
 TABLE_WORDS, COLUMN_WORDS = 8, 6
@@ -33,6 +33,21 @@ class LoggedColumn:
     @property
     def is_multicell(self) -> bool:
         return is_multicell(self.type)
+
+    @property
+    def is_counter(self) -> bool:
+        return self.type == COUNTER
+
+    @property
+    def value_type(self) -> CqlType | None:
+        """The type of its cells' values. None: those of sets are empty, and of user-defined types each field has
+        another, whose bytes change when fields are added to the types in it."""
+        if not self.is_multicell:
+            return self.type
+        match self.type:
+            case ListType(element=kind) | MapType(value=kind):
+                return kind
+        return None
 
 
 def columns_of(table: TableSchema) -> tuple[LoggedColumn, ...]:

@@ -40,7 +40,7 @@ from ringsync.cql.cells import cells_of
 from ringsync.cql.counters import counter_totals
 from ringsync.cql.decode import decode
 from ringsync.cql.identifiers import portable_names
-from ringsync.cql.types import CqlType, ListType, MapType, arrow_type
+from ringsync.cql.types import arrow_type
 from ringsync.schema.table import TableSchema
 
 OWN_NAMES = (
@@ -138,18 +138,8 @@ def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[
     return bound, columns
 
 
-def _value_type(column: LoggedColumn) -> CqlType | None:
-    """Of a single cell; None: it stays bytes."""
-    if not column.is_multicell:
-        return column.type
-    match column.type:
-        case ListType(element) | MapType(value=element):
-            return element
-    return None
-
-
 def _cell_type(column: LoggedColumn) -> pa.StructType:
-    value = _value_type(column)
+    value = column.value_type
     fields = [
         ("value", pa.binary() if value is None else arrow_type(value)),
         ("raw", pa.binary()),
@@ -186,11 +176,11 @@ def _column(rows: pa.RecordBatch, column: LoggedColumn, cells: pa.StructArray, r
 def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
     kinds, locals_ = numbers(cells.field("kind")), cells.field("local_deletion_time")
     raw = cells.field("value")
-    value_type = _value_type(column)
+    value_type = column.value_type
     misfits = None
     if value_type is None:
         values = raw
-    elif str(value_type) == "counter":
+    elif column.is_counter:
         values = counter_totals(raw)
     else:
         decoded = decode(value_type, cells_of(raw))

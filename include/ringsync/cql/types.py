@@ -119,6 +119,7 @@ class CustomType:
         return f"'{self.class_name}'"
 
 
+COUNTER = Native("counter")
 EMPTY = CustomType("org.apache.cassandra.db.marshal.EmptyType")
 """What Cassandra prints as ``empty``, although no statement may say so; the value of some COMPACT STORAGE tables."""
 
