@@ -35,7 +35,7 @@ DATE_EPOCH = 2**31
 class NativeType:
     """What there is to know of a native type.
 
-    :ivar name: in CQL
+    :ivar name: its CQL name
     :ivar arrow: the Arrow type of its values, in row images and in the lake
     :ivar codec: how bytes become that Arrow type, and back
     :ivar text: how values are printed
@@ -45,7 +45,8 @@ class NativeType:
     :ivar has_prefix: whether vectors, commit logs and SSTables write the length before a value, although all may
         have the same (C: AbstractType.valueLengthIfFixed)
     :ivar order: how values compare
-    :ivar misfit: what bytes of the right length are if they are no value, for messages; ``{length}`` is theirs
+    :ivar misfit: a phrase for messages, what bytes are that have the right length and are no value; ``{length}`` is
+        their number
     :ivar sample: some value, as Arrow takes it
     """
 

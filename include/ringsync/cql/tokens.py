@@ -49,9 +49,9 @@ class Token(NamedTuple):
 class Tokens:
     """The tokens of a text of one line, to be taken one after another. Comments do not belong into such a text.
 
-    :param text: CQL
-    :param what: names the text in messages, e.g. ``CQL type``
-    :param error: the class of what is raised
+    :param text: the CQL
+    :param what: its name in messages, e.g. ``CQL type``
+    :param error: the class of the errors that are raised
     """
 
     skipped: ClassVar[tuple[str, ...]] = ("space",)

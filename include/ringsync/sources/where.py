@@ -82,7 +82,9 @@ def names_partitions(conditions: Iterable[Condition], table: TableSchema) -> boo
 def behind(values: Sequence[bytes], value: bytes, column: Column) -> list[bytes]:
     """Those of the values that come behind one of them in the column's clustering order.
 
-    :param values: as Cassandra serialises them
+    :param values: their bytes as Cassandra serialises them
+    :param value: that one's bytes
+    :param column: the clustering column
     """
     keys = value_keys(cells_of_values([value, *values]), column.type)
     here, *places = (keys.value(row) or b"" for row in range(len(keys)))
