@@ -20,8 +20,8 @@ from ringsync.changes.queries import queries
 from ringsync.changes.tables import logged_tables
 from ringsync.cql.encode import encode
 from ringsync.cql.kernels import padded
+from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import (
-    NATIVE_ARROW,
     CqlType,
     ListType,
     MapType,
@@ -49,21 +49,6 @@ from ringsync.streams.messages import envelope_schema, key_schema, message_schem
 from ringsync.streams.tokens import steps_to_token, tokens_of
 
 NOW = 1_700_000_000
-SAMPLES: dict[str, object] = {
-    "blob": b"\x01",
-    "boolean": True,
-    "date": 1,
-    "decimal": "1.5",
-    "double": 1.5,
-    "duration": {"months": 1, "days": 2, "nanoseconds": 3},
-    "float": 1.5,
-    "inet": "::1",
-    "text": "ä",
-    "timestamp": 1_000,
-    "timeuuid": "50554d6e-29bb-11e5-b345-feff819cdc9f",
-    "uuid": "50554d6e-29bb-11e5-b345-feff819cdc9f",
-    "varint": "12345678901234567890123",
-}
 
 
 def warm() -> None:
@@ -119,7 +104,7 @@ def sample_table() -> TableSchema:
     nested: list[CqlType] = [ListType(text), SetType(text), MapType(text, Native("int")), TupleType((text,))]
     nested += [VectorType(Native("float"), 2), VectorType(text, 2), parse_type("frozen<list<decimal>>", {})]
     columns = [Column("key", "partition_key", text)]
-    types = [*(Native(name) for name in NATIVE_ARROW if name != "counter"), *nested]
+    types = [*(Native(name) for name in NATIVES if name != "counter"), *nested]
     columns += [Column(f"c{i:02}", "regular", cql_type) for i, cql_type in enumerate(types)]
     return TableSchema("warm", "warm", "0" * 32, tuple(columns))
 
@@ -153,8 +138,7 @@ def _sample(cql_type: CqlType) -> object:
             return {f"field_{i + 1}": _sample(field) for i, field in enumerate(fields)}
         case VectorType(element, dimension):
             return [_sample(element)] * dimension
-    name = str(cql_type)
-    return SAMPLES.get(name, "a" if NATIVE_ARROW[name] == pa.string() else 1)
+    return NATIVES[str(cql_type)].sample
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ringsync.changes.cql_ranges import range_conditions
 from ringsync.changes.texts import Bound
 from ringsync.cql.literals import some_literal
-from ringsync.cql.types import NATIVE_ARROW, Native, UserType, parse_type
+from ringsync.cql.natives import NATIVES
+from ringsync.cql.types import Native, UserType, parse_type
 from ringsync.schema.table import Column, TableSchema
 from servers.cassandra import CassandraNode, NodeSettings
 from tests.commitlogs.make import connected
@@ -82,7 +83,7 @@ def holds(condition: str, row: tuple[int, ...]) -> bool:
 @pytest.mark.server
 def test_all_rows_of_a_partition_go_but_not_its_static_cells(cache: Path, tmp_path: Path) -> None:
     """Whatever the type of the first clustering column."""
-    natives = sorted(set(NATIVE_ARROW) - {"counter", "duration"})
+    natives = sorted(set(NATIVES) - {"counter", "duration"})
     types = [*natives, *(f"frozen<{one}>" for one in ("list<int>", "set<uuid>", "map<text, int>", "pair"))]
     types += ["tuple<inet, pair>", "vector<float, 3>"]
     with CassandraNode(tmp_path / "node", NodeSettings().on_free_ports(), cache) as node, connected(node) as cluster:

@@ -28,9 +28,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import (
-    NATIVE_ARROW,
-    VECTOR_FIXED_LENGTH,
     CqlType,
     CustomType,
     ListType,
@@ -41,8 +40,9 @@ from ringsync.cql.types import (
     UserType,
     VectorType,
 )
+from tests.commitlog_model.types import FIXED_LENGTHS
 
-NATIVE_NAMES = sorted(NATIVE_ARROW)
+NATIVE_NAMES = sorted(NATIVES)
 
 _STRUCT = {
     "bigint": ">q",
@@ -188,7 +188,7 @@ def vector_element_length(cql_type: CqlType) -> int | None:
     if isinstance(cql_type, VectorType):
         inner = vector_element_length(cql_type.element)
         return None if inner is None else inner * cql_type.dimension
-    return VECTOR_FIXED_LENGTH.get(cql_type.name) if isinstance(cql_type, Native) else None
+    return FIXED_LENGTHS.get(cql_type.name) if isinstance(cql_type, Native) else None
 
 
 def unsigned_vint(value: int) -> bytes:

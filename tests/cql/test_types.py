@@ -1,5 +1,7 @@
 """Type strings as system_schema prints them."""
 
+import re
+
 import pyarrow as pa
 import pytest
 
@@ -54,11 +56,24 @@ def test_multicell(text: str, multicell: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "list<", "list<int", "list<int>>", "map<int>", "nosuch", "vector<float>", "vector<float, x>", "list<int;>"],
+    ("text", "problem"),
+    [
+        ("", "expected a type at character 1, found the end"),
+        ("list<", "expected a type at character 6, found the end"),
+        ("list<int", "expected > at character 9, found the end"),
+        ("list<int>>", "expected the end at character 10, found '>'"),
+        ("list<int;>", "expected > at character 9, found ';>'"),
+        ("list<int> -- of what", "expected the end at character 11, found '-- of what'"),
+        ("frozen<'java.Class>", "expected a type at character 8, found .*java"),
+        ("map<int>", "'map' does not take 1 parameters"),
+        ("nosuch", "unknown type 'nosuch'"),
+        ("vector<float>", "expected , at character 13, found '>'"),
+        ("vector<float, x>", "expected a vector's dimension at character 15, found 'x>'"),
+        ("vector<float, -3>", "expected a vector's dimension at character 15, found '-3>'"),
+    ],
 )
-def test_broken_types_are_quoted_in_the_error(text: str) -> None:
-    with pytest.raises(CqlTypeError, match="CQL type"):
+def test_broken_types_are_quoted_in_the_error(text: str, problem: str) -> None:
+    with pytest.raises(CqlTypeError, match=f"^CQL type {re.escape(repr(text))}: {problem}"):
         parse_type(text, USER_TYPES)
 
 

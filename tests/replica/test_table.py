@@ -13,7 +13,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
-from ringsync.cql.types import NATIVE_ARROW, ListType, MapType, Native, TupleType, UserType
+from ringsync.cql.natives import NATIVES
+from ringsync.cql.types import ListType, MapType, Native, TupleType, UserType
 from ringsync.replica.base import ReplicaMismatchError
 from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.replica.digests import canonical
@@ -76,12 +77,12 @@ def test_extreme_values_survive(spark: SparkSession, tmp_path: Path) -> None:
     """Every native type, as a value and as a map key; nested nulls; emptiness; a long text."""
     columns: dict[str, pa.Array] = {"id": pa.array(range(8), pa.int32())}
     described: list[tuple[str, ColumnKind, Any]] = [("id", "partition_key", Native("int"))]
-    for name, kind in NATIVE_ARROW.items():
+    for name, native in NATIVES.items():
         values = EXTREMES.get(name, TEXTS)
         described += [(f"v_{name}", "regular", Native(name))]
-        columns[f"v_{name}"] = typed(kind, [*(values * 8)[:7], None])
+        columns[f"v_{name}"] = typed(native.arrow, [*(values * 8)[:7], None])
         described += [(f"m_{name}", "regular", MapType(Native(name), Native("int")))]
-        keys = typed(kind, values)
+        keys = typed(native.arrow, values)
         entries = pa.MapArray.from_arrays([0, len(keys)], keys, pa.array(range(len(keys)), pa.int32()))
         columns[f"m_{name}"] = pa.concat_arrays([entries, pa.array([[]] * 3 + [None] * 4, entries.type)])
     nested = TupleType((PAIR, MapType(MapType(Native("int"), Native("int"), True), Native("double"), True)))

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ringsync.cql.identifiers import printable
+from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import (
-    NATIVE_ARROW,
     CqlType,
     CustomType,
     ListType,
@@ -36,7 +36,7 @@ SPACES = [" ", "\n", "\t\r\n ", " /* it's; */ ", "-- it's; $$\n", "// CREATE TAB
 def types(user_types: list[UserType], depth: int = 2, frozen: bool = False) -> st.SearchStrategy[CqlType]:
     """Types of columns and fields; what is inside another type is frozen, as Cassandra wants it."""
     scalar: st.SearchStrategy[CqlType] = st.one_of(
-        st.sampled_from(sorted(NATIVE_ARROW)).map(Native),
+        st.sampled_from(sorted(NATIVES)).map(Native),
         st.just(CustomType("org.apache.cassandra.db.marshal.DynamicCompositeType(a=>x.BytesType,b=>x.UTF8Type)")),
     )
     if depth == 0:

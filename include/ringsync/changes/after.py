@@ -346,7 +346,7 @@ def _ended_cells(
     """
     found = []
     for column in columns_of(table):
-        if column.dropped or str(column.type) == "counter":
+        if column.dropped or column.is_counter:
             continue
         cells = value_cells(after, table, column, None)
         cells = cells.where((cells.numbers("kind") == EXPIRING) & (is_row[cells.row] != column.is_static))

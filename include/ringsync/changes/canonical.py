@@ -25,36 +25,19 @@ from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.decode import Decoded, decode
 from ringsync.cql.encode import encode
 from ringsync.cql.kernels import PADDING, address
+from ringsync.cql.natives import BOOLEAN, DECIMAL, FLOAT, NATIVES, VARINT
 from ringsync.cql.split import total_bytes
-from ringsync.cql.types import (
-    CqlType,
-    CustomType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-)
+from ringsync.cql.types import CqlType, Native, TupleType, UserType, types_inside
 
-_ALIASED = ("boolean", "float", "double", "decimal", "varint")
+_ALIASED = (BOOLEAN, FLOAT, DECIMAL, VARINT)
 
 
 def has_aliases(cql_type: CqlType) -> bool:
     """Whether one value of a type may be written in several ways. The values of all others are canonical."""
-    match cql_type:
-        case Native(name):
-            return name in _ALIASED
-        case ListType(element) | SetType(element) | VectorType(element):
-            return has_aliases(element)
-        case MapType(key, value):
-            return has_aliases(key) or has_aliases(value)
-        case TupleType() | UserType():
-            # Fields that are missing at the end are null fields.
-            return True
-        case CustomType():
-            return False
+    if isinstance(cql_type, Native):
+        return NATIVES[cql_type.name].order in _ALIASED
+    # Fields that are missing at the end are null fields.
+    return isinstance(cql_type, TupleType | UserType) or any(map(has_aliases, types_inside(cql_type)))
 
 
 def canonical_cells(cells: Cells, cql_type: CqlType) -> Cells:

@@ -10,21 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ringsync.changes.order_kernels import (
-    BOOLEAN,
-    DECIMAL,
-    FIELDS,
-    FLOAT,
-    NODE_BYTES,
-    SEQUENCE,
-    VARINT,
-    VECTOR,
-    magnitude,
-    part_of,
-    stripped,
-)
+from ringsync.changes.order_kernels import FIELDS, NODE_BYTES, SEQUENCE, VECTOR, magnitude, part_of, stripped
 from ringsync.cql.encode_kernels import store_unsigned_vint, unsigned_vint_length
 from ringsync.cql.kernels import KERNEL, load8, load32_native, load32_signed, load64_native, store8, store32
+from ringsync.cql.natives import BOOLEAN, DECIMAL, FLOAT, VARINT
 
 _NAN32, _NAN64 = 0x7FC00000, 0x7FF8000000000000
 _MIN_SCALE = -(2**31)

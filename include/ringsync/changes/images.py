@@ -154,7 +154,7 @@ def _field_numbers(column: LoggedColumn, cells: FlatCells) -> Places:
 
 
 def _decoded(column: LoggedColumn | Column, raw: Cells) -> Decoded:
-    if str(column.type) == "counter":
+    if column.is_counter:
         return Decoded(counter_totals(raw_values(raw)), None)
     return decode(column.type, raw)
 

@@ -347,7 +347,7 @@ class _Columns:
         columns = columns_of(table)
         return cls(
             np.array([dropped_at.get(column.name, kernels.NEVER) for column in columns], np.int64),
-            np.array([str(column.type) == "counter" for column in columns], np.uint8),
+            np.array([column.is_counter for column in columns], np.uint8),
         )
 
 

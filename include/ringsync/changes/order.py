@@ -22,7 +22,8 @@ from ringsync.changes import order_kernels as kernels
 from ringsync.changes.order_kernels import END, START
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.kernels import PADDING, address
-from ringsync.cql.split import total_bytes, vector_element_length
+from ringsync.cql.natives import BYTES, NATIVES
+from ringsync.cql.split import total_bytes
 from ringsync.cql.types import (
     CqlType,
     CustomType,
@@ -33,28 +34,12 @@ from ringsync.cql.types import (
     TupleType,
     UserType,
     VectorType,
+    stored_length,
+    types_inside,
 )
 from ringsync.schema.table import TableSchema
 
 __all__ = ["END", "START", "clustering_keys", "clustering_order", "path_type", "value_keys", "value_order"]
-
-_NATIVE: dict[str, tuple[int, int]] = {
-    "tinyint": (kernels.SIGNED, 1),
-    "smallint": (kernels.SIGNED, 2),
-    "int": (kernels.SIGNED, 4),
-    "bigint": (kernels.SIGNED, 8),
-    "timestamp": (kernels.SIGNED, 8),
-    "date": (kernels.UNSIGNED, 4),
-    "time": (kernels.UNSIGNED, 8),
-    "float": (kernels.FLOAT, 4),
-    "double": (kernels.FLOAT, 8),
-    "boolean": (kernels.BOOLEAN, 1),
-    "varint": (kernels.VARINT, 0),
-    "decimal": (kernels.DECIMAL, 0),
-    "uuid": (kernels.UUID, 16),
-    "timeuuid": (kernels.TIMEUUID, 16),
-}
-"""Kind, and bytes of each value (0: any); all others, custom types too, by their bytes."""
 
 
 def clustering_order(clustering: pa.Array, table: TableSchema, side: int = START) -> pa.Array:
@@ -139,15 +124,12 @@ def type_program(types: Sequence[CqlType]) -> npt.NDArray[np.int64]:
 def _node(cql_type: CqlType) -> tuple[int, Sequence[CqlType], int]:
     match cql_type:
         case Native(name):
-            kind, number = _NATIVE.get(name, (kernels.BYTES, 0))
-            return kind, (), number
-        case ListType(element) | SetType(element):
-            return kernels.SEQUENCE, (element,), 0
-        case MapType(key, value):
-            return kernels.SEQUENCE, (key, value), 0
-        case TupleType(fields) | UserType(field_types=fields):
-            return kernels.FIELDS, fields, 0
+            return NATIVES[name].order, (), NATIVES[name].width
+        case ListType() | SetType() | MapType():
+            return kernels.SEQUENCE, types_inside(cql_type), 0
+        case TupleType() | UserType():
+            return kernels.FIELDS, types_inside(cql_type), 0
         case VectorType(element, dimension):
-            return kernels.VECTOR, (element,), dimension << 32 | vector_element_length(element)
+            return kernels.VECTOR, (element,), dimension << 32 | max(stored_length(element), 0)
         case CustomType():
-            return kernels.BYTES, (), 0
+            return BYTES, (), 0

@@ -23,10 +23,11 @@ from ringsync.cql.kernels import (
     store8,
     store32,
 )
+from ringsync.cql.natives import BOOLEAN, BYTES, DECIMAL, FLOAT, SIGNED, TIMEUUID, UUID, VARINT
 
-BYTES, SIGNED, UNSIGNED, BOOLEAN, FLOAT, VARINT, DECIMAL, UUID, TIMEUUID, SEQUENCE, FIELDS, VECTOR = range(12)
-"""Kinds of types. The number is the bytes of each value (0: any); of VECTOR its dimension times
-2**32 and those of each element (0: each has its length before it)."""
+SEQUENCE, FIELDS, VECTOR = range(TIMEUUID + 1, TIMEUUID + 4)
+"""Kinds of types behind those of native ones. The number is the bytes of each value (0: any); of VECTOR its dimension
+times 2**32 and those of each element (0: each has its length before it)."""
 
 GROWTH, MARGIN = 4, 24
 NODE_BYTES = 32

@@ -10,20 +10,10 @@ import numpy.typing as npt
 
 from ringsync.changes.digest import column_hashes
 from ringsync.cql.kernels import address, padded
-from ringsync.cql.types import CqlType, CustomType, Native, VectorType, is_multicell
+from ringsync.cql.types import COUNTER, VARIABLE, CqlType, ListType, MapType, is_multicell, stored_length
 from ringsync.schema.table import TableSchema
 
-CELL_FIXED_LENGTH = {
-    "boolean": 1,
-    **dict.fromkeys(("int", "float"), 4),
-    **dict.fromkeys(("bigint", "double", "timestamp"), 8),
-    **dict.fromkeys(("uuid", "timeuuid"), 16),
-}
-"""Bytes of values that commit logs and SSTables write without a length (C: AbstractType.valueLengthIfFixed)."""
-_CUSTOM_FIXED_LENGTH = {"EmptyType": 0, "LexicalUUIDType": 16, "LegacyTimeUUIDType": 16}
-
 TABLE_WORDS, COLUMN_WORDS = 8, 6
-VARIABLE = -1
 
 
 @dataclass(frozen=True)
@@ -43,6 +33,21 @@ class LoggedColumn:
     @property
     def is_multicell(self) -> bool:
         return is_multicell(self.type)
+
+    @property
+    def is_counter(self) -> bool:
+        return self.type == COUNTER
+
+    @property
+    def value_type(self) -> CqlType | None:
+        """The type of its cells' values. None: those of sets are empty, and of user-defined types each field has
+        another, whose bytes change when fields are added to the types in it."""
+        if not self.is_multicell:
+            return self.type
+        match self.type:
+            case ListType(element=kind) | MapType(value=kind):
+                return kind
+        return None
 
 
 def columns_of(table: TableSchema) -> tuple[LoggedColumn, ...]:
@@ -92,7 +97,7 @@ def logged_tables(tables: Sequence[TableSchema]) -> LoggedTables:
     kept: list[npt.NDArray[np.generic]] = []
     hashes = column_hashes({column.name for table in tables for column in columns_of(table)})
     for entry, table in zip(directory, tables, strict=True):
-        lengths = np.array([fixed_length(column.type) for column in table.clustering] or [0], np.int32)
+        lengths = np.array([stored_length(column.type) for column in table.clustering] or [0], np.int32)
         static, regular = (_described(table, is_static, hashes, kept) for is_static in (True, False))
         kept += [lengths, static, regular]
         entry[:2] = np.frombuffer(bytes.fromhex(table.table_id), np.int64)
@@ -119,19 +124,6 @@ def _lookup(directory: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return lookup
 
 
-def fixed_length(cql_type: CqlType) -> int:
-    """Bytes of every value of this type in a commit log; -1: each has its length before it."""
-    match cql_type:
-        case Native(name):
-            return CELL_FIXED_LENGTH.get(name, VARIABLE)
-        case VectorType(element, dimension):
-            inner = fixed_length(element)
-            return inner * dimension if inner >= 0 else VARIABLE
-        case CustomType(class_name):
-            return _CUSTOM_FIXED_LENGTH.get(class_name.rpartition(".")[2], VARIABLE)
-    return VARIABLE
-
-
 def _described(
     table: TableSchema, is_static: bool, hashes: dict[str, int], kept: list[npt.NDArray[np.generic]]
 ) -> npt.NDArray[np.int64]:
@@ -147,7 +139,7 @@ def _described(
             address(name),
             len(column.name.encode()),
             column.number,
-            VARIABLE if column.is_multicell else fixed_length(column.type),
+            VARIABLE if column.is_multicell else stored_length(column.type),
             column.is_multicell,
             hashes[column.name],
         )

@@ -34,13 +34,14 @@ import pyarrow.compute as pc
 
 from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
 from ringsync.changes.flat_cells import by_column, flat, spread, starts_of
+from ringsync.changes.order import path_type
 from ringsync.changes.schema import DELETION, EXPIRING, KINDS, LIVENESS, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.tables import LoggedColumn, columns_of
 from ringsync.cql.cells import cells_of
 from ringsync.cql.counters import counter_totals
 from ringsync.cql.decode import decode
 from ringsync.cql.identifiers import portable_names
-from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, arrow_type
+from ringsync.cql.types import arrow_type
 from ringsync.schema.table import TableSchema
 
 OWN_NAMES = (
@@ -134,27 +135,8 @@ def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[
     return bound, columns
 
 
-def _value_type(column: LoggedColumn) -> CqlType | None:
-    """Of a single cell; None: it stays bytes."""
-    if not column.is_multicell:
-        return column.type
-    match column.type:
-        case ListType(element) | MapType(value=element):
-            return element
-    return None
-
-
-def _path_type(column: LoggedColumn) -> CqlType | None:
-    match column.type:
-        case ListType():
-            return Native("timeuuid")
-        case SetType(element) | MapType(key=element):
-            return element
-    return Native("smallint")
-
-
 def _cell_type(column: LoggedColumn) -> pa.StructType:
-    value = _value_type(column)
+    value = column.value_type
     fields = [
         ("value", pa.binary() if value is None else arrow_type(value)),
         ("raw", pa.binary()),
@@ -163,7 +145,7 @@ def _cell_type(column: LoggedColumn) -> pa.StructType:
         ("expires_at", pa.int64()),
         ("deleted", pa.bool_()),
     ]
-    path = _path_type(column) if column.is_multicell else None
+    path = path_type(column.type) if column.is_multicell else None
     return pa.struct(([("path", arrow_type(path))] if path else []) + fields)
 
 
@@ -189,11 +171,11 @@ def _column(rows: pa.RecordBatch, column: LoggedColumn, cells: pa.StructArray, r
 def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
     kinds, locals_ = numbers(cells.field("kind")), cells.field("local_deletion_time")
     raw = cells.field("value")
-    value_type = _value_type(column)
+    value_type = column.value_type
     misfits = None
     if value_type is None:
         values = raw
-    elif str(value_type) == "counter":
+    elif column.is_counter:
         values = counter_totals(raw)
     else:
         decoded = decode(value_type, cells_of(raw))
@@ -207,7 +189,7 @@ def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
         pc.if_else(pa.array(kinds == EXPIRING), locals_, None),
         pa.array(kinds == TOMBSTONE),
     ]
-    path = _path_type(column) if column.is_multicell else None
+    path = path_type(column.type) if column.is_multicell else None
     if path is not None:
         arrays = [decode(path, cells_of(cells.field("path"))).values, *arrays]
     return pa.StructArray.from_arrays(arrays, fields=list(_cell_type(column)))

@@ -21,9 +21,9 @@ from ringsync.changes.image_rows import image_keys
 from ringsync.changes.images import change_rows_of
 from ringsync.changes.order import clustering_order, path_type, value_order
 from ringsync.changes.schema import EXPIRING, ROW, STATIC, TOMBSTONE
-from ringsync.changes.tables import LoggedColumn, columns_of
+from ringsync.changes.tables import columns_of
 from ringsync.cql.cells import valid_mask
-from ringsync.cql.types import CqlType, ListType, MapType
+from ringsync.cql.types import ListType
 from ringsync.schema.table import TableSchema
 
 Mask = npt.NDArray[np.bool_]
@@ -138,7 +138,7 @@ def _counters(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.RecordBatc
     keys, clusterings = image_keys(images, table)
     found = []
     for column in columns_of(table):
-        if str(column.type) == "counter" and not column.dropped:
+        if column.is_counter and not column.dropped:
             times = cell_times(images, table, column.name)[0]
             place = np.flatnonzero(valid_mask(times))
             kind = np.full(len(place), STATIC if column.is_static else ROW, np.int8)
@@ -194,7 +194,7 @@ def _cells_seen(wanted: _Cells, found: _Cells, table: TableSchema, now_s: int) -
     # Of a deletion and a value of the same time the deletion stays.
     gone = (there == _NEVER) | (there > wanted.timestamp)
     newer = there > wanted.timestamp
-    counters = [column.number for column in columns_of(table) if str(column.type) == "counter"]
+    counters = [column.number for column in columns_of(table) if column.is_counter]
     newer |= np.isin(wanted.column, counters) & (there == wanted.timestamp)
     arrived: Mask = np.where(wanted.dead, gone, newer | (wanted.expires <= now_s) | _same(wanted, found, keys, table))
     return arrived
@@ -216,7 +216,7 @@ def _value_codes(wanted: _Cells, found: _Cells, table: TableSchema) -> list[Numb
     both = (wanted, found)
     codes = _codes([one.value for one in both])
     for column in columns_of(table):
-        kind = _value_type(column)
+        kind = column.value_type
         # What has one form only is equal where its bytes are.
         if kind and not has_aliases(kind):
             continue
@@ -226,17 +226,6 @@ def _value_codes(wanted: _Cells, found: _Cells, table: TableSchema) -> list[Numb
         for of_all, place, code in zip(codes, own, ordered, strict=True):
             of_all[place] = code
     return codes
-
-
-def _value_type(column: LoggedColumn) -> CqlType | None:
-    """The type of the values of a column's cells; None: they are not compared. (Each field of a user-defined type has
-    another, and its bytes change when fields are added to the types in it.)"""
-    if not column.is_multicell:
-        return column.type
-    match column.type:
-        case ListType(element=kind) | MapType(value=kind):
-            return kind
-    return None
 
 
 def _deletions_unseen(changes: pa.RecordBatch, places: Numbers, found: _Cells) -> Mask:

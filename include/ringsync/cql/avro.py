@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.cql.avro_rows import AvroSchema, encode_rows
+from ringsync.cql.avro_rows import encode_rows
 from ringsync.cql.encode import encode
 from ringsync.cql.identifiers import portable_names
+from ringsync.cql.natives import NATIVES, AvroSchema
 from ringsync.cql.types import (
     CqlType,
     CustomType,
@@ -33,46 +34,6 @@ from ringsync.cql.types import (
 )
 
 Mapping = Literal["exact", "classic"]
-
-_COMMON: dict[str, AvroSchema] = {
-    "ascii": "string",
-    "bigint": "long",
-    "blob": "bytes",
-    "boolean": "boolean",
-    # The original design has int for counters; they are 64-bit, and a total that wraps is of no use to anybody.
-    "counter": "long",
-    "double": "double",
-    "float": "float",
-    "inet": "string",
-    "int": "int",
-    "smallint": "int",
-    "text": "string",
-    "tinyint": "int",
-}
-
-_NATIVE: dict[Mapping, dict[str, AvroSchema]] = {
-    "exact": {
-        **_COMMON,
-        "date": {"type": "int", "logicalType": "date"},
-        "decimal": {"type": "bytes", "logicalType": "big-decimal"},
-        "time": {"type": "long", "logicalType": "time-nanos"},
-        "timestamp": {"type": "long", "logicalType": "timestamp-millis"},
-        "timeuuid": {"type": "string", "logicalType": "uuid"},
-        "uuid": {"type": "string", "logicalType": "uuid"},
-        "varint": {"type": "bytes", "logicalType": "big-decimal"},
-    },
-    "classic": {
-        **_COMMON,
-        "date": "int",
-        "decimal": "double",
-        "duration": "bytes",
-        "time": "long",
-        "timestamp": "long",
-        "timeuuid": "bytes",
-        "uuid": "bytes",
-        "varint": "long",
-    },
-}
 
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 """Names that no record may have, in any namespace (Avro specification, "Names")."""
@@ -100,11 +61,11 @@ def avro_type(cql_type: CqlType, mapping: Mapping, path: str) -> AvroSchema:
     if _is_opaque(cql_type, mapping):
         return "bytes"
     match cql_type:
-        case Native("duration"):
-            parts = [("months", "int"), ("days", "int"), ("nanoseconds", "long")]
-            return record("duration", path, [{"name": name, "type": kind} for name, kind in parts])
         case Native(name):
-            return _NATIVE[mapping][name]
+            schema = _native_type(name, mapping)
+            if isinstance(schema, AnyMapping) and schema["type"] == "record":
+                return record(schema["name"], path, schema["fields"])
+            return schema
         case ListType(element) | SetType(element) | VectorType(element):
             items = avro_type(element, mapping, f"{path}.element")
             return {"type": "array", "items": _in_collection(cql_type, items)}
@@ -187,15 +148,13 @@ def _is_opaque(cql_type: CqlType, mapping: Mapping) -> bool:
     """Whether the mapping leaves the value as Cassandra's bytes."""
     if isinstance(cql_type, CustomType):
         return True
-    if mapping == "exact" or isinstance(cql_type, VectorType):
+    if mapping == "exact" or isinstance(cql_type, Native | VectorType):
         return False
-    if isinstance(cql_type, Native):
-        return cql_type.name == "duration"
     return isinstance(cql_type, TupleType) or cql_type.frozen
 
 
 def _is_text(cql_type: CqlType) -> bool:
-    return isinstance(cql_type, Native) and cql_type.name in ("text", "ascii")
+    return isinstance(cql_type, Native) and NATIVES[cql_type.name].is_text
 
 
 def _in_collection(collection: CqlType, inner: AvroSchema) -> AvroSchema:
@@ -213,24 +172,35 @@ def _nullable_fields(
     ]
 
 
+def _native_type(name: str, mapping: Mapping) -> AvroSchema:
+    native = NATIVES[name]
+    return native.classic or native.exact if mapping == "classic" else native.exact
+
+
 def _native_values(name: str, mapping: Mapping, values: pa.Array) -> pa.Array:
-    match mapping, name:
-        case "exact", "decimal":
-            return _big_decimals(*_unscaled_and_scale(encode(Native(name), values)), values.is_valid())
-        case "exact", "varint":
-            unscaled = pc.fill_null(encode(Native(name), values), b"")
-            return _big_decimals(unscaled, np.zeros(len(values), np.int32), values.is_valid())
-        case "classic", "decimal":
-            return _doubles(values)
-        case "classic", "varint":
-            return _longs(values)
-        case "classic", "uuid" | "timeuuid":
+    """Values in the shape of their Avro type, where their Arrow type has another."""
+    arrow = NATIVES[name].arrow
+    match _native_type(name, mapping):
+        case {"logicalType": "big-decimal"}:
+            return _big_decimals(name, values)
+        case "bytes" if arrow != pa.binary():
             return encode(Native(name), values)
-        case "classic", "date":
-            return values.cast(pa.int32())
-        case "classic", "timestamp":
+        case "double" if arrow == pa.string():
+            return _doubles(values)
+        case "long" if arrow == pa.string():
+            return _longs(values)
+        case "long" if pa.types.is_timestamp(arrow):
             return values.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     return values
+
+
+def _big_decimals(name: str, values: pa.Array) -> pa.Array:
+    unscaled, scale = encode(Native(name), values), np.zeros(len(values), np.int32)
+    if NATIVES[name].codec == "decimal":
+        unscaled, scale = _unscaled_and_scale(unscaled)
+    unscaled = pc.fill_null(unscaled, b"")
+    encoded = encode_rows(_BIG_DECIMAL, pa.StructArray.from_arrays([unscaled, pa.array(scale)], ["unscaled", "scale"]))
+    return pc.if_else(values.is_valid(), encoded, pa.scalar(None, encoded.type))
 
 
 def _unscaled_and_scale(decimals: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
@@ -249,11 +219,6 @@ def _unscaled_and_scale(decimals: pa.Array) -> tuple[pa.Array, npt.NDArray[np.in
     moved[1:] -= 4 * np.cumsum(valid, dtype=np.int32)
     parts = [None, pa.py_buffer(moved), pa.py_buffer(data[unscaled])]
     return pa.Array.from_buffers(pa.binary(), len(decimals), parts), scale
-
-
-def _big_decimals(unscaled: pa.Array, scale: npt.NDArray[np.int32], valid: pa.Array) -> pa.Array:
-    encoded = encode_rows(_BIG_DECIMAL, pa.StructArray.from_arrays([unscaled, pa.array(scale)], ["unscaled", "scale"]))
-    return pc.if_else(valid, encoded, pa.scalar(None, encoded.type))
 
 
 def _doubles(values: pa.Array) -> pa.Array:

@@ -10,7 +10,7 @@ Avro's binary form: https://avro.apache.org/docs/1.12.0/specification/#binary-en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.cql import avro_kernels as kernels
-from ringsync.cql.encode import numbers_of
+from ringsync.cql.encode import bitmap_of, first_value, numbers_of
 from ringsync.cql.kernels import address
-
-AvroSchema = str | Mapping[str, Any] | Sequence[Any]
-"""An Avro schema as parsed JSON: a type name, a dict, or a list for a union."""
+from ringsync.cql.natives import AvroSchema
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -77,8 +75,7 @@ class _Values:
     @property
     def validity(self) -> tuple[int, int]:
         """Address of the validity bitmap (0: nothing is null), and the bit of the first row."""
-        bitmap = self.array.buffers()[0] if self.array.null_count else None
-        return (bitmap.address if bitmap else 0), self.array.offset
+        return bitmap_of(self.array)
 
 
 @dataclass(frozen=True)
@@ -225,11 +222,11 @@ def _measure(node: _Node, lengths: Int64Array) -> None:
     rows = (*node.validity, node.null_branch, len(lengths), address(lengths))
     match node:
         case _Integers(array=array):
-            bad_row = kernels.measure_integers(_first_value(array, 8), *rows)
+            bad_row = kernels.measure_integers(first_value(array, 8), *rows)
         case _FixedWidth(width=width):
             bad_row = kernels.measure_fixed_width(width, *rows)
         case _Bytes(array=array, size=size):
-            bad_row = kernels.measure_bytes(_first_value(array, 8), size, *rows)
+            bad_row = kernels.measure_bytes(first_value(array, 8), size, *rows)
         case _Record():
             inner = np.empty(len(lengths), np.int64)
             bad_row = kernels.measure_record(*rows, address(inner))
@@ -253,12 +250,12 @@ def _write(node: _Node, cursors: Int64Array) -> None:
     rows = (*node.validity, node.null_branch, len(cursors), address(cursors))
     match node:
         case _Integers(array=array):
-            kernels.write_integers(_first_value(array, 8), *rows)
+            kernels.write_integers(first_value(array, 8), *rows)
         case _FixedWidth(array=array, width=width):
-            kernels.write_fixed_width(_first_value(array, width), width, *rows)
+            kernels.write_fixed_width(first_value(array, width), width, *rows)
         case _Bytes(array=array, size=size):
             data = array.buffers()[2]
-            kernels.write_bytes(_first_value(array, 8), data.address if data else 0, size, *rows)
+            kernels.write_bytes(first_value(array, 8), data.address if data else 0, size, *rows)
         case _Record():
             inner = np.empty(len(cursors), np.int64)
             kernels.write_record(*rows, address(inner))
@@ -270,9 +267,3 @@ def _write(node: _Node, cursors: Int64Array) -> None:
             kernels.write_items(address(offsets), *rows, address(item_lengths), address(item_cursors))
             for part in node.parts:
                 _write(part, item_cursors)
-
-
-def _first_value(array: pa.Array, width: int) -> int:
-    """Address of the first row's value (or offset) of ``width`` bytes."""
-    buffer = array.buffers()[1]
-    return buffer.address + array.offset * width if buffer else 0

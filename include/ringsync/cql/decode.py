@@ -7,7 +7,7 @@ a tuple or UDT that lacks fields at its end (ALTER TYPE … ADD) decodes to null
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,7 +24,8 @@ from ringsync.cql.gather import (
     mark_invalid_text,
 )
 from ringsync.cql.kernels import PADDING, address
-from ringsync.cql.split import Composite, Mask, split, total_bytes
+from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
+from ringsync.cql.split import Composite, Mask, offsets_room, split, total_bytes
 from ringsync.cql.text_forms import (
     DIGITS_PER_BYTE,
     INET_ROOM,
@@ -34,21 +35,9 @@ from ringsync.cql.text_forms import (
     number_text,
     uuid_text,
 )
-from ringsync.cql.types import (
-    DURATION_ARROW,
-    FIXED_LENGTH,
-    NATIVE_ARROW,
-    CqlType,
-    CustomType,
-    MapType,
-    Native,
-    arrow_type,
-)
+from ringsync.cql.types import CqlType, CustomType, MapType, Native, arrow_type
 
 _arrow_type = lru_cache(maxsize=1024)(arrow_type)
-
-_DATE_EPOCH = 2**31
-"""The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +72,18 @@ def misfit_reason(cql_type: CqlType, value: bytes) -> str:
         return f"an empty value of type {cql_type}"
     if not isinstance(cql_type, Native):
         return f"a malformed value of type {cql_type}, or one that contains a value no Arrow type holds"
-    if len(value) != FIXED_LENGTH.get(cql_type.name, len(value)):
-        return f"{len(value)} bytes where type {cql_type} has {FIXED_LENGTH[cql_type.name]}"
-    reasons = {
-        "timestamp": "a timestamp beyond what 64 bits of microseconds reach",
-        "text": "a text that is not valid UTF-8",
-        "ascii": "an ascii value with bytes of 0x80 or above",
-        "boolean": "a boolean that is neither 00 nor 01",
-        "inet": f"an inet of {len(value)} bytes instead of 4 or 16",
-        "varint": "a varint that is not in its shortest form",
-        "decimal": "a decimal that is not a 4-byte scale and a number in its shortest form",
-        "duration": "a duration that is not three numbers in their shortest form, within the ranges CQL gives them",
-    }
-    return reasons[cql_type.name]
+    native = NATIVES[cql_type.name]
+    if native.width not in (0, len(value)):
+        return f"{len(value)} bytes where type {cql_type} has {native.width}"
+    return native.misfit.format(length=len(value))
 
 
 def _decode(cql_type: CqlType, cells: Cells) -> Decoded:
     """Decode; values where a misfit is marked may be anything."""
     match cql_type:
         case Native(name):
-            return _NATIVE.get(name, _fixed)(name, cells)
+            native = NATIVES[name]
+            return _CODECS[native.codec](native, cells)
         case CustomType():
             return Decoded(raw_values(cells), None)
         case _:
@@ -115,74 +96,74 @@ def _array(kind: pa.DataType, cells: Cells, *buffers: pa.Buffer, children: Seque
     return pa.Array.from_buffers(kind, len(cells), [bitmap, *buffers], null_count=nulls, children=list(children))
 
 
-def _fixed(name: str, cells: Cells) -> Decoded:
-    width = FIXED_LENGTH[name]
+def _fixed(native: NativeType, cells: Cells) -> Decoded:
+    width = native.width
     output = pa.allocate_buffer(len(cells) * width)
-    others = gather_fixed(*cells.arguments, width, _DATE_EPOCH if name == "date" else 0, output.address)
+    others = gather_fixed(*cells.arguments, width, DATE_EPOCH if native.codec == "date" else 0, output.address)
     misfits = _any((cells.lengths >= 0) & (cells.lengths != width)) if others else None
-    return Decoded(_array(NATIVE_ARROW[name], cells, output), misfits)
+    return Decoded(_array(native.arrow, cells, output), misfits)
 
 
-def _timestamps(name: str, cells: Cells) -> Decoded:
+def _timestamps(native: NativeType, cells: Cells) -> Decoded:
     output, misfits = pa.allocate_buffer(8 * len(cells)), _no_misfits(cells)
     found = gather_timestamps(*cells.arguments, output.address, address(misfits))
-    return Decoded(_array(NATIVE_ARROW[name], cells, output), misfits if found else None)
+    return Decoded(_array(native.arrow, cells, output), misfits if found else None)
 
 
-def _booleans(name: str, cells: Cells) -> Decoded:
+def _booleans(native: NativeType, cells: Cells) -> Decoded:
     output, misfits = pa.allocate_buffer((len(cells) + 7) // 8), _no_misfits(cells)
     found = gather_booleans(*cells.arguments, output.address, address(misfits))
-    return Decoded(_array(NATIVE_ARROW[name], cells, output), misfits if found else None)
+    return Decoded(_array(native.arrow, cells, output), misfits if found else None)
 
 
-def _durations(_name: str, cells: Cells) -> Decoded:
+def _durations(native: NativeType, cells: Cells) -> Decoded:
     count, misfits = len(cells), _no_misfits(cells)
     parts = [pa.allocate_buffer(width * count) for width in (4, 4, 8)]
     found = gather_durations(*cells.arguments, *[part.address for part in parts], address(misfits))
     fields = [
         pa.Array.from_buffers(part.type, count, [None, buffer], null_count=0)
-        for part, buffer in zip(DURATION_ARROW, parts, strict=True)
+        for part, buffer in zip(native.arrow, parts, strict=True)
     ]
-    return Decoded(_array(DURATION_ARROW, cells, children=fields), misfits if found else None)
+    return Decoded(_array(native.arrow, cells, children=fields), misfits if found else None)
 
 
-def _blobs(_name: str, cells: Cells) -> Decoded:
+def _blobs(_native: NativeType, cells: Cells) -> Decoded:
     return Decoded(raw_values(cells), None)
 
 
-def _texts(name: str, cells: Cells) -> Decoded:
+def _texts(native: NativeType, cells: Cells) -> Decoded:
     starts, data = gathered(cells)
     misfits = None
     if has_high_bit(data.address, data.size):
         misfits = _no_misfits(cells)
-        if not mark_invalid_text(*cells.arguments, int(name == "ascii"), address(misfits)):
+        if not mark_invalid_text(*cells.arguments, int(native.codec == "ascii"), address(misfits)):
             misfits = None
     return Decoded(_array(pa.string(), cells, starts, data), misfits)
 
 
-def _uuids(_name: str, cells: Cells) -> Decoded:
-    starts, output = _starts(cells), pa.allocate_buffer(len(cells) * UUID_ROOM + PADDING)
+def _uuids(_native: NativeType, cells: Cells) -> Decoded:
+    starts, output = offsets_room(cells), pa.allocate_buffer(len(cells) * UUID_ROOM + PADDING)
     size = uuid_text(*cells.arguments, starts.address, output.address)
     misfits = _any((cells.lengths >= 0) & (cells.lengths != 16)) if size < UUID_ROOM * len(cells) else None
     return Decoded(_array(pa.string(), cells, starts, output.slice(0, size)), misfits)
 
 
-def _inets(_name: str, cells: Cells) -> Decoded:
-    starts, output = _starts(cells), pa.allocate_buffer(len(cells) * INET_ROOM + PADDING, resizable=True)
+def _inets(_native: NativeType, cells: Cells) -> Decoded:
+    starts, output = offsets_room(cells), pa.allocate_buffer(len(cells) * INET_ROOM + PADDING, resizable=True)
     size = inet_text(*cells.arguments, starts.address, output.address)
     output.resize(size)
     misfits = (cells.lengths >= 0) & (cells.lengths != 4) & (cells.lengths != 16)
     return Decoded(_array(pa.string(), cells, starts, output), _any(misfits))
 
 
-def _numbers(name: str, cells: Cells) -> Decoded:
-    starts, misfits = _starts(cells), _no_misfits(cells)
+def _numbers(native: NativeType, cells: Cells) -> Decoded:
+    starts, misfits = offsets_room(cells), _no_misfits(cells)
     room = total_bytes(cells) * DIGITS_PER_BYTE + len(cells) * NUMBER_ROOM + PADDING
     output = pa.allocate_buffer(room, resizable=True)
     scratch = pa.allocate_buffer(int(cells.lengths.max(initial=0)) * (DIGITS_PER_BYTE + 2) + 2 * PADDING)
     size = number_text(
         *cells.arguments,
-        int(name == "decimal"),
+        int(native.codec == "decimal"),
         scratch.address,
         scratch.address + scratch.size - PADDING,
         starts.address,
@@ -195,20 +176,20 @@ def _numbers(name: str, cells: Cells) -> Decoded:
     return Decoded(_array(pa.string(), cells, starts, output), _any(misfits))
 
 
-_NATIVE = {
+_CODECS: dict[Codec, Callable[[NativeType, Cells], Decoded]] = {
     "ascii": _texts,
     "blob": _blobs,
     "boolean": _booleans,
+    "date": _fixed,
     "decimal": _numbers,
     "duration": _durations,
+    "fixed": _fixed,
     "inet": _inets,
     "text": _texts,
     "timestamp": _timestamps,
-    "timeuuid": _uuids,
     "uuid": _uuids,
     "varint": _numbers,
 }
-"""How natives decode that are not simply bytes of a fixed length."""
 
 
 def _composites(cql_type: Composite, cells: Cells) -> Decoded:
@@ -239,8 +220,3 @@ def _no_misfits(cells: Cells) -> Mask:
 
 def _any(misfits: Mask) -> Mask | None:
     return misfits if misfits.any() else None
-
-
-def _starts(cells: Cells) -> pa.Buffer:
-    """Room for Arrow's offsets."""
-    return pa.allocate_buffer(4 * len(cells) + 4)

@@ -7,7 +7,7 @@ protocol v5 (specs/cassandra-formats.md §2.6; Cassandra: serializers/*, marshal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,8 @@ import pyarrow as pa
 from ringsync.cql import encode_kernels as kernels
 from ringsync.cql import text_parse
 from ringsync.cql.kernels import address
-from ringsync.cql.split import vector_element_length
+from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
 from ringsync.cql.types import (
-    DURATION_ARROW,
-    FIXED_LENGTH,
-    NATIVE_ARROW,
     CqlType,
     CustomType,
     ListType,
@@ -31,14 +28,16 @@ from ringsync.cql.types import (
     TupleType,
     UserType,
     VectorType,
+    stored_length,
 )
 
 Int64Array = npt.NDArray[np.int64]
 
 LARGEST_BINARY = 2**31 - 1
 LONGEST_DURATION = 27
+OFFSET_BYTES = 8
+"""Of a large_binary array."""
 LONGEST_KEY_COMPONENT = 2**16 - 1
-_EPOCH_DATE = 2**31
 
 
 class _Unencodable(ValueError):
@@ -115,7 +114,8 @@ def _encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
         return pa.nulls(len(values), pa.large_binary())
     match cql_type:
         case Native(name):
-            return _native(name, values)
+            native = NATIVES[name]
+            return _CODECS[native.codec](native, values)
         case CustomType():
             return values.cast(pa.large_binary())
         case ListType(element) | SetType(element):
@@ -170,8 +170,8 @@ def _vector(cql_type: VectorType, values: pa.Array) -> pa.Array:
     for element in _null_rows(elements):
         raise _Unencodable(_row_of(element, items), "a vector cannot hold null")
     parts = _parts([cql_type.element], [elements], items)
-    width = vector_element_length(cql_type.element)
-    if not width:
+    width = stored_length(cql_type.element)
+    if width <= 0:
         return _compose(parts, items, values, kernels.VINT_LENGTH, counted=False)
     return _binary(values, items * width, np.frombuffer(parts[0].buffers()[2] or b"", np.uint8))
 
@@ -183,34 +183,29 @@ def _compose(parts: Sequence[pa.Array], items: Int64Array, rows: pa.Array, frami
     :param items: int64[rows + 1], where each row's items are in the parts
     """
     description = np.array(
-        [[*_validity(part), _first_offset(part), _address(part.buffers()[2])] for part in parts], np.int64
+        [[*bitmap_of(part), first_value(part, OFFSET_BYTES), _address(part.buffers()[2])] for part in parts], np.int64
     ).reshape(len(parts), kernels.PART_FIELDS)
     offsets = np.empty(len(rows) + 1, np.int64)
-    arguments = (address(description), len(parts), framing, int(counted), address(items), *_validity(rows), len(rows))
+    arguments = (address(description), len(parts), framing, int(counted), address(items), *bitmap_of(rows), len(rows))
     kernels.measure_composites(*arguments, address(offsets))
     data = np.empty(offsets[-1], np.uint8)
     kernels.write_composites(*arguments, address(data))
     return _binary(rows, offsets, data)
 
 
-def _native(name: str, values: pa.Array) -> pa.Array:
-    if name == "duration":
-        return _durations(values)
-    if NATIVE_ARROW[name] in (pa.string(), pa.binary()):
-        texts = values.cast(pa.large_binary())
-        return texts if name in ("ascii", "blob", "text") else _parsed(name, texts)
-    return _fixed(name, values.cast(NATIVE_ARROW[name]))
+def _same(_native: NativeType, values: pa.Array) -> pa.Array:
+    return values.cast(pa.large_binary())
 
 
-def _fixed(name: str, values: pa.Array) -> pa.Array:
+def _fixed(native: NativeType, values: pa.Array) -> pa.Array:
     """Numbers of one length, high byte first."""
-    width = FIXED_LENGTH[name]
-    if name == "boolean":
+    values, width = values.cast(native.arrow), native.width
+    if native.codec == "boolean":
         values = values.cast(pa.uint8())
     numbers = numbers_of(values, np.dtype(f"i{width}"))
-    if name == "date":
-        numbers = numbers ^ np.int32(-_EPOCH_DATE)
-    elif name == "timestamp":
+    if native.codec == "date":
+        numbers = numbers ^ np.int32(-DATE_EPOCH)
+    elif native.codec == "timestamp":
         numbers = _milliseconds(values, numbers)
     offsets = np.arange(len(values) + 1) * width
     return _binary(values, offsets, numbers.astype(f">i{width}").view(np.uint8))
@@ -231,42 +226,56 @@ def _milliseconds(values: pa.Array, micros: Int64Array) -> Int64Array:
     return milliseconds
 
 
-def _durations(values: pa.Array) -> pa.Array:
+def _durations(native: NativeType, values: pa.Array) -> pa.Array:
     """A duration without one of its numbers is refused; its Arrow type could hold that."""
-    columns = [column.cast(field.type) for column, field in zip(values.flatten(), DURATION_ARROW, strict=True)]
+    columns = [column.cast(field.type) for column, field in zip(values.flatten(), native.arrow, strict=True)]
     present = values.is_valid().to_numpy(zero_copy_only=False)
     for column in columns:
         for row in np.flatnonzero(present & column.is_null().to_numpy(zero_copy_only=False)):
             raise _Unencodable(int(row), f"the duration {values[row].as_py()} lacks a number")
     offsets = np.empty(len(values) + 1, np.int64)
     data = np.empty(len(values) * LONGEST_DURATION, np.uint8)
-    numbers = [
-        _address(column.buffers()[1]) + column.offset * column.type.bit_width // 8 if len(column) else 0
-        for column in columns
-    ]
-    kernels.write_durations(*numbers, *_validity(values), len(values), address(offsets), address(data))
+    numbers = [first_value(column, column.type.bit_width // 8) for column in columns]
+    kernels.write_durations(*numbers, *bitmap_of(values), len(values), address(offsets), address(data))
     return _binary(values, offsets, data[: offsets[-1]])
 
 
-def _parsed(name: str, texts: pa.Array) -> pa.Array:
-    """decimal, varint, inet, uuid, timeuuid from their texts (large_binary)."""
+def _parsed(native: NativeType, values: pa.Array) -> pa.Array:
+    """decimal, varint, inet, uuid, timeuuid from their texts."""
+    texts = values.cast(pa.large_binary())
     rows, lengths = len(texts), _lengths(texts)
     offsets = np.empty(rows + 1, np.int64)
-    source = (_first_offset(texts), _address(texts.buffers()[2]), *_validity(texts), rows)
-    if name in ("decimal", "varint"):
+    source = (first_value(texts, OFFSET_BYTES), _address(texts.buffers()[2]), *bitmap_of(texts), rows)
+    if native.codec in ("decimal", "varint"):
         longest = int(lengths.max(initial=0))
         limbs = np.empty(longest // text_parse.DIGITS_PER_LIMB_STEP + 2, np.int64)
         data = np.empty(int(lengths.sum()) // 2 + 6 * rows, np.uint8)
         bad_row = text_parse.parse_numbers(
-            *source, int(name == "decimal"), address(limbs), address(offsets), address(data)
+            *source, int(native.codec == "decimal"), address(limbs), address(offsets), address(data)
         )
     else:
-        parse = text_parse.parse_inets if name == "inet" else text_parse.parse_uuids
+        parse = text_parse.parse_inets if native.codec == "inet" else text_parse.parse_uuids
         data = np.empty(16 * rows, np.uint8)
         bad_row = parse(*source, address(offsets), address(data))
     if bad_row >= 0:
-        raise _Unencodable(bad_row, f"{texts[bad_row].as_py().decode(errors='replace')!r} is not a {name}")
+        raise _Unencodable(bad_row, f"{texts[bad_row].as_py().decode(errors='replace')!r} is not a {native.name}")
     return _binary(texts, offsets, data[: offsets[-1]])
+
+
+_CODECS: dict[Codec, Callable[[NativeType, pa.Array], pa.Array]] = {
+    "ascii": _same,
+    "blob": _same,
+    "boolean": _fixed,
+    "date": _fixed,
+    "decimal": _parsed,
+    "duration": _durations,
+    "fixed": _fixed,
+    "inet": _parsed,
+    "text": _same,
+    "timestamp": _fixed,
+    "uuid": _parsed,
+    "varint": _parsed,
+}
 
 
 def _binary(rows: pa.Array, offsets: Int64Array, data: npt.NDArray[np.uint8]) -> pa.Array:
@@ -279,7 +288,7 @@ def _binary(rows: pa.Array, offsets: Int64Array, data: npt.NDArray[np.uint8]) ->
     )
 
 
-def _validity(array: pa.Array) -> tuple[int, int]:
+def bitmap_of(array: pa.Array) -> tuple[int, int]:
     """Address of the validity bitmap (0: nothing is null), and the bit of the first row."""
     return (_address(array.buffers()[0]) if array.null_count else 0), array.offset
 
@@ -301,9 +310,9 @@ def _lengths(binary: pa.Array) -> Int64Array:
     return np.diff(offsets_of(binary))
 
 
-def _first_offset(binary: pa.Array) -> int:
-    """Address of the first row's offset in a large_binary array."""
-    return _address(binary.buffers()[1]) + 8 * int(binary.offset)
+def first_value(array: pa.Array, width: int) -> int:
+    """Address of the first row's value, or offset, of ``width`` bytes."""
+    return _address(array.buffers()[1]) + int(array.offset) * width
 
 
 def _address(buffer: pa.Buffer | None) -> int:

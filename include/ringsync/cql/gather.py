@@ -28,7 +28,7 @@ from ringsync.cql.kernels import (
     store64,
 )
 
-_MAX_MILLISECONDS = (2**63 - 1) // 1000
+MAX_MILLISECONDS = (2**63 - 1) // 1000
 """Greatest timestamp that int64 µs hold; the smallest is its negative."""
 
 
@@ -73,7 +73,7 @@ def gather_timestamps(base: int, offsets: int, lengths: int, count: int, output:
         value = 0
         if length == 8:
             value = load64(base + load32_native(offsets + 4 * row))
-        if (length != 8 and length >= 0) or value > _MAX_MILLISECONDS or value < -_MAX_MILLISECONDS:
+        if (length != 8 and length >= 0) or value > MAX_MILLISECONDS or value < -MAX_MILLISECONDS:
             store8(misfits + row, 1)
             bad += 1
         store64(output + 8 * row, value * 1000)

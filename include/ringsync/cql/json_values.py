@@ -11,11 +11,10 @@ import pyarrow.compute as pc
 
 from ringsync.cql.cells import Cells
 from ringsync.cql.native_texts import chosen, joined, native_texts, replaced, timestamp_texts
+from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import CqlType, MapType, Native, UserType
 from ringsync.cql.value_texts import NULL, TextForm
 
-_NUMBERS = ("bigint", "counter", "decimal", "double", "float", "int", "smallint", "tinyint", "varint")
-_TEXTS = ("ascii", "text")
 _TO_ESCAPE = re.compile(r'["\\\x00-\x1f]')
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -45,25 +44,28 @@ def json_field(name: str) -> str:
 
 def _native(name: str, values: pa.Array, _cells: Cells) -> pa.Array:
     texts = native_texts(name, values)
-    if name in _TEXTS:
-        return json_strings(texts)
-    if name in ("double", "float"):
-        return pc.if_else(pc.match_substring_regex(texts, "[yN]$"), joined('"', texts, '"'), texts)
-    return texts if name in _NUMBERS or name == "boolean" else joined('"', texts, '"')
+    match NATIVES[name].text:
+        case "string":
+            return json_strings(texts)
+        case "float":
+            return pc.if_else(pc.match_substring_regex(texts, "[yN]$"), joined('"', texts, '"'), texts)
+        case "bare":
+            return texts
+    return joined('"', texts, '"')
 
 
 def _misfit(cql_type: CqlType, raw: bytes) -> str | None:
     """Empty values have no form of their own but null; the others are values that Arrow's types do not hold."""
     if not raw:
         return NULL
-    match cql_type:
-        case Native("timestamp") if len(raw) == 8:
+    match NATIVES[cql_type.name].codec if isinstance(cql_type, Native) else None:
+        case "timestamp" if len(raw) == 8:
             return f'"{timestamp_texts(np.array([int.from_bytes(raw, "big", signed=True)]))[0]}"'
-        case Native("boolean") if len(raw) == 1:
+        case "boolean" if len(raw) == 1:
             return "true"
-        case Native("varint"):
+        case "varint":
             return str(int.from_bytes(raw, "big", signed=True))
-        case Native("decimal") if len(raw) > 4:
+        case "decimal" if len(raw) > 4:
             scale, unscaled = (int.from_bytes(part, "big", signed=True) for part in (raw[:4], raw[4:]))
             sign, digits, _ = Decimal(unscaled).as_tuple()
             return str(Decimal((sign, digits, -scale)))

@@ -26,6 +26,7 @@ from ringsync.cql.native_texts import (
     native_texts,
     replaced,
 )
+from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
 from ringsync.cql.value_texts import TextForm, value_texts
 
@@ -34,19 +35,6 @@ _BREAKS = r"[\x00-\x1f\x7f\x{85}\x{2028}\x{2029}]"
 _DATE_EPOCH = 2**31
 _NAN = {"float": (np.uint32, 0x7FC00000), "double": (np.uint64, 0x7FF8000000000000)}
 """The bits that Java gives NaN; others are NaN, too."""
-_TEXTS = ("ascii", "text")
-
-_SOME = {
-    "ascii": "''",
-    "blob": "0x",
-    "boolean": "false",
-    "duration": "0s",
-    "inet": "'0.0.0.0'",
-    "text": "''",
-    "timeuuid": "00000000-0000-1000-8000-000000000000",
-    "uuid": "00000000-0000-0000-0000-000000000000",
-}
-"""All other native types take 0."""
 
 
 def literals(cql_type: CqlType, cells: Cells) -> pa.Array:
@@ -56,7 +44,7 @@ def literals(cql_type: CqlType, cells: Cells) -> pa.Array:
 
 def message_literals(cql_type: CqlType, cells: Cells) -> pa.Array:
     """The same as messages have it: a text that is not in a collection keeps its line ends, a number Arrow's digits."""
-    if isinstance(cql_type, Native) and cql_type.name in (*_TEXTS, *_NAN):
+    if isinstance(cql_type, Native) and NATIVES[cql_type.name].text in ("string", "float"):
         return _without_nulls(value_texts(_MESSAGE, cql_type, cells), cells)
     return literals(cql_type, cells)
 
@@ -70,7 +58,7 @@ def some_literal(cql_type: CqlType) -> str | None:
     """A literal of some value of this type; None: it has none."""
     match cql_type:
         case Native(name):
-            return _SOME.get(name, "0")
+            return NATIVES[name].literal
         case ListType() | SetType() | MapType():
             return "".join(_brackets(cql_type))
         case VectorType(element, dimension):
@@ -87,7 +75,7 @@ def some_literal(cql_type: CqlType) -> str | None:
 
 
 def _native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
-    if name in _TEXTS:
+    if NATIVES[name].is_text:
         broken = np.flatnonzero(chosen(pc.match_substring_regex(values, _BREAKS)))
         return _as_bytes(_quoted_texts(values), name, broken, cells)
     texts = native_texts(name, values)
@@ -114,7 +102,7 @@ def _native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
 
 
 def _message_native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
-    if name in _TEXTS:
+    if NATIVES[name].is_text:
         return _quoted_texts(values)
     texts = float_digits(values)
     texts = pc.if_else(pc.equal(texts, "-0"), "-0.0", texts)

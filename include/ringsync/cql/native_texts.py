@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.cql.cells import valid_mask
+from ringsync.cql.natives import NATIVES, Text
 
 Integers = npt.NDArray[np.int32 | np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -34,7 +35,7 @@ def native_texts(name: str, values: pa.Array) -> pa.Array:
     :param name: of a native type
     :param values: of that type's Arrow type, as :func:`ringsync.cql.decode.decode` gives them: without an offset
     """
-    return _WRITERS.get(name, _printed)(values)
+    return _WRITERS.get(NATIVES[name].text, _printed)(values)
 
 
 def replaced(texts: pa.Array, rows: npt.NDArray[np.intp], others: Sequence[str | None]) -> pa.Array:
@@ -190,10 +191,9 @@ def _civil(days: Integers) -> tuple[list[int], list[int], list[int]]:
     return (years.astype(np.int64) + 1970).tolist(), month.tolist(), day.tolist()
 
 
-_WRITERS: dict[str, Callable[[pa.Array], pa.Array]] = {
+_WRITERS: dict[Text, Callable[[pa.Array], pa.Array]] = {
     "blob": _blobs,
     "date": _dates,
-    "double": _floats,
     "duration": _durations,
     "float": _floats,
     "inet": _inets,

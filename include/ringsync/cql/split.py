@@ -12,15 +12,15 @@ from ringsync.cql.cells import Cells
 from ringsync.cql.gather import split_collections, split_fields, split_vectors
 from ringsync.cql.kernels import address
 from ringsync.cql.types import (
-    VECTOR_FIXED_LENGTH,
     CqlType,
     ListType,
     MapType,
-    Native,
     SetType,
     TupleType,
     UserType,
     VectorType,
+    stored_length,
+    types_inside,
 )
 
 Mask = npt.NDArray[np.bool_]
@@ -61,19 +61,10 @@ def split(cql_type: Composite, cells: Cells) -> Parts:
     match cql_type:
         case VectorType():
             return _vectors(cql_type, cells)
-        case TupleType(fields) | UserType(field_types=fields):
-            return _fields(fields, cells)
-        case MapType(key, value):
-            return _collections((key, value), cells)
-        case ListType(element) | SetType(element):
-            return _collections((element,), cells)
-
-
-def vector_element_length(cql_type: CqlType) -> int:
-    """Bytes of each element of this type in a vector; 0: elements carry their length (C: valueLengthIfFixed)."""
-    if isinstance(cql_type, VectorType):
-        return cql_type.dimension * vector_element_length(cql_type.element)
-    return VECTOR_FIXED_LENGTH.get(cql_type.name, 0) if isinstance(cql_type, Native) else 0
+        case TupleType() | UserType():
+            return _fields(types_inside(cql_type), cells)
+        case MapType() | ListType() | SetType():
+            return _collections(types_inside(cql_type), cells)
 
 
 def total_bytes(cells: Cells) -> int:
@@ -81,8 +72,17 @@ def total_bytes(cells: Cells) -> int:
     return int(np.maximum(cells.lengths, 0).sum(dtype=np.int64))
 
 
+def offsets_room(cells: Cells) -> pa.Buffer:
+    """Room for Arrow's offsets of values or lists."""
+    return pa.allocate_buffer(4 * len(cells) + 4)
+
+
 def _collections(types: tuple[CqlType, ...], cells: Cells) -> Parts:
-    elements, starts, misfits = _elements_room(total_bytes(cells) // 4), _starts(cells), np.zeros(len(cells), np.bool_)
+    elements, starts, misfits = (
+        _elements_room(total_bytes(cells) // 4),
+        offsets_room(cells),
+        np.zeros(len(cells), np.bool_),
+    )
     width = len(types)
     entries = split_collections(*cells.arguments, width, starts.address, *map(address, (*elements, misfits)))
     found = []
@@ -98,11 +98,11 @@ def _collections(types: tuple[CqlType, ...], cells: Cells) -> Parts:
 
 def _vectors(cql_type: VectorType, cells: Cells) -> Parts:
     room = min(total_bytes(cells), cql_type.dimension * len(cells))
-    elements, starts, misfits = _elements_room(room), _starts(cells), np.zeros(len(cells), np.bool_)
+    elements, starts, misfits = _elements_room(room), offsets_room(cells), np.zeros(len(cells), np.bool_)
     count = split_vectors(
         *cells.arguments,
         cql_type.dimension,
-        vector_element_length(cql_type.element),
+        max(stored_length(cql_type.element), 0),
         starts.address,
         *map(address, (*elements, misfits)),
     )
@@ -116,11 +116,6 @@ def _fields(types: tuple[CqlType, ...], cells: Cells) -> Parts:
     split_fields(*cells.arguments, len(types), *map(address, (offsets, lengths, misfits)))
     found = (Cells(cells.buffer, offsets[place], lengths[place]) for place in range(len(types)))
     return Parts(types, tuple(found), None, misfits)
-
-
-def _starts(cells: Cells) -> pa.Buffer:
-    """Room for Arrow's offsets."""
-    return pa.allocate_buffer(4 * len(cells) + 4)
 
 
 def _elements_room(room: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

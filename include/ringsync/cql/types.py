@@ -7,69 +7,18 @@ other engines can read. docs/types.md explains the table to users.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from ringsync.cql.identifiers import portable_names
+from ringsync.cql.natives import NATIVES
+from ringsync.cql.tokens import Token, Tokens
 
-DURATION_ARROW = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("nanoseconds", pa.int64())])
-
-NATIVE_ARROW: dict[str, pa.DataType] = {
-    "ascii": pa.string(),
-    "bigint": pa.int64(),
-    "blob": pa.binary(),
-    "boolean": pa.bool_(),
-    "counter": pa.int64(),
-    "date": pa.date32(),
-    "decimal": pa.string(),
-    "double": pa.float64(),
-    "duration": DURATION_ARROW,
-    "float": pa.float32(),
-    "inet": pa.string(),
-    "int": pa.int32(),
-    "smallint": pa.int16(),
-    "text": pa.string(),
-    "time": pa.int64(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timeuuid": pa.string(),
-    "tinyint": pa.int8(),
-    "uuid": pa.string(),
-    "varint": pa.string(),
-}
-
-FIXED_LENGTH: dict[str, int] = {
-    "bigint": 8,
-    "boolean": 1,
-    "counter": 8,
-    "date": 4,
-    "double": 8,
-    "float": 4,
-    "int": 4,
-    "smallint": 2,
-    "time": 8,
-    "timestamp": 8,
-    "timeuuid": 16,
-    "tinyint": 1,
-    "uuid": 16,
-}
-"""Bytes of a serialised value, for native types whose values all have the same length in the native protocol."""
-
-VECTOR_FIXED_LENGTH: dict[str, int] = {
-    "bigint": 8,
-    "boolean": 1,
-    "double": 8,
-    "float": 4,
-    "int": 4,
-    "timestamp": 8,
-    "timeuuid": 16,
-    "uuid": 16,
-}
-"""Bytes of an element inside a vector without a length prefix (C: AbstractType.valueLengthIfFixed).
-
-date, time, smallint and tinyint are *not* of fixed length in Cassandra's sense: a vector prefixes each with its length.
-"""
+VARIABLE = -1
+"""Stands for the length of values that do not all have the same."""
+_CUSTOM_LENGTH = {"EmptyType": 0, "LexicalUUIDType": 16, "LegacyTimeUUIDType": 16}
 
 
 class CqlTypeError(ValueError):
@@ -170,6 +119,7 @@ class CustomType:
         return f"'{self.class_name}'"
 
 
+COUNTER = Native("counter")
 EMPTY = CustomType("org.apache.cassandra.db.marshal.EmptyType")
 """What Cassandra prints as ``empty``, although no statement may say so; the value of some COMPACT STORAGE tables."""
 
@@ -181,6 +131,35 @@ def is_multicell(cql_type: CqlType) -> bool:
     return isinstance(cql_type, ListType | SetType | MapType | UserType) and not cql_type.frozen
 
 
+def types_inside(cql_type: CqlType) -> tuple[CqlType, ...]:
+    """The types of which a type is made: of an element, of key and value, of each field."""
+    match cql_type:
+        case ListType(element) | SetType(element) | VectorType(element):
+            return (element,)
+        case MapType(key, value):
+            return (key, value)
+        case TupleType(fields) | UserType(field_types=fields):
+            return fields
+        case Native() | CustomType():
+            return ()
+
+
+def stored_length(cql_type: CqlType) -> int:
+    """Bytes of every value of this type in a vector, commit log or SSTable (C: AbstractType.valueLengthIfFixed).
+
+    :data:`VARIABLE`: each has its length before it.
+    """
+    match cql_type:
+        case Native(name):
+            return VARIABLE if NATIVES[name].has_prefix else NATIVES[name].width
+        case VectorType(element, dimension):
+            inner = stored_length(element)
+            return inner * dimension if inner >= 0 else VARIABLE
+        case CustomType(class_name):
+            return _CUSTOM_LENGTH.get(class_name.rpartition(".")[2], VARIABLE)
+    return VARIABLE
+
+
 def arrow_type(cql_type: CqlType) -> pa.DataType:
     """The Arrow type that holds the values of a CQL type, in row images and in the lake.
 
@@ -190,7 +169,7 @@ def arrow_type(cql_type: CqlType) -> pa.DataType:
     """
     match cql_type:
         case Native(name):
-            return NATIVE_ARROW[name]
+            return NATIVES[name].arrow
         case ListType(element) | SetType(element) | VectorType(element):
             return pa.list_(arrow_type(element))
         case MapType(key, value) if _contains_map(key):
@@ -227,10 +206,12 @@ def parse_type(
     :raises UnknownTypeError: for an unknown type name
     :raises CqlTypeError: for a syntax error
     """
+    if text in NATIVES:  # most are, and a cluster has many columns
+        return Native(text)
     parser = _Parser(text, user_types, unknown)
     parsed = parser.type(frozen)
-    if parser.rest:
-        raise CqlTypeError(f"CQL type {text!r}: {parser.rest[0]!r} is left over")
+    if parser.tokens.next.kind != "end":
+        parser.tokens.fail("the end")
     return parsed
 
 
@@ -238,44 +219,32 @@ class _Parser:
     """Recursive descent over the tokens of one type string."""
 
     def __init__(self, text: str, user_types: Mapping[str, UserType], unknown: CqlType | None) -> None:
-        self.text = text
+        self.tokens = Tokens(text, "CQL type", CqlTypeError)
         self.user_types = user_types
         self.unknown = unknown
-        self.rest = list(_tokens(text))
-
-    def take(self, expected: str | None = None) -> str:
-        found = self.rest.pop(0) if self.rest else "its end"
-        if found == "its end" or (expected and found != expected):
-            raise CqlTypeError(f"CQL type {self.text!r}: found {found}, expected {expected or 'a type'}")
-        return found
 
     def type(self, frozen: bool) -> CqlType:
-        word = self.take()
-        if word.startswith("'"):
-            return CustomType(word[1:-1])
-        if word.startswith('"'):
-            return self.user_type(word[1:-1].replace('""', '"'), frozen)
-        name = word.lower()
-        if self.rest[:1] == ["<"]:
-            return self.parametrised(name, frozen)
-        if name in NATIVE_ARROW or name == "varchar":
+        if self.tokens.next.kind == "string":
+            return CustomType(self.tokens.take().value)
+        start = self.tokens.next
+        name = self.tokens.name("a type")
+        if start.kind == "name" and self.tokens.accept("<"):
+            found = self.vector() if name == "vector" else self.parametrised(start, frozen)
+            self.tokens.expect(">")
+            return found
+        if start.kind == "name" and (name in NATIVES or name == "varchar"):
             return Native("text" if name == "varchar" else name)
-        return self.user_type(name, frozen)
-
-    def user_type(self, name: str, frozen: bool) -> CqlType:
         if name in self.user_types:
             return replace(self.user_types[name], frozen=frozen)
         if name == "empty":
             return EMPTY
         if self.unknown is not None:
             return self.unknown
-        raise UnknownTypeError(f"CQL type {self.text!r}: unknown type {name!r}")
+        raise UnknownTypeError(f"CQL type {self.tokens.text!r}: unknown type {name!r}")
 
-    def parametrised(self, name: str, frozen: bool) -> CqlType:
-        if name == "vector":
-            return self.vector()
-        parts = self.arguments(frozen or name in ("frozen", "tuple"))
-        match name, parts:
+    def parametrised(self, start: Token, frozen: bool) -> CqlType:
+        parts = self.arguments(frozen or start.value in ("frozen", "tuple"))
+        match start.value, parts:
             case "frozen", [inner]:
                 return inner
             case "list", [element]:
@@ -286,37 +255,20 @@ class _Parser:
                 return MapType(key, value, frozen)
             case "tuple", _:
                 return TupleType(tuple(parts))
-        raise CqlTypeError(f"CQL type {self.text!r}: {name!r} does not take {len(parts)} parameters")
+        self.tokens.error(f"{start.value!r} does not take {len(parts)} parameters", start)
 
     def arguments(self, frozen: bool) -> list[CqlType]:
-        self.take("<")
         found = [self.type(frozen)]
-        while self.rest[:1] == [","]:
-            self.take(",")
+        while self.tokens.accept(","):
             found.append(self.type(frozen))
-        self.take(">")
         return found
 
     def vector(self) -> VectorType:
-        self.take("<")
         element = self.type(frozen=True)
-        self.take(",")
-        dimension = self.take()
-        if not dimension.isdigit():
-            raise CqlTypeError(f"CQL type {self.text!r}: {dimension!r} is not a vector's dimension")
-        self.take(">")
-        return VectorType(element, int(dimension))
-
-
-def _tokens(text: str) -> Iterator[str]:
-    position = 0
-    pattern = re.compile(r"""\s*([<>,]|"(?:[^"]|"")*"|'[^']*'|\w+)""")
-    while text[position:].strip():
-        found = pattern.match(text, position)
-        if not found:
-            raise CqlTypeError(f"CQL type {text!r}: cannot read {text[position:]!r}")
-        yield found.group(1)
-        position = found.end()
+        self.tokens.expect(",")
+        if not self.tokens.next.text.isdecimal():
+            self.tokens.fail("a vector's dimension")
+        return VectorType(element, int(self.tokens.take().text))
 
 
 def _frozen(frozen: bool, text: str) -> str:
@@ -324,13 +276,4 @@ def _frozen(frozen: bool, text: str) -> str:
 
 
 def _contains_map(cql_type: CqlType) -> bool:
-    match cql_type:
-        case MapType():
-            return True
-        case ListType(element) | SetType(element) | VectorType(element):
-            return _contains_map(element)
-        case TupleType(fields):
-            return any(map(_contains_map, fields))
-        case UserType():
-            return any(map(_contains_map, cql_type.field_types))
-    return False
+    return isinstance(cql_type, MapType) or any(map(_contains_map, types_inside(cql_type)))

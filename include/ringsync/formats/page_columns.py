@@ -18,7 +18,7 @@ from numba import njit
 
 from ringsync.cql.cells import Cells
 from ringsync.cql.decode import Decoded, decode
-from ringsync.cql.gather import has_high_bit, mark_invalid_text
+from ringsync.cql.gather import MAX_MILLISECONDS, has_high_bit, mark_invalid_text
 from ringsync.cql.kernels import (
     KERNEL,
     PADDING,
@@ -33,19 +33,19 @@ from ringsync.cql.kernels import (
     store32,
     store64,
 )
+from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
 from ringsync.cql.text_forms import UUID_ROOM, uuid_characters
-from ringsync.cql.types import NATIVE_ARROW, CqlType, Native
+from ringsync.cql.types import CqlType, Native
 from ringsync.formats.result_page import Page, check_end, join_pages, page_cells, page_rows, pooled
 
 _CELL, _TEXT, _FOUR, _EIGHT, _DATE, _MILLISECONDS, _UUID = range(7)
-_WAY = {
+_WAY: dict[Codec, int] = {
     **dict.fromkeys(("text", "ascii", "blob"), _TEXT),
-    **dict.fromkeys(("int", "float"), _FOUR),
-    **dict.fromkeys(("bigint", "counter", "double", "time"), _EIGHT),
     "date": _DATE,
     "timestamp": _MILLISECONDS,
-    **dict.fromkeys(("uuid", "timeuuid"), _UUID),
+    "uuid": _UUID,
 }
+_WAY_OF_WIDTH = {4: _FOUR, 8: _EIGHT}
 """How the values of a native type are stored in the pass; those of other types are decoded after it."""
 _VALUE_WIDTH = {_FOUR: 4, _EIGHT: 8, _DATE: 4, _MILLISECONDS: 8}
 
@@ -53,9 +53,6 @@ _FIRST, _SECOND, _VALID, _NULLS, _SIZE = range(8, 48, 8)
 _ENTRY = 48
 """The kernel's table has six int64 per column: the way; the addresses of values or offsets, of lengths or starts, of
 the validity bitmap; the number of nulls so far; the bytes of texts so far."""
-_FLIP = 2**31
-"""The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
-_MAX_MILLISECONDS = (2**63 - 1) // 1000
 _UNUSUAL = 1 << 62
 """What the kernel returns when a value is not what its type says."""
 
@@ -81,12 +78,18 @@ def decode_pages(pages: Sequence[Page], types: Sequence[CqlType]) -> PageColumns
     :param types: of the columns
     :raises ValueError: when a page is not exactly its rows and columns, naming the byte position
     """
-    ways = [_WAY.get(kind.name, _CELL) if isinstance(kind, Native) else _CELL for kind in types]
+    ways = [_way(NATIVES[kind.name]) if isinstance(kind, Native) else _CELL for kind in types]
     decoded = _decode_usual(pages, types, ways)
     if decoded is not None:
         return decoded
     rows, cells = page_cells(join_pages(pages), len(types))
     return PageColumns(rows, [decode(kind, column) for kind, column in zip(types, cells, strict=True)], cells)
+
+
+def _way(native: NativeType) -> int:
+    if native.codec == "fixed":
+        return _WAY_OF_WIDTH.get(native.width, _CELL)
+    return _WAY.get(native.codec, _CELL)
 
 
 def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequence[int]) -> PageColumns | None:
@@ -113,12 +116,12 @@ def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequenc
             decoded.append(column)
             continue
         buffers = room.buffers(place, way)
-        if way == _TEXT and str(kind) != "blob" and not _is_text(buffers, rows, str(kind)):
+        native = NATIVES[str(kind)]
+        if native.is_text and not _is_text(buffers, rows, native):
             return None
         nulls = int(room.table[place, _NULLS // 8])
         bitmap = pa.py_buffer(room.valid[place]) if nulls else None
-        arrow_type = NATIVE_ARROW[str(kind)]
-        decoded.append(Decoded(pa.Array.from_buffers(arrow_type, rows, [bitmap, *buffers], null_count=nulls), None))
+        decoded.append(Decoded(pa.Array.from_buffers(native.arrow, rows, [bitmap, *buffers], null_count=nulls), None))
     return PageColumns(rows, decoded, None)
 
 
@@ -186,14 +189,14 @@ def _room(ways: Sequence[int], rows: int, size: int) -> _Room:
     return room
 
 
-def _is_text(buffers: Sequence[pa.Buffer], rows: int, kind: str) -> bool:
+def _is_text(buffers: Sequence[pa.Buffer], rows: int, native: NativeType) -> bool:
     """Whether all values are UTF-8, or ASCII."""
     starts, data = buffers
     if not has_high_bit(data.address, data.size):
         return True
     limits, misfits = np.frombuffer(starts, np.int32), np.zeros(rows, np.bool_)
     cells = Cells(np.frombuffer(data, np.uint8), limits[:-1], np.diff(limits))
-    return not mark_invalid_text(*cells.arguments, int(kind == "ascii"), address(misfits))
+    return not mark_invalid_text(*cells.arguments, int(native.codec == "ascii"), address(misfits))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -266,9 +269,9 @@ def _store_converted(column: int, row: int, p: int, length: int) -> bool:
     if way == _MILLISECONDS and length == 8:
         value = load64(p)
         store64(first + 8 * row, value * 1000)
-        return -_MAX_MILLISECONDS <= value <= _MAX_MILLISECONDS
+        return -MAX_MILLISECONDS <= value <= MAX_MILLISECONDS
     if way == _DATE and length == 4:
-        store32(first + 4 * row, load32_signed(p) ^ _FLIP)
+        store32(first + 4 * row, load32_signed(p) ^ DATE_EPOCH)
         return True
     return False
 

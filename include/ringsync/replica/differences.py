@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 
 from ringsync.cql.identifiers import portable_names
+from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import (
     CqlType,
     ListType,
@@ -178,13 +179,13 @@ def _plain(cql_type: CqlType, value: Any) -> Any:
 
 
 def _plain_native(name: str, value: Any) -> Any:
-    match name:
+    native = NATIVES[name]
+    match native.text:
         case "blob":
             return _hex(value)
         case "float":
-            return repr(struct.unpack("<f", struct.pack("<i", value))[0])
-        case "double":
-            return repr(struct.unpack("<d", struct.pack("<q", value))[0])
+            number, bits = ("<f", "<i") if native.width == 4 else ("<d", "<q")
+            return repr(struct.unpack(number, struct.pack(bits, value))[0])
         case "date":
             return _or_number(lambda: (date(1970, 1, 1) + timedelta(days=value)).isoformat(), f"{value} days")
         case "timestamp":

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from ringsync.changes.canonical import canonical_column, has_aliases
 from ringsync.changes.order import path_type
+from ringsync.cql.natives import DECIMAL, FLOAT, NATIVES
 from ringsync.cql.types import (
     CqlType,
-    CustomType,
     ListType,
     MapType,
     Native,
@@ -26,6 +26,7 @@ from ringsync.cql.types import (
     UserType,
     VectorType,
     arrow_type,
+    types_inside,
 )
 from ringsync.replica.digests import row_digests
 from ringsync.schema.row_image import lake_names
@@ -134,7 +135,7 @@ def _comparable(cql_type: CqlType, value: str, *, as_clustering: bool, depth: in
         return value
     entry = f"e{depth}"
     match cql_type:
-        case Native("decimal"):
+        case Native(name) if NATIVES[name].order == DECIMAL:
             return _decimal(value)
         case MapType(key, item):
             parts = ((key, f"{entry}.key"), (item, f"{entry}.value"))
@@ -168,14 +169,9 @@ def _decimal(value: str) -> str:
 
 
 def _is_compared_otherwise(cql_type: CqlType, as_clustering: bool) -> bool:
-    match cql_type:
-        case Native(name):
-            return name in ("float", "double") or (name == "decimal" and as_clustering)
-        case ListType(element) | SetType(element) | VectorType(element):
-            return _is_compared_otherwise(element, as_clustering)
-        case TupleType(fields) | UserType(field_types=fields):
-            return any(_is_compared_otherwise(field, as_clustering) for field in fields)
-        case MapType():
-            return True
-        case CustomType():
-            return False
+    if isinstance(cql_type, Native):
+        order = NATIVES[cql_type.name].order
+        return order == FLOAT or (order == DECIMAL and as_clustering)
+    return isinstance(cql_type, MapType) or any(
+        _is_compared_otherwise(one, as_clustering) for one in types_inside(cql_type)
+    )

@@ -7,9 +7,11 @@ schema/ViewMetadata and db/SchemaCQLHelper.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from ringsync.cql.identifiers import printable
-from ringsync.schema.cql_tokens import Token, Tokens
+from ringsync.cql.tokens import Token, Tokens
+from ringsync.schema.table import SchemaError
 
 DEEPEST_TYPE = 50
 """Types inside types; a limit only so that a damaged text cannot exhaust the stack."""
@@ -19,6 +21,57 @@ _NO_TABLES = {
     "ALTER": ("keyspace", "schema", "role", "user", "materialized"),
 }
 """What is created or altered by statements that say nothing about tables."""
+_UNFINISHED = {'"': "quoted name", "'": "string", "$$": "string", "/*": "comment"}
+
+
+class SchemaTextError(SchemaError):
+    """A text is not the CQL that was expected; the message says where: ``file:line:column: …``."""
+
+
+class SchemaTokens(Tokens):
+    """The tokens of a text of many lines, between comments.
+
+    :param text: CQL statements and comments
+    :param source_name: the file, for messages
+    :raises SchemaTextError: for a string, quoted name or comment without its end
+    """
+
+    skipped = ("space", "hidden", "comment")
+
+    def __init__(self, text: str, source_name: str) -> None:
+        super().__init__(text, source_name, SchemaTextError)
+        for token in self._tokens:
+            for opening, what in _UNFINISHED.items() if token.kind == "sign" else ():
+                if text.startswith(opening, token.offset):
+                    self.error(f"this {what} never ends", token)
+
+    def skip_until(self, *words: str) -> None:
+        """Take everything before the first of these keywords or signs that is in no bracket, or before the end.
+
+        :raises SchemaTextError: for a bracket that is not closed
+        """
+        opened: list[Token] = []
+        while opened or not (self.next.kind in ("name", "sign") and self.next.value in words):
+            token = self.take()
+            if token.kind == "end":
+                if opened:
+                    self.error(f"this {opened[-1].text} is never closed", opened[-1])
+                return
+            if token.kind == "sign" and token.text in "([{":
+                opened.append(token)
+            elif token.kind == "sign" and token.text in ")]}" and opened:
+                opened.pop()
+
+    def fail(self, expected: str) -> NoReturn:
+        """Say what was expected instead of the next token."""
+        found = self.next.text or "the end"
+        self.error(f"expected {expected}, found {found if len(found) < 60 else found[:60] + '…'}", self.next)
+
+    def error(self, problem: str, token: Token) -> NoReturn:
+        """Say what is wrong with a token."""
+        before = self.text[: token.offset]
+        line, column = before.count("\n") + 1, token.offset - (before.rfind("\n") + 1) + 1
+        raise SchemaTextError(f"{self._what}:{line}:{column}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +124,7 @@ class Statements:
     :raises SchemaTextError: for anything but the statements that DESCRIBE and snapshots write
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: SchemaTokens) -> None:
         self.tokens = tokens
         self.keyspace: str | None = None
         self.user_types: dict[str, dict[str, tuple[Token, list[ColumnText]]]] = {}
@@ -345,11 +398,10 @@ class Statements:
             table.dropped[name] = (table.columns.pop(name), dropped_at)
 
     def timestamp(self) -> int:
-        sign = -1 if self.tokens.accept("-") else 1
-        token = self.tokens.next
-        if token.kind != "number" or len(token.text) > 19 or int(token.text) >= 1 << 63:
+        digits = self.tokens.next.text.removeprefix("-")
+        if not digits.isdecimal() or len(digits) > 19 or int(digits) >= 1 << 63:
             self.tokens.fail("a timestamp in µs")
-        return sign * int(self.tokens.take().text)
+        return int(self.tokens.take().text)
 
     def add_columns(self, table: TableText) -> None:
         tokens = self.tokens

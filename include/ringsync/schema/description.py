@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ringsync.cql.types import (
-    CqlType,
-    CqlTypeError,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-    parse_type,
-)
+from ringsync.cql.types import CqlType, CqlTypeError, Native, UserType, parse_type, types_inside
 from ringsync.schema.table import Column, DroppedColumn, TableSchema
 
 _KIND_ORDER = ("partition_key", "clustering", "static", "regular")
@@ -134,16 +123,8 @@ def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str
 
 
 def _collect_user_types(cql_type: CqlType, found: dict[str, list[list[str]]]) -> None:
-    match cql_type:
-        case ListType(element) | SetType(element) | VectorType(element):
-            _collect_user_types(element, found)
-        case MapType(key, value):
-            _collect_user_types(key, found)
-            _collect_user_types(value, found)
-        case TupleType(fields):
-            for field in fields:
-                _collect_user_types(field, found)
-        case UserType(_, name, field_names, field_types):
-            found[name] = [[field, str(kind)] for field, kind in zip(field_names, field_types, strict=True)]
-            for field in field_types:
-                _collect_user_types(field, found)
+    if isinstance(cql_type, UserType):
+        fields = zip(cql_type.field_names, cql_type.field_types, strict=True)
+        found[cql_type.name] = [[field, str(kind)] for field, kind in fields]
+    for one in types_inside(cql_type):
+        _collect_user_types(one, found)

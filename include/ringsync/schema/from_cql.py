@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlType, CqlTypeError, UnknownTypeError, UserType, parse_type
-from ringsync.schema.cql_statements import ColumnText, Statements, TableText
-from ringsync.schema.cql_tokens import Tokens
+from ringsync.schema.cql_statements import ColumnText, SchemaTokens, Statements, TableText
 from ringsync.schema.description import UserTypeError, parse_dropped_type, resolve_user_types
 from ringsync.schema.table import Column, DroppedColumn, Schema, SchemaError, TableSchema, UnreadableTable
 
@@ -28,7 +27,7 @@ def parse_schema(text: str, source_name: str) -> Schema:
     :param source_name: the file, for messages
     :raises SchemaTextError: for anything else; names file, line and column, and what was expected
     """
-    tokens = Tokens(text, source_name)
+    tokens = SchemaTokens(text, source_name)
     statements = Statements(tokens)
     user_types = {keyspace: _resolve(statements, keyspace) for keyspace in statements.user_types}
     tables, unreadable = [], []
@@ -80,7 +79,7 @@ def _with_columns(statements: Statements, table: TableText) -> TableText:
     return table
 
 
-def _build(tokens: Tokens, text: TableText, user_types: Mapping[str, UserType]) -> TableSchema:
+def _build(tokens: SchemaTokens, text: TableText, user_types: Mapping[str, UserType]) -> TableSchema:
     def parsed(column: ColumnText, parse: Callable[[str, Mapping[str, UserType]], CqlType] = parse_type) -> CqlType:
         try:
             return parse(column.type_text, user_types)

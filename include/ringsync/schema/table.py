@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ringsync.cql.identifiers import printable
-from ringsync.cql.types import CqlType, is_multicell
+from ringsync.cql.types import COUNTER, CqlType, is_multicell
 
 ColumnKind = Literal["partition_key", "clustering", "static", "regular"]
 
@@ -39,7 +39,7 @@ class Column:
 
     @property
     def is_counter(self) -> bool:
-        return str(self.type) == "counter"
+        return self.type == COUNTER
 
 
 @dataclass(frozen=True)

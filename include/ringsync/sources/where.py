@@ -8,29 +8,20 @@ go together a server says when the statement is prepared (the same on 4.1 and 5.
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ringsync.changes.order import value_keys
+from ringsync.cql.cells import cells_of_values
 from ringsync.cql.identifiers import printable, quote
+from ringsync.cql.natives import BOOLEAN, BYTES, NATIVES, SIGNED, UNSIGNED
+from ringsync.cql.tokens import Tokens
+from ringsync.cql.types import Native
 from ringsync.schema.table import Column, TableSchema
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-      (?P<uuid>[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})
-    | (?P<blob>0[xX](?:[0-9a-fA-F]{2})*)
-    | (?P<number>-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)
-    | (?P<string>'(?:[^']|'')*')
-    | (?P<quoted>"(?:[^"]|"")+")
-    | (?P<word>[A-Za-z][A-Za-z0-9_]*)
-    | (?P<sign><=|>=|=|<|>|\(|\)|,)
-    )\s*""",
-    re.VERBOSE,
-)
 _COMPARISONS = ("=", "<", "<=", ">", ">=")
-
-_ORDERED_AS_INTEGERS = ("tinyint", "smallint", "int", "bigint", "timestamp", "time")
-_ORDERED_AS_BYTES = ("ascii", "text", "varchar", "blob", "date", "boolean")
+_LISTED_ORDERS = (BYTES, SIGNED, UNSIGNED, BOOLEAN)
+"""Of the types whose values ``IN`` may list in clustering columns."""
 
 
 class WhereError(ValueError):
@@ -64,10 +55,10 @@ def parse_where(text: str, table: TableSchema) -> tuple[Condition, ...]:
         values are numbers, 'texts' (dates, times and addresses, too), uuids, 0x… blobs, true or false
     :raises WhereError: when it is anything else, or a column is not part of the table's key
     """
-    tokens = _Tokens(text)
+    tokens = Tokens(text, "where", WhereError)
     conditions = [_condition(tokens, table)]
-    while not tokens.at_end:
-        tokens.word("AND")
+    while tokens.next.kind != "end":
+        tokens.expect("and")
         conditions.append(_condition(tokens, table))
     return tuple(conditions)
 
@@ -87,42 +78,50 @@ def names_partitions(conditions: Iterable[Condition], table: TableSchema) -> boo
     return {c.column for c in exact} == key and any(c.operator == "IN" for c in exact)
 
 
-def behind(values: Iterable[bytes], value: bytes, column: Column) -> list[bytes]:
+def behind(values: Sequence[bytes], value: bytes, column: Column) -> list[bytes]:
     """Those of the values that come behind one of them in the column's clustering order.
 
-    :param values: as Cassandra serialises them
-    :param column: of a type that ``IN`` is allowed for
+    :param values: their bytes as Cassandra serialises them
+    :param value: that one's bytes
+    :param column: the clustering column
     """
-
-    def place(serialized: bytes) -> tuple[int, bytes]:
-        if str(column.type) in _ORDERED_AS_INTEGERS:
-            return int.from_bytes(serialized, "big", signed=True), b""
-        return 0, serialized
-
-    return [v for v in values if (place(v) < place(value) if column.descending else place(v) > place(value))]
+    keys = value_keys(cells_of_values([value, *values]), column.type)
+    here, *places = (keys.value(row) or b"" for row in range(len(keys)))
+    further = [place < here if column.descending else place > here for place in places]
+    return [value for value, is_behind in zip(values, further, strict=True) if is_behind]
 
 
-def _condition(tokens: _Tokens, table: TableSchema) -> Condition:
-    column = _key_column(tokens.name(), table)
-    kind, operator = tokens.next("=, <, <=, >, >= or IN")
-    if kind == "word" and operator.upper() == "IN":
+def _condition(tokens: Tokens, table: TableSchema) -> Condition:
+    column = _key_column(tokens.name("a column"), table)
+    if tokens.accept("in"):
         return Condition(column.name, "IN", tuple(_choices(tokens, column, table)))
-    if kind != "sign" or operator not in _COMPARISONS:
-        raise tokens.unexpected("=, <, <=, >, >= or IN")
-    return Condition(column.name, operator, (tokens.literal(),))
+    if tokens.next.text not in _COMPARISONS:
+        tokens.fail("=, <, <=, >, >= or IN")
+    return Condition(column.name, tokens.take().text, (_literal(tokens),))
 
 
-def _choices(tokens: _Tokens, column: Column, table: TableSchema) -> Iterator[str]:
-    # To go on inside a partition, those of the values have to be found that are still to come.
-    if column.kind == "clustering" and str(column.type) not in _ORDERED_AS_INTEGERS + _ORDERED_AS_BYTES:
+def _choices(tokens: Tokens, column: Column, table: TableSchema) -> Iterator[str]:
+    listed = isinstance(column.type, Native) and NATIVES[column.type.name].order in _LISTED_ORDERS
+    if column.kind == "clustering" and not listed:
         raise WhereError(
             f"where: IN is not possible with clustering columns of type {column.type}, as {printable(column.name)} of "
             f"{table.full_name} is; use =, < or >"
         )
-    tokens.sign("(")
-    yield tokens.literal()
-    while tokens.sign(",", ")") == ",":
-        yield tokens.literal()
+    tokens.expect("(")
+    yield _literal(tokens)
+    while tokens.accept(","):
+        yield _literal(tokens)
+    if not tokens.accept(")"):
+        tokens.fail(", or )")
+
+
+def _literal(tokens: Tokens) -> str:
+    token = tokens.next
+    if token.kind == "string":
+        return "'" + tokens.take().value.replace("'", "''") + "'"
+    if token.kind in ("uuid", "blob", "number") or (token.kind == "name" and token.value in ("true", "false")):
+        return tokens.take().text.lower()
+    tokens.fail("a number, 'text', uuid, 0x… blob, true or false")
 
 
 def _key_column(name: str, table: TableSchema) -> Column:
@@ -137,60 +136,3 @@ def _key_column(name: str, table: TableSchema) -> Column:
     near = difflib.get_close_matches(name, keys, n=1)
     hint = f"did you mean {printable(near[0])}?" if near else f"conditions are possible on {shown}"
     raise WhereError(f"where: {table.full_name} has no column {printable(name)}; {hint}")
-
-
-class _Tokens:
-    """The words, values and signs of a condition, one after the other."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._start = self._end = 0
-
-    @property
-    def at_end(self) -> bool:
-        return self._end == len(self._text)
-
-    def next(self, wanted: str) -> tuple[str, str]:
-        """Kind and text of the next one.
-
-        :param wanted: what is possible here, for the message
-        """
-        self._start = self._end
-        found = _TOKEN.match(self._text, self._start)
-        if not found or not found.lastgroup:
-            raise self.unexpected(wanted)
-        self._end = found.end()
-        return found.lastgroup, found[found.lastgroup]
-
-    def word(self, wanted: str) -> None:
-        kind, text = self.next(wanted)
-        if kind != "word" or text.upper() != wanted:
-            raise self.unexpected(wanted)
-
-    def sign(self, *wanted: str) -> str:
-        kind, text = self.next(" or ".join(wanted))
-        if kind != "sign" or text not in wanted:
-            raise self.unexpected(" or ".join(wanted))
-        return text
-
-    def name(self) -> str:
-        kind, text = self.next("a column")
-        if kind == "word":
-            return text.lower()
-        if kind == "quoted":
-            return text[1:-1].replace('""', '"')
-        raise self.unexpected("a column")
-
-    def literal(self) -> str:
-        wanted = "a number, 'text', uuid, 0x… blob, true or false"
-        kind, text = self.next(wanted)
-        if kind == "string":
-            return "'" + text[1:-1].replace("''", "'").replace("'", "''") + "'"
-        if kind in ("uuid", "blob", "number") or (kind == "word" and text.lower() in ("true", "false")):
-            return text.lower()
-        raise self.unexpected(wanted)
-
-    def unexpected(self, wanted: str) -> WhereError:
-        rest = self._text[self._start :].strip()
-        shown = "the end" if not rest else repr(rest if len(rest) <= 30 else rest[:30] + "…")
-        return WhereError(f"where: expected {wanted} at character {self._start + 1}, found {shown}: {self._text!r}")

@@ -17,7 +17,7 @@ from fastavro.write import Writer
 from isal import isal_zlib
 
 from ringsync.cql.avro import without_logical_types
-from ringsync.cql.avro_rows import AvroSchema
+from ringsync.cql.natives import AvroSchema
 
 Codec = Literal["null", "deflate"]
 """The codecs that every Avro reader has; fastavro has zstandard only with a further package."""

@@ -1,0 +1,224 @@
+"""The native CQL types, one record each: all that the rest of the package has to know to tell them apart.
+
+A new type is an entry here, a kernel for whatever it does as no other type does, and a line in docs/types.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+AvroSchema = str | Mapping[str, Any] | Sequence[Any]
+"""An Avro schema as parsed JSON: a type name, a dict, or a list for a union."""
+
+Codec = Literal[
+    "ascii", "blob", "boolean", "date", "decimal", "duration", "fixed", "inet", "text", "timestamp", "uuid", "varint"
+]
+"""How bytes and Arrow become each other: :mod:`ringsync.cql.decode`, :mod:`ringsync.cql.encode`, and, where result
+pages have a faster way, :mod:`ringsync.formats.page_columns`. ``fixed``: a number of ``width`` bytes."""
+
+Text = Literal["bare", "blob", "date", "duration", "float", "inet", "quoted", "string", "time", "timestamp"]
+"""How a value is printed: :mod:`ringsync.cql.native_texts`. Of ``bare`` (no quotes in JSON), ``quoted`` and ``string``
+(special characters are escaped there) Arrow's text is Cassandra's."""
+
+BYTES, SIGNED, UNSIGNED, BOOLEAN, FLOAT, VARINT, DECIMAL, UUID, TIMEUUID = range(9)
+"""How values compare, and which of them are equal: :mod:`ringsync.changes.order_kernels`, ``canonical_kernels``."""
+
+DATE_EPOCH = 2**31
+"""The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
+
+
+@dataclass(frozen=True)
+class NativeType:
+    """What there is to know of a native type.
+
+    :ivar name: its CQL name
+    :ivar arrow: the Arrow type of its values, in row images and in the lake
+    :ivar codec: how bytes become that Arrow type, and back
+    :ivar text: how values are printed
+    :ivar exact: the Avro type in the mapping ``exact``; a record without its namespace
+    :ivar classic: that in the mapping ``classic``; None: the same
+    :ivar width: bytes of every value; 0: they differ
+    :ivar has_prefix: whether vectors, commit logs and SSTables write the length before a value, although all may
+        have the same (C: AbstractType.valueLengthIfFixed)
+    :ivar order: how values compare
+    :ivar misfit: a phrase for messages, what bytes are that have the right length and are no value; ``{length}`` is
+        their number
+    :ivar sample: some value, as Arrow takes it
+    :ivar literal: some value, as CQL takes it
+    """
+
+    name: str
+    arrow: pa.DataType
+    codec: Codec
+    text: Text
+    exact: AvroSchema
+    classic: AvroSchema | None = None
+    width: int = 0
+    has_prefix: bool = True
+    order: int = BYTES
+    misfit: str = ""
+    sample: object = 1
+    literal: str = "0"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values are characters that a user wrote."""
+        return self.codec in ("ascii", "text")
+
+
+def _number(
+    name: str,
+    arrow: pa.DataType,
+    text: Text,
+    exact: AvroSchema,
+    classic: AvroSchema | None = None,
+    *,
+    codec: Codec = "fixed",
+    order: int = SIGNED,
+    has_prefix: bool = False,
+    misfit: str = "",
+    sample: int = 1,
+) -> NativeType:
+    """A type whose values are as long in Cassandra as in Arrow."""
+    width = arrow.bit_width // 8
+    return NativeType(name, arrow, codec, text, exact, classic, width, has_prefix, order, misfit, sample)
+
+
+_STRING = pa.string()
+_UUID = {"type": "string", "logicalType": "uuid"}
+_SOME_UUID = "50554d6e-29bb-11e5-b345-feff819cdc9f"
+_BIG_DECIMAL = {"type": "bytes", "logicalType": "big-decimal"}
+_DATE, _TIME = {"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "time-nanos"}
+_TIMESTAMP = {"type": "long", "logicalType": "timestamp-millis"}
+_DURATION = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("nanoseconds", pa.int64())])
+_DURATION_FIELDS = [("months", "int"), ("days", "int"), ("nanoseconds", "long")]
+_DURATION_RECORD = {
+    "type": "record",
+    "name": "duration",
+    "fields": [{"name": name, "type": kind} for name, kind in _DURATION_FIELDS],
+}
+
+_ALL = (
+    NativeType(
+        "ascii",
+        _STRING,
+        "ascii",
+        "string",
+        "string",
+        misfit="an ascii value with bytes of 0x80 or above",
+        sample="a",
+        literal="''",
+    ),
+    _number("bigint", pa.int64(), "bare", "long"),
+    NativeType("blob", pa.binary(), "blob", "blob", "bytes", sample=b"\x01", literal="0x"),
+    NativeType(
+        "boolean",
+        pa.bool_(),
+        "boolean",
+        "bare",
+        "boolean",
+        width=1,
+        has_prefix=False,
+        order=BOOLEAN,
+        misfit="a boolean that is neither 00 nor 01",
+        sample=True,
+        literal="false",
+    ),
+    # The original design has int for counters; they are 64-bit, and a total that wraps is of no use to anybody.
+    _number("counter", pa.int64(), "bare", "long", has_prefix=True),
+    _number("date", pa.date32(), "date", _DATE, "int", codec="date", order=UNSIGNED, has_prefix=True),
+    NativeType(
+        "decimal",
+        _STRING,
+        "decimal",
+        "bare",
+        _BIG_DECIMAL,
+        "double",
+        order=DECIMAL,
+        misfit="a decimal that is not a 4-byte scale and a number in its shortest form",
+        sample="1.5",
+    ),
+    _number("double", pa.float64(), "float", "double", order=FLOAT),
+    NativeType(
+        "duration",
+        _DURATION,
+        "duration",
+        "duration",
+        _DURATION_RECORD,
+        "bytes",
+        misfit="a duration that is not three numbers in their shortest form, within the ranges CQL gives them",
+        sample={"months": 1, "days": 2, "nanoseconds": 3},
+        literal="0s",
+    ),
+    _number("float", pa.float32(), "float", "float", order=FLOAT),
+    NativeType(
+        "inet",
+        _STRING,
+        "inet",
+        "inet",
+        "string",
+        misfit="an inet of {length} bytes instead of 4 or 16",
+        sample="::1",
+        literal="'0.0.0.0'",
+    ),
+    _number("int", pa.int32(), "bare", "int"),
+    _number("smallint", pa.int16(), "bare", "int", has_prefix=True),
+    NativeType(
+        "text", _STRING, "text", "string", "string", misfit="a text that is not valid UTF-8", sample="ä", literal="''"
+    ),
+    _number("time", pa.int64(), "time", _TIME, "long", order=UNSIGNED, has_prefix=True),
+    _number(
+        "timestamp",
+        pa.timestamp("us", "UTC"),
+        "timestamp",
+        _TIMESTAMP,
+        "long",
+        codec="timestamp",
+        misfit="a timestamp beyond what 64 bits of microseconds reach",
+        sample=1_000,
+    ),
+    NativeType(
+        "timeuuid",
+        _STRING,
+        "uuid",
+        "quoted",
+        _UUID,
+        "bytes",
+        16,
+        False,
+        TIMEUUID,
+        sample=_SOME_UUID,
+        literal="00000000-0000-1000-8000-000000000000",
+    ),
+    _number("tinyint", pa.int8(), "bare", "int", has_prefix=True),
+    NativeType(
+        "uuid",
+        _STRING,
+        "uuid",
+        "quoted",
+        _UUID,
+        "bytes",
+        16,
+        False,
+        UUID,
+        sample=_SOME_UUID,
+        literal="00000000-0000-0000-0000-000000000000",
+    ),
+    NativeType(
+        "varint",
+        _STRING,
+        "varint",
+        "bare",
+        _BIG_DECIMAL,
+        "long",
+        order=VARINT,
+        misfit="a varint that is not in its shortest form",
+        sample="12345678901234567890123",
+    ),
+)
+NATIVES: Mapping[str, NativeType] = {native.name: native for native in _ALL}
+"""By their CQL names; ``varchar`` is ``text``."""
