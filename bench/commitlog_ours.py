@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ringsync.changes.columns import LoggedTables, logged_tables
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.changes.tables import LoggedTables, logged_tables
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.schema.from_cql import parse_schema
 

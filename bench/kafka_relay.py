@@ -25,12 +25,12 @@ from confluent_kafka import Producer
 from peers.measure import cpu_seconds
 
 from ringsync.cql.types import Native
-from ringsync.schema.row_image import row_image_schema
+from ringsync.images.schema import row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics, producer_settings
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, producer_settings
+from ringsync.streams.kafka.relay import relay
 from ringsync.streams.messages import envelope_schema, key_schema, snapshot_messages
 from servers.jars import DEFAULT_CACHE
 from servers.kafka import BrokerSettings, KafkaBroker

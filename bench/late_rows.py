@@ -23,17 +23,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 import yaml
 from cassandra.concurrent import execute_concurrent_with_args
 
+from ringsync.cluster.control import ControlServer
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import connect
 from ringsync.config import load_config
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
-from ringsync.sources.control import ControlServer
-from ringsync.sources.session import connect
 from ringsync.state.out_of_sequence import OutOfSequence
 from ringsync.steps.application import Application
-from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.late_rows import LateRows
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_rows import LateRows
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import ObjectStore
+from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode, NodeSettings
 from tests.steps.late_files import Write, put_late
 
@@ -63,9 +64,9 @@ def measure(folder: Path, node: CassandraNode, arguments: argparse.Namespace) ->
     cassandra = {"contact_points": [node.contact_point], "port": node.port}
     conf.write_text(yaml.safe_dump({"server_name": "bench", "cassandra": cassandra, "store": {"url": "lake"}}))
     config = load_config(conf)
-    store = config.open_store()
+    store = store_of(config)
     application = Application("out_of_sequence", str(conf), config, store, None, "bench", arguments)
-    session = connect(config.cluster_settings())
+    session = connect(cluster_settings(config))
     create_state(session, config)
     tables = create_tables(session, arguments.tables)
     with ControlServer() as control:

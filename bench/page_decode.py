@@ -22,7 +22,7 @@ from cassandra.protocol import ProtocolHandler, ResultMessage, _ProtocolHandler,
 
 from ringsync.cql.types import Native
 from ringsync.formats.page_columns import decode_pages
-from ringsync.sources.images import PAGES_AT_ONCE
+from ringsync.sources.scan.images import PAGES_AT_ONCE
 
 ROWS, PAGE_ROWS = 1_000_000, 5_000
 REPEATS = 3

@@ -33,13 +33,13 @@ from cassandra.policies import RoundRobinPolicy
 from peers.measure import Measurement, Work, together
 from peers.table import COLUMNS, KEYSPACE, PARTITION_ROWS, TABLE, VALUE_COLUMNS, fill
 
+from ringsync.cluster.cluster import read_ring
+from ringsync.cluster.limits import UNLIMITED
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import ClusterSettings, connect
 from ringsync.ring.ranks import ranked
-from ringsync.schema.from_cluster import read_table
-from ringsync.sources.cluster import read_ring
-from ringsync.sources.limits import UNLIMITED
-from ringsync.sources.row_reads import read_rows
-from ringsync.sources.scan import scan_session
-from ringsync.sources.session import ClusterSettings, connect
+from ringsync.sources.lookup.read import read_rows
+from ringsync.sources.scan.scan import scan_session
 from servers import ServerError
 from servers.cassandra import CassandraNode, NodeSettings
 

@@ -37,10 +37,11 @@ from peers.pages import driver_rows, raw_pages
 from peers.table import COLUMNS, KEYSPACE, PARTITION_ROWS, TABLE, fill
 from scan_ours import IN_FLIGHT, OURS, reader
 
+from ringsync.cluster.session import close_all, connect
 from ringsync.config import load_config
-from ringsync.sources.plan import ScanPlan
-from ringsync.sources.planning import make_scan_plan
-from ringsync.sources.session import close_all, connect
+from ringsync.sources.scan.plan import ScanPlan
+from ringsync.sources.scan.planning import make_scan_plan
+from ringsync.wiring import cluster_settings
 from servers import ServerError
 from servers.cassandra import CassandraNode, NodeSettings
 
@@ -122,7 +123,7 @@ def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, Sca
     )
     config = load_config(path)
     try:
-        session = connect(config.cluster_settings())
+        session = connect(cluster_settings(config))
         return str(path), make_scan_plan(session, config, KEYSPACE, TABLE, now=int(time.time()), times=times)
     finally:
         close_all()

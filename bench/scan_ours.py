@@ -9,16 +9,17 @@ from functools import partial
 import pyarrow as pa
 from peers.measure import Work
 
+from ringsync.cluster.limits import Limiter
 from ringsync.config import Config, load_config
+from ringsync.images.schema import row_image_schema
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.ring.splits import Split
-from ringsync.schema.row_image import row_image_schema
 from ringsync.sources.cassandra_table import read_split
-from ringsync.sources.limits import Limiter
-from ringsync.sources.plan import ScanPlan
-from ringsync.steps.bootstrap_task import BATCHES_AHEAD, Behind
+from ringsync.sources.scan.plan import ScanPlan
+from ringsync.steps.bootstrap.task import BATCHES_AHEAD, Behind
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema, snapshot_messages
+from ringsync.wiring import store_of
 
 IN_FLIGHT = 2
 """Token ranges that one process asks for at once; the other Python clients of the benchmark do the same."""
@@ -56,7 +57,7 @@ def _to_files(
 
 class _Replica:
     def __init__(self, config: Config, plan: ScanPlan, name: str) -> None:
-        self._store, self._name = config.open_store(), f"{name}.zstd.parquet"
+        self._store, self._name = store_of(config), f"{name}.zstd.parquet"
         self._file = DataFileWriter(row_image_schema(plan.table))
         self.add = self._file.add
 
@@ -70,7 +71,7 @@ class _Replica:
 class _Stream:
     def __init__(self, config: Config, plan: ScanPlan, name: str) -> None:
         server, mapping = config.server_name, config.stream.mapping
-        stream = FileStream(config.open_store(), "bench")
+        stream = FileStream(store_of(config), "bench")
         stream.put_schemas(1, key_schema(plan.table, server, mapping), envelope_schema(plan.table, server, mapping))
         self._part = stream.open_part("bench", name, 1, config.stream.codec)
         self._describe = partial(

@@ -16,6 +16,7 @@ import yaml
 from ringsync.config import load_config
 from ringsync.orchestration import BUCKET_CLOSE, OUT_OF_SEQUENCE, SparkApplication, commitlog_stage
 from ringsync.status import STOP_KEY, Status, read_statuses
+from ringsync.wiring import store_of
 from servers import ServerError
 from servers.airflow import spark_environment
 from servers.cassandra import CassandraNode
@@ -68,7 +69,7 @@ class Loops:
         self._conf = conf
         self._folder = conf.parent
         self.lake = self._folder / "lake"
-        self._store = load_config(conf).open_store()
+        self._store = store_of(load_config(conf))
         self._run = f"bench-{time.time():.0f}"
         delta = sorted(jar for jar in fetch("delta", cache).glob("*.jar") if jar.name.startswith(("delta-", "unity")))
         self._jars = ",".join(str(jar.resolve()) for jar in delta)

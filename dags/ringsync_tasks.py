@@ -43,9 +43,10 @@ def send_report(config: Config, key: str, since: float, log: Any) -> None:
     :param since: when the task began, in seconds since the epoch: an older report is of an earlier try
     """
     from ringsync.storage.port import NotFoundError, StorageError
+    from ringsync.wiring import store_of
 
     try:
-        report = json.loads(config.open_store().get(key))
+        report = json.loads(store_of(config).get(key))
     except NotFoundError:
         return  # killed before it could write one
     except (ConfigError, StorageError) as error:

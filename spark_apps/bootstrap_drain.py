@@ -6,8 +6,8 @@ Run by the DAG ``bootstrap_table`` after ``bootstrap_scan``.
 import sys
 from collections.abc import Sequence
 
-from ringsync.steps import bootstrap_drain
 from ringsync.steps.application import run_application
+from ringsync.steps.bootstrap import drain as bootstrap_drain
 
 
 def main(argv: Sequence[str]) -> int:

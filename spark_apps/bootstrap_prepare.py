@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ringsync.cql.identifiers import parse_column_names
 from ringsync.ring.tokens import parse_token_range
-from ringsync.steps import bootstrap_prepare
 from ringsync.steps.application import run_application
+from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ Run by the DAG ``bootstrap_table`` with the plan that ``bootstrap_prepare`` wrot
 import sys
 from collections.abc import Sequence
 
-from ringsync.steps import bootstrap_scan
 from ringsync.steps.application import run_application
+from ringsync.steps.bootstrap import scan as bootstrap_scan
 
 
 def main(argv: Sequence[str]) -> int:

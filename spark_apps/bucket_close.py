@@ -6,8 +6,8 @@ Run by the DAG ``commitlog_sync``; one at a time, though two do no harm.
 import sys
 from collections.abc import Sequence
 
-from ringsync.steps import bucket_close
 from ringsync.steps.application import run_application
+from ringsync.steps.close import bucket_close
 from ringsync.steps.loop import add_until
 
 

@@ -7,9 +7,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ringsync.steps import commitlog_stage
 from ringsync.steps.application import run_application
 from ringsync.steps.loop import add_until
+from ringsync.steps.stage import commitlog_stage
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

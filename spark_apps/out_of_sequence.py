@@ -7,8 +7,8 @@ published, the report says which and why.
 import sys
 from collections.abc import Sequence
 
-from ringsync.steps import out_of_sequence
 from ringsync.steps.application import run_application
+from ringsync.steps.late import out_of_sequence
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,8 +7,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ringsync.steps import replica_merge
 from ringsync.steps.application import run_application
+from ringsync.steps.replica import merge as replica_merge
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

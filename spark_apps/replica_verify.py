@@ -8,8 +8,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ringsync.steps import replica_verify
 from ringsync.steps.application import run_application
+from ringsync.steps.replica import verify as replica_verify
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ import fastavro
 import requests
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from ringsync.cql.avro import without_logical_types
+from ringsync.avro.mapping import without_logical_types
 from ringsync.streams.files import FileStream
 
 SECONDS = 60.0

@@ -16,7 +16,7 @@ from cassandra.protocol import _ProtocolHandler
 from deltalake import DeltaTable, QueryBuilder
 
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
-from ringsync.schema.row_image import lake_names
+from ringsync.images.schema import lake_names
 from ringsync.schema.table import Column, TableSchema
 
 Cell = tuple[Any, Any, Any]

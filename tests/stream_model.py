@@ -17,7 +17,7 @@ from typing import Any
 
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
-from ringsync.schema.row_image import lake_names
+from ringsync.images.schema import lake_names
 from ringsync.schema.table import Column, TableSchema
 from tests.commitlog_model.order import compare
 from tests.commitlog_model.types import Type

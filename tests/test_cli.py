@@ -10,10 +10,11 @@ from rich.console import Console
 
 from ringsync.airflow_client import AirflowClient, RunState, TaskState, find_failure
 from ringsync.cli import Run, main, report_end
+from ringsync.cluster.control import get_limits
+from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
-from ringsync.sources.control import get_limits
-from ringsync.sources.limits import Limits
 from ringsync.storage.port import ObjectStore
+from ringsync.wiring import store_of
 
 RUN = "shop.orders__1"
 
@@ -31,7 +32,7 @@ def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(configuration: Path) -> Run:
-    store = load_config(configuration).open_store()
+    store = store_of(load_config(configuration))
     return Run(AirflowClient("http://127.0.0.1:9/", "admin", "x"), store, "bootstrap_table", RUN, "shop.orders")
 
 
@@ -71,7 +72,7 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_limits_are_set_one_by_one_shown_and_reset(configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = load_config(configuration).open_store()
+    store = store_of(load_config(configuration))
 
     def limits(*options: str) -> list[str]:
         assert main(["limits", "--conf", str(configuration), *options]) == 0

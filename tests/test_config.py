@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from ringsync.config import ConfigError, load_config
+from ringsync.wiring import kafka_settings
 
 MINIMAL = {"server_name": "demo", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "lake"}}
 EXAMPLE = Path(__file__).parent.parent / "config" / "ringsync.yaml"
@@ -74,7 +75,7 @@ def test_deletions_are_expanded_where_it_is_said(tmp_path: Path) -> None:
 def test_kafka_s_partition_is_chosen_by_the_partition_key_unless_told_otherwise(tmp_path: Path) -> None:
     for told in ("partition_key", "primary_key", None):
         kafka = {"bootstrap_servers": ["b:1"], **({"partition_by": told} if told else {})}
-        found = load_config(written(tmp_path, {**MINIMAL, "kafka": kafka})).kafka_settings()
+        found = kafka_settings(load_config(written(tmp_path, {**MINIMAL, "kafka": kafka})))
         assert found
         assert found.partition_by == (told or "partition_key")
 
@@ -84,13 +85,13 @@ def test_the_brokers_password_is_resolved_and_never_shown(tmp_path: Path, monkey
     kafka = {"bootstrap_servers": ["b:1"], "replication_factor": 3, "tls": {"ca_file": "/ca"}, **login}
     config = load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
     with pytest.raises(ConfigError, match=r"kafka\.password: environment variable BROKER is not set"):
-        config.kafka_settings()
+        kafka_settings(config)
     monkeypatch.setenv("BROKER", "hush")
-    found = config.kafka_settings()
+    found = kafka_settings(config)
     assert found
     assert (found.password, found.partitions, found.replication_factor) == ("hush", 4, 3)
     assert "hush" not in repr(found)
-    assert load_config(written(tmp_path, MINIMAL)).kafka_settings() is None
+    assert kafka_settings(load_config(written(tmp_path, MINIMAL))) is None
 
 
 def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:

@@ -1,21 +1,29 @@
 """Dependencies point downwards only (DESIGN §12), and the library core needs no server, Spark or Airflow."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+import ringsync
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "include" / "ringsync"
 
 LAYERS = [
+    {"compiled"},
     {"cql"},
+    {"avro"},
     {"schema", "ring"},
     {"changes"},
     {"formats"},
+    {"images"},
     {"storage"},
     {"config"},
-    {"sources", "streams", "replica", "state"},
+    {"cluster", "streams"},
+    {"wiring"},
+    {"sources", "replica", "state", "ledger"},
     {"progress", "status", "metrics"},
     {"warm"},
     {"steps", "spark_daemon"},
@@ -25,13 +33,8 @@ LAYERS = [
 ]
 """From the bottom; a module may import its own room and rooms below its own."""
 
-CORE = {"cql", "schema", "ring", "changes", "formats"}
-CORE_LIBRARIES = {"numpy", "numba", "llvmlite", "pyarrow"}
-CORE_EXCEPTION = {
-    "schema/from_cluster.py": {"cassandra"},
-    "formats/commitlog/encryption.py": {"cryptography"},
-    "formats/keystores/passwords.py": {"cryptography"},
-}
+CORE = {"compiled", "cql", "avro", "schema", "ring", "changes", "formats", "images"}
+CORE_LIBRARIES = {"numpy", "numba", "llvmlite", "pyarrow", "fastavro", "isal", "cryptography"}
 
 
 def imports(path: Path, at_top_level_only: bool = False) -> set[str]:
@@ -43,7 +46,7 @@ def imports(path: Path, at_top_level_only: bool = False) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
@@ -56,38 +59,36 @@ def files() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-def typing_only(path: Path) -> set[str]:
-    """Modules imported under ``if TYPE_CHECKING`` and inside functions (factories of the layer's own port)."""
-    tree = ast.parse(path.read_text())
-    inner: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If | ast.FunctionDef):
-            for child in ast.walk(node):
-                if isinstance(child, ast.ImportFrom) and child.module:
-                    inner.add(child.module)
-    return inner
-
-
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_downwards(path: Path) -> None:
     level = {name: index for index, names in enumerate(LAYERS) for name in names}
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert own in level, f"{own} is in no layer: add it to LAYERS"
-    used = imports(path)
-    if own == "config":
-        used -= typing_only(path)
-    for module in used:
-        if module.startswith("ringsync."):
-            other = room(module)
+    for module in imports(path):
+        if module.startswith("ringsync.") and (other := room(module)) in level:
             assert other == own or level[other] < level[own], f"{path.name} imports {module}, which is not below it"
+
+
+def name_of(path: Path) -> str:
+    return ".".join(("ringsync", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {name_of(path): path for path in files()}
+    circles = TopologicalSorter({name: imports(path) & names.keys() for name, path in names.items()})
+    circles.prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("path", [p for p in files() if p.relative_to(PACKAGE).parts[0] in CORE], ids=str)
 def test_the_core_needs_few_libraries(path: Path) -> None:
-    allowed = CORE_LIBRARIES | CORE_EXCEPTION.get(str(path.relative_to(PACKAGE)), set())
     foreign = {module.split(".")[0] for module in imports(path)} - {"ringsync"}
     standard = foreign & set(__import__("sys").stdlib_module_names)
-    assert foreign - standard <= allowed
+    assert foreign - standard <= CORE_LIBRARIES
+
+
+def test_kernels_are_compiled_anew_where_those_change_that_they_contain() -> None:
+    with_kernels = {room(name_of(path)) for path in files() if "njit" in path.read_text()}
+    assert with_kernels == set(ringsync._ROOMS_WITH_KERNELS)
 
 
 def test_no_airflow_inside_the_package() -> None:

@@ -24,9 +24,9 @@ def compiled():
 warm()
 before = compiled()
 
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
-from ringsync.changes.queries import queries
+from ringsync.images.from_changes import row_images_of
+from ringsync.changes.reconcile.rows import merge
+from ringsync.images.queries import queries
 from ringsync.streams.change_messages import change_messages
 from tests.changes.images_of_logs import logged
 

@@ -15,11 +15,12 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.policies import RoundRobinPolicy
 from peers.measure import Work
 
+from ringsync.cluster.session import SCAN_PROFILE
 from ringsync.config import load_config
 from ringsync.ring.splits import ReplicaRange, Split
-from ringsync.sources.plan import ScanPlan
-from ringsync.sources.scan import scan_query, scan_session
-from ringsync.sources.session import SCAN_PROFILE
+from ringsync.sources.scan.plan import ScanPlan
+from ringsync.sources.scan.scan import scan_query, scan_session
+from ringsync.wiring import cluster_settings
 
 READ_SECONDS = 1800
 
@@ -89,7 +90,7 @@ def raw_pages(config_path: str, plan_json: str, splits: Sequence[Split], in_flig
     """Connect; the read asks our scan's own query and keeps nothing but the pages' row counts."""
     plan = ScanPlan.from_json(plan_json)
     config = load_config(config_path)
-    session = scan_session(config.cluster_settings(), plan.now if plan.times else None)
+    session = scan_session(cluster_settings(config), plan.now if plan.times else None)
     query = scan_query(plan.table, times=plan.times, element_times=plan.element_times)
     prepared = session.prepare(query.cql)
     prepared.consistency_level = ConsistencyLevel.LOCAL_ONE

@@ -31,14 +31,15 @@ from examples.flights.load import TABLES, load
 from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
+from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.progress import Progress, follow, read_progress
 from ringsync.service.health import expected_loops
 from ringsync.service.published import wait_until_published
 from ringsync.status import read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.storage.port import ObjectStore, StorageError
-from ringsync.streams.pass_log import get_pass, pass_numbers
 from ringsync.warm import warm
+from ringsync.wiring import store_of
 from servers import ServerError
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode, NodeSettings
@@ -155,7 +156,7 @@ def start_sync(config: Config, console: Console) -> None:
 
     :raises ServerError: it does not start
     """
-    store, begun_ms = config.open_store(), time.time() * 1000
+    store, begun_ms = store_of(config), time.time() * 1000
     cdcservice("start")
     wanted = set(expected_loops(config.sync.queues))
     end = time.monotonic() + SYNC_STARTS_WITHIN_S
@@ -264,7 +265,7 @@ def copy_while_writing(config: Config, session: Any, console: Console) -> Outcom
         raise ServerError(f"changes could not be written: {type(writer.error).__name__}: {writer.error}")
     written, written_until_ms = sum(writer.written.values()), int(time.time() * 1000) + LOG_SYNC_MS
     console.print(f"{written:,} changes were written, now they are published")
-    store = config.open_store()
+    store = store_of(config)
     with console.status("") as status:
         waited = wait_until_published(
             store, config.sync, written_until_ms, PUBLISHED_WITHIN_S, kafka=config.kafka is not None, tell=status.update

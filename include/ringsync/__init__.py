@@ -9,6 +9,9 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 
+_ROOMS_WITH_KERNELS = ("avro", "changes", "compiled", "cql", "formats", "images")
+
+
 def _kernel_cache() -> str:
     """A writable folder for compiled kernels, per user and state of the source.
 
@@ -28,7 +31,7 @@ def _kernel_cache() -> str:
 def _source_state() -> str:
     """Changes with every change of a file whose kernels are compiled into others; the version alone in a zip."""
     root = Path(__file__).parent
-    files = sorted(file for room in ("changes", "cql", "formats") for file in (root / room).rglob("*.py"))
+    files = sorted(file for room in _ROOMS_WITH_KERNELS for file in (root / room).rglob("*.py"))
     stamps = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return f"{__version__}-{zlib.crc32(repr(stamps).encode()):08x}"
 

@@ -16,6 +16,9 @@ from rich.console import Console
 
 from ringsync import __version__
 from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError, RunState, TaskState
+from ringsync.cluster.control import get_limits, put_limits, reset_limits
+from ringsync.cluster.limits import LimitsError
+from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.cql.identifiers import parse_column_names, parse_table_name, printable
 from ringsync.inspect.command import add_inspect
@@ -23,14 +26,12 @@ from ringsync.orchestration import config_path, safe_run_id
 from ringsync.progress import duration, follow, read_progress
 from ringsync.ring.tokens import parse_token_range
 from ringsync.service.command import add_service
-from ringsync.sources.control import get_limits, put_limits, reset_limits
-from ringsync.sources.limits import LimitsError
-from ringsync.sources.session import ClusterError, connect
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.state.session import StateError
 from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import NotFoundError, ObjectStore, StorageError
 from ringsync.streams.files import StreamError
+from ringsync.wiring import cluster_limits, cluster_settings, store_of
 
 APPLICATIONS = {
     ("bootstrap_table", "prepare"): "bootstrap_prepare",
@@ -62,7 +63,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Limit:
-    """One field of :class:`ringsync.sources.limits.Limits` on the command line.
+    """One field of :class:`ringsync.cluster.limits.Limits` on the command line.
 
     :ivar unit: in what unit the limit is given and shown: how many of the field's units
     """
@@ -112,11 +113,11 @@ def _bootstrap(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def _cancel(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    from ringsync.steps.bootstrap_cancel import cancel
+    from ringsync.steps.bootstrap.cancel import cancel
 
     config = load_config(arguments.conf)
-    state = BootstrapState(connect(config.cluster_settings()), config.state.keyspace)
-    cancelled = cancel(config, config.open_store(), state, *parse_table_name(arguments.table))
+    state = BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
+    cancelled = cancel(config, store_of(config), state, *parse_table_name(arguments.table))
     _say(console, f"bootstrap {cancelled.id} of {arguments.table} is cancelled; the replica is what it was before")
     return ExitCode.OK
 
@@ -136,16 +137,16 @@ def _run_dag(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def _limits(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
-    store = config.open_store()
+    store = store_of(config)
     given = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     if arguments.reset:
         reset_limits(store)
     if given:
         amounts = {name: value * LIMITS[name].unit if value else None for name, value in given.items()}
-        put_limits(store, replace(get_limits(store) or config.cluster_limits(), **amounts))
+        put_limits(store, replace(get_limits(store) or cluster_limits(config), **amounts))
     kept = get_limits(store)
     _say(console, "limits of all runs together, " + ("set here" if kept else "from the configuration") + ":")
-    for name, value in asdict(kept or config.cluster_limits()).items():
+    for name, value in asdict(kept or cluster_limits(config)).items():
         limit = LIMITS[name]
         _say(console, f"  {limit.help}: {'no limit' if value is None else f'{value / limit.unit:,g}'}")
     return ExitCode.OK
@@ -300,7 +301,7 @@ def start(config: Config, dag: str, table: str, parameters: dict[str, Any], cons
     airflow = config.airflow
     client = AirflowClient(airflow.url, airflow.username, airflow.password.resolve("airflow.password"))
     run = safe_run_id(f"{table}__{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    store = config.open_store()
+    store = store_of(config)
     if client.trigger(dag, run, {"table": table, **parameters}, note=table):
         _say(console, f"DAG {dag} was paused in Airflow; it is unpaused now")
     _say(console, f"started {dag} for {table}, run {run}")

@@ -11,7 +11,7 @@ from pyspark.daemon import manager
 
 if sys.argv[1:] == ["pyspark.worker"]:
     import ringsync.sources.cassandra_table
-    import ringsync.sources.scan  # noqa: F401
+    import ringsync.sources.scan.scan  # noqa: F401
     from ringsync.warm import warm
 
     warm()

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ringsync.changes.after import rows_after
-from ringsync.changes.canonical import canonical_column
-from ringsync.changes.image_rows import change_rows_of
-from ringsync.changes.merge import merge
-from ringsync.changes.queries import queries
-from ringsync.changes.tables import logged_tables
-from ringsync.cql.encode import encode
-from ringsync.cql.kernels import padded
+from ringsync.avro.to_json import json_converter
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.keys.canonical import canonical_column
+from ringsync.changes.reconcile.rows import merge
+from ringsync.compiled.memory import padded
+from ringsync.cql.codec.encode import encode
 from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import (
     CqlType,
@@ -36,15 +34,17 @@ from ringsync.formats.commitlog.reader import read_changes
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import Section
 from ringsync.formats.result_page import page_cells
-from ringsync.formats.row_images import ResultColumn, row_images
+from ringsync.images.after import rows_after
+from ringsync.images.from_pages import ResultColumn, row_images
+from ringsync.images.keys import key_digests
+from ringsync.images.live import live_rows, shown_rows
+from ringsync.images.queries import queries
+from ringsync.images.to_changes import change_rows_of
 from ringsync.replica.checksum import partial_checksums
-from ringsync.replica.keys import key_digests
-from ringsync.replica.live_rows import live_rows, shown_rows
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.row_keys import ROW_KEYS, row_keys
-from ringsync.sources.scan import scan_query
+from ringsync.sources.lookup.keys import ROW_KEYS, row_keys
+from ringsync.sources.scan.scan import scan_query
 from ringsync.streams.change_messages import change_messages
-from ringsync.streams.json_messages import json_converter
 from ringsync.streams.messages import envelope_schema, key_schema, message_schema, snapshot_messages
 from ringsync.streams.tokens import steps_to_token, tokens_of
 

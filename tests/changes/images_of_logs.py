@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.image_rows import has_clustering, image_keys
-from ringsync.changes.tables import logged_tables
-from ringsync.cql.encode import encode
+from ringsync.changes.columns import logged_tables
+from ringsync.cql.codec.encode import encode
 from ringsync.formats.commitlog.reader import read_log
-from ringsync.replica.live_rows import live_rows
+from ringsync.images.live import live_rows
+from ringsync.images.schema import lake_names
+from ringsync.images.to_changes import has_clustering, image_keys
 from ringsync.schema.from_cql import parse_schema
-from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 from tests.commitlog_model import cql_schema, replay, segment
 from tests.commitlog_model.types import Table

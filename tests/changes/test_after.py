@@ -9,12 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringsync.changes.after import RowsAfter, rows_after, seen_instead
-from ringsync.changes.image_columns import UnrepresentableValueError
-from ringsync.changes.image_rows import image_keys
-from ringsync.changes.images import change_rows_of, row_images_of
-from ringsync.changes.merge import merge
-from ringsync.changes.order import clustering_order
+from ringsync.changes.keys.order import clustering_order
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import (
     CHANGE_ROWS,
     EXPIRING,
@@ -26,8 +22,12 @@ from ringsync.changes.schema import (
     TOMBSTONE,
 )
 from ringsync.cql.types import ListType, Native, SetType
-from ringsync.replica.digests import canonical
-from ringsync.schema.row_image import NO_LIVENESS, row_image_schema
+from ringsync.images.after import RowsAfter, rows_after, seen_instead
+from ringsync.images.digests import canonical
+from ringsync.images.from_changes import change_rows_of, row_images_of
+from ringsync.images.schema import NO_LIVENESS, row_image_schema
+from ringsync.images.times import UnrepresentableValueError
+from ringsync.images.to_changes import image_keys
 from ringsync.schema.table import Column, TableSchema
 from tests.changes.images_of_logs import LoggedTable, logged, selected
 

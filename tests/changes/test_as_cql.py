@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ringsync.changes.as_cql import CqlStatements
-from ringsync.changes.cql_cells import are_prepended
-from ringsync.changes.cql_lists import Entry, ListEntries
+from ringsync.changes.columns import logged_tables
 from ringsync.changes.schema import CHANGE_ROWS, LIVE, RANGE_DELETION, TOMBSTONE
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.text.assignments import are_prepended
+from ringsync.changes.text.lists import Entry, ListEntries
+from ringsync.changes.text.replay import CqlStatements
 from ringsync.cql.cells import cells_of_values
 from ringsync.cql.types import ListType, Native
 from ringsync.formats.commitlog.reader import read_log

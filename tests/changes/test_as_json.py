@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringsync.changes.as_json import json_lines
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.text.json import json_lines
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.formats.commitlog.segment import WHOLE

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.changes.canonical import canonical_cells, canonical_column, decoded_clustering, has_aliases
-from ringsync.changes.order import value_order
+from ringsync.changes.keys.canonical import canonical_cells, canonical_column, decoded_clustering, has_aliases
+from ringsync.changes.keys.order import value_order
 from ringsync.cql.cells import cells_of, raw_values
-from ringsync.cql.decode import decode
+from ringsync.cql.codec.decode import decode
 from ringsync.cql.types import (
     CqlType,
     CustomType,

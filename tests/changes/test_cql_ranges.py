@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsync.changes.cql_ranges import range_conditions
-from ringsync.changes.texts import Bound
-from ringsync.cql.literals import some_literal
+from ringsync.changes.text.ranges import range_conditions
+from ringsync.changes.text.values import Bound
 from ringsync.cql.natives import NATIVES
+from ringsync.cql.text.literals import some_literal
 from ringsync.cql.types import Native, UserType, parse_type
 from ringsync.schema.table import Column, TableSchema
 from servers.cassandra import CassandraNode, NodeSettings

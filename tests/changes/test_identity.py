@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringsync.changes.columns import columns_of
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
-from ringsync.changes.queries import queries
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import LIVE, ROW
-from ringsync.changes.tables import columns_of
 from ringsync.cql.types import Native
+from ringsync.images.from_changes import row_images_of
+from ringsync.images.queries import queries
+from ringsync.ledger.staging import STAGED_ROWS, decode_rows, encode_blocks, encode_rows, read_block
+from ringsync.ledger.table_versions import latest_version, version_of
 from ringsync.schema.table import Column, DroppedColumn, TableSchema
-from ringsync.state.staging import STAGED_ROWS, decode_rows, encode_blocks, encode_rows, read_block
-from ringsync.state.table_versions import latest_version, version_of
 from ringsync.storage.local import LocalStore
 
 INT, BIGINT = Native("int"), Native("bigint")

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ringsync.changes.merge import merge
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.changes.tables import logged_tables
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.schema.table import TableSchema
 from tests.commitlog_model.replay import replay, rows

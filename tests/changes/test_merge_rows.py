@@ -13,7 +13,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.changes.merge import merge
+from ringsync.changes.columns import columns_of, logged_tables
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import (
     CHANGE_ROWS,
     EXPIRING,
@@ -24,7 +25,6 @@ from ringsync.changes.schema import (
     STATIC,
     TOMBSTONE,
 )
-from ringsync.changes.tables import columns_of, logged_tables
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
 from tests.commitlog_model import cql_schema

@@ -15,7 +15,7 @@ from cassandra.query import BoundStatement
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ringsync.changes.order import END, START, clustering_order, path_type, value_order
+from ringsync.changes.keys.order import END, START, clustering_order, path_type, value_order
 from ringsync.cql.types import (
     CqlType,
     CustomType,

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ringsync.changes.merge import merge
-from ringsync.changes.queries import queries, snapshot_queries
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.reconcile.rows import merge
 from ringsync.cql.types import Native
 from ringsync.formats.commitlog.reader import read_log
+from ringsync.images.queries import queries, snapshot_queries
+from ringsync.images.schema import row_image_schema
 from ringsync.schema.from_cql import parse_schema
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from servers.cassandra import CassandraNode
 from tests.changes.query_replay import replay_queries

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ringsync.changes.as_json import json_lines
-from ringsync.changes.tables import LoggedColumn, columns_of, logged_tables
+from ringsync.changes.columns import LoggedColumn, columns_of, logged_tables
+from ringsync.changes.text.json import json_lines
 from ringsync.changes.typed import typed_rows, typed_schema
 from ringsync.cql.types import ListType, MapType, SetType
 from ringsync.formats.commitlog.reader import read_log

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import ROW, STATIC
-from ringsync.changes.visible import same_keys, visible
+from ringsync.images.from_changes import row_images_of
+from ringsync.images.visible import same_keys, visible
 from ringsync.schema.table import TableSchema
 from tests.changes.test_merge import joined, logged, shown
 

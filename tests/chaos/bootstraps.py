@@ -12,15 +12,16 @@ from typing import Any
 import yaml
 from cassandra.concurrent import execute_concurrent_with_args
 
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import connect
 from ringsync.config import load_config
 from ringsync.progress import Progress, read_progress
 from ringsync.replica.base import base_folder
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
-from ringsync.sources.session import connect
-from ringsync.steps import bootstrap_prepare
 from ringsync.steps.application import Application, ExitCode
+from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 from ringsync.streams.files import FileStream
+from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode
 from tests.oracle import Rows, differences, replica_rows, source_rows
 
@@ -75,7 +76,7 @@ def prepare(conf: Path, table: str, run: str, **options: Any) -> str:
     }
     keyspace, _, name = table.partition(".")
     arguments = argparse.Namespace(**{**given, **options})
-    store = config.open_store()
+    store = store_of(config)
     application = Application("bootstrap_prepare", str(conf), config, store, (keyspace, name), run, arguments)
     report, code = bootstrap_prepare.run(application)
     assert code == ExitCode.OK
@@ -84,19 +85,19 @@ def prepare(conf: Path, table: str, run: str, **options: Any) -> str:
 
 def progress_of(conf: Path, run: str) -> Progress:
     """How far a run is."""
-    return read_progress(load_config(conf).open_store(), run)
+    return read_progress(store_of(load_config(conf)), run)
 
 
 def scan_report(conf: Path, run: str) -> dict[str, Any]:
     """The report of a run's scan."""
-    report: dict[str, Any] = json.loads(load_config(conf).open_store().get(f"reports/bootstrap_scan/{run}.json"))
+    report: dict[str, Any] = json.loads(store_of(load_config(conf)).get(f"reports/bootstrap_scan/{run}.json"))
     return report
 
 
 def committed_rows(conf: Path, bootstrap: str) -> int:
     """The rows of all ranges in the ledger."""
     config = load_config(conf)
-    session = connect(config.cluster_settings())
+    session = connect(cluster_settings(config))
     query = f"SELECT rows FROM {config.state.keyspace}.bootstrap_range WHERE bootstrap_id = %s"
     return sum(row.rows or 0 for row in session.execute(query, (bootstrap,)))
 
@@ -108,7 +109,7 @@ def check(conf: Path, table: str, session: Any, report: Any, rows: int) -> None:
     :param rows: that the source has
     """
     check_rows(conf, table, session, report, rows)
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     topic, bucket = report["stream"]["topic"], report["stream"]["bucket"]
     parts = {part.name for part in FileStream(store, topic).parts(bucket) or ()}
     found = store.list(f"streams/{topic}/{bucket}/")
@@ -129,7 +130,7 @@ def check_rows(conf: Path, table: str, session: Any, report: Any, rows: int) -> 
     found = len(source)
     wrong = differences(source, replica_rows(report["replica"]["uri"], schema))
     assert not wrong, ("replica", len(wrong), wrong[:5])
-    stream = FileStream(load_config(conf).open_store(), report["stream"]["topic"])
+    stream = FileStream(store_of(load_config(conf)), report["stream"]["topic"])
     wrong = differences(source, message_rows(stream, report["stream"]["bucket"], schema))
     assert not wrong, ("stream", len(wrong), wrong[:5])
     assert found == rows == report["rows"]

@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from ringsync.cli import Run, start
+from ringsync.cluster.control import put_limits
+from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
-from ringsync.sources.control import put_limits
-from ringsync.sources.limits import Limits
+from ringsync.wiring import store_of
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode
 from servers.jars import fetch
@@ -101,7 +102,7 @@ def test_the_driver_dies(conf: Path, airflow: Airflow, table: str, session: Any)
 def bootstrap(conf: Path, table: str) -> Run:
     """Trigger the DAG, at a low limit."""
     config = load_config(conf)
-    put_limits(config.open_store(), Limits(rows_per_s=ROWS_PER_S))
+    put_limits(store_of(config), Limits(rows_per_s=ROWS_PER_S))
     return start(config, "bootstrap_table", table, {"verify": False, "splits": 4}, Console(quiet=True))
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from cassandra.concurrent import execute_concurrent_with_args
 
+from ringsync.cluster.control import put_limits
+from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
 from ringsync.progress import read_progress
-from ringsync.sources.control import put_limits
-from ringsync.sources.limits import Limits
 from ringsync.steps.application import ExitCode
-from ringsync.steps.bootstrap_prepare import load_plan
+from ringsync.steps.bootstrap.plan import load_plan
+from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
 from tests.chaos.applications import finished, java_of, started
 from tests.chaos.bootstraps import change_conf, check, committed_rows, prepare, scan_report, write_conf
@@ -57,7 +58,7 @@ def conf(cassandra: CassandraNode, tmp_path: Path) -> Path:
 
 def kill_in_the_middle(conf: Path, table: str, run: str, chance: random.Random, log: Path) -> int:
     """Start a scan and kill its Python or its JVM at some moment; gives the rows that it had read and not committed."""
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     with started(log, "bootstrap_scan", conf, table, run) as process:
         deadline = time.monotonic() + 120
         while read_progress(store, run).rows_per_s is None and process.poll() is None:
@@ -88,7 +89,7 @@ def kills_then_the_end(conf: Path, table: str, session: Any, kills: int, tmp_pat
         lost = kill_in_the_middle(conf, table, run, chance, log)
         # What is read twice is what two tasks had read since their last commit, or while the driver was dying.
         assert lost <= rows_per_s * (COMMIT_INTERVAL_S + 3.0), (seed, lost)
-        bootstrap = load_plan(load_config(conf).open_store(), run).bootstrap.id
+        bootstrap = load_plan(store_of(load_config(conf)), run).bootstrap.id
         now = committed_rows(conf, bootstrap)
         assert now >= done, seed
         done = now
@@ -119,7 +120,7 @@ def test_a_driver_that_was_thought_dead_commits_nothing_more(
 ) -> None:
     """As when an Airflow worker dies and leaves its driver alive: the same run starts again while the first goes on."""
     prepare(conf, table, "twice")
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     put_limits(store, Limits(rows_per_s=500))
     with started(tmp_path / "first", "bootstrap_scan", conf, table, "twice") as first:
         while read_progress(store, "twice").ranges_done < 3:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.control import put_limits
+from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
-from ringsync.sources.control import put_limits
-from ringsync.sources.limits import Limits
 from ringsync.steps.application import ExitCode
+from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
 from tests.chaos.applications import finished, session_of, started
 from tests.chaos.bootstraps import check, check_rows, load_partitions, prepare, progress_of, scan_report, write_conf
@@ -34,7 +35,7 @@ def table(session: Any, keyspace: str) -> str:
 def test_a_driver_that_wakes_up_too_late(cassandra: CassandraNode, table: str, session: Any, tmp_path: Path) -> None:
     """As when a host is suspended, or starved of memory, and Airflow tries again elsewhere."""
     conf = write_conf(tmp_path, [cassandra], scan={"commit_interval_s": 1.0})
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     put_limits(store, Limits(rows_per_s=500))
     prepare(conf, table, "frozen")
     log = tmp_path / "log"

@@ -13,9 +13,9 @@ import requests
 
 from ringsync.config import Tls
 from ringsync.streams.files import FileStream
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
-from ringsync.streams.relay_errors import BrokerUnavailableError, RelayError
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.errors import BrokerUnavailableError, RelayError
+from ringsync.streams.kafka.relay import relay
 from servers.certificates import make_certificates
 from servers.kafka import BrokerSettings, KafkaBroker
 from servers.registry import RegistryServer

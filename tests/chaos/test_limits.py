@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.control import put_limits
+from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
 from ringsync.progress import Progress
-from ringsync.sources.control import put_limits
-from ringsync.sources.limits import Limits
+from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
 from tests.chaos.applications import started
 from tests.chaos.bootstraps import change_conf, check, load_partitions, prepare, progress_of, scan_report, write_conf
@@ -126,7 +127,7 @@ def test_one_task_and_bytes(conf: Path, tables: list[str], scan: Callable[..., S
     print(f"1 task: {rows_per_s:.0f} rows/s, {bytes_per_s / rows_per_s:.1f} bytes a row")
     assert rows_per_s == is_about(ROWS_PER_S)
     limit = 0.4 * bytes_per_s
-    put_limits(load_config(conf).open_store(), Limits(bytes_per_s=limit))
+    put_limits(store_of(load_config(conf)), Limits(bytes_per_s=limit))
     time.sleep(CHANGE_S)
     _, bytes_per_s = speed(AFTER_S, running)
     print(f"1 task: {bytes_per_s:.0f} bytes/s of {limit:.0f}")
@@ -152,7 +153,7 @@ def test_eight_tasks_lowered_and_lifted(conf: Path, tables: list[str], scan: Cal
     rows_per_s, _ = speed(MINUTE_S, running)
     print(f"8 tasks: {rows_per_s:.0f} rows/s")
     assert rows_per_s == is_about(ROWS_PER_S)
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     put_limits(store, Limits(rows_per_s=LOWERED_ROWS_PER_S))
     time.sleep(CHANGE_S)
     rows_per_s, _ = speed(AFTER_S, running)
@@ -166,7 +167,7 @@ def test_eight_tasks_lowered_and_lifted(conf: Path, tables: list[str], scan: Cal
 def test_concurrent_requests(conf: Path, tables: list[str], scan: Callable[..., Scan], session: Any) -> None:
     """As the server itself counts them, of eight tasks."""
     change_conf(conf, cassandra={"page_size": 200})
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     put_limits(store, Limits(concurrent_requests=1))
     running = scan(tables[0], "requests", tasks=8)
     time.sleep(CHANGE_S)

@@ -19,11 +19,11 @@ import pytest
 from cassandra import ConsistencyLevel
 
 from ringsync.airflow_client import AirflowClient, AirflowError
+from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
-from ringsync.schema.from_cluster import read_table
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream
-from ringsync.streams.topics import data_topic
+from ringsync.streams.files import FileStream, data_topic
+from ringsync.wiring import store_of
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode
 from servers.cluster import connected, three_nodes
@@ -189,7 +189,7 @@ def started(folder: Path, cache: Path, nodes: list[CassandraNode], servers: Exit
         Airflow(folder / "airflow", free_port(), PROJECT / "dags", environment=environment, parallelism=8)
     )
     client = AirflowClient(airflow.url, airflow.username, airflow.password)
-    sync = Sync(conf, nodes, broker, airflow, client, load_config(conf).open_store())
+    sync = Sync(conf, nodes, broker, airflow, client, store_of(load_config(conf)))
     for dag in DAGS:
         until(partial(sync.unpaused, dag))
     return sync

@@ -17,8 +17,9 @@ from cassandra import ConsistencyLevel, OperationTimedOut, ReadFailure, ReadTime
 from ringsync.config import load_config
 from ringsync.replica.base import base_folder
 from ringsync.steps.application import ExitCode
-from ringsync.steps.bootstrap_prepare import load_plan
+from ringsync.steps.bootstrap.plan import load_plan
 from ringsync.streams.files import FileStream
+from ringsync.wiring import store_of
 from servers.cassandra import REQUEST_SECONDS, CassandraNode
 from servers.cluster import connected, three_nodes
 from servers.ports import free_port
@@ -137,7 +138,7 @@ def test_a_node_is_away_for_good(conf: Path, nodes: list[CassandraNode], quorum:
     assert finished(log, "bootstrap_scan", conf, table, "away", tasks=8) == ExitCode.COMPLETED_WITH_ERRORS
     report = scan_report(conf, "away")
     print(len(report["failed_ranges"]), "failed ranges,", report["rows"], "rows; ", report["error"])
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     assert not list(store.list(f"{base_folder(*table.split('.'))}/_delta_log/"))
     assert FileStream(store, load_plan(store, "away").topic).buckets() == []
     left = report["left"]

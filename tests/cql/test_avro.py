@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.avro import AvroMappingError, Mapping, avro_type, avro_values, without_logical_types
-from ringsync.cql.avro_rows import encode_rows
+from ringsync.avro.mapping import AvroMappingError, Mapping, avro_type, avro_values, without_logical_types
+from ringsync.avro.rows import encode_rows
+from ringsync.compiled.memory import padded
 from ringsync.cql.cells import Cells
-from ringsync.cql.decode import decode
-from ringsync.cql.encode import encode
-from ringsync.cql.kernels import padded
+from ringsync.cql.codec.decode import decode
+from ringsync.cql.codec.encode import encode
 from ringsync.cql.types import (
     CqlType,
     CustomType,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.avro_rows import encode_rows
+from ringsync.avro.rows import encode_rows
 
 SCALARS: list[tuple[Any, pa.DataType, st.SearchStrategy[Any]]] = [
     ("boolean", pa.bool_(), st.booleans()),

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsync.cql.cells import Cells, cells_of, raw_values
-from ringsync.cql.decode import decode, misfit_reason
+from ringsync.cql.codec.decode import decode, misfit_reason
 from ringsync.cql.types import (
     CqlType,
     ListType,
@@ -342,7 +342,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from ringsync.cql.cells import cells_of
-from ringsync.cql.decode import decode
+from ringsync.cql.codec.decode import decode
 from tests.cql.strategies import cql_types, typed_values
 
 @seed(20240229)

@@ -9,7 +9,7 @@ from cassandra.murmur3 import murmur3 as python_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.digest import murmur3_128, tokens
+from ringsync.cql.murmur3 import murmur3_128, tokens
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringsync.cql.cells import cells_of
-from ringsync.cql.decode import decode
-from ringsync.cql.encode import encode, partition_key_bytes
+from ringsync.cql.codec.decode import decode
+from ringsync.cql.codec.encode import encode, partition_key_bytes
 from ringsync.cql.types import (
     CqlType,
     CustomType,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def imported(**variables: str) -> subprocess.CompletedProcess[str]:
     environment = {"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"], **variables}
-    code = "import os, ringsync.cql.kernels; print(os.environ['NUMBA_CACHE_DIR'])"
+    code = "import os, ringsync.compiled.memory; print(os.environ['NUMBA_CACHE_DIR'])"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsync.cql.cells import Cells, cells_of
-from ringsync.cql.json_values import JSON
-from ringsync.cql.literals import CQL, literals, message_literals
+from ringsync.cql.text.json import JSON
+from ringsync.cql.text.literals import CQL, literals, message_literals
+from ringsync.cql.text.values import TextForm, value_texts
 from ringsync.cql.types import CqlType, ListType, Native
-from ringsync.cql.value_texts import TextForm, value_texts
 from tests.cql.strategies import cql_types, typed_values
 
 

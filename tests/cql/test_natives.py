@@ -12,18 +12,18 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from ringsync.changes.canonical import canonical_cells
-from ringsync.changes.order import value_order
-from ringsync.cql.avro import Mapping, avro_type, avro_values
-from ringsync.cql.avro_rows import encode_rows
+from ringsync.avro.mapping import Mapping, avro_type, avro_values
+from ringsync.avro.rows import encode_rows
+from ringsync.changes.keys.canonical import canonical_cells
+from ringsync.changes.keys.order import value_order
 from ringsync.cql.cells import Cells, cells_of, raw_values
-from ringsync.cql.decode import decode, misfit_reason
-from ringsync.cql.encode import encode
-from ringsync.cql.json_values import JSON
-from ringsync.cql.literals import literals, some_literal
+from ringsync.cql.codec.decode import decode, misfit_reason
+from ringsync.cql.codec.encode import encode
 from ringsync.cql.natives import NATIVES, NativeType
+from ringsync.cql.text.json import JSON
+from ringsync.cql.text.literals import literals, some_literal
+from ringsync.cql.text.values import value_texts
 from ringsync.cql.types import VARIABLE, CqlType, ListType, MapType, Native, TupleType, VectorType, stored_length
-from ringsync.cql.value_texts import value_texts
 from ringsync.formats.page_columns import decode_pages
 from tests.commitlog_model.types import FIXED_LENGTHS, NATIVE
 

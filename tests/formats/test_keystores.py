@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsync.formats.keystores.errors import KeystoreError
 from ringsync.formats.keystores.lookup import key_lookup
+from ringsync.formats.keystores.passwords import KeystoreError
 from servers.java import find_java_home
 from tests.commitlogs.fixtures import KEYSTORES, Keystore
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.decode import decode
+from ringsync.cql.codec.decode import decode
 from ringsync.cql.types import CqlType, ListType, Native
 from ringsync.formats.page_columns import decode_pages
 from ringsync.formats.result_page import join_pages, page_cells

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.changes.image_columns import UnrepresentableValueError, cell_times
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
-from ringsync.formats.row_images import ResultColumn, row_images
-from ringsync.schema.row_image import row_image_schema
+from ringsync.images.from_pages import ResultColumn, row_images
+from ringsync.images.schema import row_image_schema
+from ringsync.images.times import UnrepresentableValueError, cell_times
 from ringsync.schema.table import Column, TableSchema
 from tests.cql.strategies import serialise
 from tests.formats.test_result_page import page

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ringsync.changes.merge import merge
-from ringsync.changes.queries import queries
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.reconcile.rows import merge
 from ringsync.cli import main
 from ringsync.formats.commitlog.reader import read_log
+from ringsync.images.queries import queries
 from ringsync.schema.from_cql import parse_schema
 from servers.cassandra import CassandraNode, NodeSettings
 from tests.changes.query_replay import replay_queries

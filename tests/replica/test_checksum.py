@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from ringsync.images.digests import canonical, row_digests
 from ringsync.replica.checksum import CHECKSUM_FIELDS
-from ringsync.replica.digests import canonical, row_digests
 from ringsync.replica.view import live
 from tests.replica.bases import checksums_of
 from tests.replica.test_compare import BOUNDARIES, NOW, TABLE, frame, image

@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
+from ringsync.images.differences import Difference
+from ringsync.images.schema import row_image_schema
 from ringsync.replica.compare import Comparison, compare_ranges, repair
-from ringsync.replica.differences import Difference
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.replica.view import live
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from tests.replica.bases import checksums_of, replica_uri, write_base
 

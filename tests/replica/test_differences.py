@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from ringsync.replica.differences import row_differences
+from ringsync.images.differences import row_differences
 from tests.replica.test_view import NOW, TABLE, partitions
 from tests.replica.view_model import Row, live_rows
 

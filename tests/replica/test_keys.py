@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from ringsync.changes.canonical import canonical_column
-from ringsync.changes.image_rows import change_rows_of
-from ringsync.changes.merge import merge
+from ringsync.changes.keys.canonical import canonical_column
+from ringsync.changes.reconcile.rows import merge
 from ringsync.cql.types import CqlType, MapType, Native, SetType, TupleType, parse_type
+from ringsync.images.keys import key_columns_sql, key_digests, partition_digests
+from ringsync.images.live import shown_rows
+from ringsync.images.schema import row_image_schema
+from ringsync.images.to_changes import change_rows_of
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries, partial_checksums, sum_up
 from ringsync.replica.compare import compare_ranges
-from ringsync.replica.keys import key_columns_sql, key_digests, partition_digests
-from ringsync.replica.live_rows import shown_rows
 from ringsync.replica.lookup import images_between, previous_images
 from ringsync.replica.merge import merge_changes
 from ringsync.replica.table import ReplicaTable
 from ringsync.replica.view import live
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import checksums_of, replica_uri, state_of, write_base, write_pass

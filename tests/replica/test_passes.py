@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ringsync.cql.types import MapType, Native, TupleType
+from ringsync.images.schema import NO_LIVENESS, row_image_schema
 from ringsync.replica.lookup import _first_batch, images_between, previous_images
 from ringsync.replica.merge import dead_for_good, due, merge_changes, tidy
 from ringsync.replica.table import ReplicaTable
 from ringsync.replica.view import register_live_view
-from ringsync.schema.row_image import NO_LIVENESS, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_pass

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from ringsync.schema.row_image import NO_LIVENESS, row_image_schema
+from ringsync.images.schema import NO_LIVENESS, row_image_schema
 from tests.replica.bases import replica_uri, write_base, write_pass
 from tests.replica.test_view import NOW, TABLE, many_partitions
 from tests.replica.view_model import Row, live_rows

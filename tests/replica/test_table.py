@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 
 from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import ListType, MapType, Native, TupleType, UserType
+from ringsync.images.digests import canonical
+from ringsync.images.schema import row_image_schema
 from ringsync.replica.base import ReplicaMismatchError
 from ringsync.replica.changes import CLOCK_SKEW_US
-from ringsync.replica.digests import canonical
 from ringsync.replica.session import to_spark_schema
 from ringsync.replica.table import ReplicaTable, token_condition
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, ColumnKind, TableSchema
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base
 

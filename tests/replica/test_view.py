@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
+from ringsync.images.live import shown_rows
+from ringsync.images.schema import NO_LIVENESS, row_image_schema
 from ringsync.replica.checksum import check_boundaries, partial_checksums, sum_up
-from ringsync.replica.live_rows import shown_rows
 from ringsync.replica.view import live, register_live_view
-from ringsync.schema.row_image import NO_LIVENESS, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from tests.replica.bases import checksums_of, replica_uri, write_base
 from tests.replica.view_model import Row, live_rows

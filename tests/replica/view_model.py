@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringsync.cql.types import UserType
-from ringsync.schema.row_image import NO_LIVENESS
+from ringsync.images.schema import NO_LIVENESS
 from ringsync.schema.table import Column, TableSchema
 
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from unittest.mock import patch
 
+from ringsync.cluster.schema import read_tables
 from ringsync.schema.description import describe
-from ringsync.schema.from_cluster import read_tables
 from servers import cassandra
 from servers.cassandra import CassandraNode, NodeSettings
 from tests.schema.statements import EVERY_VERSION, VERSION_5, WITH_OPTIONS, WITH_OPTIONS_5, statements

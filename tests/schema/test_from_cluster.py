@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.schema import UnknownTableError, read_table, read_tables
 from ringsync.cql.types import ListType, MapType, Native, SetType, TupleType, UserType
 from ringsync.schema.description import describe, from_description
-from ringsync.schema.from_cluster import UnknownTableError, read_table, read_tables
 from ringsync.schema.table import DroppedColumn, SchemaError
 
 pytestmark = pytest.mark.server

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringsync.cluster.schema import read_table, read_tables
 from ringsync.cql.types import ListType, Native, UserType
 from ringsync.schema.cql_statements import SchemaTextError
 from ringsync.schema.description import from_description
-from ringsync.schema.from_cluster import read_table, read_tables
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Column, DroppedColumn, Schema, SchemaError, TableSchema
 from servers.cassandra import CassandraNode

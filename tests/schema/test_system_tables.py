@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.schema.from_cluster import SYSTEM_KEYSPACES
+from ringsync.cluster.schema import SYSTEM_KEYSPACES
 from ringsync.schema.system_tables import system_tables
 
 

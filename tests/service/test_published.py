@@ -14,15 +14,15 @@ import pytest
 from ringsync.changes.identity import TableVersion
 from ringsync.config.sync import Sync
 from ringsync.cql.types import Native
+from ringsync.ledger.followed import end_following, followed_tables, keep_following
+from ringsync.ledger.staging import Bucket
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.table import Column, TableSchema
 from ringsync.service.published import CLOSE, GIVE_UP_AFTER_S, LATE, Waited, wait_until_published
-from ringsync.state.followed import end_following, followed_tables, keep_following
-from ringsync.state.staging import Bucket
 from ringsync.status import LATE_ROWS, STOP_KEY
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
-from ringsync.streams.relay_cursor import CursorObject
+from ringsync.streams.kafka.cursor import CursorObject
 
 LENGTH_MS = 2000
 SYNC_MS = 1000

@@ -16,6 +16,7 @@ import yaml
 from ringsync.cli import main
 from ringsync.config import load_config
 from ringsync.status import read_statuses
+from ringsync.wiring import store_of
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode
 from servers.ports import free_port
@@ -82,7 +83,7 @@ def test_start_status_and_stop(
     assert main(["status", "--prometheus", "--conf", str(conf)]) == 0
     assert 'ringsync_status_timestamp_seconds{loop="bucket_close",queue="close"}' in capsys.readouterr().out
 
-    store = load_config(conf).open_store()
+    store = store_of(load_config(conf))
     before = read_statuses(store)["commitlog_stage/default"]
     os.kill(before["pid"], signal.SIGKILL)
     killed = time.monotonic()

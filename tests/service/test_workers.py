@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ringsync.config.sections import Store
 from ringsync.ring.ring import Host
 from ringsync.service.command import _check_workers, _tell_of_workers
 from ringsync.service.workers import Told, wait_for_workers
 from ringsync.steps.application import ExitCode
 from ringsync.steps.loop import put_status
-from ringsync.steps.node_log import read_node_log
+from ringsync.steps.stage.node_log import read_node_log
 from ringsync.storage.local import LocalStore
 
 QUEUES = ("n1", "n2")
@@ -57,7 +58,7 @@ def workers(tmp_path: Path) -> Workers:
 
 
 def test_a_check_says_what_those_tell_that_run(workers: Workers, capsys: pytest.CaptureFixture[str]) -> None:
-    config: Any = SimpleNamespace(open_store=lambda: workers.store, sync=SimpleNamespace(queues=QUEUES))
+    config: Any = SimpleNamespace(store=Store(url=workers.store.url), sync=SimpleNamespace(queues=QUEUES))
     output = io.StringIO()
     assert _check_workers(config, Console(file=output, width=200)) == ExitCode.OK
     assert output.getvalue().count("its worker does not run now") == 2

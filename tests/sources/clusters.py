@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ringsync.sources.session import ClusterSettings, TlsSettings
+from ringsync.cluster.session import ClusterSettings, TlsSettings
 from servers.cassandra import SUPERUSER, CassandraNode
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ringsync.schema.table import TableSchema
-from ringsync.sources.row_keys import ROW_KEYS
+from ringsync.sources.lookup.keys import ROW_KEYS
 from tests.commitlog_model.murmur3 import token as murmur3_token
 from tests.oracle import Rows
 

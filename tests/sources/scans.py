@@ -8,14 +8,14 @@ from typing import Any
 
 from cassandra import ConsistencyLevel, ReadTimeout
 
-from ringsync.formats.row_images import row_images
+from ringsync.cluster.limits import UNLIMITED, Permits
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import ClusterSettings
+from ringsync.images.from_pages import row_images
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import MAX_TOKEN, MIN_TOKEN, TokenRange
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
-from ringsync.sources.limits import UNLIMITED, Permits
-from ringsync.sources.scan import PreparedScan, Unread, prepare_scan, read_ranges, scan_query
-from ringsync.sources.session import ClusterSettings
+from ringsync.sources.scan.scan import PreparedScan, Unread, prepare_scan, read_ranges, scan_query
 
 WHOLE = TokenRange(MIN_TOKEN, MAX_TOKEN)
 THIRDS = [TokenRange(MIN_TOKEN, -(2**62)), TokenRange(-(2**62), 2**62), TokenRange(2**62, MAX_TOKEN)]

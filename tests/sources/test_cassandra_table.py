@@ -12,13 +12,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from ringsync.cluster.schema import read_table
 from ringsync.config import Config, load_config
 from ringsync.cql.identifiers import printable
 from ringsync.ring.splits import Split
-from ringsync.schema.from_cluster import read_table
 from ringsync.sources.cassandra_table import CassandraTable, bounded
-from ringsync.sources.plan import ScanPlan, within
-from ringsync.sources.planning import make_scan_plan
+from ringsync.sources.scan.plan import ScanPlan, within
+from ringsync.sources.scan.planning import make_scan_plan
 from servers.cassandra import CassandraNode
 from tests.oracle import Rows, differences, replica_rows, source_rows
 

@@ -13,7 +13,7 @@ from cassandra.connection import CrcMismatchException, _ConnectionIOBuffer, segm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.sources.connection import PageConnection
+from ringsync.cluster.connection import PageConnection
 
 
 class Received(PageConnection):

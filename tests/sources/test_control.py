@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.sources.control import (
+from ringsync.cluster.control import (
     DEAD_AFTER_S,
     FORGOTTEN_AFTER_S,
     LIMITS_KEY,
@@ -33,7 +33,7 @@ from ringsync.sources.control import (
     get_limits,
     put_limits,
 )
-from ringsync.sources.limits import Limiter, Limits, LimitsError
+from ringsync.cluster.limits import Limiter, Limits, LimitsError
 from ringsync.storage.local import LocalStore
 
 spawn = multiprocessing.get_context("spawn")

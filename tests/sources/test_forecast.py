@@ -15,13 +15,13 @@ from cassandra.concurrent import execute_concurrent_with_args
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringsync.cluster.limits import Limiter, Limits
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import ClusterSettings, close_all
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import MAX_TOKEN, MIN_TOKEN, WHOLE_RING, TokenRange
-from ringsync.schema.from_cluster import read_table
-from ringsync.sources.forecast import FAT_PAGES, PLACES, Forecast, extrapolate, sample, sample_places, summarise
-from ringsync.sources.limits import Limiter, Limits
-from ringsync.sources.scan import ScanError, scan_query, scan_session
-from ringsync.sources.session import ClusterSettings, close_all
+from ringsync.sources.scan.forecast import FAT_PAGES, PLACES, Forecast, extrapolate, sample, sample_places, summarise
+from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
 from servers.cassandra import CassandraNode
 from tests.sources.clusters import settings_of
 

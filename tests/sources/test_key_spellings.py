@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ringsync.changes.after import rows_after
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.reconcile.rows import merge
+from ringsync.cluster.cluster import read_ring
+from ringsync.cluster.limits import UNLIMITED
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import close_all, connect
 from ringsync.formats.commitlog.reader import read_log
+from ringsync.images.after import rows_after
+from ringsync.images.from_changes import row_images_of
 from ringsync.ring.ranks import ranked
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
-from ringsync.sources.cluster import read_ring
-from ringsync.sources.limits import UNLIMITED
-from ringsync.sources.row_reads import read_rows
-from ringsync.sources.scan import scan_session
-from ringsync.sources.session import close_all, connect
+from ringsync.sources.lookup.read import read_rows
+from ringsync.sources.scan.scan import scan_session
 from servers.cassandra import CassandraNode
 from tests.oracle import differences, image_rows, source_rows
 from tests.sources.clusters import settings_of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.sources.limits import (
+from ringsync.cluster.limits import (
     BURST_S,
     FIRST_PAGE_ROWS,
     PAGE_S,

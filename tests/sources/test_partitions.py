@@ -6,16 +6,16 @@ import struct
 from collections.abc import Sequence
 
 from ringsync.cql.types import Native
-from ringsync.formats.row_images import ResultColumn
+from ringsync.images.from_pages import ResultColumn
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.partitions import (
+from ringsync.sources.scan.partitions import (
     Partition,
     last_partition,
     partitions_cql,
     partitions_of,
     rest_of_partition,
 )
-from ringsync.sources.where import parse_where
+from ringsync.sources.scan.where import parse_where
 
 INT = Native("int")
 TABLE = TableSchema(

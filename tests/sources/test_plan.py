@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.cluster import read_ring, read_size_estimate
+from ringsync.cluster.limits import UNLIMITED
+from ringsync.cluster.session import close_all, connect
 from ringsync.config import Config
 from ringsync.sources.cassandra_table import read_split
-from ringsync.sources.cluster import read_ring, read_size_estimate
-from ringsync.sources.limits import UNLIMITED
-from ringsync.sources.plan import ScanPlan
-from ringsync.sources.planning import ElementTimesError, make_scan_plan
-from ringsync.sources.session import close_all, connect
+from ringsync.sources.scan.plan import ScanPlan
+from ringsync.sources.scan.planning import ElementTimesError, make_scan_plan
+from ringsync.wiring import cluster_settings
 from servers.cassandra import CassandraNode, NodeSettings
 
 pytestmark = pytest.mark.server
@@ -41,7 +42,7 @@ def config_of(node: CassandraNode, element_times: str) -> Config:
 
 @pytest.fixture(scope="module")
 def session(old: CassandraNode) -> Any:
-    found = connect(config_of(old, "error").cluster_settings())
+    found = connect(cluster_settings(config_of(old, "error")))
     found.execute("CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
     found.execute("CREATE TABLE ks.plain (id int PRIMARY KEY, v frozen<set<int>>)")
     found.execute("CREATE TABLE ks.sets (id int PRIMARY KEY, s set<int>, v int)")

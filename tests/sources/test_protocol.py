@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.sources.session import SCAN_PROFILE, close_all, connect
+from ringsync.cluster.session import SCAN_PROFILE, close_all, connect
 from servers.cassandra import CassandraNode
 from tests.sources.clusters import settings_of
 
@@ -26,7 +26,7 @@ def _closed() -> Iterator[None]:
 
 
 def test_pages_and_their_moment(cassandra: CassandraNode, session: Any, table: str) -> None:
-    from ringsync.sources.scan import scan_session
+    from ringsync.sources.scan.scan import scan_session
 
     settings = settings_of(cassandra)
     written = int(time.time())
@@ -48,7 +48,7 @@ def test_pages_and_their_moment(cassandra: CassandraNode, session: Any, table: s
 
 
 def test_the_ordinary_session_is_not_touched(cassandra: CassandraNode, table: str) -> None:
-    from ringsync.sources.scan import scan_session
+    from ringsync.sources.scan.scan import scan_session
 
     settings = settings_of(cassandra)
     scan_session(settings, 2**31 - 2)

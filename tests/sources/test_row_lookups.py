@@ -12,8 +12,8 @@ from ringsync.cql.types import Native
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.row_keys import STATIC, WHOLE, RowKeys, row_keys
-from ringsync.sources.row_lookups import (
+from ringsync.sources.lookup.keys import STATIC, WHOLE, RowKeys, row_keys
+from ringsync.sources.lookup.requests import (
     CLUSTERINGS,
     PARTITIONS,
     SLICE_ROWS,

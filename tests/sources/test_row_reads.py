@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 from cassandra import InvalidRequest, Unavailable
 
+from ringsync.cluster.cluster import read_ring
+from ringsync.cluster.limits import UNLIMITED, Limiter, Limits, Permits
+from ringsync.cluster.protocol import SessionAt
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import ClusterSettings, close_all, connect
+from ringsync.images.schema import row_image_schema
 from ringsync.ring.ranks import RankedRing, ranked
-from ringsync.schema.from_cluster import read_table
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
-from ringsync.sources.cluster import read_ring
-from ringsync.sources.limits import UNLIMITED, Limiter, Limits, Permits
-from ringsync.sources.protocol import SessionAt
-from ringsync.sources.row_reads import RowsRead, read_rows
-from ringsync.sources.scan import scan_session
-from ringsync.sources.session import ClusterSettings, close_all, connect
+from ringsync.sources.lookup.read import RowsRead, read_rows
+from ringsync.sources.scan.scan import scan_session
 from servers.cassandra import CassandraNode
 from tests.oracle import Rows, differences, image_rows, source_rows
 from tests.sources.clusters import settings_of

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.limits import Limiter, Limits
+from ringsync.cluster.session import ClusterSettings, close_all
 from ringsync.cql.types import Native, SetType
-from ringsync.formats.row_images import ResultColumn
+from ringsync.images.from_pages import ResultColumn
 from ringsync.ring.splits import ReplicaRange
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.limits import Limiter, Limits
-from ringsync.sources.pages import PAGES_AHEAD
-from ringsync.sources.scan import read_ranges, scan_query, scan_session
-from ringsync.sources.session import ClusterSettings, close_all
-from ringsync.sources.where import WhereError
+from ringsync.sources.scan.pages import PAGES_AHEAD
+from ringsync.sources.scan.scan import read_ranges, scan_query, scan_session
+from ringsync.sources.scan.where import WhereError
 from servers.cassandra import CassandraNode
 from tests.sources.clusters import settings_of
 from tests.sources.scans import THIRDS, WHOLE, Counting, Faulty, create_table, expected, kind, prepared, read, timeout

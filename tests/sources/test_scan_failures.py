@@ -16,15 +16,15 @@ from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionShutdown
 from cassandra.protocol import OverloadedErrorMessage
 
-from ringsync.formats.row_images import row_images
+from ringsync.cluster.limits import UNLIMITED
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import ClusterSettings, close_all
+from ringsync.images.from_pages import row_images
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
-from ringsync.sources.limits import UNLIMITED
-from ringsync.sources.pages import RETRY_DELAYS_S
-from ringsync.sources.scan import Unread, prepare_scan, read_range, scan_query, scan_session
-from ringsync.sources.session import ClusterSettings, close_all
+from ringsync.sources.scan.pages import RETRY_DELAYS_S
+from ringsync.sources.scan.scan import Unread, prepare_scan, read_range, scan_query, scan_session
 from servers.cassandra import REQUEST_SECONDS, CassandraNode
 from tests.sources.clusters import settings_of
 from tests.sources.scans import (

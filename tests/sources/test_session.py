@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringsync.sources.session import (
+from ringsync.cluster.session import (
     ClusterSettings,
     NoPermissionError,
     ProtocolVersionError,
@@ -77,7 +77,7 @@ def test_a_datacenter_that_does_not_exist(cassandra: CassandraNode) -> None:
 
 
 def test_a_server_that_speaks_another_protocol(cassandra: CassandraNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringsync.sources.session.NATIVE_PROTOCOL", 65)
+    monkeypatch.setattr("ringsync.cluster.session.NATIVE_PROTOCOL", 65)
     with pytest.raises(ProtocolVersionError, match=r"does not speak native protocol 65.*Cassandra 4\.0"):
         connect(settings_of(cassandra))
 

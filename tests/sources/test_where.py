@@ -6,7 +6,7 @@ import pytest
 
 from ringsync.cql.types import Native
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.where import Condition, WhereError, behind, names_partitions, parse_where
+from ringsync.sources.scan.where import Condition, WhereError, behind, names_partitions, parse_where
 
 TABLE = TableSchema(
     "shop",

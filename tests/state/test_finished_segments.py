@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsync.formats.commitlog.segment import Wanted
+from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
+from ringsync.ledger.staging import LogPart, StageCommit, put_commit
 from ringsync.ring.ring import Host
-from ringsync.state.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
-from ringsync.state.staging import LogPart, StageCommit, put_commit
-from ringsync.steps.node_log import read_node_log
-from ringsync.steps.stage_task import Staged, StageWork
+from ringsync.steps.stage.node_log import read_node_log
+from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage import open_store
 from ringsync.storage.port import AlreadyExistsError
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from ringsync.ledger.layout import LAYOUT, LayoutError, check_layout
+from ringsync.ledger.staging import commit_keys
 from ringsync.ring.ring import Host
-from ringsync.state.layout import LAYOUT, LayoutError, check_layout
-from ringsync.state.staging import commit_keys
-from ringsync.steps.node_log import read_node_log
+from ringsync.steps.stage.node_log import read_node_log
 from ringsync.storage.local import LocalStore
 
 HOST = Host("node-1", "10.0.0.1", 9042, "dc1", "r1", ())

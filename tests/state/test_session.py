@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from cassandra import OperationTimedOut
 
-from ringsync.state.session import RETRY_DELAYS_S, SCHEMA_DELAYS_S, StateError, StateSession
-from ringsync.state.tables import TABLES
+from ringsync.state.session import RETRY_DELAYS_S, SCHEMA_DELAYS_S, TABLES, StateError, StateSession
 
 REPLICATION = {"class": "NetworkTopologyStrategy", "datacenter1": "1"}
 

@@ -10,8 +10,13 @@ import yaml
 
 from examples.flights.load import load
 from ringsync.config import load_config
-from ringsync.steps import bootstrap_drain, bootstrap_prepare, bootstrap_scan, replica_merge, replica_verify
 from ringsync.steps.application import Application, ExitCode, Report
+from ringsync.steps.bootstrap import drain as bootstrap_drain
+from ringsync.steps.bootstrap import prepare as bootstrap_prepare
+from ringsync.steps.bootstrap import scan as bootstrap_scan
+from ringsync.steps.replica import merge as replica_merge
+from ringsync.steps.replica import verify as replica_verify
+from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
 
 STEPS = {
@@ -59,7 +64,7 @@ def step(cassandra: CassandraNode, spark: Any, lake: Path) -> Step:
         keyspace, _, table_name = table.partition(".")
         config = load_config(path)
         given = argparse.Namespace(**{**DEFAULTS, "table": table or None, **options})
-        application = Application(name, str(path), config, config.open_store(), (keyspace, table_name), run_id, given)
+        application = Application(name, str(path), config, store_of(config), (keyspace, table_name), run_id, given)
         return STEPS[name].run(application)
 
     return run

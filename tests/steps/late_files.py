@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.schema import LIVE, PARTITION_DELETION, RANGE_DELETION, ROW
+from ringsync.ledger.staging import STAGED_ROWS, encode_rows, late_key
 from ringsync.schema.table import TableSchema
-from ringsync.state.staging import STAGED_ROWS, encode_rows, late_key
 from ringsync.storage.port import ObjectStore
 from tests.commitlog_model.murmur3 import token
 

@@ -14,14 +14,15 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
+from ringsync.ledger.staging import Block, Bucket, Place, StageCommit, put_commit
 from ringsync.ring.ring import Host
 from ringsync.schema.table import Schema
-from ringsync.state.staging import Block, Bucket, Place, StageCommit, put_commit
-from ringsync.steps import bucket_close, late_pass
 from ringsync.steps.application import Application
-from ringsync.steps.bucket_close import Closer
-from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.late_rows import LateRows
+from ringsync.steps.close import bucket_close
+from ringsync.steps.close.bucket_close import Closer
+from ringsync.steps.late import late_pass
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_rows import LateRows
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.local import LocalStore
 from tests.steps.late_files import Write, put_late

@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringsync.ledger.staging import Block, Bucket, Place
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.state.staging import Block, Bucket, Place
-from ringsync.steps.agreement import OpenBucket, Settled, settle, settle_together
-from ringsync.steps.slices import cut
-from ringsync.steps.stage_task import range_sums
+from ringsync.steps.close.agreement import OpenBucket, Settled, settle, settle_together
+from ringsync.steps.close.slices import cut
+from ringsync.steps.stage.stage_task import range_sums
 
 BUCKET = Bucket(60_000, 60_000)
 NODES = ("a", "b", "c")

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from examples.flights.load import TABLES
+from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
-from ringsync.schema.from_cluster import read_table
 from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.streams.files import FileStream
+from ringsync.wiring import store_of
 from tests.oracle import Rows, differences, replica_rows, source_rows
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
@@ -26,7 +27,7 @@ def test_replica_and_stream_equal_the_source(
     source = source_rows(session, table, now=int(time.time()))
     assert len(source) == flights[name]
     assert differences(source, replica_rows(report["replica"]["uri"], table))[:5] == []
-    stream = FileStream(load_config(lake / "ringsync.yaml").open_store(), report["stream"]["topic"])
+    stream = FileStream(store_of(load_config(lake / "ringsync.yaml")), report["stream"]["topic"])
     check_messages(list(stream.read(report["stream"]["bucket"])), table, source)
 
 
@@ -54,7 +55,7 @@ def test_the_same_row_twice_has_the_same_event_id(
     seen = []
     for run in ("again-1", "again-2"):
         stream = bootstrap("flights.airlines", run)["stream"]
-        store = load_config(lake / "ringsync.yaml").open_store()
+        store = store_of(load_config(lake / "ringsync.yaml"))
         messages = FileStream(store, stream["topic"]).read(stream["bucket"])
         seen.append(sorted(message["value"]["source"]["event_id"] for message in messages))
     assert seen[0] == seen[1]

@@ -15,15 +15,15 @@ import pytest
 
 from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
+from ringsync.images.live import live_rows
+from ringsync.ledger.passes import Pass, get_pass, mark, pass_numbers
 from ringsync.replica.changes import replica_state
-from ringsync.replica.live_rows import live_rows
 from ringsync.replica.lookup import images_between
 from ringsync.steps.application import Application
-from ringsync.steps.bootstrap_publish import publish
-from ringsync.steps.follow_ups import FORGOTTEN_LATER_MS, FollowUps
-from ringsync.steps.replica_verify import repair_level
+from ringsync.steps.bootstrap.publish import publish
+from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, FollowUps
+from ringsync.steps.replica.verify import repair_level
 from ringsync.steps.sync_plan import SyncTable
-from ringsync.streams.pass_log import Pass, get_pass, mark, pass_numbers
 from tests.steps.late_files import Write
 from tests.steps.test_close import NOW, RING, TABLE, Lake, outcome
 

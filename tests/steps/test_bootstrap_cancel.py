@@ -10,23 +10,26 @@ from typing import Any
 import pytest
 
 from ringsync.cli import main
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import connect
 from ringsync.config import load_config
+from ringsync.ledger.passes import Pass, TableReplacedError, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.ledger.topic_owners import take_topic
 from ringsync.ring.tokens import TokenRange
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
-from ringsync.sources.session import connect
 from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, SCANNING, Bootstrap, BootstrapState
 from ringsync.status import read_statuses
-from ringsync.steps import bootstrap_cancel, bootstrap_drain, bootstrap_scan
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap_prepare import begin_pass, load_plan
-from ringsync.steps.follow_ups import put_schemas
+from ringsync.steps.bootstrap import cancel as bootstrap_cancel
+from ringsync.steps.bootstrap import drain as bootstrap_drain
+from ringsync.steps.bootstrap import scan as bootstrap_scan
+from ringsync.steps.bootstrap.plan import load_plan
+from ringsync.steps.bootstrap.prepare import begin_pass
+from ringsync.steps.passes.follow_ups import put_schemas
 from ringsync.steps.sync_plan import SyncTable, sync_table
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import Pass, TableReplacedError, get_pass, mark, pass_bucket, pass_numbers, put_pass
-from ringsync.streams.topic_owners import take_topic
-from ringsync.streams.topics import bootstrap_topic
+from ringsync.streams.files import FileStream, bootstrap_topic
+from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode
 from tests.chaos.bootstraps import change_conf, prepare, write_conf
 
@@ -39,8 +42,8 @@ class Followed:
     def __init__(self, conf: Path, name: str) -> None:
         self.conf, self.name = conf, name
         self.config = load_config(conf)
-        self.store: ObjectStore = self.config.open_store()
-        self.session = connect(self.config.cluster_settings())
+        self.store: ObjectStore = store_of(self.config)
+        self.session = connect(cluster_settings(self.config))
         self.state = BootstrapState(self.session, self.config.state.keyspace)
         self.schema: TableSchema = read_table(self.session, *name.split("."))
         self.table: SyncTable = sync_table(self.store, self.config, self.schema)

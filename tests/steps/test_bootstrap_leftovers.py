@@ -16,18 +16,19 @@ from typing import Any
 
 import pytest
 
+from ringsync.ledger.passes import BootstrapReplacedError, mark, pass_bucket
+from ringsync.ledger.table_versions import version_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import ConcurrentCommitError, read_snapshot
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CANCELLED, PUBLISHING, SCANNING, Bootstrap, CommittedRange, LostOwnershipError
-from ringsync.state.table_versions import version_of
 from ringsync.status import BOOTSTRAPS, read_statuses
-from ringsync.steps import bootstrap_leftovers, bootstrap_prepare
 from ringsync.steps.application import Application
-from ringsync.steps.bootstrap_cancel import end
-from ringsync.steps.bootstrap_publish import files_of, publish
+from ringsync.steps.bootstrap import leftovers as bootstrap_leftovers
+from ringsync.steps.bootstrap import prepare as bootstrap_prepare
+from ringsync.steps.bootstrap.cancel import end
+from ringsync.steps.bootstrap.publish import files_of, publish
 from ringsync.streams.files import FileStream, StreamDamagedError
-from ringsync.streams.pass_log import BootstrapReplacedError, mark, pass_bucket
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.test_bootstrap_begins_back import rows_of_replica
 from tests.steps.test_bootstrap_marks import COPIED, TOPIC, Lake, now_ms

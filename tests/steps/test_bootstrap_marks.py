@@ -13,25 +13,26 @@ from typing import Any
 import pytest
 
 from ringsync.changes.identity import TableVersion
-from ringsync.changes.images import row_images_of
 from ringsync.config import load_config
+from ringsync.images.from_changes import row_images_of
+from ringsync.images.schema import row_image_schema
+from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.ledger.table_versions import version_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.ring.tokens import TokenRange
-from ringsync.schema.row_image import row_image_schema
 from ringsync.state.bootstrap import PUBLISHING, SCANNING, Bootstrap, CommittedRange
-from ringsync.state.table_versions import version_of
 from ringsync.steps.application import Application, StepError
-from ringsync.steps.bootstrap_cancel import end
-from ringsync.steps.bootstrap_prepare import OUTPUTS_VERSION, begin_pass
-from ringsync.steps.bootstrap_publish import Outputs, file_prefix, publish
-from ringsync.steps.follow_ups import FollowUps
-from ringsync.steps.passes import PassContext, commit, make_outputs
-from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.bootstrap.cancel import end
+from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION
+from ringsync.steps.bootstrap.prepare import begin_pass
+from ringsync.steps.bootstrap.publish import Outputs, file_prefix, publish
+from ringsync.steps.passes.follow_ups import FollowUps
+from ringsync.steps.passes.make import PassContext, commit, make_outputs
+from ringsync.steps.passes.rows_after import AfterReader
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.streams.files import FileStream, StreamDamagedError, StreamError
-from ringsync.streams.pass_log import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import OneByOne, follow_ups, rows_of_replica
 from tests.steps.test_close import NOW, RING, TABLE

@@ -14,24 +14,24 @@ import yaml
 
 from ringsync.changes.identity import TableVersion
 from ringsync.config import Config, load_config
-from ringsync.state.followed import followed_tables
+from ringsync.ledger.followed import followed_tables
+from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
 from ringsync.status import STALE_AFTER_S
-from ringsync.steps import bootstrap_drain, kafka_feed
 from ringsync.steps.application import Application, StepError
-from ringsync.steps.bootstrap_drain import feed_kafka, is_followed
-from ringsync.steps.follow_ups import publish_passes
-from ringsync.steps.kafka_feed import KafkaFeed
+from ringsync.steps.bootstrap import drain as bootstrap_drain
+from ringsync.steps.bootstrap.drain import feed_kafka, is_followed
 from ringsync.steps.loop import put_status
+from ringsync.steps.passes import kafka_feed
+from ringsync.steps.passes.follow_ups import publish_passes
+from ringsync.steps.passes.kafka_feed import KafkaFeed
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
-from ringsync.streams.files import FileStream, Part
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings
+from ringsync.streams.files import FileStream, Part, bootstrap_topic
+from ringsync.streams.kafka.client import KafkaSettings
+from ringsync.streams.kafka.errors import BrokerUnavailableError
+from ringsync.streams.kafka.relay import relay
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
-from ringsync.streams.relay_errors import BrokerUnavailableError
-from ringsync.streams.topics import bootstrap_topic
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.streams.outbox import NOTES, notes
 
@@ -221,7 +221,7 @@ def test_a_bucket_that_appears_while_the_stream_is_listed_is_not_overtaken(
 
 
 def announced_of(table: Table, number: int) -> list[str]:
-    from ringsync.steps.follow_ups import publish_pass
+    from ringsync.steps.passes.follow_ups import publish_pass
 
     found: list[str] = []
     passes = {known: get_pass(table.store, TABLE_ID, known) for known in pass_numbers(table.store, TABLE_ID)}

@@ -13,22 +13,22 @@ import yaml
 
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.cql.types import Native
+from ringsync.ledger.passes import LATE, Pass, are_published, digest_halves, read_digests
+from ringsync.ledger.staging import Bucket, decode_rows, encode_blocks, rows_key
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
-from ringsync.state.staging import Bucket, decode_rows, encode_blocks, rows_key
 from ringsync.status import LATE_ROWS
-from ringsync.steps import passes
-from ringsync.steps.agreement import Reading, Settled
 from ringsync.steps.application import StepError
-from ringsync.steps.bucket_close import REPEATED_MS, count, published_before
-from ringsync.steps.close_task import SliceOfBucket, SliceResult, StagedFiles, close_slice, forget_waiting
-from ringsync.steps.passes import PassContext, commit
-from ringsync.steps.rows_after import After, AfterReader
+from ringsync.steps.close.agreement import Reading, Settled
+from ringsync.steps.close.bucket_close import REPEATED_MS, count, published_before
+from ringsync.steps.close.close_task import SliceOfBucket, SliceResult, StagedFiles, close_slice, forget_waiting
+from ringsync.steps.passes import make as passes
+from ringsync.steps.passes.make import PassContext, commit
+from ringsync.steps.passes.rows_after import After, AfterReader
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import LATE, Pass, are_published, digest_halves, read_digests
 from tests.mortal_store import MortalStore
 from tests.steps.late_files import Write, change_rows
 

@@ -12,21 +12,22 @@ import pytest
 from ringsync.config import ConfigError
 from ringsync.config.sync import Sync
 from ringsync.cql.types import Native
+from ringsync.ledger.passes import TableReplacedError
+from ringsync.ledger.staging import Block, Bucket, Place
+from ringsync.ledger.table_versions import version_of
 from ringsync.ring.ring import Host, Replication, RingError
 from ringsync.schema.table import Column, Schema, TableSchema
 from ringsync.service.health import problems
-from ringsync.state.staging import Block, Bucket, Place
-from ringsync.state.table_versions import version_of
-from ringsync.steps import absent_tables, bucket_close
+from ringsync.steps import absent_tables
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import StepError
-from ringsync.steps.bucket_close import Closer
-from ringsync.steps.followed import Followed
-from ringsync.steps.staged_commits import StagedCommits
+from ringsync.steps.close import bucket_close
+from ringsync.steps.close.bucket_close import Closer
+from ringsync.steps.close.followed import Followed
+from ringsync.steps.close.staged_commits import StagedCommits
+from ringsync.steps.close.table_state import TableState, plain
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
-from ringsync.steps.table_state import TableState, plain
 from ringsync.storage.local import LocalStore
-from ringsync.streams.pass_log import TableReplacedError
 
 INTERVAL = interval_at(1_790_000_000_000, 60_000)
 HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,))

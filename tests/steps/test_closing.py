@@ -6,7 +6,7 @@ from typing import Any
 
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S
-from ringsync.steps.closing import progress
+from ringsync.steps.close.closing import progress
 
 NOW = 1_790_000_000_000
 HOUR = 3_600_000

@@ -19,18 +19,7 @@ import yaml
 from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.cql.types import Native
-from ringsync.schema.table import Column, TableSchema
-from ringsync.state.bootstrap import SCANNING
-from ringsync.state.table_versions import latest_version, version_of
-from ringsync.steps.application import Application
-from ringsync.steps.bootstrap_prepare import OUTPUTS_VERSION, begin_pass
-from ringsync.steps.follow_ups import FollowUps, publish_passes, put_schemas
-from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.sync_plan import SyncPlan, SyncTable
-from ringsync.storage.local import LocalStore
-from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import (
+from ringsync.ledger.passes import (
     Pass,
     TableReplacedError,
     get_pass,
@@ -39,8 +28,19 @@ from ringsync.streams.pass_log import (
     pass_numbers,
     put_pass,
 )
-from ringsync.streams.topic_owners import take_topic, topic_owners
-from ringsync.streams.topics import bootstrap_topic
+from ringsync.ledger.table_versions import latest_version, version_of
+from ringsync.ledger.topic_owners import take_topic, topic_owners
+from ringsync.schema.table import Column, TableSchema
+from ringsync.state.bootstrap import SCANNING
+from ringsync.steps.application import Application
+from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION
+from ringsync.steps.bootstrap.prepare import begin_pass
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.passes.follow_ups import FollowUps, publish_passes, put_schemas
+from ringsync.steps.sync_plan import SyncPlan, SyncTable
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream, bootstrap_topic
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import NOW, RING, TABLE

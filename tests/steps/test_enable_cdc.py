@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringsync.schema.from_cluster import read_table
-from ringsync.sources.session import ClusterSettings, connect
-from ringsync.steps.bootstrap_prepare import enable_cdc
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import ClusterSettings, connect
+from ringsync.steps.bootstrap.prepare import enable_cdc
 from servers.cassandra import CassandraNode, NodeSettings
 
 pytestmark = pytest.mark.server

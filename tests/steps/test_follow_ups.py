@@ -16,17 +16,17 @@ import pytest
 from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.cql.types import Native
+from ringsync.ledger.passes import get_pass, pass_numbers
+from ringsync.ledger.staging import closed_until
 from ringsync.schema.table import Column
-from ringsync.state.staging import closed_until
 from ringsync.steps.application import Application
-from ringsync.steps.bucket_close import Closer
-from ringsync.steps.follow_ups import FollowUps
-from ringsync.steps.passes import PassContext, commit, make_outputs
-from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.close.bucket_close import Closer
+from ringsync.steps.passes.follow_ups import FollowUps
+from ringsync.steps.passes.make import PassContext, commit, make_outputs
+from ringsync.steps.passes.rows_after import AfterReader
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
-from ringsync.streams.pass_log import get_pass, pass_numbers
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import KEPT_MS, again, bootstrap, follow_ups, rows_of_replica
 from tests.steps.test_close import NOW, RING, TABLE, Lake

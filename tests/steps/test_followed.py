@@ -15,23 +15,22 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
+from ringsync.ledger.followed import end_following, followed_tables, keep_following
+from ringsync.ledger.passes import mark, pass_bucket, pass_numbers
+from ringsync.ledger.staging import encode_rows, late_key
+from ringsync.ledger.table_versions import version_of
 from ringsync.service.health import problems
 from ringsync.service.published import CLOSE, Seen, buckets_left, kafka_left, passes_left
-from ringsync.state.followed import end_following, followed_tables, keep_following
-from ringsync.state.staging import encode_rows, late_key
-from ringsync.state.table_versions import version_of
 from ringsync.steps.application import Application, ExitCode
-from ringsync.steps.bucket_close import Closer, exit_code
-from ringsync.steps.follow_ups import FollowUps
-from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.late_rows import LateRows
+from ringsync.steps.close.bucket_close import Closer, exit_code
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_rows import LateRows
+from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import mark, pass_bucket, pass_numbers
-from ringsync.streams.relay_cursor import CursorObject
-from ringsync.streams.topics import bootstrap_topic
+from ringsync.streams.files import FileStream, bootstrap_topic
+from ringsync.streams.kafka.cursor import CursorObject
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import TABLE, Lake

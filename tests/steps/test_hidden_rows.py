@@ -15,18 +15,18 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import EXPIRING, LIVE, STATIC, TOMBSTONE
 from ringsync.config import load_config
+from ringsync.images.from_changes import row_images_of
+from ringsync.ledger.passes import Pass, get_pass, mark, pass_numbers
+from ringsync.ledger.staging import STAGED_ROWS
 from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.schema.table import TableSchema
-from ringsync.state.staging import STAGED_ROWS
-from ringsync.steps import rows_after
-from ringsync.steps.replica_merge import Candidate, dead_kept_s
-from ringsync.steps.rows_after import AfterReader, Seen, complete_rows, images_after
+from ringsync.steps.passes import rows_after
+from ringsync.steps.passes.rows_after import AfterReader, Seen, complete_rows, images_after
+from ringsync.steps.replica.merge import Candidate, dead_kept_s
 from ringsync.storage.local import LocalStore
-from ringsync.streams.pass_log import Pass, get_pass, mark, pass_numbers
 from tests.replica.bases import state_of
 from tests.steps.late_files import RangeDelete, Write, change_rows
 from tests.steps.test_bootstrap_begins_back import KEPT_MS, again, bootstrap, follow_ups, rows_of_replica

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from ringsync.config import load_config
-from ringsync.schema.table import Schema
-from ringsync.service.health import problems
-from ringsync.state.staging import (
+from ringsync.ledger.staging import (
     Block,
     Bucket,
     StageCommit,
@@ -24,15 +22,19 @@ from ringsync.state.staging import (
     put_commit,
     rows_key,
 )
-from ringsync.state.table_versions import version_of
-from ringsync.steps import absent_tables, bucket_close, late_pass
+from ringsync.ledger.table_versions import version_of
+from ringsync.ledger.topic_owners import take_topic
+from ringsync.schema.table import Schema
+from ringsync.service.health import problems
+from ringsync.steps import absent_tables
 from ringsync.steps.application import Application
-from ringsync.steps.bucket_close import Closer
-from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.late_rows import LateRows
+from ringsync.steps.close import bucket_close
+from ringsync.steps.close.bucket_close import Closer
+from ringsync.steps.late import late_pass
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_rows import LateRows
 from ringsync.steps.sync_plan import SyncPlan, SyncTable
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.topic_owners import take_topic
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import OneByOne
 from tests.steps.test_close import RING, TABLE, Lake

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from ringsync.steps import kafka_feed
-from ringsync.steps.kafka_feed import KafkaFeed
+from ringsync.steps.passes import kafka_feed
+from ringsync.steps.passes.kafka_feed import KafkaFeed
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
-from ringsync.streams import kafka_topics
 from ringsync.streams.files import FileStream
-from ringsync.streams.kafka import Relayed, relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
-from ringsync.streams.relay_cursor import CursorObject
-from ringsync.streams.relay_errors import BrokerUnavailableError, RelayError
+from ringsync.streams.kafka import client as kafka_topics
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.cursor import CursorObject
+from ringsync.streams.kafka.errors import BrokerUnavailableError, RelayError
+from ringsync.streams.kafka.relay import Relayed, relay
 from tests.mock_kafka import MockKafka, mock_kafka
 from tests.streams.outbox import notes, outbox, publish
 

@@ -10,10 +10,10 @@ import pytest
 
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.steps import late_pass
-from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.late_rows import UnreadableRowsError
-from ringsync.steps.rows_after import UnreadRowsError
+from ringsync.steps.late import late_pass
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_rows import UnreadableRowsError
+from ringsync.steps.passes.rows_after import UnreadRowsError
 from tests.commitlog_model.murmur3 import token
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import TABLE

@@ -15,18 +15,19 @@ import pytest
 import yaml
 
 from ringsync.changes.identity import TableVersion
+from ringsync.cluster.control import ControlServer
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import close_all, connect
 from ringsync.config import Config, load_config
 from ringsync.cql.types import Native
-from ringsync.schema.from_cluster import read_table
+from ringsync.ledger.passes import get_pass, pass_numbers
+from ringsync.ledger.staging import encode_rows, late_key
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.control import ControlServer
-from ringsync.sources.session import close_all, connect
 from ringsync.state.out_of_sequence import OutOfSequence
-from ringsync.state.staging import encode_rows, late_key
-from ringsync.steps import out_of_sequence
 from ringsync.steps.application import Application, ExitCode
-from ringsync.steps.late_pass import LatePasses
-from ringsync.steps.late_rows import (
+from ringsync.steps.late import out_of_sequence
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_rows import (
     FIRST_WAIT_S,
     FOLDER,
     LONGEST_WAIT_S,
@@ -35,11 +36,11 @@ from ringsync.steps.late_rows import (
     UnreadableRowsError,
 )
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.passes.rows_after import AfterReader
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import get_pass, pass_numbers
+from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode
 from tests.steps.late_files import Write, change_rows, put_late
 
@@ -67,7 +68,7 @@ def application(cassandra: CassandraNode, tmp_path: Path) -> Application:
     path = tmp_path / "ringsync.yaml"
     path.write_text(yaml.safe_dump(document))
     config = load_config(path)
-    return Application("out_of_sequence", str(path), config, config.open_store(), None, "r", argparse.Namespace())
+    return Application("out_of_sequence", str(path), config, store_of(config), None, "r", argparse.Namespace())
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,7 @@ def test_from_file_to_message(application: Application, table: TableSchema, sess
     put_late(store, [there, overwritten, deleted, coming], table, "node-1-a")
     put_late(store, [there, coming, hidden], table, "node-2-a", "node-2")
     with ControlServer() as control:
-        passes = LatePasses(application, connect(application.config.cluster_settings()), control.address)
+        passes = LatePasses(application, connect(cluster_settings(application.config)), control.address)
         ring = Ring(passes)
         assert passes.table("0" * 32) is None
         version = passes.table(table.table_id)
@@ -191,7 +192,7 @@ def test_a_row_that_a_pass_has_published_meanwhile_is_left_out(
     writes = [Write(7, seq, "x", HOUR_AGO + seq) for seq in range(10)]
     rows = change_rows(writes, table)
     with ControlServer() as control:
-        connected = connect(application.config.cluster_settings())
+        connected = connect(cluster_settings(application.config))
         first, second = (LatePasses(application, connected, control.address) for _ in range(2))
         assert first.table(table.table_id) == second.table(table.table_id)
         real = second.published

@@ -14,24 +14,24 @@ import pyarrow as pa
 import pytest
 
 from ringsync.changes.identity import TableVersion
-from ringsync.changes.images import row_images_of
 from ringsync.changes.schema import EXPIRING, STATIC
+from ringsync.images.from_changes import row_images_of
+from ringsync.images.schema import row_image_schema
+from ringsync.ledger.passes import Pass, get_pass, pass_bucket, pass_numbers
 from ringsync.replica.base import base_folder
 from ringsync.replica.changes import replica_state
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.ring.tokens import TokenRange
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CommittedRange
-from ringsync.steps import follow_ups as steps_follow_ups
-from ringsync.steps.bootstrap_cancel import end
-from ringsync.steps.bootstrap_publish import Outputs, file_prefix
-from ringsync.steps.follow_ups import FollowUps
-from ringsync.steps.passes import commit
-from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.bootstrap.cancel import end
+from ringsync.steps.bootstrap.publish import Outputs, file_prefix
+from ringsync.steps.passes import follow_ups as steps_follow_ups
+from ringsync.steps.passes.follow_ups import FollowUps
+from ringsync.steps.passes.make import commit
+from ringsync.steps.passes.rows_after import AfterReader
 from ringsync.streams.files import FileStream, StreamConflictError
 from ringsync.streams.messages import snapshot_messages
-from ringsync.streams.pass_log import Pass, get_pass, pass_bucket, pass_numbers
 from tests.mortal_store import IMMORTAL, Killed
 from tests.newest_model import NewestModel
 from tests.steps import test_bootstrap_begins_back, test_bootstrap_marks, test_close

@@ -12,13 +12,13 @@ import pytest
 
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.formats.commitlog.segment import Wanted, read_descriptor
+from ringsync.ledger.staging import Bucket, LogPart, put_commit
 from ringsync.ring.ring import Host
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
-from ringsync.state.staging import Bucket, LogPart, put_commit
-from ringsync.steps.commitlog_stage import check_counts
-from ringsync.steps.node_log import PATIENCE_MS, NodeLog, read_node_log
-from ringsync.steps.stage_task import Staged, StageTask, StageWork, Windows, stage
+from ringsync.steps.stage.commitlog_stage import check_counts
+from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog, read_node_log
+from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, stage
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
 
@@ -211,7 +211,7 @@ def test_what_the_schema_does_not_have_is_told(tmp_path: Path) -> None:
 def test_what_a_worker_may_not_do_is_told_while_the_log_is_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment is removed only when it is finished: that it cannot be shall be known before."""
     refused = ["nothing can be deleted"]
-    monkeypatch.setattr("ringsync.steps.node_log.what_is_refused", lambda folder: refused[0] if folder else None)
+    monkeypatch.setattr("ringsync.steps.stage.node_log.what_is_refused", lambda folder: refused[0] if folder else None)
     (name, content), *_ = segments().items()
     node.put(name, content, "4711")
     node.cycle()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ringsync.ring.coverage import fraction, intersection, union
 from ringsync.ring.tokens import TokenRange
-from ringsync.steps.bootstrap_task import Behind, RangeWriter
+from ringsync.steps.bootstrap.task import Behind, RangeWriter
 
 Row = tuple[int, int]
 """Token, and a number that no other row has."""

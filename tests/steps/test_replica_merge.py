@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from ringsync.cluster.schema import read_table
+from ringsync.images.schema import row_image_schema
 from ringsync.replica.lookup import previous_images
-from ringsync.schema.from_cluster import read_table
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import ExitCode, Report, StepError
 from tests.replica.bases import state_of, write_pass

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ringsync.streams.pass_log import mark, pass_numbers
+from ringsync.ledger.passes import mark, pass_numbers
 from tests.steps.late_files import Write
 from tests.steps.test_bootstrap_begins_back import bootstrap, follow_ups
 from tests.steps.test_close import NOW, TABLE, Lake

@@ -12,15 +12,15 @@ import yaml
 
 from ringsync.config import load_config
 from ringsync.cql.types import Native
+from ringsync.ledger.passes import forget_pass, get_pass, pass_numbers, put_pass
+from ringsync.ledger.staging import Bucket, decode_rows
 from ringsync.schema.table import Column
-from ringsync.state.staging import Bucket, decode_rows
-from ringsync.steps import late_pass
 from ringsync.steps.application import Application, StepError
-from ringsync.steps.follow_ups import FollowUps
-from ringsync.steps.late_pass import LatePasses
+from ringsync.steps.late import late_pass
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.sync_plan import SyncPlan, SyncTable
 from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import forget_pass, get_pass, pass_numbers, put_pass
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import NOW, RING, TABLE, VERSION, Lake
 

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from ringsync.changes.identity import TableVersion
-from ringsync.changes.merge import merge
-from ringsync.schema.row_image import row_image_schema
-from ringsync.state.staging import encode_rows
-from ringsync.steps.rows_after import AfterReader, images_after
+from ringsync.changes.reconcile.rows import merge
+from ringsync.images.schema import row_image_schema
+from ringsync.ledger.passes import deletions_key
+from ringsync.ledger.staging import encode_rows
+from ringsync.steps.passes.rows_after import AfterReader, images_after
 from ringsync.storage.local import LocalStore
-from ringsync.streams.pass_log import deletions_key
 from tests.replica.bases import state_of, write_base
 from tests.steps.late_files import RangeDelete, Write, change_rows
 from tests.steps.test_close import RING, TABLE

@@ -16,18 +16,18 @@ import yaml
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cql.types import Native
+from ringsync.images.schema import row_image_schema
+from ringsync.ledger.passes import Pass
 from ringsync.replica.changes import append_pass
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import Column, TableSchema
-from ringsync.steps.passes import Outputs, PassContext, commit, make_outputs
-from ringsync.steps.replica_task import ReplicaTask
-from ringsync.steps.rows_after import AfterReader, NoReplicaError
+from ringsync.steps.passes.make import Outputs, PassContext, commit, make_outputs
+from ringsync.steps.passes.replica_task import ReplicaTask
+from ringsync.steps.passes.rows_after import AfterReader, NoReplicaError
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import Pass
 from tests.replica.bases import NOW_MS, state_of, write_base
 from tests.steps.late_files import RangeDelete, Write, change_rows
 

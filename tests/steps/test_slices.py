@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringsync.ledger.staging import Bucket
 from ringsync.ring.tokens import WHOLE_RING, TokenRange
-from ringsync.state.staging import Bucket
-from ringsync.steps import slices as module
-from ringsync.steps.agreement import Reading, Settled
-from ringsync.steps.slices import cut
+from ringsync.steps.close import slices as module
+from ringsync.steps.close.agreement import Reading, Settled
+from ringsync.steps.close.slices import cut
 
 TOKENS = st.integers(-(2**63) + 1, 2**63 - 1)
 

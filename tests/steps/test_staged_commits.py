@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ringsync.cql.types import Native
+from ringsync.ledger.staging import Block, Bucket, Place, StageCommit, commit_keys, put_commit, rows_key, rows_keys
+from ringsync.ledger.table_versions import version_of
 from ringsync.schema.table import Column, TableSchema
-from ringsync.state.staging import Block, Bucket, Place, StageCommit, commit_keys, put_commit, rows_key, rows_keys
-from ringsync.state.table_versions import version_of
-from ringsync.steps.staged_commits import SWEEP_EVERY_MS, StagedCommits
+from ringsync.steps.close.staged_commits import SWEEP_EVERY_MS, StagedCommits
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
 

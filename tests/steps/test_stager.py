@@ -12,19 +12,21 @@ from uuid import UUID
 
 import pytest
 
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.columns import logged_tables
+from ringsync.cluster.schema import SYSTEM_KEYSPACES
+from ringsync.config.sections import Store
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.formats.commitlog.segment import Wanted
+from ringsync.ledger.staging import Bucket
+from ringsync.ledger.table_versions import version_of
 from ringsync.ring.ring import Host, Replication
-from ringsync.schema.from_cluster import SYSTEM_KEYSPACES
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
-from ringsync.state.staging import Bucket
-from ringsync.state.table_versions import version_of
-from ringsync.steps import absent_tables, commitlog_stage, stage_task
-from ringsync.steps.commitlog_stage import Stager
-from ringsync.steps.node_log import PATIENCE_MS, NodeLog
-from ringsync.steps.stage_task import StagedTable, StageTask, StageWork, Windows, stage
+from ringsync.steps import absent_tables
+from ringsync.steps.stage import commitlog_stage, stage_task
+from ringsync.steps.stage.commitlog_stage import Stager
+from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
+from ringsync.steps.stage.stage_task import StagedTable, StageTask, StageWork, Windows, stage
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
@@ -94,7 +96,7 @@ class Sync:
             **{"bucket_by_of": lambda name: "arrival", "follows": lambda name: True},
         )
         config = SimpleNamespace(
-            sync=sync, commitlog_processor_window_interval_ms=60_000, open_store=lambda: self.store
+            sync=sync, commitlog_processor_window_interval_ms=60_000, store=Store(url=self.store.url)
         )
         versions = [version_of(self.store, table) for table in TABLES]
         followed = tuple(SyncTable(version, "t", True) for version in versions)

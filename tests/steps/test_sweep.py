@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from ringsync.config import load_config
-from ringsync.steps import passes
+from ringsync.ledger.passes import Pass, forget_pass, get_pass, pass_numbers
+from ringsync.ledger.tries import Try
 from ringsync.steps.application import Application
-from ringsync.steps.follow_ups import SWEEP_EVERY_S, FollowUps
-from ringsync.steps.passes import PassContext, make_outputs
-from ringsync.steps.rows_after import AfterReader
+from ringsync.steps.passes import make as passes
+from ringsync.steps.passes.follow_ups import SWEEP_EVERY_S, FollowUps
+from ringsync.steps.passes.make import PassContext, make_outputs
+from ringsync.steps.passes.rows_after import AfterReader
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream, StreamConflictError
 from ringsync.streams.messages import envelope_schema, key_schema
-from ringsync.streams.pass_log import Pass, forget_pass, get_pass, pass_numbers
-from ringsync.streams.tries import Try
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import NOW, RING, TABLE, VERSION, Lake

@@ -18,18 +18,19 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from ringsync.changes.columns import columns_of
 from ringsync.changes.schema import LIVE, PARTITION_DELETION, RANGE_DELETION, ROW, STATIC, TOMBSTONE
-from ringsync.changes.tables import columns_of
+from ringsync.cluster.control import ControlServer
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import close_all, connect
 from ringsync.config import load_config
-from ringsync.schema.from_cluster import read_table
+from ringsync.ledger.passes import get_pass, pass_numbers
+from ringsync.ledger.staging import STAGED_ROWS
 from ringsync.schema.table import TableSchema
-from ringsync.sources.control import ControlServer
-from ringsync.sources.session import close_all, connect
-from ringsync.state.staging import STAGED_ROWS
 from ringsync.steps.application import Application
-from ringsync.steps.late_pass import LatePasses
+from ringsync.steps.late.late_pass import LatePasses
 from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import get_pass, pass_numbers
+from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode
 from tests.commitlog_model.murmur3 import token
 from tests.newest_model import NewestModel, newest_differences
@@ -179,11 +180,9 @@ def passes(cassandra: CassandraNode, tmp_path: Path) -> Iterator[LatePasses]:
     path = tmp_path / "ringsync.yaml"
     path.write_text(yaml.safe_dump(document))
     config = load_config(path)
-    application = Application(
-        "out_of_sequence", str(path), config, config.open_store(), None, "r", argparse.Namespace()
-    )
+    application = Application("out_of_sequence", str(path), config, store_of(config), None, "r", argparse.Namespace())
     with ControlServer() as control:
-        yield LatePasses(application, connect(config.cluster_settings()), control.address)
+        yield LatePasses(application, connect(cluster_settings(config)), control.address)
     close_all()
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ringsync.schema.from_cluster import read_table
+from ringsync.cluster.schema import read_table
+from ringsync.ledger.passes import LATE, digests_key
 from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.steps.loop import put_status
 from ringsync.storage.local import LocalStore
-from ringsync.streams.pass_log import LATE, digests_key
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.cql.cells import cells_of_values
-from ringsync.cql.decode import decode
-from ringsync.schema.row_image import MERGE, ROW_TIMES, lake_names, row_image_schema
+from ringsync.cql.codec.decode import decode
+from ringsync.images.schema import MERGE, ROW_TIMES, lake_names, row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from tests.commitlog_model.replay import Row
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import ROW
 from ringsync.cql.types import Native
-from ringsync.schema.row_image import row_image_schema
+from ringsync.images.from_changes import row_images_of
+from ringsync.images.schema import row_image_schema
 from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
 from ringsync.streams.change_messages import change_messages

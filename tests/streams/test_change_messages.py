@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringsync.changes.image_rows import change_rows_of
-from ringsync.changes.images import row_images_of
-from ringsync.changes.merge import merge
+from ringsync.avro.mapping import Mapping
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
-from ringsync.changes.tables import logged_tables
-from ringsync.cql.avro import Mapping
 from ringsync.formats.commitlog.reader import read_log
+from ringsync.images.from_changes import row_images_of
+from ringsync.images.to_changes import change_rows_of
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
 from ringsync.streams.change_messages import change_messages

@@ -9,9 +9,9 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from ringsync.cql.avro_rows import encode_rows
+from ringsync.avro.container import ContainerWriter, read_container
+from ringsync.avro.rows import encode_rows
 from ringsync.storage.local import LocalStore
-from ringsync.streams.container import ContainerWriter, read_container
 from ringsync.streams.files import FileStream, Part, StreamConflictError, StreamDamagedError, StreamError
 from ringsync.streams.messages import Messages
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
-from ringsync.cql.avro import without_logical_types
+from ringsync.avro import to_json as json_messages
+from ringsync.avro.mapping import without_logical_types
+from ringsync.avro.to_json import json_converter
 from ringsync.schema.table import TableSchema
-from ringsync.streams import json_messages
-from ringsync.streams.json_messages import json_converter
 from ringsync.streams.messages import envelope_schema, key_schema
 from tests.streams.test_messages import DOCUMENTED, DOCUMENTED_ROW, images, messages_of, random_images
 

@@ -18,10 +18,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from ringsync.streams.files import FileStream
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.errors import BrokerUnavailableError, CursorError, RelayError
+from ringsync.streams.kafka.relay import relay
 from ringsync.streams.messages import Messages
-from ringsync.streams.relay_errors import BrokerUnavailableError, CursorError, RelayError
 from servers.kafka import BrokerSettings, KafkaBroker
 from tests.kafka_reading import Record, avro_of, json_payload, kafka_messages, read_topic
 from tests.steps.late_files import RangeDelete, Write
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.server
 CHILD = """
 import sys
 from ringsync.storage.local import LocalStore
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.relay import relay
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 
 def wait_to_be_killed():
     print("part", flush=True)

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from ringsync.config import Kafka
 from ringsync.service.checks import CheckError, check_kafka
-from ringsync.steps.kafka_feed import KafkaFeed
-from ringsync.streams import kafka as kafka_relay
+from ringsync.steps.passes.kafka_feed import KafkaFeed
 from ringsync.streams.files import FileStream, StreamDamagedError
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
-from ringsync.streams.relay_errors import AnotherRelayError, BrokerUnavailableError, RelayError
+from ringsync.streams.kafka import relay as kafka_relay
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.errors import AnotherRelayError, BrokerUnavailableError, RelayError
+from ringsync.streams.kafka.relay import relay
 from servers import kafka as servers_kafka
 from servers.kafka import BrokerSettings, KafkaBroker
 from tests.kafka_reading import avro_of, kafka_messages, read_topic
@@ -38,9 +39,9 @@ LEVELS = ("read_committed", "read_uncommitted")
 CHILD = """
 import json, sys
 from ringsync.storage.local import LocalStore
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
-from ringsync.streams.relay_errors import RelayError
+from ringsync.streams.kafka.relay import relay
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.errors import RelayError
 
 bootstrap, folder, topic, pause_in, pauses = *sys.argv[1:5], int(sys.argv[5])
 
@@ -279,8 +280,7 @@ def test_brokers_without_transactions_are_named(
     broker: KafkaBroker, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def checked(one: KafkaBroker) -> list[str]:
-        settings = KafkaSettings((one.bootstrap,))
-        return check_kafka(SimpleNamespace(kafka_settings=lambda: settings))  # type: ignore[arg-type]
+        return check_kafka(SimpleNamespace(kafka=Kafka(bootstrap_servers=(one.bootstrap,))))  # type: ignore[arg-type]
 
     assert checked(broker) == [f"1 brokers answer at {broker.bootstrap}, and take transactions"]
     stream, factor = outbox(tmp_path / "lake", "demo.shop.without"), "transaction.state.log.replication.factor="

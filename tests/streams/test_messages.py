@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.avro import AvroMappingError, Mapping, without_logical_types
+from ringsync.avro.mapping import AvroMappingError, Mapping, without_logical_types
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, arrow_type
-from ringsync.schema.row_image import MERGE, ROW_TIMES, lake_names, row_image_schema
+from ringsync.images.schema import MERGE, ROW_TIMES, lake_names, row_image_schema
 from ringsync.schema.table import Column, ColumnKind, TableSchema
 from ringsync.streams.messages import Messages, envelope_schema, key_schema, message_schema, snapshot_messages
 from tests.cql.avro_reading import arrow_values
@@ -404,7 +404,7 @@ def test_messages_say_what_the_row_images_say(drawn: tuple[TableSchema, pa.Recor
 
 
 def check_cell(column: Column, found: Any, value: Any, row: dict[str, Any], x: dict[str, Any]) -> None:
-    """Compare one cell with what the docstring of schema/row_image.py says of ``_row`` and ``_x``."""
+    """Compare one cell with what the docstring of images/schema.py says of ``_row`` and ``_x``."""
 
     def times(d: int | None, e: int | None) -> tuple[int, int | None]:
         return row["writetime"] + (d or 0), row["expires_at"] if e is None else None if e == -1 else e

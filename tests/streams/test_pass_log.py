@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.streams.pass_log import (
+from ringsync.ledger.passes import (
     LATE,
     Pass,
     deletions_key,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ringsync.streams import kafka as relays
 from ringsync.streams.files import FileStream, StreamDamagedError
-from ringsync.streams.kafka import relay
-from ringsync.streams.kafka_topics import KafkaSettings, KafkaTopics
-from ringsync.streams.relay_cursor import Cursor, CursorObject
-from ringsync.streams.relay_errors import AnotherRelayError
+from ringsync.streams.kafka import relay as relays
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.cursor import Cursor, CursorObject
+from ringsync.streams.kafka.errors import AnotherRelayError
+from ringsync.streams.kafka.relay import relay
 from tests.mock_kafka import MockKafka, mock_kafka
 from tests.streams.outbox import notes, outbox, publish
 

@@ -7,12 +7,11 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.replica.changes import replica_state
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream
-from ringsync.streams.pass_log import get_pass, pass_numbers
-from ringsync.streams.topics import data_topic
+from ringsync.streams.files import FileStream, data_topic
 
 KEYSPACE = "shop"
 TABLE = f"{KEYSPACE}.orders"

@@ -13,14 +13,13 @@ from typing import Any
 
 from cassandra.protocol import _ProtocolHandler
 
+from ringsync.cluster.schema import read_table
 from ringsync.config.sync import Sync
 from ringsync.cql.types import ListType
 from ringsync.replica.base import base_folder, changes_folder
-from ringsync.schema.from_cluster import read_table
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.files import FileStream
-from ringsync.streams.topics import data_topic
+from ringsync.streams.files import FileStream, data_topic
 from servers.cassandra import CassandraNode
 from tests.changes.query_replay import replay_queries
 from tests.newest_model import NewestModel, newest_differences

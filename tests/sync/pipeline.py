@@ -18,6 +18,7 @@ from ringsync.config import load_config
 from ringsync.config.sync import Sync
 from ringsync.service.published import wait_until_published
 from ringsync.storage.port import ObjectStore
+from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
 from servers.jars import fetch
 from tests.chaos.applications import PROJECT, environment, session_of
@@ -68,7 +69,7 @@ class Pipeline:
         jars = [str(jar) for jar in fetch("delta", cache).glob("*.jar") if jar.name.startswith(("delta-", "unity"))]
         self.environment = {**environment(), "RINGSYNC_SPARK_JARS": ",".join(jars)}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.store = load_config(conf).open_store()
+        self.store = store_of(load_config(conf))
 
     def start(self, name: str, *options: str) -> None:
         """Start an application; again if it has ended."""

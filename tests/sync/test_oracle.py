@@ -14,9 +14,9 @@ import pytest
 from cassandra import ConsistencyLevel
 
 from ringsync.cli import main
+from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.config.sync import Sync
-from ringsync.schema.from_cluster import read_table
 from ringsync.storage.port import ObjectStore
 from servers.cluster import connected, three_nodes
 from tests.sync import by_keys, scenario, under_way

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ringsync.state.staging import commit_keys
+from ringsync.ledger.staging import commit_keys
 from ringsync.status import read_statuses
 from tests.sync.pipeline import WINDOW_MS, Pipeline
 from tests.sync.scenario import rotated

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from numba import njit
 
-from ringsync.cql.cells import valid_mask
-from ringsync.cql.kernels import KERNEL, address, load32_native, load64_native, store64
+from ringsync.compiled.arrow import Integers
+from ringsync.compiled.memory import KERNEL, address, load32_native, load64_native, store64
 
 NO_CELL = -2
 """Expiry of what is not there; its writetime means nothing."""
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -82,29 +79,6 @@ def common_times(writetimes: Integers, expiries: Integers, elements: Sequence[El
         address(row_expiries),
     )
     return RowTimes(row_writetimes, row_expiries, mixed > 0)
-
-
-def integers(array: pa.Array) -> Integers:
-    """An integer array as int64, 0 where it is null."""
-    kind = np.dtype(f"i{array.type.bit_width // 8}")
-    if not len(array):
-        return np.empty(0, np.int64)
-    values = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize).astype(np.int64)
-    return np.where(valid_mask(array), values, 0) if array.null_count else values
-
-
-def int64_array(values: Integers, valid: npt.NDArray[np.bool_]) -> pa.Array:
-    """These integers, null where the mask does not say ``valid``.
-
-    ``pa.array`` does the same, but imports pandas for it, which takes a worker as long as all else together.
-    """
-    buffers = [bitmap(valid), pa.py_buffer(np.ascontiguousarray(values))]
-    return pa.Array.from_buffers(pa.int64(), len(values), buffers)
-
-
-def bitmap(mask: npt.NDArray[np.bool_]) -> pa.Buffer:
-    """Arrow's bitmap of a mask."""
-    return pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -191,3 +165,7 @@ def _most_common(pairs: int, count: int) -> int:
         if seen > most or (seen == most and greater):
             best, best_writetime, best_expiry, most = entry, writetime, expiry, seen
     return best
+
+
+NO_EXPIRY = -1
+"""``_x.<column>.e``: this cell has no expiry although the row's common value is one."""

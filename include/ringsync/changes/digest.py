@@ -22,9 +22,9 @@ from collections.abc import Iterable
 
 from numba import njit
 
+from ringsync.compiled.memory import load64, load64_native, store64
 from ringsync.cql.cells import cells_of_values, raw_values
-from ringsync.cql.digest import murmur3_128, murmur_finish, murmur_mix
-from ringsync.cql.kernels import load64, load64_native, store64
+from ringsync.cql.murmur3 import murmur3_128, murmur_finish, murmur_mix
 
 DIGEST_BYTES = 16
 

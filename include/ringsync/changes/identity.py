@@ -1,6 +1,6 @@
 """Which column a cell belongs to, whatever the table looks like by the time somebody reads it (DESIGN §4).
 
-In memory a cell names its column by the place that :func:`ringsync.changes.tables.columns_of` gives it. An ``ALTER
+In memory a cell names its column by the place that :func:`ringsync.changes.columns.columns_of` gives it. An ``ALTER
 TABLE`` moves these places, so they are never stored: files name columns by ids, which a table gives once to each name
 and never again, and say under which version of the table they were written.
 """
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.changes.cells import numbers
-from ringsync.changes.tables import columns_of
+from ringsync.changes.columns import columns_of
+from ringsync.compiled.arrow import integers
 from ringsync.schema.table import TableSchema
 
 _NOWHERE = -1
@@ -78,15 +78,15 @@ class TableVersion:
 
         :raises UnresolvedRowsError: they name a column that this version does not know
         """
-        highest = int(numbers(rows["schema_version"]).max(initial=0))
-        lowest = int(numbers(rows["schema_version"]).min(initial=highest))
+        highest = int(integers(rows["schema_version"]).max(initial=0))
+        lowest = int(integers(rows["schema_version"]).min(initial=highest))
         if rows.num_rows and lowest < 1:
             raise UnresolvedRowsError(
                 f"rows of {self.table.full_name} were staged without a version of its schema, by an older ringsync; "
                 f"version {self.number} is known, and nobody can tell whether they follow it"
             )
         for name in ("cells", "complex_deletions"):
-            ids = numbers(rows[name].flatten().field(0))
+            ids = integers(rows[name].flatten().field(0))
             unknown = (ids < 0) | (ids >= len(self._places))
             unknown[~unknown] = self._places[ids[~unknown]] == _NOWHERE
             if unknown.any():
@@ -110,9 +110,9 @@ def _renumbered(rows: pa.RecordBatch, by: npt.NDArray[np.int32]) -> pa.RecordBat
         if not len(values):
             continue
         fields = [values.field(place) for place in range(values.type.num_fields)]
-        fields[0] = pa.array(by[numbers(fields[0])])
+        fields[0] = pa.array(by[integers(fields[0])])
         structs = pa.StructArray.from_arrays(fields, fields=list(values.type))
-        offsets = numbers(lists.offsets)
+        offsets = integers(lists.offsets)
         moved = pa.array((offsets - offsets[0]).astype(np.int32))
         rows = rows.set_column(at, rows.schema.field(at), pa.ListArray.from_arrays(moved, structs, type=lists.type))
     return rows

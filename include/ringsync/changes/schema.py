@@ -32,7 +32,7 @@ CELL = pa.struct(
         ("kind", pa.int8()),
     ]
 )
-"""``column``: see :func:`ringsync.changes.tables.columns_of`; ``path``: null for a column of one cell; ``value``: null
+"""``column``: see :func:`ringsync.changes.columns.columns_of`; ``path``: null for a column of one cell; ``value``: null
 for a tombstone; ``local_deletion_time``: s, of an expiring cell when it expires."""
 COMPLEX_DELETION = pa.struct([("column", pa.int32()), ("timestamp", pa.int64()), ("local_deletion_time", pa.int64())])
 

@@ -28,18 +28,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
-from ringsync.changes.flat_cells import by_column, flat, spread, starts_of
-from ringsync.changes.order import path_type
+from ringsync.changes.columns import LoggedColumn, columns_of
+from ringsync.changes.flat import by_column, flat, spread
+from ringsync.changes.keys.order import path_type
+from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
 from ringsync.changes.schema import DELETION, EXPIRING, KINDS, LIVENESS, RANGE_DELETION, TOMBSTONE
-from ringsync.changes.tables import LoggedColumn, columns_of
+from ringsync.compiled.arrow import Places, integers, starts_of
 from ringsync.cql.cells import cells_of
+from ringsync.cql.codec.decode import decode
 from ringsync.cql.counters import counter_totals
-from ringsync.cql.decode import decode
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.types import arrow_type
 from ringsync.schema.table import TableSchema
@@ -57,7 +57,6 @@ OWN_NAMES = (
     "_file",
     "_position",
 )
-Places = npt.NDArray[np.intp]
 
 
 def typed_schema(table: TableSchema) -> pa.Schema:
@@ -169,7 +168,7 @@ def _column(rows: pa.RecordBatch, column: LoggedColumn, cells: pa.StructArray, r
 
 
 def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
-    kinds, locals_ = numbers(cells.field("kind")), cells.field("local_deletion_time")
+    kinds, locals_ = integers(cells.field("kind")), cells.field("local_deletion_time")
     raw = cells.field("value")
     value_type = column.value_type
     misfits = None
@@ -197,6 +196,6 @@ def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
 
 def _complex_deletions(lists: pa.ListArray, column: LoggedColumn, count: int) -> pa.StructArray:
     every = flat(lists)
-    own = every.where(every.numbers("column") == column.number)
+    own = every.where(every.integers("column") == column.number)
     fields = [own.cells.field("timestamp"), own.cells.field("local_deletion_time")]
     return spread(pa.StructArray.from_arrays(fields, fields=list(DELETION)), own.row, count)

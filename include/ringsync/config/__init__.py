@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -28,12 +28,6 @@ from ringsync.config.sections import (
     Verify,
 )
 from ringsync.config.sync import DEFAULT_QUEUE, AfterImage, BucketBy, Kafka, Metrics, Sync
-
-if TYPE_CHECKING:
-    from ringsync.sources.limits import Limits
-    from ringsync.sources.session import ClusterSettings
-    from ringsync.storage.port import ObjectStore
-    from ringsync.streams.kafka_topics import KafkaSettings
 
 __all__ = [
     "DEFAULT_QUEUE",
@@ -79,76 +73,6 @@ class Config(Section):
                 "(commitlog_processor_window_count × …_interval_ms), or late copies would be published again"
             )
         return self
-
-    def cluster_settings(self) -> ClusterSettings:
-        """Settings of the connection, secrets resolved.
-
-        :raises ConfigError: when a secret cannot be read
-        """
-        from ringsync.sources.session import ClusterSettings, TlsSettings
-
-        source = self.cassandra
-        return ClusterSettings(
-            contact_points=source.contact_points,
-            port=source.port,
-            local_datacenter=source.local_datacenter,
-            username=source.username,
-            password=source.password.resolve("cassandra.password") if source.password else None,
-            tls=TlsSettings(**source.tls.model_dump()) if source.tls else None,
-            consistency_level=source.consistency_level,
-            page_size=source.page_size,
-            request_timeout_s=source.request_timeout_s,
-            connect_timeout_s=source.connect_timeout_s,
-        )
-
-    def kafka_settings(self) -> KafkaSettings | None:
-        """How the brokers are reached, secrets resolved; None: there are none.
-
-        :raises ConfigError: when a secret cannot be read
-        """
-        kafka = self.kafka
-        if kafka is None:
-            return None
-        from ringsync.streams.kafka_topics import KafkaSettings
-
-        return KafkaSettings(
-            bootstrap_servers=kafka.bootstrap_servers,
-            serialisation=kafka.serialisation,
-            json_schemas=kafka.json_schemas,
-            schema_registry_url=kafka.schema_registry_url,
-            tls=kafka.tls,
-            sasl_mechanism=kafka.sasl_mechanism,
-            username=kafka.username,
-            password=kafka.password.resolve("kafka.password") if kafka.password else None,
-            partitions=kafka.partitions,
-            replication_factor=kafka.replication_factor,
-            partition_by=kafka.partition_by,
-        )
-
-    def cluster_limits(self) -> Limits:
-        """The configured limits; others may be set while ringsync runs (docs/bootstrap.md)."""
-        from ringsync.sources.limits import Limits
-
-        megabytes = self.limits.megabytes_per_s
-        return Limits(
-            rows_per_s=self.limits.rows_per_s,
-            bytes_per_s=None if megabytes is None else megabytes * 1e6,
-            concurrent_requests=self.limits.concurrent_requests,
-        )
-
-    def open_store(self) -> ObjectStore:
-        """The object store (DESIGN §9)."""
-        from ringsync.storage import open_store
-
-        try:
-            return open_store(
-                self.store.url,
-                gcs_endpoint=self.store.gcs_endpoint,
-                gcs_project=self.store.gcs_project,
-                gcs_credentials_file=self.store.gcs_credentials_file,
-            )
-        except ValueError as error:
-            raise ConfigError(f"store.url: {error}") from None
 
     def airflow_connections(self) -> tuple[str, ...]:
         """Ids of the Airflow connections that hold secrets of the Spark applications."""

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.cql.gather import count_nulls, gather_bytes, sum_lengths
-from ringsync.cql.kernels import PADDING, address, padded
+from ringsync.compiled.arrow import valid_mask
+from ringsync.compiled.memory import PADDING, address, padded
+from ringsync.cql.codec.gather import count_nulls, gather_bytes, sum_lengths
 
 NULL_LENGTH = -1
 """Length of a null value; a length of 0 is an existing, empty value."""
@@ -23,7 +24,7 @@ _BINARY = pa.binary()
 class Cells:
     """The serialised values of one column.
 
-    :ivar buffer: the bytes, followed by :data:`~ringsync.cql.kernels.PADDING` spare bytes
+    :ivar buffer: the bytes, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes
     :ivar offsets: where in the buffer each value begins
     :ivar lengths: bytes of each value; -1: null, 0: an empty value
     :ivar arguments: what every kernel begins with: the three addresses and the number of rows
@@ -109,13 +110,3 @@ def cells_of(array: pa.Array) -> Cells:
     if data.size - int(limits[-1]) >= PADDING:
         return Cells(np.frombuffer(data, np.uint8), np.ascontiguousarray(limits[:-1]), lengths)
     return Cells(padded(memoryview(data)[limits[0] : limits[-1]]), limits[:-1] - limits[0], lengths)
-
-
-def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where an array is not null. (``to_numpy`` tells the same, but imports pandas for it: a second per worker.)"""
-    if not array.null_count:
-        return np.ones(len(array), np.bool_)
-    first = array.offset // 8
-    bitmap = np.frombuffer(array.buffers()[0], np.uint8)[first : (array.offset + len(array) + 7) // 8]
-    skip = array.offset % 8
-    return np.unpackbits(bitmap, bitorder="little")[skip : skip + len(array)].view(np.bool_)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 from numba import njit
 
+from ringsync.compiled.memory import KERNEL, load16, load32_native, load64, store64
 from ringsync.cql.cells import cells_of, validity
-from ringsync.cql.kernels import KERNEL, load16, load32_native, load64, store64
 
 SHARD_BYTES = 32
 

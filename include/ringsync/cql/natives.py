@@ -17,15 +17,15 @@ AvroSchema = str | Mapping[str, Any] | Sequence[Any]
 Codec = Literal[
     "ascii", "blob", "boolean", "date", "decimal", "duration", "fixed", "inet", "text", "timestamp", "uuid", "varint"
 ]
-"""How bytes and Arrow become each other: :mod:`ringsync.cql.decode`, :mod:`ringsync.cql.encode`, and, where result
-pages have a faster way, :mod:`ringsync.formats.page_columns`. ``fixed``: a number of ``width`` bytes."""
+"""How bytes and Arrow become each other: :mod:`ringsync.cql.codec.decode`, :mod:`ringsync.cql.codec.encode`, and, where
+result pages have a faster way, :mod:`ringsync.formats.page_columns`. ``fixed``: a number of ``width`` bytes."""
 
 Text = Literal["bare", "blob", "date", "duration", "float", "inet", "quoted", "string", "time", "timestamp"]
-"""How a value is printed: :mod:`ringsync.cql.native_texts`. Of ``bare`` (no quotes in JSON), ``quoted`` and ``string``
+"""How a value is printed: :mod:`ringsync.cql.text.natives`. Of ``bare`` (no quotes in JSON), ``quoted`` and ``string``
 (special characters are escaped there) Arrow's text is Cassandra's."""
 
 BYTES, SIGNED, UNSIGNED, BOOLEAN, FLOAT, VARINT, DECIMAL, UUID, TIMEUUID = range(9)
-"""How values compare, and which of them are equal: :mod:`ringsync.changes.order_kernels`, ``canonical_kernels``."""
+"""How values compare, and which are equal (:mod:`ringsync.changes.keys.order_kernels`, ``canonical_kernels``)."""
 
 DATE_EPOCH = 2**31
 """The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""

@@ -3,7 +3,7 @@
 Nearly all values of nearly all tables are numbers, times, uuids and texts that are what their type says. Those are
 stored as Arrow has them in the pass that finds where each cell ends, from the bytes as they were received: a copy of
 the pages, or a second pass, costs as much as all of this. Pages that hold anything else are put together and decoded
-cell by cell (:mod:`ringsync.cql.decode`).
+cell by cell (:mod:`ringsync.cql.codec.decode`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from ringsync.cql.cells import Cells
-from ringsync.cql.decode import Decoded, decode
-from ringsync.cql.gather import MAX_MILLISECONDS, has_high_bit, mark_invalid_text
-from ringsync.cql.kernels import (
+from ringsync.compiled.arrow import pooled
+from ringsync.compiled.memory import (
     KERNEL,
     PADDING,
     address,
@@ -33,10 +31,13 @@ from ringsync.cql.kernels import (
     store32,
     store64,
 )
+from ringsync.cql.cells import Cells
+from ringsync.cql.codec.decode import Decoded, decode
+from ringsync.cql.codec.gather import MAX_MILLISECONDS, has_high_bit, mark_invalid_text
+from ringsync.cql.codec.text_forms import UUID_ROOM, uuid_characters
 from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
-from ringsync.cql.text_forms import UUID_ROOM, uuid_characters
 from ringsync.cql.types import CqlType, Native
-from ringsync.formats.result_page import Page, check_end, join_pages, page_cells, page_rows, pooled
+from ringsync.formats.result_page import Page, check_end, join_pages, page_cells, page_rows
 
 _CELL, _TEXT, _FOUR, _EIGHT, _DATE, _MILLISECONDS, _UUID = range(7)
 _WAY: dict[Codec, int] = {

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from numba import njit
 
+from ringsync.compiled.arrow import pooled
+from ringsync.compiled.memory import KERNEL, PADDING, address, load32_signed, store32
 from ringsync.cql.cells import Cells
-from ringsync.cql.kernels import KERNEL, PADDING, address, load32_signed, store32
 
 Page = bytes | memoryview
 """The body of a result page."""
@@ -26,7 +25,7 @@ Page = bytes | memoryview
 class PaddedPage:
     """The body of a result page, ready for the kernels.
 
-    :ivar buffer: the bytes, followed by :data:`~ringsync.cql.kernels.PADDING` spare bytes
+    :ivar buffer: the bytes, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes
     """
 
     buffer: npt.NDArray[np.uint8]
@@ -103,11 +102,6 @@ def _padded(body: Page) -> PaddedPage:
     buffer[: len(body)] = np.frombuffer(body, np.uint8)
     buffer[len(body) :] = 0
     return PaddedPage(buffer)
-
-
-def pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """An array in Arrow's memory pool: for arrays of megabytes numpy would ask the system for new pages every time."""
-    return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

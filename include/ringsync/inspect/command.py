@@ -17,8 +17,8 @@ from rich.progress import Progress
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.formats.commitlog.names import LogPosition, parse_position
-from ringsync.formats.keystores.errors import KeystoreError
-from ringsync.formats.keystores.files import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE, keys_in
+from ringsync.formats.keystores.lookup import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE, keys_in
+from ringsync.formats.keystores.passwords import KeystoreError
 from ringsync.inspect.commitlog import Inspection
 from ringsync.inspect.files import InspectError, find_indexes, find_segments, replaced
 from ringsync.inspect.idx import index_line, index_text, read_indexes
@@ -29,6 +29,7 @@ from ringsync.inspect.tables import Tables, choose_tables
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, SchemaError
 from ringsync.steps.application import ExitCode
+from ringsync.wiring import cluster_settings
 
 FORMATS = ("jsonl", "cql", "parquet", "arrow", "summary")
 EXIT_CODES = """\
@@ -162,11 +163,11 @@ def _schema(arguments: argparse.Namespace) -> Schema:
 
 
 def _schema_of_cluster(contact_point: tuple[str, int | None], conf: str | None) -> Schema:
-    from ringsync.schema.from_cluster import read_tables
-    from ringsync.sources.session import ClusterError, ClusterSettings, close_all, connect
+    from ringsync.cluster.schema import read_tables
+    from ringsync.cluster.session import ClusterError, ClusterSettings, close_all, connect
 
     host, port = contact_point
-    settings = load_config(conf).cluster_settings() if conf else ClusterSettings((host,))
+    settings = cluster_settings(load_config(conf)) if conf else ClusterSettings((host,))
     settings = replace(settings, contact_points=(host,), local_datacenter=None, port=port or settings.port)
     try:
         return read_tables(connect(settings))

@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.tables import LoggedTables
+from ringsync.changes.columns import LoggedTables
 from ringsync.formats.commitlog.index import SegmentIndex
 from ringsync.formats.commitlog.names import LogPosition, segment_id
-from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import WHOLE, Damage, SegmentError
+from ringsync.formats.commitlog.state import REASONS, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from ringsync.inspect.files import InspectError, index_path, read_index
 from ringsync.inspect.outputs import Output
 from ringsync.inspect.problems import Problems

@@ -10,10 +10,10 @@ from typing import BinaryIO, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ringsync.changes.as_cql import CqlStatements
-from ringsync.changes.as_json import json_lines
+from ringsync.changes.columns import columns_of
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.changes.tables import columns_of
+from ringsync.changes.text.json import json_lines
+from ringsync.changes.text.replay import CqlStatements
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.tables import Tables
 

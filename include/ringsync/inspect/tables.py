@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringsync.changes.tables import LoggedTables, logged_tables
+from ringsync.changes.columns import LoggedTables, logged_tables
+from ringsync.cluster.schema import SYSTEM_KEYSPACES, near_names
 from ringsync.cql.identifiers import printable
 from ringsync.inspect.files import InspectError
-from ringsync.schema.from_cluster import SYSTEM_KEYSPACES, near_names
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import Schema, TableSchema
 

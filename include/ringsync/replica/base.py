@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import ringsync
+from ringsync.images.schema import row_image_schema
 from ringsync.replica.delta_log import DataFile, DeltaSnapshot, replace_all
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from ringsync.images.schema import row_image_schema
 from ringsync.replica.base import (
     PROPERTY_PREFIX,
     base_folder,
@@ -38,7 +39,6 @@ from ringsync.replica.delta_log import (
     remove,
     replace_all,
 )
-from ringsync.schema.row_image import row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 

@@ -1,7 +1,7 @@
 """Checksums of live rows per token range: one definition for source and replica.
 
-A row's digest (:mod:`ringsync.replica.digests`) covers every column, each cell's writetime and expiry and raw bytes; of
-keys the value counts, not its spelling (:func:`ringsync.replica.keys.comparable`). A range's checksum is its number of
+A row's digest (:mod:`ringsync.images.digests`) covers every column, each cell's writetime and expiry and raw bytes; of
+keys the value counts, not its spelling (:func:`ringsync.images.keys.comparable`). A range's checksum is its number of
 rows and of live cells, and the exclusive or and the sum (mod 2^64) of both halves of the digests: the same under any
 order and partitioning; the count and the sums see what a bare exclusive or would not, a row that is there twice.
 """
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ringsync.replica.digests import row_digests
-from ringsync.replica.keys import comparable
-from ringsync.schema.row_image import lake_names
+from ringsync.images.digests import row_digests
+from ringsync.images.keys import comparable
+from ringsync.images.schema import lake_names
 from ringsync.schema.table import TableSchema
 
 Int64Array = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ def range_checksums(
 
     :param pieces: how many there are, and tasks
     :param read: gives, in a task, the rows of a piece that a SELECT shows
-        (:func:`ringsync.replica.live_rows.shown_rows`)
+        (:func:`ringsync.images.live.shown_rows`)
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]; rows outside do
         not count
     :returns: one row per range: ``range`` (its index) and :data:`CHECKSUM_FIELDS`, all int64
@@ -61,7 +61,7 @@ def range_checksums(
 def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array) -> pa.RecordBatch:
     """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them.
 
-    :param rows: result of :func:`ringsync.replica.live_rows.shown_rows`
+    :param rows: result of :func:`ringsync.images.live.shown_rows`
     """
     counted = _columns_with_cells(table)
     found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from ringsync.images.differences import Difference, row_differences
+from ringsync.images.digests import canonical
+from ringsync.images.keys import binary_digests, comparable, key_digests
+from ringsync.images.schema import lake_names
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries
-from ringsync.replica.differences import Difference, row_differences
-from ringsync.replica.digests import canonical
-from ringsync.replica.keys import binary_digests, comparable, key_digests
 from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
-from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 
 Outcome = Literal["equal", "different", "missing", "extra", "changed_after"]

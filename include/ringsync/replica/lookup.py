@@ -17,12 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.compiled.arrow import Mask
+from ringsync.images.keys import key_digests, partition_digests
+from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.changes import VERSION, ReplicaState, changes_schema, delta_path
-from ringsync.replica.keys import key_digests, partition_digests
-from ringsync.schema.row_image import lake_names, row_image_schema
 from ringsync.schema.table import TableSchema
-
-Mask = npt.NDArray[np.bool_]
 
 TOKENS_AT_ONCE = 20_000
 """They are written out in a query; a list of 100,000 overflows the stack of delta-rs's parser."""
@@ -71,7 +70,7 @@ def previous_images(
 
     :param state: :func:`ringsync.replica.changes.replica_state`
     :param keys: the rows wanted; of each batch ``token``, the key columns and ``_x`` are looked at, as
-        :func:`ringsync.schema.row_image.row_image_schema` has them
+        :func:`ringsync.images.schema.row_image_schema` has them
     :param partitions: int64, tokens of partitions all of whose rows are wanted; another partition with the same
         token comes along
     :returns: row images; no row for what the replica does not have; dead rows are there as long as they are kept

@@ -21,17 +21,16 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructType
 
-from ringsync.changes.common_times import integers
-from ringsync.changes.image_columns import cell_times
-from ringsync.cql.cells import valid_mask
+from ringsync.compiled.arrow import integers, valid_mask
+from ringsync.images.keys import same_key_sql
+from ringsync.images.live import live_rows
+from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.images.times import cell_times
 from ringsync.replica.base import base_folder
 from ringsync.replica.changes import VERSION, ReplicaState, check_base, forget_merged, write_checkpoint
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
-from ringsync.replica.keys import same_key_sql
-from ringsync.replica.live_rows import live_rows
 from ringsync.replica.session import limit_batches, to_spark_schema
 from ringsync.replica.table import ReplicaTable, newest_changes
-from ringsync.schema.row_image import lake_names, row_image_schema
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 

@@ -1,6 +1,6 @@
 """The replica of one table as Delta, in Spark: read as row images, ranges of it replaced.
 
-``<uri>/base`` is a plain Delta table of row images (:mod:`ringsync.schema.row_image`): deletion vectors, no column
+``<uri>/base`` is a plain Delta table of row images (:mod:`ringsync.images.schema`): deletion vectors, no column
 mapping, type widening or clustering, so that any engine reads it (docs/replica.md). Its properties
 ``ringsync.*`` say what it is. ``<uri>/changes``, if it is there, holds newer images of some rows
 (:mod:`ringsync.replica.changes`).
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from ringsync.images.keys import key_columns_sql, same_key_sql
 from ringsync.replica.base import ReplicaMismatchError, check_same_schema, check_table_id, identity, own_properties
 from ringsync.replica.changes import REPAIR, ReplicaState
-from ringsync.replica.keys import key_columns_sql, same_key_sql
 from ringsync.schema.table import TableSchema
 
 

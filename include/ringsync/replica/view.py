@@ -10,7 +10,7 @@ Columns: ``token``, the table's columns (null, or without the elements, where ce
 ===================================  ==========================================================================
 
 The arrays are in the order of the typed value; those of a user-defined type have one entry per field. Key
-columns have only ``raw``. Row images: :mod:`ringsync.schema.row_image`.
+columns have only ``raw``. Row images: :mod:`ringsync.images.schema`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ringsync.replica.live_rows import live_rows, live_schema
+from ringsync.images.live import live_rows, live_schema
+from ringsync.images.schema import lake_names
 from ringsync.replica.session import to_spark_schema
 from ringsync.replica.table import ReplicaTable
-from ringsync.schema.row_image import lake_names
 from ringsync.schema.table import TableSchema
 
 

@@ -8,10 +8,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ringsync.compiled.arrow import Integers
 from ringsync.ring.ring import Host, RingSnapshot, replicas
 from ringsync.ring.tokens import TokenRange
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,11 @@ class RankedRing:
     hosts: tuple[tuple[Host, ...], ...]
 
     @cached_property
-    def ends(self) -> Numbers:
+    def ends(self) -> Integers:
         """The last token of each range."""
         return np.array([token_range.end for token_range in self.ranges], np.int64)
 
-    def numbers_of(self, tokens: Numbers) -> Numbers:
+    def numbers_of(self, tokens: Integers) -> Integers:
         """The number of the range that each token lies in."""
         return np.searchsorted(self.ends, tokens, side="left") % len(self.ranges)
 
@@ -45,7 +44,7 @@ class RankedRing:
         return tuple(sorted({host.id for hosts in self.hosts for host in hosts}))
 
     @cached_property
-    def live(self) -> Numbers:
+    def live(self) -> Integers:
         """The live replicas by number of the range, then by rank: places in ``nodes``; behind them −1."""
         places = {node: place for place, node in enumerate(self.nodes)}
         found = np.full((len(self.hosts), max(map(len, self.hosts), default=0)), -1, np.int64)

@@ -14,13 +14,14 @@ import requests
 from cassandra import DriverException, OperationTimedOut, RequestExecutionException, Unauthorized
 from cassandra.cluster import NoHostAvailable
 
+from ringsync.cluster.session import ClusterError, connect, endpoint_of, explained_errors
 from ringsync.config import Config
 from ringsync.config.sync import Sync
 from ringsync.cql.identifiers import printable, quote
-from ringsync.sources.session import ClusterError, connect, endpoint_of, explained_errors
+from ringsync.wiring import cluster_settings, kafka_settings, store_of
 
 if TYPE_CHECKING:
-    from ringsync.streams.kafka_topics import KafkaSettings
+    from ringsync.streams.kafka.client import KafkaSettings
 
 ANSWER_S = 10.0
 """Seconds within which brokers and registry must answer."""
@@ -68,7 +69,7 @@ def check_cluster(config: Config) -> list[str]:
     :raises CheckError: no node captures changes
     :raises ConfigError: the password cannot be read
     """
-    session = connect(config.cluster_settings())
+    session = connect(cluster_settings(config))
     try:
         with explained_errors(config.cassandra.username):
             nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
@@ -118,7 +119,7 @@ def longest_sync_period_ms(config: Config) -> int:
     :raises ClusterError: the cluster does not answer
     :raises ConfigError: the password cannot be read
     """
-    session = connect(config.cluster_settings())
+    session = connect(cluster_settings(config))
     try:
         with explained_errors(config.cassandra.username):
             nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
@@ -207,7 +208,7 @@ def check_store(config: Config) -> list[str]:
     :raises CheckError: it does not give back what was put
     :raises ConfigError: it cannot be opened
     """
-    store = config.open_store()
+    store = store_of(config)
     key, content = f"control/probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
     store.put(key, content, if_absent=True)
     try:
@@ -224,13 +225,13 @@ def check_kafka(config: Config) -> list[str]:
     :raises CheckError: they do not, or refuse us, or take no transactions
     :raises ConfigError: the password cannot be read
     """
-    settings = config.kafka_settings()
+    settings = kafka_settings(config)
     if settings is None:
         return ["none configured: the streams are Avro files only"]
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    from ringsync.streams.kafka_topics import connection_settings
+    from ringsync.streams.kafka.client import connection_settings
 
     servers = ", ".join(settings.bootstrap_servers)
     reasons: list[str] = []
@@ -251,7 +252,7 @@ def _check_transactions(settings: KafkaSettings, servers: str) -> None:
     """The brokers let us begin transactions, which keep an old relay from disordering a topic."""
     from confluent_kafka import KafkaException, Producer
 
-    from ringsync.streams.kafka_topics import TRANSACTIONAL_IDS, producer_settings
+    from ringsync.streams.kafka.client import TRANSACTIONAL_IDS, producer_settings
 
     producer = Producer(
         {**producer_settings(settings, lambda _: None), "transactional.id": f"{TRANSACTIONAL_IDS}check"}
@@ -271,7 +272,7 @@ def check_registry(config: Config) -> list[str]:
 
     :raises CheckError: it does not
     """
-    settings = config.kafka_settings()
+    settings = kafka_settings(config)
     if settings is None or settings.schema_registry_url is None:
         return []
     tls, url = settings.tls, settings.schema_registry_url.rstrip("/")

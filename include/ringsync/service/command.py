@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from ringsync.airflow_client import AirflowClient, AirflowError
+from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.metrics import exposition
 from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
@@ -21,12 +22,12 @@ from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.service.workers import Told, told_by_workers, wait_for_workers
-from ringsync.sources.session import ClusterError, connect
 from ringsync.state.session import StateError
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import StorageError
+from ringsync.wiring import cluster_settings, store_of
 
 EXIT_CODES = """\
 exit codes: 0 done, or all is well; 1 of start: a worker cannot use cdc_raw of its nodes, or has not told in time, of
@@ -123,11 +124,11 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return _check_workers(config, console)
     try:
         # The loops would do it, too, but two that create a table at the same moment may make two of it.
-        create_state(connect(config.cluster_settings()), config)
+        create_state(connect(cluster_settings(config)), config)
     except (ClusterError, StateError) as error:
         print(f"ringsync: error: {error}", file=sys.stderr, flush=True)
         return ExitCode.FATAL
-    store, client = config.open_store(), _client(config)
+    store, client = store_of(config), _client(config)
     expected = expected_loops(config.sync.queues)
     before = read_statuses(store)
     for loop in before:
@@ -146,7 +147,7 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _check_workers(config: Config, console: Console) -> ExitCode:
     """Say what workers tell that run already; the others look when they are started."""
     now_s = time.time()
-    alive = {loop: one for loop, one in read_statuses(config.open_store()).items() if age_s(one, now_s) < STALE_AFTER_S}
+    alive = {loop: one for loop, one in read_statuses(store_of(config)).items() if age_s(one, now_s) < STALE_AFTER_S}
     told = told_by_workers(alive, config.sync.queues, {})
     for queue in told.silent:
         _say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
@@ -191,7 +192,7 @@ def check_airflow(config: Config) -> list[str]:
 
 def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
-    store, client = config.open_store(), _client(config)
+    store, client = store_of(config), _client(config)
     # First of all: the loops end by it also while Airflow is away.
     store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
     for dag in DAGS:
@@ -232,7 +233,7 @@ def wait_until_idle(
 
 def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
-    store = config.open_store()
+    store = store_of(config)
     statuses, stopped, now_s = read_statuses(store), store.stat(STOP_KEY) is not None, time.time()
     if arguments.prometheus:
         sys.stdout.write(exposition(statuses))
@@ -281,7 +282,7 @@ def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
             told = left
 
     found = wait_until_published(
-        config.open_store(), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell
+        store_of(config), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell
     )
     if found.left:
         print(f"ringsync: error: not all is published: {found.left}", file=sys.stderr, flush=True)

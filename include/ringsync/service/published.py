@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ringsync.config.sync import Sync
+from ringsync.ledger.followed import followed_tables
 from ringsync.service.health import unpublished
-from ringsync.state.followed import followed_tables
 from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, Status, age_s, read_statuses
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.port import NotFoundError, ObjectStore
 from ringsync.streams.files import FileStream
-from ringsync.streams.relay_cursor import CursorObject
-from ringsync.streams.relay_errors import CursorError
+from ringsync.streams.kafka.cursor import CursorObject
+from ringsync.streams.kafka.errors import CursorError
 
 CLOCKS_MS = 1000
 """The clocks of whoever waits and of the loops' hosts may differ by so much."""

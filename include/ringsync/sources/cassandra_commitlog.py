@@ -23,7 +23,7 @@ option
 ``from``      ``SEGMENT:POSITION``: only what was logged behind this position of this segment …
 ``to``        … and up to this one
 ``keystore``  path of the keystore or key of encrypted segments; its password is in the executors'
-              environment (:mod:`ringsync.formats.keystores.files`)
+              environment (:mod:`ringsync.formats.keystores.lookup`)
 ``index``     ``obey`` (default): of a segment with a ``_cdc.idx`` that is not completed only what is synced
               is read; ``ignore``: everything
 ``damage``    ``fail`` (default) when a part of a segment cannot be read, or a record not be decoded (those of

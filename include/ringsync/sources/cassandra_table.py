@@ -19,7 +19,7 @@ option
               cluster (no secret is ever an option, since Spark shows options in its UI)
 ``table``     ``keyspace.table``
 ``times``     ``true`` (default) or ``false``: whether to read writetimes and expiry
-``plan``      a :class:`ringsync.sources.plan.ScanPlan` as JSON, instead of ``table`` and ``times``
+``plan``      a :class:`ringsync.sources.scan.plan.ScanPlan` as JSON, instead of ``table`` and ``times``
 ============  ========================================================================================
 
 The configured limits are divided by the number of tasks. A DataFrame is read as of the moment at which it was loaded,
@@ -40,14 +40,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.images.schema import row_image_schema
 from ringsync.ring.splits import Split
-from ringsync.schema.row_image import row_image_schema
-from ringsync.sources.plan import ScanPlan
+from ringsync.sources.scan.plan import ScanPlan
+from ringsync.wiring import cluster_limits, cluster_settings
 
 # Spark starts Python anew for each step of planning a query: what only reading needs is imported when it reads.
 if TYPE_CHECKING:
+    from ringsync.cluster.limits import Permits
     from ringsync.config import Config
-    from ringsync.sources.limits import Permits
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 64 * 2**20
@@ -80,7 +81,7 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         """The scan's plan: the option's, else made at the first call and kept, so that all agree on the moment.
 
         :raises OptionError: for a missing, unknown or malformed option
-        :raises ClusterError: as :func:`ringsync.sources.plan.make_scan_plan`
+        :raises ClusterError: as :func:`ringsync.sources.scan.plan.make_scan_plan`
         """
         if self._plan is None:
             self._check_options()
@@ -91,16 +92,16 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         return self._plan
 
     def _make_plan(self) -> ScanPlan:
+        from ringsync.cluster.session import connect
         from ringsync.config import load_config
-        from ringsync.sources.planning import make_scan_plan
-        from ringsync.sources.session import connect
+        from ringsync.sources.scan.planning import make_scan_plan
 
         keyspace, table = parse_table_name(self._option("table"))
         times = self.options.get("times", "true").lower()
         if times not in ("true", "false"):
             raise OptionError(f"option times of cassandra_table is true or false, not {times!r}")
         config = load_config(self._option("config"))
-        session = connect(config.cluster_settings())
+        session = connect(cluster_settings(config))
         return make_scan_plan(session, config, keyspace, table, now=int(time.time()), times=times == "true")
 
     def _option(self, name: str) -> str:
@@ -151,9 +152,9 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
 
     def _permits(self, config: Config) -> Permits:
         """A task's share of the limits, as if all tasks ran at once: it has no driver to ask for more."""
-        from ringsync.sources.limits import Limiter
+        from ringsync.cluster.limits import Limiter
 
-        return Limiter(config.cluster_limits().share(self._tasks))
+        return Limiter(cluster_limits(config).share(self._tasks))
 
 
 def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -> Iterator[pa.RecordBatch]:
@@ -165,8 +166,8 @@ def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -
     :raises ClusterError: when the cluster cannot be reached or a range not be read
     :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
     """
-    from ringsync.sources.images import read_images
-    from ringsync.sources.scan import ScanError, Unread
+    from ringsync.sources.scan.images import read_images
+    from ringsync.sources.scan.scan import ScanError, Unread
 
     for _, pages in read_images(config, plan, split, permits):
         for page in pages:

@@ -13,20 +13,21 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.columns import logged_tables
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.changes.tables import logged_tables
 from ringsync.changes.typed import typed_rows, typed_schema
 from ringsync.cql.cells import cells_of_values, raw_values
 from ringsync.cql.identifiers import parse_table_name, printable
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import LogPosition, index_name, is_segment, parse_position, segment_id
-from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import UNDECODED, SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import WHOLE, Wanted
-from ringsync.formats.keystores.files import keys_in
+from ringsync.formats.commitlog.state import REASONS, UNKNOWN_TABLE
+from ringsync.formats.keystores.lookup import keys_in
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import Schema, SchemaError, TableSchema
 from ringsync.storage.port import ObjectStore
+from ringsync.wiring import cluster_settings
 
 PART_BYTES = 8 * 2**20
 """A task reads about so much of a segment."""
@@ -350,8 +351,8 @@ def _load_schema(options: LogOptions) -> Schema:
         from ringsync.schema.from_cql import parse_schema
 
         return parse_schema(Path(options.schema).read_text(), options.schema)
+    from ringsync.cluster.schema import read_tables
+    from ringsync.cluster.session import connect
     from ringsync.config import load_config
-    from ringsync.schema.from_cluster import read_tables
-    from ringsync.sources.session import connect
 
-    return read_tables(connect(load_config(str(options.config)).cluster_settings()))
+    return read_tables(connect(cluster_settings(load_config(str(options.config)))))

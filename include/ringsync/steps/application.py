@@ -16,6 +16,7 @@ from typing import Any
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.wiring import store_of
 
 Report = dict[str, Any]
 
@@ -95,21 +96,21 @@ def run_application(
     try:
         config = load_config(arguments.conf)
         table = parse_table_name(arguments.table) if of_table else None
-        application = Application(name, arguments.conf, config, config.open_store(), table, arguments.run, arguments)
+        application = Application(name, arguments.conf, config, store_of(config), table, arguments.run, arguments)
         return _run(application, step)
     except (ConfigError, ValueError, StorageError) as error:
         return _fail(str(error), ExitCode.FATAL)
 
 
 def _run(application: Application, step: Callable[[Application], tuple[Report, ExitCode]]) -> ExitCode:
+    from ringsync.cluster.session import ClusterError
+    from ringsync.ledger.passes import BootstrapReplacedError, TableReplacedError
     from ringsync.replica.base import ReplicaMismatchError
     from ringsync.replica.delta_log import DeltaLogError
     from ringsync.ring.ring import RingError
     from ringsync.schema.table import SchemaError
-    from ringsync.sources.session import ClusterError
     from ringsync.state.bootstrap import LostOwnershipError
     from ringsync.state.session import StateError
-    from ringsync.streams.pass_log import BootstrapReplacedError, TableReplacedError
 
     started = time.time()
     try:

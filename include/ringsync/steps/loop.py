@@ -15,9 +15,9 @@ from typing import Any
 
 from cassandra.cluster import Session
 
+from ringsync.cluster.session import ClusterSettings, UnreachableError, connect
 from ringsync.config import ConfigError
 from ringsync.metrics import write_prometheus
-from ringsync.sources.session import ClusterSettings, UnreachableError, connect
 from ringsync.status import STOP_KEY, read_statuses
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ObjectStore, StorageError

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringsync.cluster.cluster import read_hosts
 from ringsync.config import Config
 from ringsync.ring.ring import Host
-from ringsync.sources.cluster import read_hosts
-from ringsync.state.session import StateSession
-from ringsync.state.tables import TABLES
+from ringsync.state.session import TABLES, StateSession
 
 
 def create_state(session: Any, config: Config) -> None:

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ringsync.changes.identity import TableVersion
+from ringsync.cluster.cluster import read_hosts, read_replications
+from ringsync.cluster.schema import read_tables
 from ringsync.config import Config
 from ringsync.cql.identifiers import printable
+from ringsync.ledger.staging import Bucket
+from ringsync.ledger.table_versions import version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
-from ringsync.schema.from_cluster import read_tables
 from ringsync.schema.table import TableSchema
-from ringsync.sources.cluster import read_hosts, read_replications
-from ringsync.state.staging import Bucket
-from ringsync.state.table_versions import version_document, version_from, version_of
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
-from ringsync.streams.topics import data_topic
+from ringsync.streams.files import data_topic
 
 KEPT_PLANS = 100
 

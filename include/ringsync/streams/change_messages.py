@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.canonical import canonical_cells
-from ringsync.changes.cells import clustering_parts, composite_parts, numbers, only
-from ringsync.changes.flat_cells import flat, spread
+from ringsync.avro.mapping import Mapping
+from ringsync.avro.rows import encode_rows
+from ringsync.changes.flat import flat, spread
+from ringsync.changes.keys.canonical import canonical_cells
+from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
 from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
-from ringsync.cql.avro import Mapping
-from ringsync.cql.avro_rows import encode_rows
+from ringsync.compiled.arrow import Mask, integers
 from ringsync.cql.cells import Cells, cells_of
-from ringsync.cql.decode import decode
-from ringsync.schema.row_image import lake_names
+from ringsync.cql.codec.decode import decode
+from ringsync.images.schema import lake_names
 from ringsync.schema.table import Column, TableSchema
 from ringsync.streams.message_cells import (
     Deletions,
@@ -45,8 +45,6 @@ from ringsync.streams.messages import (
     row_record,
 )
 
-Mask = npt.NDArray[np.bool_]
-Places = npt.NDArray[np.intp]
 Columns = dict[str, pa.Array]
 """By CQL name."""
 
@@ -86,7 +84,7 @@ def change_messages(
         row, or of a change of static cells a static cell; None: unknown
     :raises AvroMappingError: a value that mapping ``classic`` cannot express; names the column
     """
-    kinds = numbers(changes["kind"])
+    kinds = integers(changes["kind"])
     shown = visible & ((kinds == ROW) | (kinds == STATIC))
     images = _only_shown(after, table, shown, kinds == STATIC)
     values = column_values(images, table, mapping)
@@ -172,8 +170,8 @@ def _row_times(changes: pa.RecordBatch, images: pa.RecordBatch, shown: Mask) -> 
 def _deletions(changes: pa.RecordBatch, table: TableSchema) -> dict[str, Deletions]:
     """What the changes deleted of each column that still is there."""
     cells, deletions = flat(changes["cells"]), flat(changes["complex_deletions"])
-    cells = cells.where(cells.numbers("kind") == TOMBSTONE)
-    column_of_cell, column_of_deletion = cells.numbers("column"), deletions.numbers("column")
+    cells = cells.where(cells.integers("kind") == TOMBSTONE)
+    column_of_cell, column_of_deletion = cells.integers("column"), deletions.integers("column")
     found = {}
     # The columns that are there are numbered as they come (changes.tables.columns_of).
     for number, column in enumerate(table.value_columns):

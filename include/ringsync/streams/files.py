@@ -26,9 +26,12 @@ from typing import Any
 import google_crc32c
 import pyarrow.compute as pc
 
+from ringsync.avro.container import Codec, ContainerWriter, read_container
+from ringsync.avro.mapping import AvroRecord
+from ringsync.cql.identifiers import portable_names
+from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
-from ringsync.streams.container import Codec, ContainerWriter, read_container
-from ringsync.streams.messages import AvroRecord, Messages, message_schema
+from ringsync.streams.messages import Messages, message_schema
 from ringsync.streams.part_index import MessageBlock, PartIndex, blocks_by_decoding, blocks_by_index
 
 ROWS_PER_BLOCK = 2000
@@ -369,3 +372,25 @@ def _json(content: Any) -> bytes:
 
 def _names(parts: Sequence[Part]) -> str:
     return f"{len(parts)} parts ({', '.join(part.name for part in parts) or 'none'})"
+
+
+def data_topic(server_name: str, table: TableSchema) -> str:
+    """``<server>.<keyspace>.<table>``: the topic of a table's changes.
+
+    Names that a topic cannot hold are made portable and get a digest of the name itself, so that two tables
+    never share a topic.
+    """
+    return ".".join([server_name, _part(table.keyspace), _part(table.name)])
+
+
+def bootstrap_topic(topic: str) -> str:
+    """``bootstrap.<server>.<keyspace>.<table>``: where a table's changes wait while it is copied.
+
+    :param topic: of the table's changes
+    """
+    return f"bootstrap.{topic}"
+
+
+def _part(name: str) -> str:
+    portable = portable_names([name])[0]
+    return portable if portable == name else f"{portable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

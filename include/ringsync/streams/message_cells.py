@@ -10,18 +10,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.canonical import canonical_cells, canonical_column, has_aliases
-from ringsync.changes.image_columns import cell_times
-from ringsync.changes.order import path_type
-from ringsync.cql.avro import AvroMappingError, Mapping, avro_values
+from ringsync.avro.mapping import AvroMappingError, Mapping, avro_values
+from ringsync.changes.keys.canonical import canonical_cells, canonical_column, has_aliases
+from ringsync.changes.keys.order import path_type
+from ringsync.compiled.arrow import Integers
 from ringsync.cql.cells import Cells, cells_of, raw_values
-from ringsync.cql.decode import Decoded, decode
+from ringsync.cql.codec.decode import Decoded, decode
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
-from ringsync.schema.row_image import NO_LIVENESS, lake_names
+from ringsync.images.schema import NO_LIVENESS, lake_names
+from ringsync.images.times import cell_times
 from ringsync.schema.table import Column, TableSchema
-
-Integers = npt.NDArray[np.int64]
 
 _TIMEUUID = Native("timeuuid")
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.canonical import canonical_column, has_aliases
-from ringsync.cql.avro import Mapping, avro_type, nullable_field, record
-from ringsync.cql.avro_rows import encode_rows
-from ringsync.cql.digest import murmur3_128
+from ringsync.avro.mapping import AvroRecord, Mapping, avro_type, nullable_field, record
+from ringsync.avro.rows import encode_rows
+from ringsync.changes.keys.canonical import canonical_column, has_aliases
 from ringsync.cql.identifiers import portable_names
+from ringsync.cql.murmur3 import murmur3_128
 from ringsync.cql.types import CqlType, MapType, SetType, UserType
-from ringsync.schema.row_image import lake_names
+from ringsync.images.schema import lake_names
 from ringsync.schema.table import Column, TableSchema
 from ringsync.streams.message_cells import (
     ColumnTimes,
@@ -33,8 +33,6 @@ from ringsync.streams.message_cells import (
     row_liveness,
     struct,
 )
-
-AvroRecord = dict[str, Any]
 
 _NO_WRITETIME = np.iinfo(np.int64).min
 
@@ -56,8 +54,8 @@ class Messages:
 def key_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRecord:
     """The record ``<server>.<keyspace>.<table>.Key``: the primary key columns, nullable.
 
-    Clustering columns are canonical (:mod:`ringsync.changes.canonical`), so that a row has one key; they are null where
-    the message is about a partition. ``_x`` holds Cassandra's bytes of key
+    Clustering columns are canonical (:mod:`ringsync.changes.keys.canonical`), so that a row has one key; they are null
+    where the message is about a partition. ``_x`` holds Cassandra's bytes of key
     values that the columns' types cannot express, so that keys of different rows always differ; almost always null.
     """
     namespace = _namespace(table, server)
@@ -122,7 +120,7 @@ def snapshot_messages(
     ``source.ts_us`` is the greatest writetime in the row (µs), ``ts_ms`` the same in ms, rounded down; both null
     for a row without cells. ``file`` and ``pos`` are null: the row was read, not written.
 
-    :param batch: row images of the table (:func:`ringsync.schema.row_image.row_image_schema`)
+    :param batch: row images of the table (:func:`ringsync.images.schema.row_image_schema`)
     :param hostname: where the row was read, as ``source.hostname``
     :param processed_at_ms: ms since the epoch
     :param schema_version: of the table, as in the schema history

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from fastavro import parse_schema, schemaless_reader
 
-from ringsync.cql.avro import without_logical_types
-from ringsync.streams.container import read_blocks
+from ringsync.avro.container import read_blocks
+from ringsync.avro.mapping import without_logical_types
 from ringsync.streams.messages import Messages
 from ringsync.streams.tokens import Steps, steps_to_token, tokens_of
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.cql.kernels import address
-from ringsync.streams import datum_kernels as kernels
+from ringsync.avro import datum_kernels as kernels
+from ringsync.compiled.memory import address
 
 Steps = npt.NDArray[np.int64]
-"""What is passed over on the way to the token, int64[count, 2] (:mod:`ringsync.streams.datum_kernels`)."""
+"""What is passed over on the way to the token, int64[count, 2] (:mod:`ringsync.avro.datum_kernels`)."""
 
 _KINDS = {"long": kernels.LONG, "int": kernels.LONG, "string": kernels.TEXT, "boolean": kernels.BOOLEAN}
 

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from ringsync.changes.columns import LoggedTables, columns_of
 from ringsync.changes.schema import KINDS, TOMBSTONE
-from ringsync.changes.tables import LoggedTables, columns_of
 from ringsync.formats.commitlog.reader import Changes
 
 Change = dict[str, Any]

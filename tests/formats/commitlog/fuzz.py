@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from ringsync.changes.tables import LoggedTables
+from ringsync.changes.columns import LoggedTables
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
 from ringsync.formats.commitlog.records import find_records
 from ringsync.formats.commitlog.segment import SegmentError, Wanted, read_segment

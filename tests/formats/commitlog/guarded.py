@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringsync.cql.kernels import PADDING
+from ringsync.compiled.memory import PADDING
 from ringsync.formats.commitlog import segment, state
 
 _PAGE = mmap.PAGESIZE
@@ -30,7 +30,7 @@ def array(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
 
 
 def padded(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
-    """As :func:`ringsync.cql.kernels.padded`."""
+    """As :func:`ringsync.compiled.memory.padded`."""
     buffer = array(len(data) + PADDING, np.uint8)
     buffer[: len(data)] = np.frombuffer(data, np.uint8)
     return buffer

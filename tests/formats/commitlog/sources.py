@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from ringsync.changes.tables import LoggedTables, logged_tables
+from ringsync.changes.columns import LoggedTables, logged_tables
 from ringsync.formats.keystores.lookup import key_lookup
 from ringsync.schema.from_cql import parse_schema
 from tests.commitlog_model import cql_schema

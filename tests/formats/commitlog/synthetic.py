@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ringsync.changes.tables import LoggedTables, logged_tables
+from ringsync.changes.columns import LoggedTables, logged_tables
 from ringsync.schema.from_cql import parse_schema
 from tests.commitlog_model import cql_schema
 from tests.commitlog_model.digest import digest

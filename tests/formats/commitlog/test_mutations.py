@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.cql.kernels import padded
+from ringsync.compiled.memory import padded
 from ringsync.formats.commitlog.reader import Changes, read_changes
 from ringsync.formats.commitlog.records import Records
 from ringsync.formats.commitlog.state import Capacity

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.columns import logged_tables
 from ringsync.formats.commitlog.index import parse_index
-from ringsync.formats.commitlog.outcomes import REASONS, UNKNOWN_TABLE
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import Wanted
-from ringsync.formats.commitlog.state import Capacity
+from ringsync.formats.commitlog.state import REASONS, UNKNOWN_TABLE, Capacity
 from tests.commitlogs.fixtures import fixtures
 from tests.formats.commitlog.comparable import of_package
 from tests.formats.commitlog.sources import Source, expected, modelled, sources, tables_of

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from ringsync.cql.kernels import address, padded
-from ringsync.formats.commitlog.crc import CRC_TABLES, crc32_continue
+from ringsync.compiled.crc32 import CRC_TABLES, crc32_continue
+from ringsync.compiled.memory import address, padded
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import Damage, Section
 from tests.commitlog_model.write import record

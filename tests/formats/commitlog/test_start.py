@@ -10,7 +10,7 @@ from tests.own_process import output_of
 READ = """
 import sys
 from pathlib import Path
-from ringsync.changes.tables import logged_tables
+from ringsync.changes.columns import logged_tables
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.schema.from_cql import parse_schema
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from ringsync.cql.kernels import KERNEL, address, load8
+from ringsync.compiled.memory import KERNEL, address, load8
 
 _MOST_FOR_NOTHING = 16
 """Bytes of an empty block, as the closing section of a segment has one; Deflate writes none. No record fits in."""

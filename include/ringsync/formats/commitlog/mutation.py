@@ -11,8 +11,7 @@ from __future__ import annotations
 from numba import njit
 
 from ringsync.changes.schema import ROW, STATIC
-from ringsync.cql.digest import token_of
-from ringsync.cql.kernels import (
+from ringsync.compiled.memory import (
     KERNEL,
     copy_bytes,
     load8,
@@ -22,9 +21,10 @@ from ringsync.cql.kernels import (
     store32,
     store64,
 )
+from ringsync.cql.murmur3 import token_of
 from ringsync.formats.commitlog import state as at
-from ringsync.formats.commitlog.outcomes import DECODED, FULL, LAST_CODE, MALFORMED, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from ringsync.formats.commitlog.rows import decode_marker, decode_partition_deletion, decode_row
+from ringsync.formats.commitlog.state import DECODED, FULL, LAST_CODE, MALFORMED, UNKNOWN_COLUMN, UNKNOWN_TABLE
 
 _TIMESTAMP_EPOCH, _LOCAL_EPOCH = 1442880000000000, 1442880000
 _IS_EMPTY, _IS_REVERSED, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x02, 0x04, 0x08, 0x10

@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringsync.changes.columns import LoggedTables
 from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, TOMBSTONE
-from ringsync.changes.tables import LoggedTables
+from ringsync.compiled.memory import address
 from ringsync.cql.cells import Cells, cells_of_values, raw_values
-from ringsync.cql.kernels import address
 from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.mutation import decode_records
-from ringsync.formats.commitlog.outcomes import DECODED, LAST_CODE, REASONS, TOO_LARGE, UNKNOWN_TABLE
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import WHOLE, Damage, Descriptor, Wanted, read_segment
-from ringsync.formats.commitlog.state import Capacity, Output
+from ringsync.formats.commitlog.state import DECODED, LAST_CODE, REASONS, TOO_LARGE, UNKNOWN_TABLE, Capacity, Output
 
 UNDECODED = pa.schema(
     [

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ringsync.cql.kernels import KERNEL, address, load8, load32, load64_native, store8, store64
-from ringsync.formats.commitlog.crc import CRC_TABLES, crc32_continue
+from ringsync.compiled.crc32 import CRC_TABLES, crc32_continue
+from ringsync.compiled.memory import KERNEL, address, load8, load32, load64_native, store8, store64
 from ringsync.formats.commitlog.segment import Damage, Section
 
 OVERHEAD = 12

@@ -11,7 +11,7 @@ from numba import njit
 
 from ringsync.changes.digest import DIGEST_BYTES, store_digest
 from ringsync.changes.schema import EXPIRING, LIVE, PARTITION_DELETION, RANGE_DELETION, ROW, STATIC, TOMBSTONE
-from ringsync.cql.kernels import (
+from ringsync.compiled.memory import (
     KERNEL,
     PADDING,
     copy16,
@@ -27,7 +27,7 @@ from ringsync.cql.kernels import (
     store64,
 )
 from ringsync.formats.commitlog import state as at
-from ringsync.formats.commitlog.outcomes import FULL, LAST_CODE, MALFORMED
+from ringsync.formats.commitlog.state import FULL, LAST_CODE, MALFORMED
 from ringsync.formats.commitlog.subsets import read_subset
 
 _NO_TIMESTAMP = -(2**63)

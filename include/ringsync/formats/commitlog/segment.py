@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringsync.cql.kernels import PADDING, padded
+from ringsync.compiled.memory import PADDING, padded
 from ringsync.formats.commitlog.compression import BlockError, decompressor
 
 VERSIONS = (6, 7, 8)

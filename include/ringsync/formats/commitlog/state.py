@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringsync.changes.columns import COLUMN_WORDS, TABLE_WORDS, LoggedTables
 from ringsync.changes.digest import DIGEST_BYTES
-from ringsync.changes.tables import COLUMN_WORDS, TABLE_WORDS, LoggedTables
-from ringsync.cql.kernels import PADDING, address
-from ringsync.formats.result_page import pooled
+from ringsync.compiled.arrow import pooled
+from ringsync.compiled.memory import PADDING, address
 
 COLUMNS: tuple[tuple[str, str, type[np.generic], int], ...] = (
     ("row_table_id", "rows", np.uint8, 16),
@@ -182,7 +182,7 @@ HEAD_ROOM = 128
 TABLE_BYTES, COLUMN_BYTES = 8 * TABLE_WORDS, 8 * COLUMN_WORDS
 TABLE_CLUSTERING, TABLE_CLUSTERING_LENGTHS, TABLE_STATIC, TABLE_REGULAR = 16, 24, 32, 48
 COLUMN_NAME, COLUMN_NAME_LENGTH, COLUMN_NUMBER, COLUMN_FIXED, COLUMN_IS_COMPLEX, COLUMN_HASH = range(0, 48, 8)
-"""Where in the descriptions of tables and columns what lies (:mod:`ringsync.changes.tables`)."""
+"""Where in the descriptions of tables and columns what lies (:mod:`ringsync.changes.columns`)."""
 
 
 LONGEST_KEY = 65535
@@ -281,3 +281,18 @@ class Output:
     def count(self, cursor: int) -> int:
         """How far a cursor is."""
         return int(self.state[cursor // 8])
+
+
+FULL, UNKNOWN_TABLE, UNKNOWN_COLUMN, MALFORMED, TOO_LARGE, DECODED = range(1, 7)
+"""``FULL``: it does not fit into what is left of the batch, which is handed on, and the record begun again;
+``TOO_LARGE``: it would not fit into the largest one either."""
+
+LAST_CODE = DECODED
+
+REASONS = {
+    UNKNOWN_TABLE: "of a table that is not in the schema",
+    UNKNOWN_COLUMN: "names a column that its table does not have in the schema",
+    TOO_LARGE: "its change rows would need more memory than a batch may have",
+    MALFORMED: "cannot be decoded by the schema, though its checksum is right: is the schema of that day?",
+}
+"""For people: what is wrong with a record."""

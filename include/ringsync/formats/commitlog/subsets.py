@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from numba import njit
 
-from ringsync.cql.kernels import KERNEL, load64_native, load_unsigned_vint, store8
+from ringsync.compiled.memory import KERNEL, load64_native, load_unsigned_vint, store8
 from ringsync.formats.commitlog import state as at
-from ringsync.formats.commitlog.outcomes import MALFORMED
+from ringsync.formats.commitlog.state import MALFORMED
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from ringsync.formats.keystores.der import read_der
-from ringsync.formats.keystores.errors import KeystoreError
 from ringsync.formats.keystores.java_objects import ByteReader, read_object
-from ringsync.formats.keystores.passwords import decrypt_cbc
+from ringsync.formats.keystores.passwords import KeystoreError, decrypt_cbc
 
 MAGIC = bytes.fromhex("cececece")
 JKS_MAGIC = bytes.fromhex("feedfeed")

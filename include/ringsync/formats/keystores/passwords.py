@@ -8,8 +8,6 @@ from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.padding import PKCS7
 
-from ringsync.formats.keystores.errors import KeystoreError
-
 _CIPHERS = {"AES": algorithms.AES, "TripleDES": TripleDES}
 
 
@@ -51,3 +49,7 @@ def pkcs12_derived(password: str, salt: bytes, rounds: int, purpose: int, size: 
             for at in range(0, len(mixed), block)
         )
     return found[:size]
+
+
+class KeystoreError(ValueError):
+    """A keystore or key cannot be read; the message says why and what to do, and never holds a password or key."""

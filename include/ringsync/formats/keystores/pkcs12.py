@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ringsync.formats.keystores.der import SEQUENCE, Der, dotted, read_der
-from ringsync.formats.keystores.errors import KeystoreError
-from ringsync.formats.keystores.passwords import decrypt_cbc, pkcs12_derived
+from ringsync.formats.keystores.passwords import KeystoreError, decrypt_cbc, pkcs12_derived
 
 _DATA = "1.2.840.113549.1.7.1"
 _SECRET_BAG = "1.2.840.113549.1.12.10.1.5"

@@ -1,0 +1,278 @@
+"""CQL types as Avro types, and the values of row images in the shape that an Avro writer needs.
+
+There are two mappings. ``exact`` loses nothing: decimal and varint with every digit, UDTs and tuples as records,
+nulls inside collections. ``classic`` is the table of the original CDC design, as lossy as it is there: decimal is a
+double, varint a long, and whatever is frozen is Cassandra's bytes. docs/types.md shows both beside the lake's types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as AnyMapping
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.avro.rows import encode_rows
+from ringsync.cql.codec.encode import encode
+from ringsync.cql.identifiers import portable_names
+from ringsync.cql.natives import NATIVES, AvroSchema
+from ringsync.cql.types import (
+    CqlType,
+    CustomType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    tuple_field_name,
+)
+
+Mapping = Literal["exact", "classic"]
+
+_PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+"""Names that no record may have, in any namespace (Avro specification, "Names")."""
+
+_BIG_DECIMAL: AvroSchema = {
+    "type": "record",
+    "name": "BigDecimal",
+    "fields": [{"name": "unscaled", "type": "bytes"}, {"name": "scale", "type": "int"}],
+}
+"""What is inside the bytes of the logical type big-decimal (Java: Conversions.BigDecimalConversion)."""
+
+
+class AvroMappingError(ValueError):
+    """A value that the chosen mapping cannot express; the message names the value and what to do."""
+
+
+def avro_type(cql_type: CqlType, mapping: Mapping, path: str) -> AvroSchema:
+    """The Avro type of a CQL type, not nullable at the top.
+
+    Every record gets the namespace ``path``, which grows by a name for each level (a field's name, or ``element``,
+    ``key``, ``value``), so that no two records of a schema share a full name.
+
+    :param path: full name of the place where the type is used, e.g. ``server.shop.orders.value.address``
+    """
+    if _is_opaque(cql_type, mapping):
+        return "bytes"
+    match cql_type:
+        case Native(name):
+            schema = _native_type(name, mapping)
+            if isinstance(schema, AnyMapping) and schema["type"] == "record":
+                return record(schema["name"], path, schema["fields"])
+            return schema
+        case ListType(element) | SetType(element) | VectorType(element):
+            items = avro_type(element, mapping, f"{path}.element")
+            return {"type": "array", "items": _in_collection(cql_type, items)}
+        case MapType(key, value):
+            values = _in_collection(cql_type, avro_type(value, mapping, f"{path}.value"))
+            if _is_text(key):
+                return {"type": "map", "values": values}
+            keys = {"name": "key", "type": avro_type(key, mapping, f"{path}.key")}
+            return {"type": "array", "items": record("entry", path, [keys, {"name": "value", "type": values}])}
+        case TupleType(fields):
+            names = [tuple_field_name(i) for i in range(len(fields))]
+            return record("tuple", path, _nullable_fields(names, names, fields, mapping, path))
+        case UserType(name=name, field_names=cql_names, field_types=types):
+            inner = _nullable_fields(portable_names(cql_names), cql_names, types, mapping, path)
+            return record(portable_names([name], reserved=_PRIMITIVES)[0], path, inner)
+    raise AssertionError(f"no Avro type for {cql_type!r}")
+
+
+def record(name: str, namespace: str, fields: Sequence[AvroSchema]) -> dict[str, Any]:
+    """An Avro record."""
+    return {"type": "record", "name": name, "namespace": namespace, "fields": list(fields)}
+
+
+def nullable_field(name: str, cql_name: str, avro: AvroSchema) -> dict[str, Any]:
+    """A record field that may be null, and is null where an older writer did not know it.
+
+    Where Avro cannot hold the CQL name it stands in the attribute ``cql``.
+    """
+    attribute = {} if name == cql_name else {"cql": cql_name}
+    return {"name": name, "type": ["null", avro], "default": None, **attribute}
+
+
+def avro_values(cql_type: CqlType, mapping: Mapping, values: pa.Array) -> pa.Array:
+    """The values of a row image's column as :func:`ringsync.avro.rows.encode_rows` takes them.
+
+    :param values: an array of ``arrow_type(cql_type)``
+    :returns: an array that fits ``["null", avro_type(cql_type, mapping, …)]``; nulls stay null
+    :raises AvroMappingError: classic only: a varint that is no long or a decimal that is no finite double
+    """
+    if _is_opaque(cql_type, mapping):
+        return values if isinstance(cql_type, CustomType) else encode(cql_type, values)
+    match cql_type:
+        case Native(name):
+            return _native_values(name, mapping, values)
+        case ListType(element) | SetType(element) | VectorType(element):
+            offsets, first, last = _offsets(values)
+            items = avro_values(element, mapping, values.values[first:last])
+            return pa.ListArray.from_arrays(offsets, items, mask=values.is_null())
+        case MapType(key, value):
+            offsets, first, last = _offsets(values)
+            keys, items = _map_parts(values)
+            keys = avro_values(key, mapping, keys[first:last])
+            items = avro_values(value, mapping, items[first:last])
+            return _map_array(key, offsets, keys, items, values.is_null())
+        case TupleType(types) | UserType(field_types=types):
+            names = [field.name for field in values.type]
+            fields = [avro_values(kind, mapping, values.field(i)) for i, kind in enumerate(types)]
+            return pa.StructArray.from_arrays(fields, names=names, mask=values.is_null())
+    raise AssertionError(f"no Avro values for {cql_type!r}")
+
+
+def without_logical_types(schema: AvroSchema) -> AvroSchema:
+    """The same schema with nothing but Avro's own types, so that a reader gives the numbers as written."""
+    if isinstance(schema, str):
+        return schema
+    if isinstance(schema, AnyMapping):
+        inner = ("type", "items", "values")
+        plain: dict[str, Any] = {
+            name: without_logical_types(value) if name in inner else value
+            for name, value in schema.items()
+            if name != "logicalType"
+        }
+        if "fields" in schema:
+            plain["fields"] = [without_logical_types(field) for field in schema["fields"]]
+        return plain
+    return [without_logical_types(branch) for branch in schema]
+
+
+def _is_opaque(cql_type: CqlType, mapping: Mapping) -> bool:
+    """Whether the mapping leaves the value as Cassandra's bytes."""
+    if isinstance(cql_type, CustomType):
+        return True
+    if mapping == "exact" or isinstance(cql_type, Native | VectorType):
+        return False
+    return isinstance(cql_type, TupleType) or cql_type.frozen
+
+
+def _is_text(cql_type: CqlType) -> bool:
+    return isinstance(cql_type, Native) and NATIVES[cql_type.name].is_text
+
+
+def _in_collection(collection: CqlType, inner: AvroSchema) -> AvroSchema:
+    """The type of an element: bytes that were frozen may hold nulls, cells of their own and vectors cannot."""
+    frozen = isinstance(collection, ListType | SetType | MapType) and collection.frozen
+    return ["null", inner] if frozen else inner
+
+
+def _nullable_fields(
+    names: Sequence[str], cql_names: Sequence[str], types: Sequence[CqlType], mapping: Mapping, path: str
+) -> list[AvroSchema]:
+    return [
+        nullable_field(name, cql_name, avro_type(kind, mapping, f"{path}.{name}"))
+        for name, cql_name, kind in zip(names, cql_names, types, strict=True)
+    ]
+
+
+def _native_type(name: str, mapping: Mapping) -> AvroSchema:
+    native = NATIVES[name]
+    return native.classic or native.exact if mapping == "classic" else native.exact
+
+
+def _native_values(name: str, mapping: Mapping, values: pa.Array) -> pa.Array:
+    """Values in the shape of their Avro type, where their Arrow type has another."""
+    arrow = NATIVES[name].arrow
+    match _native_type(name, mapping):
+        case {"logicalType": "big-decimal"}:
+            return _big_decimals(name, values)
+        case "bytes" if arrow != pa.binary():
+            return encode(Native(name), values)
+        case "double" if arrow == pa.string():
+            return _doubles(values)
+        case "long" if arrow == pa.string():
+            return _longs(values)
+        case "long" if pa.types.is_timestamp(arrow):
+            return values.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    return values
+
+
+def _big_decimals(name: str, values: pa.Array) -> pa.Array:
+    unscaled, scale = encode(Native(name), values), np.zeros(len(values), np.int32)
+    if NATIVES[name].codec == "decimal":
+        unscaled, scale = _unscaled_and_scale(unscaled)
+    unscaled = pc.fill_null(unscaled, b"")
+    encoded = encode_rows(_BIG_DECIMAL, pa.StructArray.from_arrays([unscaled, pa.array(scale)], ["unscaled", "scale"]))
+    return pc.if_else(values.is_valid(), encoded, pa.scalar(None, encoded.type))
+
+
+def _unscaled_and_scale(decimals: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+    """Cassandra's decimals without their first four bytes, and these bytes: the scale. Nulls become b"" and 0."""
+    # In numpy, since pyarrow's binary_slice (26.0) fails without a stop.
+    _, offset_buffer, data_buffer = decimals.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[decimals.offset : decimals.offset + len(decimals) + 1]
+    data = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
+    valid = decimals.is_valid().to_numpy(zero_copy_only=False)
+    heads = (offsets[:-1] - offsets[0])[valid][:, np.newaxis] + np.arange(4)
+    scale = np.zeros(len(decimals), np.int32)
+    scale[valid] = data[heads].view(">i4").ravel()
+    unscaled = np.ones(len(data), np.bool_)
+    unscaled[heads] = False
+    moved = offsets - offsets[0]
+    moved[1:] -= 4 * np.cumsum(valid, dtype=np.int32)
+    parts = [None, pa.py_buffer(moved), pa.py_buffer(data[unscaled])]
+    return pa.Array.from_buffers(pa.binary(), len(decimals), parts), scale
+
+
+def _doubles(values: pa.Array) -> pa.Array:
+    doubles = values.cast(pa.float64())
+    outside = pc.invert(pc.is_finite(doubles))
+    if pc.any(outside).as_py():
+        _refuse(values.filter(outside)[0], "decimal", "a finite double")
+    return doubles
+
+
+def _longs(values: pa.Array) -> pa.Array:
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        _refuse(next(one for one in values if one.is_valid and not _is_long(one)), "varint", "a long of 64 bits")
+
+
+def _is_long(text: pa.Scalar) -> bool:
+    try:
+        text.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _refuse(value: pa.Scalar, cql: str, avro: str) -> None:
+    text = value.as_py()
+    shown = text if len(text) <= 60 else f"{text[:57]}… ({len(text)} characters)"
+    raise AvroMappingError(f"the {cql} {shown} is not {avro}, as the mapping 'classic' wants: use the mapping 'exact'")
+
+
+def _offsets(values: pa.Array) -> tuple[pa.Array, int, int]:
+    """A list or map array's offsets, counted from its first item, and where its items are among its child's."""
+    offsets = values.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    return pa.array(offsets - first), first, last
+
+
+def _map_parts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Keys and values of a map array, or of the list of entries that stands for a map."""
+    if pa.types.is_map(values.type):
+        return values.keys, values.items
+    return values.values.field("key"), values.values.field("value")
+
+
+def _map_array(key: CqlType, offsets: pa.Array, keys: pa.Array, items: pa.Array, mask: pa.Array) -> pa.Array:
+    """A map for Avro: only text keys make an Avro map."""
+    if _is_text(key):
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=mask)
+    return pa.ListArray.from_arrays(offsets, _entry_structs(keys, items), mask=mask)
+
+
+def _entry_structs(keys: pa.Array, items: pa.Array) -> pa.Array:
+    return pa.StructArray.from_arrays([keys, items], names=["key", "value"])
+
+
+AvroRecord = dict[str, Any]

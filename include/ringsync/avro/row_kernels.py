@@ -1,0 +1,286 @@
+"""The compiled loops of :mod:`ringsync.avro.rows`: lengths of Avro values, and their bytes.
+
+Arguments that all kernels share, each an int64:
+
+* ``bitmap``, ``first_bit``: address of the Arrow validity bitmap (0: no nulls) and the bit of the first row
+* ``null_branch``: the byte that says null in a union (0 or 2), or −1 where there is no union
+* ``rows``: number of rows
+* ``lengths``: address of int64[rows], length of each row so far; −1: the row is hidden under a null, skip it
+* ``cursors``: address of int64[rows], where each row's next byte goes; 0: hidden, skip it
+
+Kernels that measure give the first row with a null (or a length) that the schema does not allow, or −1.
+Values are copied with exact lengths: a neighbour's bytes may already be there.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ringsync.compiled.memory import (
+    KERNEL,
+    copy_exactly,
+    count_leading_zeros,
+    is_valid,
+    load64_native,
+    store8,
+    store64,
+)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def zigzag(value: int) -> int:
+    """Signed to unsigned so that small magnitudes stay small; the result is to be read as unsigned."""
+    return (value << 1) ^ (value >> 63)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def varint_length(unsigned: int) -> int:
+    """Bytes of a base-128 varint: one for each 7 bits."""
+    highest_bit: int = 63 - count_leading_zeros(unsigned | 1)
+    return (highest_bit * 9 + 73) >> 6
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def write_varint(p: int, unsigned: int) -> int:
+    """Write a base-128 varint, low bits first; gives the address behind it."""
+    while unsigned & ~0x7F:
+        store8(p, (unsigned & 0x7F) | 0x80)
+        unsigned = (unsigned >> 7) & 0x01FF_FFFF_FFFF_FFFF
+        p += 1
+    store8(p, unsigned)
+    return p + 1
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def write_branch(p: int, null_branch: int, valid: bool) -> int:
+    """Write the union's branch, if there is a union; gives the address behind it."""
+    if null_branch < 0:
+        return p
+    store8(p, 2 - null_branch if valid else null_branch)
+    return p + 1
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def measure_integers(data: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int) -> int:
+    """Add the lengths of int64 values at ``data``."""
+    branch = 1 if null_branch >= 0 else 0
+    for row in range(rows):
+        length = load64_native(lengths + 8 * row)
+        if length < 0:
+            continue
+        if is_valid(bitmap, first_bit + row):
+            length += varint_length(zigzag(load64_native(data + 8 * row)))
+        elif branch == 0:
+            return row
+        store64(lengths + 8 * row, length + branch)
+    return -1
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def write_integers(data: int, bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int) -> None:
+    """Write int64 values at ``data`` as zigzag varints."""
+    for row in range(rows):
+        p = load64_native(cursors + 8 * row)
+        if p == 0:
+            continue
+        valid = is_valid(bitmap, first_bit + row)
+        p = write_branch(p, null_branch, valid)
+        if valid:
+            p = write_varint(p, zigzag(load64_native(data + 8 * row)))
+        store64(cursors + 8 * row, p)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def measure_fixed_width(width: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int) -> int:
+    """Add ``width`` for each value."""
+    branch = 1 if null_branch >= 0 else 0
+    for row in range(rows):
+        length = load64_native(lengths + 8 * row)
+        if length < 0:
+            continue
+        if is_valid(bitmap, first_bit + row):
+            length += width
+        elif branch == 0:
+            return row
+        store64(lengths + 8 * row, length + branch)
+    return -1
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def write_fixed_width(
+    data: int, width: int, bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int
+) -> None:
+    """Copy values of ``width`` bytes each from ``data``."""
+    for row in range(rows):
+        p = load64_native(cursors + 8 * row)
+        if p == 0:
+            continue
+        valid = is_valid(bitmap, first_bit + row)
+        p = write_branch(p, null_branch, valid)
+        if valid:
+            copy_exactly(p, data + width * row, width)
+            p += width
+        store64(cursors + 8 * row, p)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def measure_bytes(
+    offsets: int, size: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int
+) -> int:
+    """Add the lengths of byte strings, given by their int64 offsets.
+
+    :param size: −1: each has a length prefix; otherwise none has one, and each must be that long
+    """
+    branch = 1 if null_branch >= 0 else 0
+    for row in range(rows):
+        length = load64_native(lengths + 8 * row)
+        if length < 0:
+            continue
+        if is_valid(bitmap, first_bit + row):
+            value = load64_native(offsets + 8 * row + 8) - load64_native(offsets + 8 * row)
+            if size < 0:
+                length += varint_length(zigzag(value))
+            elif value != size:
+                return row
+            length += value
+        elif branch == 0:
+            return row
+        store64(lengths + 8 * row, length + branch)
+    return -1
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def write_bytes(
+    offsets: int, data: int, size: int, bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int
+) -> None:
+    """Write byte strings from ``data``, with their length prefixes if ``size`` is −1."""
+    for row in range(rows):
+        p = load64_native(cursors + 8 * row)
+        if p == 0:
+            continue
+        valid = is_valid(bitmap, first_bit + row)
+        p = write_branch(p, null_branch, valid)
+        if valid:
+            start = load64_native(offsets + 8 * row)
+            length = load64_native(offsets + 8 * row + 8) - start
+            if size < 0:
+                p = write_varint(p, zigzag(length))
+            copy_exactly(p, data + start, length)
+            p += length
+        store64(cursors + 8 * row, p)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def measure_record(bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int, inner: int) -> int:
+    """Add the union's branch, and start the lengths of the fields at ``inner``: 0, or −1 where there is no record."""
+    branch = 1 if null_branch >= 0 else 0
+    for row in range(rows):
+        length = load64_native(lengths + 8 * row)
+        valid = length >= 0 and is_valid(bitmap, first_bit + row)
+        store64(inner + 8 * row, 0 if valid else -1)
+        if length < 0:
+            continue
+        if not valid and branch == 0:
+            return row
+        store64(lengths + 8 * row, length + branch)
+    return -1
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def add_lengths(inner: int, rows: int, lengths: int) -> None:
+    """Add the lengths of a record's fields where there is a record."""
+    for row in range(rows):
+        added = load64_native(inner + 8 * row)
+        if added > 0:
+            store64(lengths + 8 * row, load64_native(lengths + 8 * row) + added)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def write_record(bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int, inner: int) -> None:
+    """Write the union's branch; ``inner`` becomes the cursors of the fields, 0 where there is no record."""
+    for row in range(rows):
+        p = load64_native(cursors + 8 * row)
+        store64(inner + 8 * row, 0)
+        if p == 0:
+            continue
+        valid = is_valid(bitmap, first_bit + row)
+        p = write_branch(p, null_branch, valid)
+        store64(cursors + 8 * row, p)
+        if valid:
+            store64(inner + 8 * row, p)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def advance_cursors(inner: int, rows: int, cursors: int) -> None:
+    """Move the cursors behind the fields where there is a record."""
+    for row in range(rows):
+        p = load64_native(inner + 8 * row)
+        if p != 0:
+            store64(cursors + 8 * row, p)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def reveal_items(
+    offsets: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int, item_lengths: int
+) -> int:
+    """Start the lengths of the items at 0 in the rows that are there and not null; all others stay hidden."""
+    for row in range(rows):
+        if load64_native(lengths + 8 * row) < 0:
+            continue
+        if is_valid(bitmap, first_bit + row):
+            for item in range(load64_native(offsets + 8 * row), load64_native(offsets + 8 * row + 8)):
+                store64(item_lengths + 8 * item, 0)
+        elif null_branch < 0:
+            return row
+    return -1
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def measure_items(
+    offsets: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int, item_lengths: int
+) -> None:
+    """Add the lengths of the items, of their count and of the end mark."""
+    branch = 1 if null_branch >= 0 else 0
+    for row in range(rows):
+        length = load64_native(lengths + 8 * row)
+        if length < 0:
+            continue
+        length += branch
+        if is_valid(bitmap, first_bit + row):
+            first = load64_native(offsets + 8 * row)
+            end = load64_native(offsets + 8 * row + 8)
+            length += 1 if first == end else 1 + varint_length(zigzag(end - first))
+            for item in range(first, end):
+                length += load64_native(item_lengths + 8 * item)
+        store64(lengths + 8 * row, length)
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def write_items(
+    offsets: int,
+    bitmap: int,
+    first_bit: int,
+    null_branch: int,
+    rows: int,
+    cursors: int,
+    item_lengths: int,
+    item_cursors: int,
+) -> None:
+    """Write counts and end marks (one block; empty: the end mark alone), and point each item's cursor to its place."""
+    for row in range(rows):
+        p = load64_native(cursors + 8 * row)
+        if p == 0:
+            continue
+        valid = is_valid(bitmap, first_bit + row)
+        p = write_branch(p, null_branch, valid)
+        if valid:
+            first = load64_native(offsets + 8 * row)
+            end = load64_native(offsets + 8 * row + 8)
+            if first != end:
+                p = write_varint(p, zigzag(end - first))
+            for item in range(first, end):
+                store64(item_cursors + 8 * item, p)
+                p += load64_native(item_lengths + 8 * item)
+            store8(p, 0)
+            p += 1
+        store64(cursors + 8 * row, p)

@@ -1,0 +1,269 @@
+"""Avro rows from Arrow columns, compiled: each row of an array becomes one Avro datum.
+
+The Avro schema and the Arrow type are walked together into a tree of nodes. Two sweeps over that tree do the
+work, a column at a time: the first adds up the length of every row, the second writes every value to its
+final place, so that no byte is copied twice. Both sweeps carry one number per row — its length so far, then
+the address where its next byte goes — and a mark for rows that are hidden under a null parent.
+
+Avro's binary form: https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.avro import row_kernels as kernels
+from ringsync.compiled.memory import address
+from ringsync.cql.codec.encode import bitmap_of, first_value, numbers_of
+from ringsync.cql.natives import AvroSchema
+
+Int64Array = npt.NDArray[np.int64]
+
+NOT_NULLABLE = -1
+HIDDEN_LENGTH = -1
+HIDDEN_ADDRESS = 0
+LENGTH_PREFIXED = -1
+
+_FIXED_WIDTH: dict[str, pa.DataType] = {"boolean": pa.uint8(), "float": pa.float32(), "double": pa.float64()}
+_LARGEST_BINARY = 2**31 - 1
+
+
+def encode_rows(schema: AvroSchema, values: pa.Array) -> pa.Array:
+    """Encode every row as one Avro datum, without any header.
+
+    Arrow types and the Avro types they may have: bool → boolean; integers, date32 → int, long; timestamp in
+    any unit → long (µs, or ms rounded down when the logical type is timestamp-millis); float, double; text and
+    binary → string, bytes, fixed; fixed-size binary → fixed; struct → record (fields by name, further struct
+    fields are ignored); list → array; map with text keys → map. ``["null", T]`` or ``[T, "null"]`` takes nulls.
+
+    :param schema: the Avro schema of a row, parsed or plain
+    :param values: one row per element; a struct array for a record
+    :returns: pa.binary(), or pa.large_binary() from 2 GiB on
+    :raises ValueError: for a null under a schema without null, a missing field, a number or a length that the
+        Avro type cannot hold, or types that do not fit each other; the message names the field
+    """
+    node = _node(schema, values, "row", {})
+    lengths = np.zeros(len(values), np.int64)
+    _measure(node, lengths)
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    data = np.empty(max(int(offsets[-1]), 1), np.uint8)
+    _write(node, offsets[:-1] + address(data))
+    data = data[: offsets[-1]]
+    kind, width = (pa.binary(), np.int32) if len(data) <= _LARGEST_BINARY else (pa.large_binary(), np.int64)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)])
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What every node has: where it stands in the schema, how many rows, and which of them are null.
+
+    :ivar null_branch: the byte that says null in the union, or NOT_NULLABLE
+    :ivar array: keeps the memory alive that addresses point into
+    """
+
+    path: str
+    null_branch: int
+    array: pa.Array
+
+    @property
+    def validity(self) -> tuple[int, int]:
+        """Address of the validity bitmap (0: nothing is null), and the bit of the first row."""
+        return bitmap_of(self.array)
+
+
+@dataclass(frozen=True)
+class _Integers(_Values):
+    """int64 values, written as zigzag varints."""
+
+
+@dataclass(frozen=True)
+class _FixedWidth(_Values):
+    """Values of one length, written as they are in memory."""
+
+    width: int
+
+
+@dataclass(frozen=True)
+class _Bytes(_Values):
+    """large_binary values, written with their length; or each of ``size`` bytes, written without."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class _Record(_Values):
+    """A struct: its fields follow each other."""
+
+    fields: tuple[_Node, ...]
+
+
+@dataclass(frozen=True)
+class _Items(_Values):
+    """A list or map: the count, the items, and an end mark.
+
+    :ivar offsets: int64, number of rows + 1: where each row's items are among the parts
+    :ivar parts: nodes whose values make up one item: the element, or key and value
+    :ivar item_lengths: filled by the first sweep for the second
+    """
+
+    offsets: Int64Array
+    parts: tuple[_Node, ...]
+    item_lengths: Int64Array
+
+
+_Node = _Integers | _FixedWidth | _Bytes | _Record | _Items
+
+
+def _node(schema: AvroSchema, values: pa.Array, path: str, named: dict[str, AvroSchema]) -> _Node:
+    """The node for these values; ``named`` collects the named types seen so far, as later references need them."""
+    schema, null_branch = _without_null(schema, path)
+    if isinstance(schema, str) and schema in named:
+        schema = named[schema]
+    attributes: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {"type": schema}
+    kind = attributes["type"]
+    if isinstance(kind, Mapping | list):  # {"type": {"type": "long", …}}
+        return _node(kind, values, path, named)
+    if "name" in attributes:
+        named[attributes["name"]] = attributes
+        named[f"{attributes.get('namespace', '')}.{attributes['name']}"] = attributes
+    if pa.types.is_null(values.type):
+        return _Bytes(path, null_branch, pa.nulls(len(values), pa.large_binary()), LENGTH_PREFIXED)
+    try:
+        if kind == "record":
+            return _record(attributes, values, path, null_branch, named)
+        if kind in ("array", "map"):
+            return _items(attributes, values, path, null_branch, named)
+        return _scalar(attributes, values, path, null_branch)
+    except pa.ArrowException as error:
+        raise ValueError(f"Avro field {path}: Arrow type {values.type} as Avro {kind}: {error}") from error
+
+
+def _without_null(schema: AvroSchema, path: str) -> tuple[AvroSchema, int]:
+    """Split a nullable schema: (the other branch, the byte that says null)."""
+    if isinstance(schema, str | Mapping):
+        return schema, NOT_NULLABLE
+    if len(schema) != 2 or "null" not in schema:
+        raise ValueError(f"Avro field {path}: the union {schema} is not null and one other type")
+    null_index = list(schema).index("null")
+    return schema[1 - null_index], 2 * null_index
+
+
+def _scalar(attributes: Mapping[str, Any], values: pa.Array, path: str, null_branch: int) -> _Node:
+    """Bring a column to the one Arrow type that the kernels read for this Avro type."""
+    kind = attributes["type"]
+    if kind in ("int", "long"):
+        return _Integers(path, null_branch, _integers(attributes, values))
+    if kind in ("string", "bytes"):
+        return _Bytes(path, null_branch, values.cast(pa.large_binary()), LENGTH_PREFIXED)
+    if kind == "fixed":
+        return _Bytes(path, null_branch, values.cast(pa.large_binary()), attributes["size"])
+    if kind in _FIXED_WIDTH:
+        wanted = _FIXED_WIDTH[kind]
+        return _FixedWidth(path, null_branch, values.cast(wanted), wanted.bit_width // 8)
+    raise ValueError(f"Avro field {path}: the Avro type {kind!r} cannot be written")
+
+
+def _integers(attributes: Mapping[str, Any], values: pa.Array) -> pa.Array:
+    if pa.types.is_date32(values.type):
+        values = values.view(pa.int32())
+    elif pa.types.is_timestamp(values.type):
+        micros = values.cast(pa.timestamp("us", values.type.tz)).view(pa.int64())
+        values = _milliseconds(micros) if attributes.get("logicalType") == "timestamp-millis" else micros
+    return values.cast(pa.int32()).cast(pa.int64()) if attributes["type"] == "int" else values.cast(pa.int64())
+
+
+def _milliseconds(micros: pa.Array) -> pa.Array:
+    """Microseconds to milliseconds, rounded down."""
+    milliseconds = numbers_of(micros, np.dtype(np.int64)) // 1000
+    return pa.array(milliseconds, mask=micros.is_null().to_numpy(zero_copy_only=False))
+
+
+def _record(
+    attributes: Mapping[str, Any], values: pa.Array, path: str, null_branch: int, named: dict[str, AvroSchema]
+) -> _Node:
+    if not pa.types.is_struct(values.type):
+        raise ValueError(f"Avro field {path}: a record needs a struct, not {values.type}")
+    fields = []
+    for field in attributes["fields"]:
+        name = field["name"]
+        if values.type.get_field_index(name) < 0:
+            raise ValueError(f"Avro field {path}.{name}: the struct has no field of this name: {values.type}")
+        fields.append(_node(field["type"], values.field(name), f"{path}.{name}", named))
+    return _Record(path, null_branch, values, tuple(fields))
+
+
+def _items(
+    attributes: Mapping[str, Any], values: pa.Array, path: str, null_branch: int, named: dict[str, AvroSchema]
+) -> _Node:
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.cast(pa.list_(values.type.value_type))
+    is_map = attributes["type"] == "map"
+    if is_map != pa.types.is_map(values.type) or not hasattr(values, "offsets"):
+        raise ValueError(f"Avro field {path}: Arrow type {values.type} does not fit an Avro {attributes['type']}")
+    offsets = values.offsets.to_numpy().astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if is_map:
+        columns = [("string", values.keys, "[key]"), (attributes["values"], values.items, "[]")]
+    else:
+        columns = [(attributes["items"], values.values, "[]")]
+    parts = tuple(_node(part, column[first:last], path + suffix, named) for part, column, suffix in columns)
+    return _Items(path, null_branch, values, offsets - first, parts, np.full(last - first, HIDDEN_LENGTH))
+
+
+def _measure(node: _Node, lengths: Int64Array) -> None:
+    """First sweep: add the node's length in each row to ``lengths``, save in rows that are HIDDEN_LENGTH."""
+    rows = (*node.validity, node.null_branch, len(lengths), address(lengths))
+    match node:
+        case _Integers(array=array):
+            bad_row = kernels.measure_integers(first_value(array, 8), *rows)
+        case _FixedWidth(width=width):
+            bad_row = kernels.measure_fixed_width(width, *rows)
+        case _Bytes(array=array, size=size):
+            bad_row = kernels.measure_bytes(first_value(array, 8), size, *rows)
+        case _Record():
+            inner = np.empty(len(lengths), np.int64)
+            bad_row = kernels.measure_record(*rows, address(inner))
+            for field in node.fields if bad_row < 0 else ():
+                _measure(field, inner)
+            kernels.add_lengths(address(inner), len(lengths), address(lengths))
+        case _Items(offsets=offsets, item_lengths=item_lengths):
+            bad_row = kernels.reveal_items(address(offsets), *rows, address(item_lengths))
+            for part in node.parts if bad_row < 0 else ():
+                _measure(part, item_lengths)
+            kernels.measure_items(address(offsets), *rows, address(item_lengths))
+    if bad_row >= 0:
+        found = (
+            "has another length than the schema's" if node.array[bad_row].is_valid else "is null, the schema has none"
+        )
+        raise ValueError(f"Avro field {node.path}: the value of entry {bad_row} {found}")
+
+
+def _write(node: _Node, cursors: Int64Array) -> None:
+    """Second sweep: write each row's value at its cursor and move the cursor behind it, save at HIDDEN_ADDRESS."""
+    rows = (*node.validity, node.null_branch, len(cursors), address(cursors))
+    match node:
+        case _Integers(array=array):
+            kernels.write_integers(first_value(array, 8), *rows)
+        case _FixedWidth(array=array, width=width):
+            kernels.write_fixed_width(first_value(array, width), width, *rows)
+        case _Bytes(array=array, size=size):
+            data = array.buffers()[2]
+            kernels.write_bytes(first_value(array, 8), data.address if data else 0, size, *rows)
+        case _Record():
+            inner = np.empty(len(cursors), np.int64)
+            kernels.write_record(*rows, address(inner))
+            for field in node.fields:
+                _write(field, inner)
+            kernels.advance_cursors(address(inner), len(cursors), address(cursors))
+        case _Items(offsets=offsets, item_lengths=item_lengths):
+            item_cursors = np.full(len(item_lengths), HIDDEN_ADDRESS)
+            kernels.write_items(address(offsets), *rows, address(item_lengths), address(item_cursors))
+            for part in node.parts:
+                _write(part, item_cursors)

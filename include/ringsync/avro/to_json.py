@@ -1,0 +1,250 @@
+"""Avro messages as JSON, with schema and payload as the original CDC design shows them (Kafka Connect's form).
+
+An Avro schema is compiled to a program, which :mod:`ringsync.avro.to_json_kernels` carries out for each datum.
+docs/kafka.md says how each type is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.avro import to_json_kernels as kernels
+from ringsync.avro.connect_schema import connect_schema, full_name, not_null
+from ringsync.avro.mapping import AvroRecord
+from ringsync.compiled.memory import PADDING, address, padded
+from ringsync.cql.codec.text_forms import DIGITS_PER_BYTE
+
+JsonConverter = Callable[[Sequence[bytes]], list[bytes]]
+"""Avro datums of one schema to UTF-8 JSON."""
+
+_ROOM = 8 << 20
+"""Bytes that are written at once, unless a single message is longer."""
+
+_OF_KIND = {
+    "boolean": kernels.BOOLEAN,
+    "bytes": kernels.BYTES,
+    "int": kernels.LONG,
+    "long": kernels.LONG,
+    "string": kernels.TEXT,
+}
+_FLOAT_BYTES = {"double": 8, "float": 4}
+
+
+def json_converter(schema: AvroRecord, *, with_schema: bool = True) -> JsonConverter:
+    """What turns Avro datums of this schema into ``{"schema": …, "payload": …}``, or into the payload alone.
+
+    It raises ValueError for a datum that does not follow the schema.
+
+    :param schema: of a key or an envelope, with its logical types
+    """
+    program = _Program()
+    program.write(f'{{"schema":{_compact(connect_schema(schema))},"payload":' if with_schema else "")
+    _compile(schema, program, {})
+    program.write("}" if with_schema else "")
+    instructions, literals, depth = program.finished()
+
+    def convert(data: Sequence[bytes]) -> list[bytes]:
+        found: list[bytes] = []
+        room = _ROOM
+        buffer, offsets = padded(b"".join(data)), np.zeros(len(data) + 1, np.int64)
+        np.cumsum([len(datum) for datum in data], out=offsets[1:])
+        while len(found) < len(data):
+            written = _written(instructions, literals, depth, buffer, offsets, len(found), room)
+            found += written
+            if not written:
+                room *= 2
+        return found
+
+    return convert
+
+
+class _Program:
+    """A program in the making: instructions, with neighbouring literals as one."""
+
+    def __init__(self) -> None:
+        self._instructions: list[tuple[int, int, int]] = []
+        self._literals = bytearray()
+        self._begun = 0
+        self._depth = self._deepest = 0
+
+    def write(self, text: str) -> None:
+        """A literal."""
+        self._literals += text.encode()
+
+    def add(self, kind: int, a: int = 0, b: int = 0) -> int:
+        """An instruction; gives its place."""
+        self._end_literal()
+        self._instructions.append((kind, a, b))
+        return len(self._instructions) - 1
+
+    def here(self) -> int:
+        """Where the next instruction is, in bytes."""
+        self._end_literal()
+        return len(self._instructions) * kernels.INSTRUCTION_BYTES
+
+    def go_here(self, place: int) -> None:
+        """Have the instruction at this place go on with the next one."""
+        kind, a, _ = self._instructions[place]
+        self._instructions[place] = (kind, a, self.here())
+
+    def nest(self, levels: int) -> None:
+        """Enter (1) or leave (−1) an array or map."""
+        self._depth += levels
+        self._deepest = max(self._deepest, self._depth)
+
+    def finished(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], int]:
+        """Instructions, int64[count, 3]; literals; the greatest number of arrays and maps in each other."""
+        self.add(kernels.END)
+        return np.array(self._instructions, np.int64), padded(bytes(self._literals)), self._deepest
+
+    def _end_literal(self) -> None:
+        size = len(self._literals) - self._begun
+        if size:
+            self._instructions.append((kernels.LITERAL, self._begun, size))
+            self._begun += size
+
+
+def _compile(schema: Any, program: _Program, records: dict[str, Any]) -> None:
+    if isinstance(schema, list):
+        union = program.add(kernels.UNION, schema.index("null"))
+        _compile(not_null(schema), program, records)
+        program.go_here(union)
+    elif isinstance(schema, str):
+        _compile_named(schema, program, records)
+    elif schema["type"] == "record":
+        records[full_name(schema)] = schema
+        for place, field in enumerate(schema["fields"]):
+            program.write(f"{',' if place else '{'}{_compact(field['name'])}:")
+            _compile(field["type"], program, records)
+        program.write("}" if schema["fields"] else "{}")
+    elif schema["type"] == "array":
+        _compile_items("[]", "", schema["items"], program, records)
+    elif schema["type"] == "map":
+        _compile_items("{}", ":", schema["values"], program, records)
+    elif schema.get("logicalType") == "big-decimal":
+        program.add(kernels.DECIMAL)
+    else:
+        _compile(schema["type"], program, records)
+
+
+def _compile_named(name: str, program: _Program, records: dict[str, Any]) -> None:
+    if name in _FLOAT_BYTES:
+        program.add(kernels.FLOAT, _FLOAT_BYTES[name])
+    elif name in _OF_KIND:
+        program.add(_OF_KIND[name])
+    else:
+        _compile(records[name], program, records)
+
+
+def _compile_items(brackets: str, after_key: str, inner: Any, program: _Program, records: dict[str, Any]) -> None:
+    program.nest(1)
+    program.write(brackets[0])
+    items = program.add(kernels.ITEMS)
+    first = program.here()
+    if after_key:
+        program.add(kernels.TEXT)
+        program.write(after_key)
+    _compile(inner, program, records)
+    program.add(kernels.NEXT, b=first)
+    program.go_here(items)
+    program.write(brackets[1])
+    program.nest(-1)
+
+
+def _written(
+    instructions: npt.NDArray[np.int64],
+    literals: npt.NDArray[np.uint8],
+    depth: int,
+    buffer: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    first: int,
+    room: int,
+) -> list[bytes]:
+    """The JSON of as many datums as have room, in bytes; those before ``first`` are left out."""
+    rows = len(offsets) - 1
+    output, ends, stack = np.empty(room + PADDING, np.uint8), np.empty(rows, np.int64), np.empty(depth + 1, np.int64)
+    floats = np.zeros(1 + 3 * (1 + (len(buffer) if (instructions[:, 0] == kernels.FLOAT).any() else 0) // 4), np.int64)
+    longest = int(np.diff(offsets).max())
+    scratch = np.empty((DIGITS_PER_BYTE + 2) * longest + 2 * PADDING, np.uint8)
+    reached = kernels.write_json(
+        address(instructions),
+        address(literals),
+        address(buffer),
+        address(offsets),
+        first,
+        rows,
+        address(output),
+        address(output) + room,
+        address(ends),
+        address(floats),
+        address(stack),
+        address(scratch),
+        address(scratch) + len(scratch) - PADDING,
+    )
+    if reached < 0:
+        raise ValueError(f"message {-1 - reached} of {rows} does not follow its Avro schema")
+    noted = floats[1 : 1 + 3 * floats[0]].reshape(-1, 3)
+    return _with_floats(output, ends[first:reached], noted, buffer)
+
+
+def _with_floats(
+    output: npt.NDArray[np.uint8],
+    ends: npt.NDArray[np.int64],
+    noted: npt.NDArray[np.int64],
+    buffer: npt.NDArray[np.uint8],
+) -> list[bytes]:
+    """The output as messages; the digits of its floats are set in.
+
+    :param ends: where each message ends
+    :param noted: place in the output, address and bytes of each float
+    """
+    if not len(noted):
+        return _cut(output, ends).to_pylist()  # type: ignore[no-any-return]
+    # What is before each float, and before each end.
+    limits = np.concatenate([noted[:, 0], ends])
+    order = np.argsort(limits, kind="stable")
+    behind = pa.concat_arrays([_texts_of(noted, buffer), pa.array([""] * len(ends), pa.string())])
+    pieces = pc.binary_join_element_wise(
+        _cut(output, limits[order]), behind.take(pa.array(order)).cast(pa.binary()), b""
+    )
+    pieces_before = np.concatenate([[0], np.flatnonzero(order >= len(noted)) + 1])
+    whole = pa.ListArray.from_arrays(pa.array(pieces_before.astype(np.int32)), pieces)
+    return pc.binary_join(whole, b"").to_pylist()  # type: ignore[no-any-return]
+
+
+def _texts_of(noted: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> pa.Array:
+    """The digits of floats, text."""
+    texts, rows = [], []
+    for width, kind in ((4, np.float32), (8, np.float64)):
+        own = np.flatnonzero(noted[:, 2] == width)
+        places = noted[own, 1, np.newaxis] - address(buffer) + np.arange(width)
+        texts.append(_float_texts(pa.array(buffer[places].view(kind).ravel())))
+        rows.append(own)
+    return pa.concat_arrays(texts).take(pa.array(np.argsort(np.concatenate(rows))))
+
+
+def _float_texts(values: pa.Array) -> pa.Array:
+    """The shortest digits that give the same number; JSON has no NaN and no infinities: they are strings."""
+    texts = values.cast(pa.string())
+    whole = pc.match_substring_regex(texts, r"^-?\d+$")
+    texts = pc.if_else(whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
+    for printed, told in (("nan", '"NaN"'), ("-inf", '"-Infinity"'), ("inf", '"Infinity"')):
+        texts = pc.if_else(pc.equal(texts, printed), told, texts)
+    return texts
+
+
+def _cut(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
+    """Bytes one behind the other as an array, by where each ends."""
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(output)])
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,135 @@
+"""Clusterings, bounds and cell paths as bytes whose unsigned order is Cassandra's order, equal for what is equal there.
+
+A value's bytes need not sort as the value does (−1, 1.0 and 1.00, a descending column). Here each becomes bytes that
+do (C: the comparators in db/marshal; specs/cassandra-formats.md §3.9), so that sorting, grouping and the question
+whether a range covers a row are comparisons of bytes. They are not values any more: 1.0 and 1.00 have the same ones.
+
+A value is a marker (null before empty before all others) and a body that is never the beginning of another; of
+descending columns all bits but null's are inverted. A clustering is its values and a byte: 0 or 255 for a bound, which
+is so before or behind all rows that begin with its values, and 128 for a row. ``start < row < end`` is thus a plain
+comparison, whether the bounds belong to the range or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.changes.keys import order_kernels as kernels
+from ringsync.changes.keys.order_kernels import END, START
+from ringsync.compiled.memory import PADDING, address
+from ringsync.cql.cells import Cells, cells_of, raw_values
+from ringsync.cql.codec.split import total_bytes
+from ringsync.cql.natives import BYTES, NATIVES
+from ringsync.cql.types import (
+    CqlType,
+    CustomType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    stored_length,
+    types_inside,
+)
+from ringsync.schema.table import TableSchema
+
+__all__ = ["END", "START", "clustering_keys", "clustering_order", "path_type", "value_keys", "value_order"]
+
+
+def clustering_order(clustering: pa.Array, table: TableSchema, side: int = START) -> pa.Array:
+    """Encode clusterings and bounds.
+
+    :param clustering: ``clustering`` or ``range_end`` of change rows
+    :param table: theirs
+    :param side: START or END: what the bounds of ranges are
+    :returns: ``pa.binary()``; null where ``clustering`` is null
+    :raises ValueError: for bytes that are no clustering of this table
+    """
+    return raw_values(clustering_keys(cells_of(clustering), table, side))
+
+
+def value_order(values: pa.Array, cql_type: CqlType) -> pa.Array:
+    """Encode values of a type, as serialised: paths of cells, say (see :func:`path_type`).
+
+    :returns: ``pa.binary()``, never null: null has a place in the order
+    """
+    return raw_values(value_keys(cells_of(values), cql_type))
+
+
+def path_type(cql_type: CqlType) -> CqlType:
+    """The type by which the cells of a multi-cell column are sorted: elements, keys, list entries, field numbers."""
+    match cql_type:
+        case SetType(element=kind) | MapType(key=kind):
+            return kind
+        case UserType():
+            return Native("smallint")
+    return Native("timeuuid")
+
+
+def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
+    """As :func:`clustering_order`, without Arrow."""
+    types = [column.type for column in table.clustering]
+    program = type_program(types)
+    descending = np.array([column.descending for column in table.clustering] or [False], np.uint8)
+    output, ends = _room(cells)
+    size = kernels.put_clusterings(
+        *cells.arguments, address(program), len(types), address(descending), side, address(output), address(ends)
+    )
+    if size < 0:
+        raise ValueError(
+            f"a clustering of {table.full_name} is not as ringsync.changes.schema says: are these rows of another "
+            "table, or of another version of ringsync?"
+        )
+    return _cells(output, ends, cells.lengths < 0)
+
+
+def value_keys(cells: Cells, cql_type: CqlType) -> Cells:
+    """As :func:`value_order`, without Arrow."""
+    program = type_program([cql_type])
+    output, ends = _room(cells)
+    kernels.put_values(*cells.arguments, address(program), 0, address(output), address(ends))
+    return _cells(output, ends, np.zeros(len(cells), np.bool_))
+
+
+def _room(cells: Cells) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    size = kernels.GROWTH * total_bytes(cells) + kernels.MARGIN * len(cells) + PADDING
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(f"{len(cells)} keys have more than 500 MB together: give fewer rows at once")
+    return np.empty(size, np.uint8), np.empty(len(cells) + 1, np.int32)
+
+
+def _cells(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int32], nulls: npt.NDArray[np.bool_]) -> Cells:
+    lengths = np.diff(ends)
+    lengths[nulls] = -1
+    return Cells(output, ends[:-1], lengths)
+
+
+def type_program(types: Sequence[CqlType]) -> npt.NDArray[np.int64]:
+    """The nodes of types, those of the types themselves first, each node's children one behind the other."""
+    nodes: list[list[int]] = []
+    waiting = list(types)
+    while len(nodes) < len(waiting):
+        kind, inner, number = _node(waiting[len(nodes)])
+        nodes.append([kind, len(waiting), len(inner), number])
+        waiting += inner
+    return np.array(nodes or [[0] * 4], np.int64)
+
+
+def _node(cql_type: CqlType) -> tuple[int, Sequence[CqlType], int]:
+    match cql_type:
+        case Native(name):
+            return NATIVES[name].order, (), NATIVES[name].width
+        case ListType() | SetType() | MapType():
+            return kernels.SEQUENCE, types_inside(cql_type), 0
+        case TupleType() | UserType():
+            return kernels.FIELDS, types_inside(cql_type), 0
+        case VectorType(element, dimension):
+            return kernels.VECTOR, (element,), dimension << 32 | max(stored_length(element), 0)
+        case CustomType():
+            return BYTES, (), 0

@@ -1,0 +1,52 @@
+"""Where the values in the columns of change rows lie: parts of keys, of clusterings and range ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ringsync.compiled.arrow import Integers
+from ringsync.cql.cells import NULL_LENGTH, Cells
+
+
+def only(cells: Cells, chosen: npt.NDArray[np.intp]) -> Cells:
+    """The cells at these places."""
+    return Cells(cells.buffer, cells.offsets[chosen], cells.lengths[chosen])
+
+
+def composite_parts(cells: Cells, count: int) -> list[Cells]:
+    """The columns of partition keys: each a uint16 length, the bytes, a zero (spec §2.6)."""
+    at, parts = cells.offsets.astype(np.int64), []
+    ends = at + cells.lengths
+    for _ in range(count):
+        at = np.minimum(at, ends)
+        lengths = cells.buffer[at].astype(np.int64) << 8 | cells.buffer[at + 1]
+        whole = at + 2 + lengths <= ends
+        parts.append(_part(cells, at + 2, np.where(whole, lengths, NULL_LENGTH)))
+        at = at + 3 + lengths
+    return parts
+
+
+def clustering_parts(cells: Cells, columns: int) -> tuple[Integers, list[Cells], Integers]:
+    """How many values each clustering has, the values of each column, and how many bytes they take together.
+
+    The form is that of ``clustering`` in :mod:`ringsync.changes.schema`.
+    """
+    at = cells.offsets.astype(np.int64)
+    counts, parts = _int32(cells, at), []
+    at += 4
+    for column in range(columns):
+        there = column < counts
+        lengths = np.where(there, _int32(cells, at), NULL_LENGTH)
+        parts.append(_part(cells, at + 4, lengths))
+        at += np.where(there, 4 + np.maximum(lengths, 0), 0)
+    return counts, parts, at - cells.offsets
+
+
+def _part(cells: Cells, at: Integers, lengths: Integers) -> Cells:
+    return Cells(cells.buffer, at.astype(np.int32), lengths.astype(np.int32))
+
+
+def _int32(cells: Cells, at: Integers) -> Integers:
+    four = np.ascontiguousarray(cells.buffer[at[:, None] + np.arange(4)])
+    return four.view("<i4").reshape(len(at)).astype(np.int64)

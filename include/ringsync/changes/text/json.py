@@ -1,0 +1,220 @@
+"""Change rows as JSON objects, one per line: the form that docs/inspect.md promises."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from ringsync.changes.columns import LoggedColumn, columns_of
+from ringsync.changes.schema import EXPIRING, KINDS, RANGE_DELETION, TOMBSTONE
+from ringsync.changes.text.values import Bound, ChangeTexts, change_texts
+from ringsync.cql.text.json import JSON, json_string
+from ringsync.cql.text.values import NULL
+from ringsync.cql.types import ListType, SetType, UserType
+from ringsync.schema.table import TableSchema
+
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+"""JSON allows them in strings, but they end a line for many a program that reads lines."""
+
+
+def json_lines(
+    rows: pa.RecordBatch, tables: Mapping[str, TableSchema], raw: bool = False
+) -> tuple[list[str], Counter[tuple[str, str]]]:
+    """A JSON object for each change row, and how many values of which table and column are no values of their type.
+
+    Such a value is null, and its bytes are there even if ``raw`` is false.
+
+    :param rows: of ``CHANGE_ROWS``
+    :param tables: by id
+    :param raw: whether the bytes of keys, paths and values are there, too, as hexadecimal digits
+    """
+    texts = change_texts(rows, tables, JSON)
+    by_id = {table_id: _names(tables[table_id]) for table_id in {table.table_id for table in texts.tables}}
+    names = [by_id[table.table_id] for table in texts.tables]
+    parts = zip(
+        [one.table for one in names],
+        rows["token"].to_pylist(),
+        rows["kind"].to_pylist(),
+        _partition_keys(rows["partition_key"], names, texts, raw),
+        _clusterings(rows, names, texts, raw),
+        _liveness(rows["liveness"]),
+        _deletions(rows["deletion"]),
+        _by_row(rows["cells"], "cells", _cells(rows["cells"].flatten(), texts, raw)),
+        _by_row(rows["complex_deletions"], "complex_deletions", _complex_deletions(rows, names)),
+        _ranges(rows, names, texts, raw),
+        rows["file"].to_pylist(),
+        rows["position"].to_pylist(),
+        rows["digest"].to_pylist(),
+        strict=True,
+    )
+    found = [
+        f'{{{table},"token":{token},"kind":"{KINDS[kind]}",{key}{clustering}{liveness}{deletion}{cells}{complex_deletions}'
+        f'{limits},"source":{{"file":{json_string(file)},"position":{position}}},"digest":"{digest.hex()}"}}'
+        for (
+            table,
+            token,
+            kind,
+            key,
+            clustering,
+            liveness,
+            deletion,
+            cells,
+            complex_deletions,
+            limits,
+            file,
+            position,
+            digest,
+        ) in parts
+    ]
+    return [_LINE_ENDS.sub(_escaped, line) for line in found], texts.malformed
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04X}"
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a table and its columns are called, as JSON."""
+
+    table: str
+    partition_key: tuple[str, ...]
+    clustering: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def _names(table: TableSchema) -> _Names:
+    keyspace, name = json_string(table.keyspace), json_string(table.name)
+    return _Names(
+        f'"keyspace":{keyspace},"table":{name},"table_id":"{uuid.UUID(table.table_id)}"',
+        tuple(json_string(column.name) for column in table.partition_key),
+        tuple(json_string(column.name) for column in table.clustering),
+        tuple(json_string(column.name) for column in columns_of(table)),
+    )
+
+
+def _object(names: Sequence[str], values: Sequence[str | None]) -> str:
+    return ",".join([f"{name}:{value or NULL}" for name, value in zip(names, values, strict=False)])
+
+
+def _partition_keys(keys: pa.Array, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
+    for key, values, one in zip(keys.to_pylist(), texts.partition_keys, names, strict=True):
+        found = f'"partition_key":{{{_object(one.partition_key, values)}}}'
+        yield f'{found},"raw_partition_key":"{key.hex()}"' if raw or None in values else found
+
+
+def _clusterings(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
+    """Of rows; ranges have theirs within ``range``."""
+    bounds = zip(rows["clustering"].to_pylist(), texts.clusterings, rows["kind"].to_pylist(), names, strict=True)
+    for encoded, bound, kind, one in bounds:
+        there = bound is not None and bound.values and kind != RANGE_DELETION
+        yield "," + _clustering(encoded, bound, one, raw) if there and bound else ""
+
+
+def _ranges(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
+    encoded = zip(rows["clustering"].to_pylist(), rows["range_end"].to_pylist(), strict=True)
+    for (start, end), first, last, own in zip(encoded, texts.clusterings, texts.range_ends, names, strict=True):
+        if first is None or last is None:
+            yield ""
+        else:
+            sides = [
+                f'"{side}":{{{_clustering(one, bound, own, raw)},"inclusive":{str(bound.inclusive).lower()}}}'
+                for side, one, bound in (("start", start, first), ("end", end, last))
+            ]
+            yield f',"range":{{{",".join(sides)}}}'
+
+
+def _clustering(encoded: bytes, bound: Bound, names: _Names, raw: bool) -> str:
+    found = f'"clustering":{{{_object(names.clustering, bound.values)}}}'
+    if not raw and None not in bound.values:
+        return found
+    values = [NULL if one is None else f'"{one.hex()}"' for one in clustering_values(encoded)]
+    return f'{found},"raw_clustering":[{",".join(values)}]'
+
+
+def clustering_values(encoded: bytes) -> list[bytes | None]:
+    """The values in ``clustering`` or ``range_end`` of a change row."""
+    found: list[bytes | None] = []
+    at = 4
+    for _ in range(int.from_bytes(encoded[:4], "little")):
+        length = int.from_bytes(encoded[at : at + 4], "little", signed=True)
+        found.append(None if length < 0 else encoded[at + 4 : at + 4 + length])
+        at += 4 + max(length, 0)
+    return found
+
+
+def _liveness(array: pa.StructArray) -> Iterator[str]:
+    for there, timestamp, ttl, expires_at in _fields(array):
+        times = "" if ttl is None else f',"ttl":{ttl},"expires_at":{expires_at}'
+        yield f',"liveness":{{"timestamp":{timestamp}{times}}}' if there else ""
+
+
+def _deletions(array: pa.StructArray) -> Iterator[str]:
+    for there, timestamp, local in _fields(array):
+        yield f',"deletion":{{"timestamp":{timestamp},"local_deletion_time":{local}}}' if there else ""
+
+
+def _fields(array: pa.StructArray) -> Iterator[tuple[Any, ...]]:
+    """Whether each struct is there, and its fields."""
+    children = [array.field(i).to_pylist() for i in range(array.type.num_fields)]
+    return zip(array.is_valid().to_pylist(), *children, strict=True)
+
+
+def _cells(flat: pa.StructArray, texts: ChangeTexts, raw: bool) -> Iterator[str]:
+    parts = zip(
+        texts.columns,
+        texts.paths,
+        texts.values,
+        *(
+            flat.field(name).to_pylist()
+            for name in ("path", "value", "timestamp", "ttl", "local_deletion_time", "kind")
+        ),
+        strict=True,
+    )
+    for column, path, value, raw_path, raw_value, timestamp, ttl, local, kind in parts:
+        found = f'{{"column":{_quoted(column.name)}'
+        if raw_path is not None:
+            found += f',"path":{_path(column, path)}'
+            if raw or path is None:
+                found += f',"raw_path":"{raw_path.hex()}"'
+        if kind == TOMBSTONE:
+            yield f'{found},"deleted":true,"timestamp":{timestamp},"local_deletion_time":{local}}}'
+            continue
+        has_value = raw_path is None or not isinstance(column.type, SetType)
+        if has_value:
+            found += f',"value":{value or NULL}'
+        if raw or (has_value and value is None):
+            found += f',"raw":"{raw_value.hex()}"'
+        times = f',"ttl":{ttl},"expires_at":{local}' if kind == EXPIRING else ""
+        yield f'{found},"timestamp":{timestamp}{times}}}'
+
+
+@lru_cache(maxsize=65536)
+def _quoted(name: str) -> str:
+    return json_string(name)
+
+
+def _path(column: LoggedColumn, path: str | None) -> str:
+    if path is None:
+        return NULL
+    return _quoted(path) if isinstance(column.type, ListType | UserType) else path
+
+
+def _complex_deletions(rows: pa.RecordBatch, names: list[_Names]) -> Iterator[str]:
+    lists = rows["complex_deletions"]
+    flat = lists.flatten()
+    by_cell = (one for one, size in zip(names, lists.value_lengths().to_pylist(), strict=True) for _ in range(size))
+    for one, (_, column, timestamp, local) in zip(by_cell, _fields(flat), strict=True):
+        yield f'{{"column":{one.columns[column]},"timestamp":{timestamp},"local_deletion_time":{local}}}'
+
+
+def _by_row(lists: pa.ListArray, name: str, objects: Iterator[str]) -> Iterator[str]:
+    for size in lists.value_lengths().to_pylist():
+        yield f',"{name}":[{",".join([next(objects) for _ in range(size)])}]' if size else ""

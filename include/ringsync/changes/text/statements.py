@@ -1,0 +1,253 @@
+"""Change rows of one table as CQL statements, each with its own timestamp: what messages and ``inspect`` share.
+
+Texts are put together a column at a time: first of cells (:mod:`ringsync.changes.text.assignments`), then of the
+assignments that they make, then of statements. :mod:`ringsync.images.queries` makes one text of what a row needs of
+them, :mod:`ringsync.changes.text.replay` lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
+from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW
+from ringsync.changes.text.assignments import Assignments, Deleted, Literals, Times, changes
+from ringsync.changes.text.ranges import range_conditions
+from ringsync.changes.text.values import change_texts
+from ringsync.compiled.arrow import Integers, Places, integers, starts_of, valid_mask
+from ringsync.cql.cells import Cells, cells_of
+from ringsync.cql.identifiers import printable
+from ringsync.cql.text.literals import CQL
+from ringsync.cql.text.values import NULL
+from ringsync.schema.table import Column, TableSchema
+
+_LONGEST_TTL = 20 * 365 * 86400
+"""s; more no statement may say (C: cql3/Attributes.MAX_TTL)."""
+
+_LATER = 2**62
+"""More than any turn."""
+
+
+@dataclass(frozen=True)
+class Statements:
+    """Some statements: the row of each, and the text; null: it cannot be said."""
+
+    rows: Places
+    texts: pa.Array
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of all rows: as conditions, and as values of an INSERT; null where there is no literal."""
+
+    where: pa.Array
+    values: pa.Array
+
+
+def row_keys(merged: pa.RecordBatch, table: TableSchema, literals: Literals) -> Keys:
+    """Write the keys of change rows; of all that are no rows those of their partitions."""
+    kinds = integers(merged["kind"])
+    cells = cells_of(merged["partition_key"])
+    parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
+    texts = _texts_of(table.partition_key, parts, literals)
+    where, values = _conditions(table.partition_key, texts), pc.binary_join_element_wise(*texts, ", ")
+    rows = np.flatnonzero(kinds == ROW)
+    if not table.clustering or not len(rows):
+        return Keys(where, values)
+    _, parts, _ = clustering_parts(only(cells_of(merged["clustering"]), rows), len(table.clustering))
+    texts = _texts_of(table.clustering, parts, literals)
+    place = pa.array(rows)
+    own = pc.binary_join_element_wise(where.take(place), _conditions(table.clustering, texts), " AND ")
+    own_values = pc.binary_join_element_wise(values.take(place), pc.binary_join_element_wise(*texts, ", "), ", ")
+    if len(rows) == len(merged):
+        return Keys(own, own_values)
+    back = np.arange(len(merged))
+    back[rows] = len(merged) + np.arange(len(rows))
+    return Keys(*(pa.concat_arrays(pair).take(pa.array(back)) for pair in ((where, own), (values, own_values))))
+
+
+def _texts_of(columns: Sequence[Column], parts: Sequence[Cells], literals: Literals) -> list[pa.Array]:
+    return [literals(column.type, cells) for column, cells in zip(columns, parts, strict=True)]
+
+
+def _conditions(columns: Sequence[Column], texts: Sequence[pa.Array]) -> pa.Array:
+    """``a = 1 AND b = 2``."""
+    parts: list[pa.Array | str] = []
+    for column, text in zip(columns, texts, strict=True):
+        parts += [f"{' AND ' if parts else ''}{printable(column.name)} = ", text]
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def deletions_of_rows(merged: pa.RecordBatch, table: TableSchema, where: pa.Array) -> list[Statements]:
+    """DELETEs of rows, partitions and ranges; none for a range that cannot be said.
+
+    What a static row says is the deletion of its partition, which has a row of its own.
+    """
+    kinds = integers(merged["kind"])
+    rows = np.flatnonzero(valid_mask(merged["deletion"]) & ((kinds == ROW) | (kinds == PARTITION_DELETION)))
+    ranges = np.flatnonzero(kinds == RANGE_DELETION)
+    found = []
+    if len(rows):
+        times = integers(merged["deletion"].field("timestamp").take(pa.array(rows)))
+        parts = [f"DELETE FROM {table.full_name}", _timestamps(table, times), " WHERE ", where.take(pa.array(rows))]
+        found.append(Statements(rows, pc.binary_join_element_wise(*parts, "")))
+    if len(ranges):
+        found.append(_range_deletions(merged, table, ranges))
+    return found
+
+
+def _range_deletions(merged: pa.RecordBatch, table: TableSchema, ranges: Places) -> Statements:
+    """There are few of them, so each is an object."""
+    own = merged.take(pa.array(ranges))
+    texts = change_texts(own, {table.table_id: table}, CQL)
+    using = _timestamps(table, integers(own["deletion"].field("timestamp"))).to_pylist()
+    rows: list[int] = []
+    found: list[str | None] = []
+    for row, at, key, start, end in zip(
+        ranges.tolist(), using, texts.partition_keys, texts.clusterings, texts.range_ends, strict=True
+    ):
+        if start is None or end is None or None in key or {None, NULL} & {*start.values, *end.values}:
+            rows.append(row)
+            found.append(None)
+            continue
+        pieces = range_conditions(table, start, end)
+        partition = [f"{printable(c.name)} = {text}" for c, text in zip(table.partition_key, key, strict=True)]
+        found += [f"DELETE FROM {table.full_name}{at} WHERE {' AND '.join([*partition, *piece])}" for piece in pieces]
+        rows += [row] * len(pieces)
+    return Statements(np.array(rows, np.intp), pa.array(found, pa.string()))
+
+
+def cell_deletions(table: TableSchema, deleted: Deleted, where: pa.Array) -> list[Statements]:
+    """One DELETE for what a row lost at one moment."""
+    if not len(deleted.rows):
+        return []
+    order = np.lexsort((deleted.turns, deleted.rows))
+    first = np.flatnonzero(changes(order, [deleted.rows, deleted.times]))
+    names = _joined(deleted.names.take(pa.array(order)), first, ", ")
+    rows, using = deleted.rows[order[first]], _timestamps(table, deleted.times[order[first]])
+    parts = ["DELETE ", names, f" FROM {table.full_name}", using, " WHERE ", where.take(pa.array(rows))]
+    return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
+
+
+def writes(
+    merged: pa.RecordBatch,
+    table: TableSchema,
+    units: Assignments,
+    keys: Keys,
+    *,
+    own_times_first: bool = False,
+    now: int | None = None,
+) -> list[Statements]:
+    """INSERTs where the row itself was written, UPDATEs of what was written at other times.
+
+    :param own_times_first: whether an UPDATE of the row's own times comes before all others
+    :param now: s since 1970, from when TTLs count; None: from when they were written
+    """
+    liveness = merged["liveness"]
+    inserted = np.flatnonzero(valid_mask(liveness) & (integers(merged["kind"]) == ROW))
+    own_times = liveness.take(pa.array(inserted))
+    fields = (integers(pc.fill_null(own_times.field(name), -1)) for name in ("timestamp", "ttl", "expires_at"))
+    live = Times(*fields)
+    place = np.full(len(merged), -1)
+    place[inserted] = np.arange(len(inserted))
+    own = place[units.rows]
+    alike = own >= 0
+    for mine, theirs in zip(live.keys, units.times.keys, strict=True):
+        alike[alike] = mine[own[alike]] == theirs[alike]
+    in_insert = alike & units.are_whole
+    if own_times_first:
+        units = replace(units, turns=np.where(alike, units.turns - _LATER, units.turns))
+    return [
+        *_inserts(table, inserted, _using(live, now), units, in_insert, own, keys),
+        *_updates(table, units, ~in_insert, keys, now),
+    ]
+
+
+def _using(times: Times, now: int | None) -> pa.Array:
+    """`` USING TIMESTAMP 1 AND TTL 2 /* expires_at 3 */``."""
+    found = pc.binary_join_element_wise(" USING TIMESTAMP ", _texts(times.timestamps), "")
+    expiring = times.expiries >= 0
+    if not expiring.any():
+        return found
+    ttls = np.where(times.ttls > 0, times.ttls, times.expiries - times.timestamps // 1_000_000)
+    ttls = _texts(np.clip(ttls if now is None else times.expiries - now, 1, _LONGEST_TTL))
+    ends = [" /* expires_at ", _texts(times.expiries), " */"]
+    return pc.if_else(pa.array(expiring), pc.binary_join_element_wise(found, " AND TTL ", ttls, *ends, ""), found)
+
+
+def _inserts(
+    table: TableSchema,
+    inserted: Places,
+    using: pa.Array,
+    units: Assignments,
+    chosen: npt.NDArray[np.bool_],
+    own: Places,
+    keys: Keys,
+) -> list[Statements]:
+    if not len(inserted):
+        return []
+    names = ", ".join(printable(column.name) for column in table.key_columns)
+    columns, values = _texts_after(units, np.flatnonzero(chosen), own, len(inserted))
+    begin = f"INSERT INTO {table.full_name} ({names}"
+    key = keys.values if len(inserted) == len(keys.values) else keys.values.take(pa.array(inserted))
+    parts = [begin, columns, ") VALUES (", key, values, ")", using]
+    return [Statements(inserted, pc.binary_join_element_wise(*parts, ""))]
+
+
+def _texts_after(units: Assignments, chosen: Places, own: Places, count: int) -> tuple[pa.Array | str, pa.Array]:
+    """For each INSERT ``, name, name`` and ``, value, value``."""
+    order = chosen[np.argsort(own[chosen], kind="stable")]
+    sizes = np.bincount(own[order], minlength=count)
+    if len(order) and (sizes == sizes[0]).all():
+        grid = order.reshape(count, sizes[0])
+        columns = units.columns[grid]
+        if (columns == columns[0]).all():
+            # Mostly all INSERTs write the same columns: then there is nothing to put together by row.
+            parts = [part for own_cells in grid.T for part in (", ", units.values.take(pa.array(own_cells)))]
+            named = ", ".join(["", *units.names.take(pa.array(grid[0])).to_pylist()])
+            return named, pc.binary_join_element_wise(*parts, "")
+    found = []
+    for texts in (units.names, units.values):
+        parts = pc.binary_join_element_wise(", ", texts.take(pa.array(order)), "")
+        found.append(pc.binary_join(pa.ListArray.from_arrays(starts_of(sizes), parts), ""))
+    return found[0], found[1]
+
+
+def _updates(
+    table: TableSchema, units: Assignments, chosen: npt.NDArray[np.bool_], keys: Keys, now: int | None
+) -> list[Statements]:
+    """One UPDATE for what a row got at one moment; entries of lists may need others."""
+    places = np.flatnonzero(chosen)
+    if not len(places):
+        return []
+    sorted_by = [*units.times.keys, units.turns, units.rows]
+    order = places[np.lexsort([one[places] for one in sorted_by])]
+    first = np.flatnonzero(changes(order, sorted_by))
+    texts = _joined(units.assignments().take(pa.array(order)), first, ", ")
+    rows = units.rows[order[first]]
+    using, own = _using(units.times.take(order[first]), now), keys.where.take(pa.array(rows))
+    parts = [f"UPDATE {table.full_name}", using, " SET ", texts, " WHERE ", own]
+    return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
+
+
+def _joined(texts: pa.Array, first: Places, separator: str) -> pa.Array:
+    """Runs of texts, each as one; runs begin at the places ``first``."""
+    limits = np.append(first, len(texts)).astype(np.int32)
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(limits), texts), separator)
+
+
+def _timestamps(table: TableSchema, times: Integers) -> pa.Array:
+    """When statements write; those of counters take no timestamps."""
+    if table.has_counters:
+        return pa.array([""]).take(pa.array(np.zeros(len(times), np.int64)))
+    return pc.binary_join_element_wise(" USING TIMESTAMP ", _texts(times), "")
+
+
+def _texts(values: Integers) -> pa.Array:
+    return pa.array(values).cast(pa.string())

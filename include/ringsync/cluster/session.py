@@ -1,0 +1,282 @@
+"""Connections to the cluster, and what the driver's errors mean in words that tell what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from cassandra import AuthenticationFailed, ConsistencyLevel, Unauthorized, UnresolvableContactPoints
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import (
+    EXEC_PROFILE_DEFAULT,
+    Cluster,
+    ExecutionProfile,
+    NoHostAvailable,
+    Session,
+)
+from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, TokenAwarePolicy
+from cassandra.query import named_tuple_factory
+
+from ringsync.cluster.connection import PageConnection
+
+NATIVE_PROTOCOL = 5
+"""The first version that can read as of a given moment (``now_in_seconds``); Cassandra speaks it from 4.0 on."""
+
+SCAN_PROFILE = "scan"
+"""Name of the sessions' execution profile that hands rows on as the protocol handler gives them."""
+
+
+class ClusterError(Exception):
+    """The cluster cannot be used as asked; the message says what is wrong and what to do."""
+
+
+class UnreachableError(ClusterError):
+    """No contact point answered."""
+
+
+class WrongPasswordError(ClusterError):
+    """The cluster refused the user name and password, or wants some."""
+
+
+class NoPermissionError(ClusterError):
+    """The user may not do this; the message names the GRANT that is missing."""
+
+
+class TlsError(ClusterError):
+    """The encrypted connection could not be made."""
+
+
+class ProtocolVersionError(ClusterError):
+    """The cluster is too old."""
+
+
+class UnknownDatacenterError(ClusterError):
+    """The configured local datacenter does not exist; the message lists those that do."""
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """Files of the encrypted connection, all PEM.
+
+    :ivar ca_file: certificates to trust; None: those of the operating system
+    :ivar certificate_file: our own certificate, where the cluster asks for one
+    :ivar key_file: its private key
+    :ivar verify_hostname: whether the node's certificate must name the address that we connect to
+    """
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    verify_hostname: bool = True
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """How to reach a cluster.
+
+    :ivar contact_points: addresses or names of nodes, all of the local datacenter
+    :ivar local_datacenter: None: that of the first contact point that answers
+    :ivar consistency_level: of reads, a name of ``cassandra.ConsistencyLevel``
+    :ivar page_size: rows a result page
+    """
+
+    contact_points: tuple[str, ...]
+    port: int = 9042
+    local_datacenter: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: TlsSettings | None = None
+    consistency_level: str = "LOCAL_QUORUM"
+    page_size: int = 5000
+    request_timeout_s: float = 30.0
+    connect_timeout_s: float = 10.0
+
+
+class ReplicaAwarePolicy(TokenAwarePolicy):  # type: ignore[misc]
+    """Ask those hosts first that a statement names in its attribute ``endpoints`` (``address:port``, …).
+
+    The driver finds the replicas of a partition key by itself, but not those of a token range.
+    """
+
+    def make_query_plan(self, working_keyspace: str | None = None, query: Any = None) -> Iterator[Any]:
+        by_endpoint = {}
+        if endpoints := getattr(query, "endpoints", ()):
+            by_endpoint = {endpoint_of(host): host for host in self._cluster_metadata.all_hosts()}
+        first = [by_endpoint[endpoint] for endpoint in endpoints if endpoint in by_endpoint]
+        near = [host for host in first if host.is_up and self.distance(host) == HostDistance.LOCAL]
+        yield from near
+        for host in super().make_query_plan(working_keyspace, query):
+            if host not in near:
+                yield host
+
+
+def endpoint_of(host: Any) -> str:
+    """``address:port`` of one of the driver's hosts."""
+    return f"{host.endpoint.address}:{host.endpoint.port}"
+
+
+_sessions: dict[tuple[int, ClusterSettings], Session] = {}
+
+
+def connect(settings: ClusterSettings) -> Session:
+    """The process's session for these settings, opened at the first call.
+
+    :raises ClusterError: one of its subclasses, when the cluster cannot be reached or refuses us
+    """
+    # The process id: a forked worker must not use its parent's sockets.
+    key = (os.getpid(), settings)
+    session = _sessions.get(key)
+    if session is None or session.is_shutdown:
+        session = _sessions[key] = _open(settings)
+    return session
+
+
+def close_all() -> None:
+    """Close every session of this process."""
+    for key in [key for key in _sessions if key[0] == os.getpid()]:
+        _sessions.pop(key).cluster.shutdown()
+
+
+@contextmanager
+def explained_errors(user: str | None) -> Iterator[None]:
+    """Turn the driver's refusals inside the block into errors that name the remedy.
+
+    :param user: who is connected
+    :raises NoPermissionError: for a missing permission
+    """
+    try:
+        yield
+    except Unauthorized as error:
+        raise NoPermissionError(_missing_permission(user, str(error))) from error
+
+
+def _open(settings: ClusterSettings) -> Session:
+    credentials = PlainTextAuthProvider(settings.username, settings.password) if settings.username else None
+    try:
+        cluster = Cluster(
+            contact_points=list(settings.contact_points),
+            port=settings.port,
+            protocol_version=NATIVE_PROTOCOL,
+            auth_provider=credentials,
+            ssl_context=_tls_context(settings.tls) if settings.tls else None,
+            execution_profiles={
+                EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory),
+                SCAN_PROFILE: _profile(settings, _undecoded),
+            },
+            connection_class=PageConnection,
+            connect_timeout=settings.connect_timeout_s,
+            control_connection_timeout=settings.connect_timeout_s,
+            # We read what we need ourselves: a cluster may have thousands of tables.
+            schema_metadata_enabled=False,
+        )
+    except UnresolvableContactPoints as error:
+        points = ", ".join(settings.contact_points)
+        raise UnreachableError(f"no such host: {points} (cassandra.contact_points)") from error
+    try:
+        session = cluster.connect()
+        _check_datacenter(cluster, settings)
+    except NoHostAvailable as error:
+        explained = _wrong_datacenter(cluster, settings) or _explain(error, settings)
+        cluster.shutdown()
+        raise explained from error
+    except ClusterError:
+        cluster.shutdown()
+        raise
+    return session
+
+
+def _profile(settings: ClusterSettings, row_factory: Callable[[Any, Any], Any]) -> ExecutionProfile:
+    nodes = DCAwareRoundRobinPolicy(local_dc=settings.local_datacenter or "")
+    return ExecutionProfile(
+        load_balancing_policy=ReplicaAwarePolicy(nodes),
+        consistency_level=ConsistencyLevel.name_to_value[settings.consistency_level],
+        request_timeout=settings.request_timeout_s,
+        row_factory=row_factory,
+    )
+
+
+def _undecoded(names: Any, rows: Any) -> Any:
+    return rows
+
+
+def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
+    for path in (tls.ca_file, tls.certificate_file, tls.key_file):
+        if path and not os.access(path, os.R_OK):
+            raise TlsError(f"cannot read the TLS file {path} (cassandra.tls)")
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.certificate_file:
+            context.load_cert_chain(tls.certificate_file, tls.key_file)
+    except ssl.SSLError as error:
+        raise TlsError(f"the files of cassandra.tls are not usable PEM certificates and keys: {error}") from error
+    context.check_hostname = tls.verify_hostname
+    return context
+
+
+def _check_datacenter(cluster: Cluster, settings: ClusterSettings) -> None:
+    if problem := _wrong_datacenter(cluster, settings):
+        raise problem
+
+
+def _wrong_datacenter(cluster: Cluster, settings: ClusterSettings) -> ClusterError | None:
+    existing = sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter})
+    if not existing or settings.local_datacenter in (None, *existing):
+        return None
+    return UnknownDatacenterError(
+        f"the cluster has no datacenter {settings.local_datacenter} (cassandra.local_datacenter); "
+        f"it has {', '.join(existing)}"
+    )
+
+
+def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
+    """What kept us from connecting, from the driver's errors by node."""
+    causes = error.errors if isinstance(error.errors, dict) else {}
+    for cause in causes.values():
+        if isinstance(cause, AuthenticationFailed):
+            if settings.username is None:
+                return WrongPasswordError(
+                    "the cluster wants a user name and password: set cassandra.username and cassandra.password"
+                )
+            return WrongPasswordError(
+                f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
+            )
+    for endpoint, cause in causes.items():
+        if "explicitly set client protocol_version" in str(cause):
+            return ProtocolVersionError(
+                f"{endpoint} does not speak native protocol {NATIVE_PROTOCOL}: ringsync needs Cassandra 4.0 or newer"
+            )
+        # The driver wraps ssl.SSLError into an OSError that keeps only its text: "[SSL: …] why (_ssl.c:1006)".
+        if found := re.search(r"\[SSL[^\]]*\] (.*?)( \(_ssl\.c:\d+\))?$", _reason(cause)):
+            return TlsError(f"TLS with {endpoint} failed: {found.group(1)}; {_tls_hint(found.group(1))}")
+    reasons = [f"{endpoint} ({_reason(cause)})" for endpoint, cause in causes.items()]
+    points = ", ".join(f"{point}:{settings.port}" for point in settings.contact_points)
+    hint = "check cassandra.contact_points and cassandra.port, whether the node runs, and firewalls"
+    if settings.tls is None:
+        hint += "; if the cluster wants TLS, set cassandra.tls"
+    return UnreachableError(f"cannot reach the cluster at {', '.join(reasons) or points}: {hint}")
+
+
+def _reason(cause: object) -> str:
+    """The innermost cause in short: ``Connection refused`` instead of the driver's wrapping."""
+    text = getattr(cause, "strerror", None) or str(cause)
+    found = re.search(r"Last error: (.*)", text)
+    return (found.group(1) if found else text).strip() or type(cause).__name__
+
+
+def _tls_hint(reason: str) -> str:
+    if "certificate verify failed" in reason:
+        return "check cassandra.tls.ca_file and cassandra.tls.verify_hostname"
+    return "does the node speak TLS on this port, and want a client certificate (cassandra.tls.certificate_file)?"
+
+
+def _missing_permission(user: str | None, message: str) -> str:
+    found = re.search(r"has no (\w+) permission on <(\w+) ([^>]*)> or any of its parents", message)
+    if not found:
+        return f"the cluster does not allow this to user {user}: {message}"
+    permission, kind, name = found.groups()
+    return f"user {user} lacks a permission: GRANT {permission} ON {kind.upper()} {name} TO {user};"

@@ -1,0 +1,69 @@
+"""Arrow arrays as NumPy arrays and back, without pandas.
+
+``to_numpy`` and ``pa.array`` of a mask import pandas, which costs a Spark worker a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Mask = npt.NDArray[np.bool_]
+"""One flag per row, cell or other element."""
+Integers = npt.NDArray[np.int64]
+"""Numbers that are data: times, tokens, lengths, counts."""
+Places = npt.NDArray[np.intp]
+"""Positions in an array, as ``take`` expects them."""
+
+
+def integers(array: pa.Array) -> Integers:
+    """An integer array as int64, 0 where it is null."""
+    kind = np.dtype(f"i{array.type.bit_width // 8}")
+    if not len(array):
+        return np.empty(0, np.int64)
+    values = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize).astype(np.int64)
+    return np.where(valid_mask(array), values, 0) if array.null_count else values
+
+
+def int64_array(values: Integers, valid: npt.NDArray[np.bool_]) -> pa.Array:
+    """These integers, null where the mask does not say ``valid``.
+
+    ``pa.array`` does the same, but imports pandas for it, which takes a worker as long as all else together.
+    """
+    buffers = [bitmap(valid), pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.int64(), len(values), buffers)
+
+
+def bitmap(mask: npt.NDArray[np.bool_]) -> pa.Buffer:
+    """Arrow's bitmap of a mask."""
+    return pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where an array is not null. (``to_numpy`` tells the same, but imports pandas for it: a second per worker.)"""
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    first = array.offset // 8
+    bitmap = np.frombuffer(array.buffers()[0], np.uint8)[first : (array.offset + len(array) + 7) // 8]
+    skip = array.offset % 8
+    return np.unpackbits(bitmap, bitorder="little")[skip : skip + len(array)].view(np.bool_)
+
+
+def pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """An array in Arrow's memory pool: for arrays of megabytes numpy would ask the system for new pages every time."""
+    return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
+
+
+def runs(starts: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]) -> Places:
+    """The numbers start, start + 1, … of each run, one run after the other."""
+    ends = np.cumsum(counts)
+    found: Places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return found
+
+
+def starts_of(counts: npt.NDArray[np.integer[Any]]) -> pa.Array:
+    """Arrow's offsets of lists of so many elements."""
+    return pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))

@@ -1,0 +1,223 @@
+"""Serialised CQL values to Arrow, a column at a time.
+
+A value that its Arrow type cannot hold exactly is a *misfit*: decoding gives null and says so, and the caller
+keeps the bytes. A value that decodes is one whose bytes can be had again from the Arrow value, with one exception:
+a tuple or UDT that lacks fields at its end (ALTER TYPE … ADD) decodes to nulls there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.compiled.arrow import Mask
+from ringsync.compiled.memory import PADDING, address
+from ringsync.cql.cells import Cells, gathered, raw_values, validity
+from ringsync.cql.codec.gather import (
+    gather_booleans,
+    gather_durations,
+    gather_fixed,
+    gather_timestamps,
+    has_high_bit,
+    mark_invalid_text,
+)
+from ringsync.cql.codec.split import Composite, offsets_room, split, total_bytes
+from ringsync.cql.codec.text_forms import (
+    DIGITS_PER_BYTE,
+    INET_ROOM,
+    NUMBER_ROOM,
+    UUID_ROOM,
+    inet_text,
+    number_text,
+    uuid_text,
+)
+from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
+from ringsync.cql.types import CqlType, CustomType, MapType, Native, arrow_type
+
+_arrow_type = lru_cache(maxsize=1024)(arrow_type)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded column.
+
+    :ivar values: of exactly ``arrow_type(cql_type)``; null where the cell is null or a misfit
+    :ivar misfits: rows whose bytes are a value that the Arrow type cannot hold; None: there are none
+    """
+
+    values: pa.Array
+    misfits: Mask | None
+
+
+def decode(cql_type: CqlType, cells: Cells) -> Decoded:
+    """Decode a column of any type.
+
+    Misfits are: empty values of types that have no empty value (all but text, ascii, blob, custom), bytes of a wrong
+    length, timestamps beyond int64 µs, invalid UTF-8, numbers and vints longer than need be, booleans that are
+    neither 00 nor 01, malformed collections, null map keys; and every value that contains one of these.
+    """
+    decoded = _decode(cql_type, cells)
+    if decoded.misfits is None:
+        return decoded
+    # Where bytes are malformed the kernels leave anything, so those rows are taken out and the rest done again.
+    return Decoded(_decode(cql_type, cells.without(decoded.misfits)).values, decoded.misfits)
+
+
+def misfit_reason(cql_type: CqlType, value: bytes) -> str:
+    """Why these bytes, a misfit, are not a value that the type's Arrow type can hold: a phrase for messages."""
+    if not value:
+        return f"an empty value of type {cql_type}"
+    if not isinstance(cql_type, Native):
+        return f"a malformed value of type {cql_type}, or one that contains a value no Arrow type holds"
+    native = NATIVES[cql_type.name]
+    if native.width not in (0, len(value)):
+        return f"{len(value)} bytes where type {cql_type} has {native.width}"
+    return native.misfit.format(length=len(value))
+
+
+def _decode(cql_type: CqlType, cells: Cells) -> Decoded:
+    """Decode; values where a misfit is marked may be anything."""
+    match cql_type:
+        case Native(name):
+            native = NATIVES[name]
+            return _CODECS[native.codec](native, cells)
+        case CustomType():
+            return Decoded(raw_values(cells), None)
+        case _:
+            return _composites(cql_type, cells)
+
+
+def _array(kind: pa.DataType, cells: Cells, *buffers: pa.Buffer, children: Sequence[pa.Array] = ()) -> pa.Array:
+    """An Arrow array that is null where the cells are."""
+    bitmap, nulls = validity(cells)
+    return pa.Array.from_buffers(kind, len(cells), [bitmap, *buffers], null_count=nulls, children=list(children))
+
+
+def _fixed(native: NativeType, cells: Cells) -> Decoded:
+    width = native.width
+    output = pa.allocate_buffer(len(cells) * width)
+    others = gather_fixed(*cells.arguments, width, DATE_EPOCH if native.codec == "date" else 0, output.address)
+    misfits = _any((cells.lengths >= 0) & (cells.lengths != width)) if others else None
+    return Decoded(_array(native.arrow, cells, output), misfits)
+
+
+def _timestamps(native: NativeType, cells: Cells) -> Decoded:
+    output, misfits = pa.allocate_buffer(8 * len(cells)), _no_misfits(cells)
+    found = gather_timestamps(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(native.arrow, cells, output), misfits if found else None)
+
+
+def _booleans(native: NativeType, cells: Cells) -> Decoded:
+    output, misfits = pa.allocate_buffer((len(cells) + 7) // 8), _no_misfits(cells)
+    found = gather_booleans(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(native.arrow, cells, output), misfits if found else None)
+
+
+def _durations(native: NativeType, cells: Cells) -> Decoded:
+    count, misfits = len(cells), _no_misfits(cells)
+    parts = [pa.allocate_buffer(width * count) for width in (4, 4, 8)]
+    found = gather_durations(*cells.arguments, *[part.address for part in parts], address(misfits))
+    fields = [
+        pa.Array.from_buffers(part.type, count, [None, buffer], null_count=0)
+        for part, buffer in zip(native.arrow, parts, strict=True)
+    ]
+    return Decoded(_array(native.arrow, cells, children=fields), misfits if found else None)
+
+
+def _blobs(_native: NativeType, cells: Cells) -> Decoded:
+    return Decoded(raw_values(cells), None)
+
+
+def _texts(native: NativeType, cells: Cells) -> Decoded:
+    starts, data = gathered(cells)
+    misfits = None
+    if has_high_bit(data.address, data.size):
+        misfits = _no_misfits(cells)
+        if not mark_invalid_text(*cells.arguments, int(native.codec == "ascii"), address(misfits)):
+            misfits = None
+    return Decoded(_array(pa.string(), cells, starts, data), misfits)
+
+
+def _uuids(_native: NativeType, cells: Cells) -> Decoded:
+    starts, output = offsets_room(cells), pa.allocate_buffer(len(cells) * UUID_ROOM + PADDING)
+    size = uuid_text(*cells.arguments, starts.address, output.address)
+    misfits = _any((cells.lengths >= 0) & (cells.lengths != 16)) if size < UUID_ROOM * len(cells) else None
+    return Decoded(_array(pa.string(), cells, starts, output.slice(0, size)), misfits)
+
+
+def _inets(_native: NativeType, cells: Cells) -> Decoded:
+    starts, output = offsets_room(cells), pa.allocate_buffer(len(cells) * INET_ROOM + PADDING, resizable=True)
+    size = inet_text(*cells.arguments, starts.address, output.address)
+    output.resize(size)
+    misfits = (cells.lengths >= 0) & (cells.lengths != 4) & (cells.lengths != 16)
+    return Decoded(_array(pa.string(), cells, starts, output), _any(misfits))
+
+
+def _numbers(native: NativeType, cells: Cells) -> Decoded:
+    starts, misfits = offsets_room(cells), _no_misfits(cells)
+    room = total_bytes(cells) * DIGITS_PER_BYTE + len(cells) * NUMBER_ROOM + PADDING
+    output = pa.allocate_buffer(room, resizable=True)
+    scratch = pa.allocate_buffer(int(cells.lengths.max(initial=0)) * (DIGITS_PER_BYTE + 2) + 2 * PADDING)
+    size = number_text(
+        *cells.arguments,
+        int(native.codec == "decimal"),
+        scratch.address,
+        scratch.address + scratch.size - PADDING,
+        starts.address,
+        output.address,
+        address(misfits),
+    )
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(f"{len(cells)} numbers have {size} digits together: give fewer rows at once")
+    output.resize(size)
+    return Decoded(_array(pa.string(), cells, starts, output), _any(misfits))
+
+
+_CODECS: dict[Codec, Callable[[NativeType, Cells], Decoded]] = {
+    "ascii": _texts,
+    "blob": _blobs,
+    "boolean": _booleans,
+    "date": _fixed,
+    "decimal": _numbers,
+    "duration": _durations,
+    "fixed": _fixed,
+    "inet": _inets,
+    "text": _texts,
+    "timestamp": _timestamps,
+    "uuid": _uuids,
+    "varint": _numbers,
+}
+
+
+def _composites(cql_type: Composite, cells: Cells) -> Decoded:
+    parts = split(cql_type, cells)
+    children = []
+    for kind, part in zip(parts.types, parts.cells, strict=True):
+        child = _decode(kind, part)
+        parts.spread(child.misfits)
+        children.append(child.values)
+    misfits, arrow = _any(parts.misfits), _arrow_type(cql_type)
+    if parts.starts is None:
+        return Decoded(_array(arrow, cells, children=children), misfits)
+    if isinstance(cql_type, MapType):
+        if misfits is not None:  # Arrow ends the process when it is given a map with a null key.
+            return Decoded(pa.nulls(len(cells), arrow), misfits)
+        children = [pa.StructArray.from_arrays(children, fields=list(_entry_type(arrow)))]
+    return Decoded(_array(arrow, cells, parts.starts, children=children), misfits)
+
+
+def _entry_type(kind: pa.DataType) -> pa.StructType:
+    """The struct of key and value inside a map type, or inside the list that stands for a map."""
+    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
+
+
+def _no_misfits(cells: Cells) -> Mask:
+    return np.zeros(len(cells), np.bool_)
+
+
+def _any(misfits: Mask) -> Mask | None:
+    return misfits if misfits.any() else None

@@ -1,0 +1,319 @@
+"""From Arrow back to Cassandra: every value as the bytes that the server would have written.
+
+The inverse of :mod:`ringsync.cql.codec.decode`, columnar like it: the parts of nested values are encoded first, each
+to a binary array, then one kernel lays them out with counts and lengths. The forms are those of the native
+protocol v5 (specs/cassandra-formats.md §2.6; Cassandra: serializers/*, marshal/AbstractType).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.compiled.memory import address
+from ringsync.cql.codec import encode_kernels as kernels
+from ringsync.cql.codec import text_parse
+from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
+from ringsync.cql.types import (
+    CqlType,
+    CustomType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    stored_length,
+)
+
+Int64Array = npt.NDArray[np.int64]
+
+LARGEST_BINARY = 2**31 - 1
+LONGEST_DURATION = 27
+OFFSET_BYTES = 8
+"""Of a large_binary array."""
+LONGEST_KEY_COMPONENT = 2**16 - 1
+
+
+class _Unencodable(ValueError):
+    """A value that the CQL type cannot hold, with the row it stands in at the current level of nesting."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+def encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
+    """Serialise every value; null stays null, and null inside a collection, tuple or UDT becomes length −1.
+
+    :param cql_type: the CQL type of the values
+    :param values: an array of this type's Arrow type (types.arrow_type), or of one that casts to it without loss;
+        slices, large offsets, and maps as lists of (key, value) are welcome
+    :returns: pa.binary()
+    :raises ValueError: for a value that the CQL type cannot hold (the message names value and row), or when the
+        result is larger than 2 GiB
+    """
+    try:
+        encoded = _encode(cql_type, values)
+    except _Unencodable as error:
+        raise ValueError(f"{cql_type}, row {error.row}: {error}") from None
+    except pa.ArrowException as error:
+        raise ValueError(f"{cql_type}: Arrow type {values.type} does not fit: {error}") from error
+    return _narrow(encoded, str(cql_type))
+
+
+def partition_key_bytes(columns: Sequence[pa.Array]) -> pa.Array:
+    """The serialised partition keys of a table, from its encoded partition key columns.
+
+    :param columns: results of :func:`encode`, in the order of the partition key
+    :returns: pa.binary(): one column → its bytes; several → for each its length as uint16, its bytes, a zero byte
+    :raises ValueError: when a value is null, or one of several longer than 65,535 bytes
+    """
+    parts = [column.cast(pa.large_binary()) for column in columns]
+    for part in parts:
+        for row in _null_rows(part):
+            raise ValueError(f"partition key, row {row}: a value is null")
+    if len(parts) == 1:
+        return _narrow(parts[0], "partition key")
+    for part in parts:
+        for row in np.flatnonzero(_lengths(part) > LONGEST_KEY_COMPONENT).tolist():
+            raise ValueError(f"partition key, row {row}: a value is longer than {LONGEST_KEY_COMPONENT} bytes")
+    keys = _compose(parts, np.arange(len(parts[0]) + 1), parts[0], kernels.KEY_COMPONENT, counted=False)
+    return _narrow(keys, "partition key")
+
+
+def frozen_values(parts: Sequence[pa.Array], counts: Int64Array, *, counted: bool) -> pa.Array:
+    """Collections or user-defined types in their frozen form, put together from serialised parts.
+
+    :param parts: binary arrays with a value per item: element of a list or set; key, value of a map; each field
+    :param counts: items of each value; a user-defined type is one item
+    :param counted: whether the number of items belongs to the form: of collections
+    :returns: pa.binary(), as long as ``counts``
+    """
+    items = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=items[1:])
+    large = [part.cast(pa.large_binary()) for part in parts]
+    all_there = pa.nulls(len(counts)).is_null()
+    return _narrow(_compose(large, items, all_there, kernels.INT_LENGTH, counted=counted), "frozen values")
+
+
+def _narrow(encoded: pa.Array, what: str) -> pa.Array:
+    if len(encoded) and int(offsets_of(encoded)[-1]) > LARGEST_BINARY:
+        raise ValueError(f"{what}: {len(encoded)} values take more than 2 GiB; encode fewer rows at once")
+    return encoded.cast(pa.binary())
+
+
+def _encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
+    """As :func:`encode`, to large_binary; raises _Unencodable with the row in ``values``."""
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), pa.large_binary())
+    match cql_type:
+        case Native(name):
+            native = NATIVES[name]
+            return _CODECS[native.codec](native, values)
+        case CustomType():
+            return values.cast(pa.large_binary())
+        case ListType(element) | SetType(element):
+            elements, items = _items(values)
+            return _compose(_parts([element], [elements], items), items, values, kernels.INT_LENGTH, counted=True)
+        case MapType(key, value):
+            entries, items = _items(values)
+            parts = _parts([key, value], entries.flatten(), items)
+            return _compose(parts, items, values, kernels.INT_LENGTH, counted=True)
+        case TupleType(fields) | UserType(field_types=fields):
+            if not pa.types.is_struct(values.type) or values.type.num_fields != len(fields):
+                raise ValueError(f"{cql_type} has {len(fields)} fields, its Arrow type is {values.type}")
+            items = np.arange(len(values) + 1)
+            parts = _parts(fields, values.flatten(), items)
+            return _compose(parts, items, values, kernels.INT_LENGTH, counted=False)
+        case VectorType():
+            return _vector(cql_type, values)
+
+
+def _parts(types: Sequence[CqlType], columns: Sequence[pa.Array], items: Int64Array) -> list[pa.Array]:
+    """Encode the parts of nested values; a value that cannot be is reported with the row that holds it."""
+    try:
+        return [_encode(cql_type, column) for cql_type, column in zip(types, columns, strict=True)]
+    except _Unencodable as error:
+        raise _Unencodable(_row_of(error.row, items), str(error)) from None
+
+
+def _row_of(item: int, items: Int64Array) -> int:
+    """The row that holds this item."""
+    return int(np.searchsorted(items, item, side="right")) - 1
+
+
+def _items(values: pa.Array) -> tuple[pa.Array, Int64Array]:
+    """The items of a list or map array without those of null rows, and int64[rows + 1] where each row's are."""
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.cast(pa.list_(values.type.value_type))
+    elif pa.types.is_map(values.type):
+        values = values.cast(pa.list_(pa.struct([values.type.key_field, values.type.item_field])))
+    lengths = np.diff(values.offsets.to_numpy())
+    lengths[_null_rows(values)] = 0
+    items = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(lengths, out=items[1:])
+    return values.flatten(), items
+
+
+def _vector(cql_type: VectorType, values: pa.Array) -> pa.Array:
+    elements, items = _items(values)
+    for row in np.flatnonzero(np.diff(items) != cql_type.dimension):
+        if values[row].is_valid:
+            found = int(items[row + 1] - items[row])
+            raise _Unencodable(int(row), f"a vector of {found} elements, its type has {cql_type.dimension}")
+    for element in _null_rows(elements):
+        raise _Unencodable(_row_of(element, items), "a vector cannot hold null")
+    parts = _parts([cql_type.element], [elements], items)
+    width = stored_length(cql_type.element)
+    if width <= 0:
+        return _compose(parts, items, values, kernels.VINT_LENGTH, counted=False)
+    return _binary(values, items * width, np.frombuffer(parts[0].buffers()[2] or b"", np.uint8))
+
+
+def _compose(parts: Sequence[pa.Array], items: Int64Array, rows: pa.Array, framing: int, *, counted: bool) -> pa.Array:
+    """Lay out the parts of each row's items; rows that are null in ``rows`` get no bytes.
+
+    :param parts: large_binary arrays, each with one value per item
+    :param items: int64[rows + 1], where each row's items are in the parts
+    """
+    description = np.array(
+        [[*bitmap_of(part), first_value(part, OFFSET_BYTES), _address(part.buffers()[2])] for part in parts], np.int64
+    ).reshape(len(parts), kernels.PART_FIELDS)
+    offsets = np.empty(len(rows) + 1, np.int64)
+    arguments = (address(description), len(parts), framing, int(counted), address(items), *bitmap_of(rows), len(rows))
+    kernels.measure_composites(*arguments, address(offsets))
+    data = np.empty(offsets[-1], np.uint8)
+    kernels.write_composites(*arguments, address(data))
+    return _binary(rows, offsets, data)
+
+
+def _same(_native: NativeType, values: pa.Array) -> pa.Array:
+    return values.cast(pa.large_binary())
+
+
+def _fixed(native: NativeType, values: pa.Array) -> pa.Array:
+    """Numbers of one length, high byte first."""
+    values, width = values.cast(native.arrow), native.width
+    if native.codec == "boolean":
+        values = values.cast(pa.uint8())
+    numbers = numbers_of(values, np.dtype(f"i{width}"))
+    if native.codec == "date":
+        numbers = numbers ^ np.int32(-DATE_EPOCH)
+    elif native.codec == "timestamp":
+        numbers = _milliseconds(values, numbers)
+    offsets = np.arange(len(values) + 1) * width
+    return _binary(values, offsets, numbers.astype(f">i{width}").view(np.uint8))
+
+
+def numbers_of(values: pa.Array, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The numbers of an Arrow array as they lie in memory; what stands in null rows means nothing."""
+    if not len(values):
+        return np.empty(0, kind)
+    return np.frombuffer(values.buffers()[1], kind, values.offset + len(values))[values.offset :]
+
+
+def _milliseconds(values: pa.Array, micros: Int64Array) -> Int64Array:
+    milliseconds = micros // 1000
+    for row in np.flatnonzero(milliseconds * 1000 != micros):
+        if values[row].is_valid:
+            raise _Unencodable(int(row), f"{micros[row]} µs since 1970 is not a whole number of milliseconds")
+    return milliseconds
+
+
+def _durations(native: NativeType, values: pa.Array) -> pa.Array:
+    """A duration without one of its numbers is refused; its Arrow type could hold that."""
+    columns = [column.cast(field.type) for column, field in zip(values.flatten(), native.arrow, strict=True)]
+    present = values.is_valid().to_numpy(zero_copy_only=False)
+    for column in columns:
+        for row in np.flatnonzero(present & column.is_null().to_numpy(zero_copy_only=False)):
+            raise _Unencodable(int(row), f"the duration {values[row].as_py()} lacks a number")
+    offsets = np.empty(len(values) + 1, np.int64)
+    data = np.empty(len(values) * LONGEST_DURATION, np.uint8)
+    numbers = [first_value(column, column.type.bit_width // 8) for column in columns]
+    kernels.write_durations(*numbers, *bitmap_of(values), len(values), address(offsets), address(data))
+    return _binary(values, offsets, data[: offsets[-1]])
+
+
+def _parsed(native: NativeType, values: pa.Array) -> pa.Array:
+    """decimal, varint, inet, uuid, timeuuid from their texts."""
+    texts = values.cast(pa.large_binary())
+    rows, lengths = len(texts), _lengths(texts)
+    offsets = np.empty(rows + 1, np.int64)
+    source = (first_value(texts, OFFSET_BYTES), _address(texts.buffers()[2]), *bitmap_of(texts), rows)
+    if native.codec in ("decimal", "varint"):
+        longest = int(lengths.max(initial=0))
+        limbs = np.empty(longest // text_parse.DIGITS_PER_LIMB_STEP + 2, np.int64)
+        data = np.empty(int(lengths.sum()) // 2 + 6 * rows, np.uint8)
+        bad_row = text_parse.parse_numbers(
+            *source, int(native.codec == "decimal"), address(limbs), address(offsets), address(data)
+        )
+    else:
+        parse = text_parse.parse_inets if native.codec == "inet" else text_parse.parse_uuids
+        data = np.empty(16 * rows, np.uint8)
+        bad_row = parse(*source, address(offsets), address(data))
+    if bad_row >= 0:
+        raise _Unencodable(bad_row, f"{texts[bad_row].as_py().decode(errors='replace')!r} is not a {native.name}")
+    return _binary(texts, offsets, data[: offsets[-1]])
+
+
+_CODECS: dict[Codec, Callable[[NativeType, pa.Array], pa.Array]] = {
+    "ascii": _same,
+    "blob": _same,
+    "boolean": _fixed,
+    "date": _fixed,
+    "decimal": _parsed,
+    "duration": _durations,
+    "fixed": _fixed,
+    "inet": _parsed,
+    "text": _same,
+    "timestamp": _fixed,
+    "uuid": _parsed,
+    "varint": _parsed,
+}
+
+
+def _binary(rows: pa.Array, offsets: Int64Array, data: npt.NDArray[np.uint8]) -> pa.Array:
+    """A large_binary array with the nulls of ``rows``."""
+    bitmap = None
+    if rows.null_count:
+        bitmap = pa.py_buffer(np.packbits(rows.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(rows), [bitmap, pa.py_buffer(offsets), pa.py_buffer(data)], rows.null_count
+    )
+
+
+def bitmap_of(array: pa.Array) -> tuple[int, int]:
+    """Address of the validity bitmap (0: nothing is null), and the bit of the first row."""
+    return (_address(array.buffers()[0]) if array.null_count else 0), array.offset
+
+
+def _null_rows(array: pa.Array) -> list[int]:
+    return np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist() if array.null_count else []
+
+
+def offsets_of(binary: pa.Array) -> Int64Array:
+    """The int64[rows + 1] offsets of a binary or large_binary array."""
+    if not len(binary):
+        return np.zeros(1, np.int64)
+    kind = np.int64 if pa.types.is_large_binary(binary.type) else np.int32
+    offsets = np.frombuffer(binary.buffers()[1], kind, binary.offset + len(binary) + 1)[binary.offset :]
+    return offsets.astype(np.int64, copy=False)
+
+
+def _lengths(binary: pa.Array) -> Int64Array:
+    return np.diff(offsets_of(binary))
+
+
+def first_value(array: pa.Array, width: int) -> int:
+    """Address of the first row's value, or offset, of ``width`` bytes."""
+    return _address(array.buffers()[1]) + int(array.offset) * width
+
+
+def _address(buffer: pa.Buffer | None) -> int:
+    return int(buffer.address) if buffer else 0

@@ -1,0 +1,123 @@
+"""The parts of composite values: elements of collections and vectors, fields of tuples and UDTs. Nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.compiled.arrow import Mask
+from ringsync.compiled.memory import address
+from ringsync.cql.cells import Cells
+from ringsync.cql.codec.gather import split_collections, split_fields, split_vectors
+from ringsync.cql.types import (
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    stored_length,
+    types_inside,
+)
+
+Composite = ListType | SetType | MapType | VectorType | TupleType | UserType
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a column of composite values consists of.
+
+    :ivar types: of a collection's or vector's element, of a map's key and value, of each field
+    :ivar cells: of each of these, all rows' one after another
+    :ivar starts: Arrow's list offsets, which say whose elements are whose; None: a field of each row
+    :ivar misfits: rows whose bytes are malformed; they have no elements
+    """
+
+    types: tuple[CqlType, ...]
+    cells: tuple[Cells, ...]
+    starts: pa.Buffer | None
+    misfits: Mask
+
+    def spread(self, elements: Mask | None) -> None:
+        """Mark the rows whose elements or field hold a misfit."""
+        if elements is None:
+            return
+        if self.starts is None:
+            self.misfits[elements] = True
+        else:
+            starts = np.frombuffer(self.starts, np.int32)
+            self.misfits[np.searchsorted(starts, np.flatnonzero(elements), side="right") - 1] = True
+
+
+def split(cql_type: Composite, cells: Cells) -> Parts:
+    """Find the parts of each value of a column.
+
+    Null keys of maps are misfits, as are values without a byte.
+    """
+    match cql_type:
+        case VectorType():
+            return _vectors(cql_type, cells)
+        case TupleType() | UserType():
+            return _fields(types_inside(cql_type), cells)
+        case MapType() | ListType() | SetType():
+            return _collections(types_inside(cql_type), cells)
+
+
+def total_bytes(cells: Cells) -> int:
+    """Of all values together."""
+    return int(np.maximum(cells.lengths, 0).sum(dtype=np.int64))
+
+
+def offsets_room(cells: Cells) -> pa.Buffer:
+    """Room for Arrow's offsets of values or lists."""
+    return pa.allocate_buffer(4 * len(cells) + 4)
+
+
+def _collections(types: tuple[CqlType, ...], cells: Cells) -> Parts:
+    elements, starts, misfits = (
+        _elements_room(total_bytes(cells) // 4),
+        offsets_room(cells),
+        np.zeros(len(cells), np.bool_),
+    )
+    width = len(types)
+    entries = split_collections(*cells.arguments, width, starts.address, *map(address, (*elements, misfits)))
+    found = []
+    for place in range(width):
+        part = slice(place, entries * width, width)
+        offsets, lengths = (np.ascontiguousarray(one[part]) for one in elements)
+        found.append(Cells(cells.buffer, offsets, lengths))
+    parts = Parts(types, tuple(found), starts, misfits)
+    if width == 2 and (nulls := found[0].lengths < 0).any():
+        parts.spread(nulls)
+    return parts
+
+
+def _vectors(cql_type: VectorType, cells: Cells) -> Parts:
+    room = min(total_bytes(cells), cql_type.dimension * len(cells))
+    elements, starts, misfits = _elements_room(room), offsets_room(cells), np.zeros(len(cells), np.bool_)
+    count = split_vectors(
+        *cells.arguments,
+        cql_type.dimension,
+        max(stored_length(cql_type.element), 0),
+        starts.address,
+        *map(address, (*elements, misfits)),
+    )
+    child = Cells(cells.buffer, elements[0][:count], elements[1][:count])
+    return Parts((cql_type.element,), (child,), starts, misfits)
+
+
+def _fields(types: tuple[CqlType, ...], cells: Cells) -> Parts:
+    offsets, lengths = (np.empty((len(types), len(cells)), np.int32) for _ in range(2))
+    misfits = np.zeros(len(cells), np.bool_)
+    split_fields(*cells.arguments, len(types), *map(address, (offsets, lengths, misfits)))
+    found = (Cells(cells.buffer, offsets[place], lengths[place]) for place in range(len(types)))
+    return Parts(types, tuple(found), None, misfits)
+
+
+def _elements_room(room: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Offsets and lengths of at most this many elements."""
+    return np.empty(room, np.int32), np.empty(room, np.int32)

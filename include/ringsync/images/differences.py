@@ -1,0 +1,212 @@
+"""What differs between two versions of one row, named by column and element. Plain Python: only few rows come here.
+
+A row is a dict with the columns of the live view in canonical form (:func:`ringsync.images.digests.canonical`),
+as ``to_pylist`` gives it: dates in days, timestamps in µs, floats as their bits, maps as lists of key and value.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal
+
+from ringsync.cql.identifiers import portable_names
+from ringsync.cql.natives import NATIVES
+from ringsync.cql.types import (
+    CqlType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    tuple_field_name,
+)
+from ringsync.images.schema import lake_names
+from ringsync.schema.table import TableSchema
+
+Row = Mapping[str, Any]
+
+DifferenceKind = Literal["missing", "extra", "value", "writetime", "ttl"]
+
+LONGEST_TEXT = 80
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same.
+
+    :ivar kind: missing (not in the replica), extra (only there), value, writetime or ttl
+    :ivar key: the row's key columns by CQL name, as JSON values
+    :ivar column: CQL name; None for a whole row
+    :ivar element: map key, set element, list index or field of a user-defined type; None for a whole column
+    :ivar source: the source's value, writetime (µs) or expiry (s since the epoch), printed short; None: not there
+    :ivar replica: the replica's
+    """
+
+    kind: DifferenceKind
+    key: Mapping[str, Any]
+    column: str | None = None
+    element: str | None = None
+    source: str | None = None
+    replica: str | None = None
+
+
+def row_differences(table: TableSchema, source: Row | None, replica: Row | None) -> Iterator[Difference]:
+    """Name everything that differs; at least one thing, if the rows are not the same.
+
+    :param source: the row there; None: the replica's is extra
+    :param replica: the row here; None: it is missing
+    """
+    names = lake_names(table)
+    key = _key(table, names, source or replica or {})
+    if source is None or replica is None:
+        yield Difference("missing" if replica is None else "extra", key)
+        return
+    for column in table.value_columns:
+        there, here = (_cell(column.type, row, names[column.name]) for row in (source, replica))
+        compare = _compare_elements if column.is_multicell and there.raw is None and here.raw is None else _compare
+        for found in compare(there, here):
+            yield replace(found, key=key, column=column.name)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A cell, or a whole multi-cell column: then its times are lists, or None if unknown."""
+
+    type: CqlType
+    exists: bool = False
+    value: Any = None
+    writetime: Any = None
+    expires_at: Any = None
+    raw: bytes | None = None
+
+    def printed(self) -> str | None:
+        if self.raw is not None:
+            return _short(_hex(self.raw))
+        return _short(_plain(self.type, self.value)) if self.exists else None
+
+
+def _cell(cql_type: CqlType, row: Row, name: str) -> _Cell:
+    times = row["_cells"][name]
+    return _Cell(cql_type) if times is None else _Cell(cql_type, exists=True, value=row[name], **times)
+
+
+def _compare(source: _Cell, replica: _Cell, element: str | None = None) -> Iterator[Difference]:
+    """One cell with one cell. Times are compared where both exist."""
+    if (source.exists, source.value, source.raw) != (replica.exists, replica.value, replica.raw):
+        yield Difference("value", {}, None, element, source.printed(), replica.printed())
+    if source.exists and replica.exists:
+        if source.writetime != replica.writetime:
+            yield Difference("writetime", {}, None, element, _short(source.writetime), _short(replica.writetime))
+        if source.expires_at != replica.expires_at:
+            yield Difference("ttl", {}, None, element, _short(source.expires_at), _short(replica.expires_at))
+
+
+def _compare_elements(source: _Cell, replica: _Cell) -> Iterator[Difference]:
+    """A multi-cell column with the same, element by element; times that one side does not know differ as a whole."""
+    if source.exists and replica.exists:
+        if (source.writetime is None) != (replica.writetime is None):
+            yield Difference("writetime", {}, None, None, _short(source.writetime), _short(replica.writetime))
+            source, replica = replace(source, writetime=None), replace(replica, writetime=None)
+        if (source.expires_at is None) != (replica.expires_at is None):
+            yield Difference("ttl", {}, None, None, _short(source.expires_at), _short(replica.expires_at))
+            source, replica = replace(source, expires_at=None), replace(replica, expires_at=None)
+    there, here = _elements(source), _elements(replica)
+    for identity in dict.fromkeys([*there, *here]):
+        name, cell = there.get(identity) or here[identity]
+        absent = (name, _Cell(cell.type))
+        yield from _compare(there.get(identity, absent)[1], here.get(identity, absent)[1], element=name)
+
+
+def _elements(column: _Cell) -> dict[str, tuple[str, _Cell]]:
+    """The cells of a multi-cell column by identity, each with its name as people read it."""
+    if column.value is None:
+        return {}
+    found: dict[str, tuple[str, _Cell]] = {}
+    for i, (identity, name, cql_type, value) in enumerate(_parts(column.type, column.value)):
+        if value is not None:
+            times = [None if one is None else one[i] for one in (column.writetime, column.expires_at)]
+            found[identity] = name, _Cell(cql_type, True, value, *times)
+    return found
+
+
+def _parts(cql_type: CqlType, value: Any) -> Iterator[tuple[str, str, CqlType, Any]]:
+    """(identity, name, type, value) of each element."""
+    match cql_type:
+        case ListType(element):
+            yield from ((str(i), str(i), element, one) for i, one in enumerate(value))
+        case SetType(element):
+            yield from ((repr(one), _short(_plain(element, one)), element, one) for one in value)
+        case MapType(key, inner):
+            yield from ((repr(e["key"]), _short(_plain(key, e["key"])), inner, e["value"]) for e in value)
+        case UserType(field_names=names, field_types=types):
+            members = zip(names, portable_names(names), types, strict=True)
+            yield from ((name, name, field_type, value[lake]) for name, lake, field_type in members)
+
+
+def _key(table: TableSchema, names: Mapping[str, str], row: Row) -> dict[str, Any]:
+    """The row's key as JSON values; a key column that only its bytes can show is hexadecimal."""
+    key = {}
+    for column in table.key_columns:
+        name = names[column.name]
+        raw = (row["_cells"][name] or {}).get("raw")
+        key[column.name] = _hex(raw) if raw is not None else _plain(column.type, row[name])
+    return key
+
+
+def _plain(cql_type: CqlType, value: Any) -> Any:
+    """A canonical value as a JSON value that people can read."""
+    if value is None:
+        return None
+    match cql_type:
+        case Native(name):
+            return _plain_native(name, value)
+        case ListType(element) | SetType(element) | VectorType(element):
+            return [_plain(element, one) for one in value]
+        case MapType(key, inner):
+            return [[_plain(key, entry["key"]), _plain(inner, entry["value"])] for entry in value]
+        case TupleType(fields):
+            return [_plain(one, value[tuple_field_name(i)]) for i, one in enumerate(fields)]
+        case UserType(field_names=names, field_types=types):
+            members = zip(names, portable_names(names), types, strict=True)
+            return {name: _plain(field_type, value[lake]) for name, lake, field_type in members}
+    return _hex(value)
+
+
+def _plain_native(name: str, value: Any) -> Any:
+    native = NATIVES[name]
+    match native.text:
+        case "blob":
+            return _hex(value)
+        case "float":
+            number, bits = ("<f", "<i") if native.width == 4 else ("<d", "<q")
+            return repr(struct.unpack(number, struct.pack(bits, value))[0])
+        case "date":
+            return _or_number(lambda: (date(1970, 1, 1) + timedelta(days=value)).isoformat(), f"{value} days")
+        case "timestamp":
+            moment = datetime(1970, 1, 1, tzinfo=UTC)
+            return _or_number(lambda: (moment + timedelta(microseconds=value)).isoformat(), f"{value} µs")
+    return value
+
+
+def _or_number(printed: Callable[[], str], number: str) -> str:
+    """Dates that Python cannot hold (before year 1, after 9999) are shown as the number they are."""
+    try:
+        return printed()
+    except OverflowError:
+        return number
+
+
+def _hex(value: bytes) -> str:
+    return f"0x{value[:LONGEST_TEXT].hex()}"
+
+
+def _short(value: Any) -> str:
+    """Printed on one line, cut where it becomes long; no value is ``null``."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text)} characters)"

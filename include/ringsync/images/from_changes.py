@@ -1,0 +1,225 @@
+"""Merged change rows as row images, and row images as change rows again.
+
+Both ways the values go through Cassandra's bytes: an image of a collection or user-defined type is decoded from the
+frozen form, which is put together from the cells, and taken apart the same way. So whatever decodes comes back as it
+was. What images do not hold comes back otherwise: the TTL of what expires is 0, counters do not come back at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.changes.columns import LoggedColumn, columns_of
+from ringsync.changes.common_times import NO_CELL, ElementTimes
+from ringsync.changes.flat import (
+    UNKNOWN_TTL,
+    FlatCells,
+    Places,
+    by_column,
+    flat,
+    kept,
+    shown_by,
+    spread,
+)
+from ringsync.changes.keys.canonical import decoded_clustering
+from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
+from ringsync.changes.schema import ROW, STATIC, TOMBSTONE
+from ringsync.compiled.arrow import int64_array, integers, valid_mask
+from ringsync.cql.cells import Cells, cells_of, raw_values
+from ringsync.cql.codec.decode import Decoded, decode
+from ringsync.cql.codec.encode import frozen_values
+from ringsync.cql.counters import counter_totals
+from ringsync.cql.types import ListType, MapType, UserType
+from ringsync.images.merge_column import merge_column
+from ringsync.images.schema import NO_LIVENESS, lake_names, row_image_schema
+from ringsync.images.times import (
+    Differences,
+    differences_of,
+    or_nulls,
+    row_times,
+    struct_of,
+    unrepresentable,
+)
+from ringsync.images.to_changes import change_rows_of
+from ringsync.schema.table import Column, TableSchema
+
+__all__ = ["change_rows_of", "images_of", "row_images_of"]
+
+Misfits = Literal["error", "raw"]
+
+
+def row_images_of(merged: pa.RecordBatch, table: TableSchema, misfits: Misfits) -> pa.RecordBatch:
+    """The rows and static rows of merged change rows as images of what these rows alone say.
+
+    :param merged: result of :func:`ringsync.changes.reconcile.rows.merge`; each column's cells in the order of paths
+    :param misfits: what to do with a value that its Arrow type cannot hold: fail, or keep its bytes in ``_x``
+    :returns: of ``row_image_schema(table)``, as many as there are rows and static rows, in their order
+    :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
+    """
+    kinds = integers(merged["kind"])
+    shown = np.flatnonzero((kinds == ROW) | (kinds == STATIC))
+    rows = merged if len(shown) == len(merged) else merged.take(pa.array(shown))
+    return images_of(rows, table, misfits, np.arange(len(rows)))
+
+
+def images_of(rows: pa.RecordBatch, table: TableSchema, misfits: Misfits, static_of: Places) -> pa.RecordBatch:
+    """As :func:`row_images_of`, of rows and static rows only.
+
+    :param static_of: for each row the one whose static cells it shows
+    """
+    count, names, schema = len(rows), lake_names(table), row_image_schema(table)
+    columns = [column for column in columns_of(table) if not column.dropped]
+    cells = kept(flat(rows["cells"]), table)
+    there = cells.where(cells.integers("kind") != TOMBSTONE)
+    found = dict(zip([column.name for column in columns], by_column(there, len(columns)), strict=True))
+    for column in columns:
+        if column.is_static:
+            found[column.name] = shown_by(found[column.name], static_of)
+    raws = dict(zip([column.name for column in table.key_columns], _key_cells(rows, table), strict=True))
+    raws |= {column.name: _values(column, found[column.name], count) for column in columns}
+    decoded = {column.name: _decoded(column, raws[column.name]) for column in table.columns}
+    for key in table.clustering:
+        decoded[key.name], raws[key.name] = decoded_clustering(decoded[key.name], raws[key.name], key.type)
+    if misfits == "error":
+        _refuse_misfits(table, rows, raws, decoded)
+    row, differences = _times(rows, columns, found, decoded)
+    kept_raw = {name: _raw(raws[name], decoded[name]) for name in decoded}
+    x_type = schema.field("_x").type
+    parts = [
+        struct_of(
+            x_type.field(names[column.name]).type,
+            [*(() if column.is_key else differences.get(column.name, (None, None))), kept_raw[column.name]],
+        )
+        for column in table.columns
+    ]
+    lists = {column.name: found[column.name] for column in columns if _is_list(column)}
+    merge = merge_column(rows, table, cells.where(cells.integers("kind") == TOMBSTONE), lists)
+    values = [decoded[column.name].values for column in table.columns]
+    x = or_nulls(struct_of(x_type, parts), x_type, count)
+    return pa.RecordBatch.from_arrays([rows["token"], *values, row, x, merge], schema=schema)
+
+
+def _is_list(column: LoggedColumn) -> bool:
+    return column.is_multicell and isinstance(column.type, ListType)
+
+
+def _key_cells(rows: pa.RecordBatch, table: TableSchema) -> list[Cells]:
+    """The key columns of each row; the clustering of static rows is null."""
+    keys = cells_of(rows["partition_key"])
+    parts = [keys] if len(table.partition_key) == 1 else composite_parts(keys, len(table.partition_key))
+    clusterings = cells_of(rows["clustering"])
+    there = np.flatnonzero(clusterings.lengths >= 0)
+    # What is null has nothing that could be read as a count.
+    _, found, _ = clustering_parts(only(clusterings, there), len(table.clustering))
+    return parts + [cells_of(spread(raw_values(part), there, len(rows))) for part in found]
+
+
+def _values(column: LoggedColumn, cells: FlatCells, rows: int) -> Cells:
+    """A column of all rows, serialised; null where there is no cell. Of a counter the context."""
+    if not column.is_multicell:
+        return cells_of(spread(cells.cells.field("value"), cells.row, rows))
+    counts = np.bincount(cells.row, minlength=rows)
+    present = np.flatnonzero(counts)
+    value, path = cells.cells.field("value"), cells.cells.field("path")
+    if isinstance(column.type, UserType):
+        number, row = _field_numbers(column, cells), np.searchsorted(present, cells.row)
+        parts = [
+            spread(value.filter(pa.array(number == field)), row[number == field], len(present))
+            for field in range(len(column.type.field_types))
+        ]
+        frozen = frozen_values(parts, np.ones(len(present), np.int64), counted=False)
+    else:
+        parts = [value] if isinstance(column.type, ListType) else [path]
+        parts += [value] if isinstance(column.type, MapType) else []
+        frozen = frozen_values(parts, counts[present], counted=True)
+    return cells_of(spread(frozen, present, rows))
+
+
+def _field_numbers(column: LoggedColumn, cells: FlatCells) -> Places:
+    """The number of the field that each cell of a user-defined type belongs to."""
+    assert isinstance(column.type, UserType)
+    paths = cells_of(cells.cells.field("path"))
+    at = paths.offsets.astype(np.int64)
+    number: Places = paths.buffer[at].astype(np.int64) << 8 | paths.buffer[at + 1]
+    fields = len(column.type.field_types)
+    if np.any(paths.lengths != 2) or np.any(number >= fields):
+        raise ValueError(
+            f"column {column.name} has a cell for field {int(number.max())} of its type {column.type}, which has "
+            f"{fields} fields in the schema that is at hand: read the table's schema again"
+        )
+    return number
+
+
+def _decoded(column: LoggedColumn | Column, raw: Cells) -> Decoded:
+    if column.is_counter:
+        return Decoded(counter_totals(raw_values(raw)), None)
+    return decode(column.type, raw)
+
+
+def _raw(raw: Cells, decoded: Decoded) -> pa.Array | None:
+    return None if decoded.misfits is None else raw_values(raw.without(~decoded.misfits))
+
+
+def _refuse_misfits(
+    table: TableSchema, rows: pa.RecordBatch, raws: dict[str, Cells], decoded: dict[str, Decoded]
+) -> None:
+    for column in table.columns:
+        misfits = decoded[column.name].misfits
+        if misfits is not None:
+            row = int(np.flatnonzero(misfits)[0])
+            key, clustering = (rows[name][row].as_py() for name in ("partition_key", "clustering"))
+            where = f"partition key 0x{key.hex()}" + (f", clustering 0x{clustering.hex()}" if table.clustering else "")
+            raise unrepresentable(table, column, where, raws[column.name].value(row) or b"")
+
+
+def _times(
+    rows: pa.RecordBatch, columns: Sequence[LoggedColumn], cells: dict[str, FlatCells], decoded: dict[str, Decoded]
+) -> tuple[pa.Array, dict[str, Differences]]:
+    """``_row``, and ``d`` and ``e`` by column."""
+    count = len(rows)
+    scalars = [column for column in columns if not column.is_multicell]
+    writetimes = np.zeros((len(scalars), count), np.int64)
+    expiries = np.full((len(scalars), count), NO_CELL, np.int64)
+    for place, column in enumerate(scalars):
+        own = cells[column.name]
+        writetimes[place, own.row] = own.integers("timestamp")
+        expiries[place, own.row] = own.expiries
+    elements = {
+        column.name: _element_times(column, cells[column.name], count) for column in columns if column.is_multicell
+    }
+    names = [column.name for column in scalars]
+    values = {name: decoded[name] for name in elements}
+    common, differences = differences_of(names, writetimes, expiries, elements, values, count)
+    deleted_at = rows["deletion"].flatten()[0]
+    return row_times(common, deleted_at, live_times(rows)), differences
+
+
+def live_times(rows: pa.RecordBatch) -> pa.Array:
+    """``_row.live`` of rows; of static rows null."""
+    timestamp, ttl, _ = rows["liveness"].flatten()
+    given = valid_mask(timestamp)
+    unknown = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
+    live = np.where(given, integers(timestamp), NO_LIVENESS)
+    return int64_array(live, (integers(rows["kind"]) == ROW) & ~unknown)
+
+
+def _element_times(column: LoggedColumn, cells: FlatCells, rows: int) -> ElementTimes:
+    """The times of the elements of each row; none at all where one of them is unknown."""
+    unknown = np.bincount(cells.row, cells.unknown, rows) > 0
+    known = cells.where(~unknown[cells.row]) if unknown.any() else cells
+    counts = np.bincount(known.row, minlength=rows)
+    writetimes, expiries = known.integers("timestamp"), known.expiries
+    if isinstance(column.type, UserType):
+        width = len(column.type.field_types)
+        present = np.flatnonzero(counts)
+        places = np.searchsorted(present, known.row) * width + _field_numbers(column, known)
+        times = np.full((2, len(present) * width), NO_CELL, np.int64)
+        times[:, places] = writetimes, expiries
+        writetimes, expiries = times
+        counts = np.where(counts > 0, width, 0)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return ElementTimes(starts, writetimes, expiries)

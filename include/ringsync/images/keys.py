@@ -1,0 +1,177 @@
+"""When two rows are one, as Cassandra sees it: by the bytes of partition keys, the canonical values of clusterings.
+
+Two forms. In Arrow a key's digest: two keys have the same one only if all canonical values
+(:mod:`ringsync.changes.keys.canonical`) and raw bytes are the same. In Spark's SQL an expression, because ``=`` there
+takes 1.0 and 1.00 for two decimals and -0.0 for 0.0, and does not compare maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.keys.canonical import canonical_column, has_aliases
+from ringsync.changes.keys.order import path_type
+from ringsync.cql.natives import DECIMAL, FLOAT, NATIVES
+from ringsync.cql.types import (
+    CqlType,
+    ListType,
+    MapType,
+    Native,
+    SetType,
+    TupleType,
+    UserType,
+    VectorType,
+    arrow_type,
+    types_inside,
+)
+from ringsync.images.digests import row_digests
+from ringsync.images.schema import lake_names
+from ringsync.schema.table import Column, TableSchema
+
+
+def key_digests(rows: pa.RecordBatch, table: TableSchema) -> pa.Array:
+    """A digest (16 bytes) of each row's token and key columns.
+
+    :param rows: row images, or live rows; only ``token``, the key columns and their raw bytes (in ``_x`` or
+        ``_cells``) need be there
+    """
+    return _digests(rows, table, table.key_columns)
+
+
+def partition_digests(rows: pa.RecordBatch, table: TableSchema) -> pa.Array:
+    """The same of token and partition key."""
+    return _digests(rows, table, table.partition_key)
+
+
+def comparable(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+    """Live rows in which clusterings, elements of sets and keys of maps are canonical: what two copies of a row share.
+
+    Which spelling a copy has depends on the order in which writes arrived. All other values stay as they are.
+
+    :param rows: :func:`ringsync.images.live.live_rows`
+    """
+    names = lake_names(table)
+    for column in table.columns:
+        place = rows.schema.get_field_index(names[column.name])
+        values = rows.column(place)
+        if column.kind == "clustering":
+            found = canonical_column(values, column.type)
+        elif column.is_multicell and isinstance(column.type, SetType | MapType):
+            found = _with_canonical_paths(values, column.type)
+        else:
+            continue
+        if found is not values:
+            rows = rows.set_column(place, rows.schema.field(place), found.cast(values.type))
+    return rows
+
+
+def _with_canonical_paths(values: pa.Array, cql_type: SetType | MapType) -> pa.Array:
+    kind = path_type(cql_type)
+    if not has_aliases(kind):
+        return values
+    # With nulls, offsets must be no slice of others.
+    offsets, nulls = pa.array(values.offsets.to_numpy()), values.is_null()
+    if pa.types.is_map(values.type):
+        keys = canonical_column(values.keys, kind)
+        return pa.MapArray.from_arrays(offsets, keys, values.items, mask=nulls)
+    entries = values.values
+    if isinstance(cql_type, MapType):
+        parts = [canonical_column(entries.field("key"), kind), entries.field("value")]
+        return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, ["key", "value"]), mask=nulls)
+    return pa.ListArray.from_arrays(offsets, canonical_column(entries, kind), mask=nulls)
+
+
+def binary_digests(rows: pa.RecordBatch) -> pa.Array:
+    """The digests of all columns of each row as 16 bytes each."""
+    both = np.column_stack(row_digests(rows)).astype("<i8").tobytes()
+    return pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(both)]).cast(pa.binary())
+
+
+def _digests(rows: pa.RecordBatch, table: TableSchema, columns: Sequence[Column]) -> pa.Array:
+    names = [lake_names(table)[column.name] for column in columns]
+    more = rows["_cells" if "_cells" in rows.schema.names else "_x"]
+    # Rows that Spark has written may lack the struct around a value that is not there.
+    raw = [pc.struct_field(more, [name, "raw"]) for name in names]
+    values = [
+        canonical_column(rows[name], column.type) if column.kind == "clustering" else rows[name]
+        for column, name in zip(columns, names, strict=True)
+    ]
+    parts = [rows["token"], *values, *raw]
+    return binary_digests(pa.record_batch(parts, names=[str(i) for i in range(len(parts))]))
+
+
+def key_columns_sql(table: TableSchema, rows: str) -> list[str]:
+    """Spark SQL: expressions that are equal (``<=>``) in two row images only if these have the same key.
+
+    :param rows: the table's alias
+    """
+    names = lake_names(table)
+    found = [f"{rows}.token"]
+    for column in table.key_columns:
+        name = f"`{names[column.name]}`"
+        found.append(_comparable(column.type, f"{rows}.{name}", as_clustering=column.kind == "clustering"))
+        # Of clusterings these bytes are canonical (changes.canonical.decoded_clustering).
+        found.append(f"{rows}._x.{name}.raw")
+    return found
+
+
+def same_key_sql(table: TableSchema, one: str, other: str) -> str:
+    """Spark SQL: whether two row images, by their aliases, have the same key."""
+    token, *rest = zip(key_columns_sql(table, one), key_columns_sql(table, other), strict=True)
+    # No token is null; Spark and Delta plan with = best.
+    return " AND ".join([f"{token[0]} = {token[1]}", *(f"{left} <=> {right}" for left, right in rest)])
+
+
+def _comparable(cql_type: CqlType, value: str, *, as_clustering: bool, depth: int = 0) -> str:
+    """A value as something that Spark compares exactly: floats as text, maps as arrays of their entries.
+
+    Of clusterings decimals have one text, however they are spelled.
+    """
+    if not _is_compared_otherwise(cql_type, as_clustering):
+        return value
+    entry = f"e{depth}"
+    match cql_type:
+        case Native(name) if NATIVES[name].order == DECIMAL:
+            return _decimal(value)
+        case MapType(key, item):
+            parts = ((key, f"{entry}.key"), (item, f"{entry}.value"))
+            members = ", ".join(_comparable(t, v, as_clustering=as_clustering, depth=depth + 1) for t, v in parts)
+            entries = f"map_entries({value})" if pa.types.is_map(arrow_type(cql_type)) else value
+            return f"transform({entries}, {entry} -> struct({members}))"
+        case ListType(element) | SetType(element) | VectorType(element):
+            inner = _comparable(element, entry, as_clustering=as_clustering, depth=depth + 1)
+            return f"transform({value}, {entry} -> {inner})"
+        case TupleType(fields) | UserType(field_types=fields):
+            named = [f"{value}.`{field.name}`" for field in arrow_type(cql_type)]
+            members = ", ".join(
+                _comparable(t, v, as_clustering=as_clustering, depth=depth) for t, v in zip(fields, named, strict=True)
+            )
+            return f"CASE WHEN {value} IS NOT NULL THEN struct({members}) END"
+    return f"CAST({value} AS string)"
+
+
+def _decimal(value: str) -> str:
+    """One text for all that BigDecimal.toString writes of a number: sign, digits, exponent, no zeros at the ends."""
+    mantissa, power = f"split_part({value}, 'E', 1)", f"split_part({value}, 'E', 2)"
+    digits = f"translate({mantissa}, '-.', '')"
+    zeros = f"length({digits}) - length(trim(TRAILING '0' FROM {digits}))"
+    scale = f"length(split_part({mantissa}, '.', 2))"
+    exponent = f"CAST({zeros} - {scale} + CAST(coalesce(nullif({power}, ''), '0') AS bigint) AS string)"
+    sign = f"CASE WHEN {value} LIKE '-%' THEN '-' ELSE '' END"
+    return (
+        f"CASE WHEN {digits} RLIKE '[1-9]' THEN concat({sign}, trim(BOTH '0' FROM {digits}), 'E', {exponent}) "
+        f"WHEN {value} IS NOT NULL THEN '0' END"
+    )
+
+
+def _is_compared_otherwise(cql_type: CqlType, as_clustering: bool) -> bool:
+    if isinstance(cql_type, Native):
+        order = NATIVES[cql_type.name].order
+        return order == FLOAT or (order == DECIMAL and as_clustering)
+    return isinstance(cql_type, MapType) or any(
+        _is_compared_otherwise(one, as_clustering) for one in types_inside(cql_type)
+    )

@@ -1,0 +1,113 @@
+"""The Arrow schema of row images: one typed row as of one moment, with each cell's writetime and expiry (DESIGN §4).
+
+Columns, in order: ``token``, the table's columns under their own names, ``_row``, ``_x``, ``_merge``.
+
+``_row`` holds the times that most cells of the row share; ``_x`` holds, per column, the differences:
+
+=================  =========================================================================================
+``_row.writetime`` µs; null when the row has no cell
+``_row.expires_at`` s since the epoch; null: no expiry
+``_row.deleted_at`` µs, greatest row, partition or range deletion known; null: unknown (a SELECT cannot show it)
+``_row.live``      µs, timestamp of the row's own liveness; NO_LIVENESS: it has none (rows made by UPDATE, deleted
+                   rows); null: unknown (a SELECT cannot show it), so the row lives as long as nothing else shows
+                   that it does not
+``_x.<column>.d``  µs to add to ``_row.writetime``; null: 0. Multi-cell columns: one per element, null: all 0,
+                   ``[]``: times unknown (the server could not tell)
+``_x.<column>.e``  s since the epoch; null: as the row; -1: no expiry. Multi-cell columns: one per element,
+                   null: all as the row, ``[]``: times unknown
+``_x.<column>.raw`` the value as Cassandra's bytes, where the typed column cannot hold it (the column is null then)
+``_merge``         what a typed column cannot show, but a later merge must know; null where there is nothing to say
+=================  =========================================================================================
+
+====================== ====================================================================================
+``live_expires_at``    s since the epoch, when the row's own liveness expires, or had ended when the source was
+                       read; null: never
+``deletion_local``     s since the epoch, local deletion time of ``_row.deleted_at``
+``unseen_at``          µs, moment at which a quorum of replicas showed nothing of this key; null: not asked
+``tombstones``         of cells (``path`` null: of a column of one cell) and of whole multi-cell columns (``path``
+                       null, too), ``column`` by its CQL name; ``timestamp`` in µs, ``local_deletion_time`` in s
+                       (of a cell that had an expiry, and that a read of the source did not show: its expiry)
+``entries``            per list column the timeuuids of its entries in the order of the value; a list that is not
+                       named has entries of unknown identity
+====================== ====================================================================================
+
+An image without clustering, in a table that has some, holds the static cells of its partition; the images of rows
+repeat them, as SELECT does. Images of dead rows stay, with what killed them, until nothing older can come any more.
+
+A column that is null and has no ``raw`` has no cell, and its times mean nothing. The elements of ``d`` and
+``e`` are in the order of the typed value: list position, set order, map key order, UDT field order (a null
+element for a UDT field that is not set). Key columns have only ``raw``.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from ringsync.cql.identifiers import portable_names
+from ringsync.cql.types import arrow_type
+from ringsync.schema.table import Column, TableSchema
+
+NO_LIVENESS = -(2**63)
+"""``_row.live``: it is known that the row has no liveness of its own; it lives by its cells only."""
+
+ROW_TIMES = pa.struct(
+    [
+        pa.field("writetime", pa.int64()),
+        pa.field("expires_at", pa.int64()),
+        pa.field("deleted_at", pa.int64()),
+        pa.field("live", pa.int64()),
+    ]
+)
+
+MERGE = pa.struct(
+    [
+        pa.field("live_expires_at", pa.int64()),
+        pa.field("deletion_local", pa.int64()),
+        pa.field("unseen_at", pa.int64()),
+        pa.field(
+            "tombstones",
+            pa.list_(
+                pa.struct(
+                    [
+                        pa.field("column", pa.string()),
+                        pa.field("path", pa.binary()),
+                        pa.field("timestamp", pa.int64()),
+                        pa.field("local_deletion_time", pa.int64()),
+                    ]
+                )
+            ),
+        ),
+        pa.field(
+            "entries",
+            pa.list_(pa.struct([pa.field("column", pa.string()), pa.field("paths", pa.list_(pa.binary()))])),
+        ),
+    ]
+)
+
+RESERVED_NAMES = ("token", "_row", "_x", "_merge", "_cells", "_version")
+"""Column names of ours; a table column of the same name is renamed, see :func:`lake_names`."""
+
+
+def lake_names(table: TableSchema) -> dict[str, str]:
+    """Name in row images and in the lake, by CQL column name. Almost always the same name."""
+    names = [column.name for column in table.columns]
+    return dict(zip(names, portable_names(names, RESERVED_NAMES), strict=True))
+
+
+def row_image_schema(table: TableSchema) -> pa.Schema:
+    """The Arrow schema of the table's row images. Every field is nullable, since lakes and Spark see it so."""
+    names = lake_names(table)
+    fields = [pa.field("token", pa.int64())]
+    fields += [pa.field(names[column.name], arrow_type(column.type)) for column in table.columns]
+    fields.append(pa.field("_row", ROW_TIMES))
+    fields.append(pa.field("_x", pa.struct([pa.field(names[c.name], _differences(c)) for c in table.columns])))
+    fields.append(pa.field("_merge", MERGE))
+    return pa.schema(fields)
+
+
+def _differences(column: Column) -> pa.DataType:
+    raw = pa.field("raw", pa.binary())
+    if column.is_key:
+        return pa.struct([raw])
+    times = pa.list_(pa.int64()) if column.is_multicell else pa.int64()
+    return pa.struct([pa.field("d", times), pa.field("e", times), raw])

@@ -1,0 +1,208 @@
+"""The columns ``_row`` and ``_x`` of row images from the times of cells, and the times back from them.
+
+What they mean: :mod:`ringsync.images.schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.changes.common_times import NO_CELL, NO_EXPIRY, ElementTimes, RowTimes, common_times
+from ringsync.compiled.arrow import Integers, Mask, bitmap, int64_array, integers, valid_mask
+from ringsync.cql.codec.decode import Decoded, misfit_reason
+from ringsync.images.schema import ROW_TIMES, lake_names
+from ringsync.schema.table import Column, TableSchema
+
+Differences = tuple[pa.Array | None, pa.Array | None]
+"""``d`` and ``e`` of a column; None stands for an array of nulls."""
+
+_SHOWN_BYTES = 64
+
+_names_of = lru_cache(maxsize=16)(lake_names)
+
+
+class UnrepresentableValueError(ValueError):
+    """A cell holds a value that its Arrow type cannot hold; the message names the cell and what to do."""
+
+
+def unrepresentable(table: TableSchema, column: Column, where: str, value: bytes) -> UnrepresentableValueError:
+    """The error for a value that the column's type in the lake cannot hold.
+
+    :param where: which row, as words
+    """
+    shown = f"0x{value[:_SHOWN_BYTES].hex()}" + (f"… ({len(value)} bytes)" if len(value) > _SHOWN_BYTES else "")
+    return UnrepresentableValueError(
+        f"table {table.full_name}, column {column.name}, {where}: {shown} is "
+        f"{misfit_reason(column.type, value)}, which the column's type in the lake cannot hold; "
+        f"set replica.unrepresentable_values: raw in the configuration to keep such values "
+        f"as bytes in _x.{_names_of(table)[column.name]}.raw"
+    )
+
+
+def differences_of(
+    scalars: Sequence[str],
+    writetimes: Integers,
+    expiries: Integers,
+    elements: Mapping[str, ElementTimes],
+    values: Mapping[str, Decoded],
+    rows: int,
+) -> tuple[RowTimes, dict[str, Differences]]:
+    """The times that most cells of each row share, and how each column differs from them.
+
+    :param scalars: names of the columns of one cell
+    :param writetimes: theirs, int64[columns, rows], µs
+    :param expiries: theirs, s since the epoch; NO_CELL where there is no cell
+    :param elements: times of multi-cell columns by name; where a value has no times they are unknown
+    :param values: values of the multi-cell columns
+    """
+    row = common_times(writetimes, expiries, list(elements.values()), rows)
+    found = {}
+    for place, name in enumerate(scalars if row.mixed else ()):
+        found[name] = _scalar_differences(writetimes[place], expiries[place], row)
+    for name, times in elements.items():
+        found[name] = _element_differences(times, row, values[name])
+    return row, found
+
+
+def row_times(row: RowTimes, deleted_at: pa.Array | None = None, live: pa.Array | None = None) -> pa.Array:
+    """``_row``.
+
+    :param deleted_at: int64, µs; None: unknown in all rows
+    :param live: int64, µs; None: unknown in all rows
+    """
+    common = [_given(row.writetimes, row.expiries != NO_CELL), _given(row.expiries, row.expiries >= 0)]
+    arrays = [or_nulls(array, pa.int64(), len(row.expiries)) for array in (*common, deleted_at, live)]
+    return pa.StructArray.from_arrays(arrays, fields=list(ROW_TIMES))
+
+
+def _scalar_differences(
+    writetimes: Integers, expiries: Integers, row: RowTimes
+) -> tuple[pa.Array | None, pa.Array | None]:
+    cell = expiries != NO_CELL
+    return (
+        _given(writetimes - row.writetimes, cell & (writetimes != row.writetimes)),
+        _given(expiries, cell & (expiries != row.expiries)),
+    )
+
+
+def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> tuple[pa.Array | None, pa.Array | None]:
+    """``d`` and ``e`` of a multi-cell column.
+
+    A value that is there without times gets ``[]``. A misfit gets its elements' times even where they are the
+    row's, since without the typed value nobody could tell how many elements there are.
+    """
+    misfits = value.misfits
+    present = valid_mask(value.values) if misfits is None else valid_mask(value.values) | misfits
+    unknown = present & (np.diff(times.starts) == 0)
+    if not row.mixed and misfits is None and not unknown.any():
+        return None, None
+    rows = times.rows
+    cell = times.expiries != NO_CELL
+    differences = times.writetimes - row.writetimes[rows]
+    lists = []
+    for values, differs in ((differences, differences != 0), (times.expiries, times.expiries != row.expiries[rows])):
+        given = np.zeros(len(present), np.bool_) if misfits is None else misfits.copy()
+        given[rows[cell & differs]] = True
+        kept = given[rows]
+        flat = int64_array(values[kept], cell[kept])
+        valid = given | unknown
+        counts = np.where(given, np.diff(times.starts), 0)
+        lists.append(list_array(counts, valid, flat) if valid.any() else None)
+    return lists[0], lists[1]
+
+
+def list_array(counts: npt.NDArray[np.integer[Any]], valid: Mask, flat: pa.Array) -> pa.Array:
+    """Lists of ``counts`` elements each, null where the mask does not say ``valid``."""
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    buffers = [bitmap(valid), pa.py_buffer(starts)]
+    return pa.Array.from_buffers(pa.list_(flat.type), len(counts), buffers, children=[flat])
+
+
+def _given(values: Integers, valid: Mask) -> pa.Array | None:
+    """These values where the mask says so, else null; None where they are null in all rows."""
+    return int64_array(values, valid) if valid.any() else None
+
+
+def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None]) -> pa.Array | None:
+    """A struct that is null where all its fields are; None where it is null in all rows."""
+    given = [child for child in children if child is not None]
+    if not given:
+        return None
+    valid = np.logical_or.reduce([valid_mask(child) for child in given])
+    rows = len(given[0])
+    arrays = [or_nulls(child, field.type, rows) for child, field in zip(children, kind, strict=True)]
+    return pa.Array.from_buffers(kind, rows, [bitmap(valid)], children=arrays)
+
+
+def or_nulls(array: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.nulls(rows, kind) if array is None else array
+
+
+def cell_times(batch: pa.RecordBatch, table: TableSchema, column: str) -> tuple[pa.Array, pa.Array]:
+    """Absolute times of one value column's cells: the inverse of ``_row`` and ``_x``.
+
+    :param batch: row images of the table
+    :param column: CQL name of a static or regular column
+    :return: writetime (µs) and expires_at (s since the epoch; null: no expiry). int64, null where there is no cell
+        or its times are unknown; of a multi-cell column list<int64> with one element per element (null for a UDT
+        field that is not set), null where there is no value, ``[]`` where the times are unknown
+    """
+    name = _names_of(table)[column]
+    value = batch.column(name)
+    row, x = _fields(batch.column("_row")), _fields(batch.column("_x"))
+    own = _fields(x[name])
+    there = valid_mask(value) | valid_mask(own["raw"])
+    if not table.column(column).is_multicell:
+        known = there & valid_mask(row["writetime"])
+        writetimes = integers(row["writetime"]) + np.where(valid_mask(own["d"]), integers(own["d"]), 0)
+        expiries = np.where(valid_mask(own["e"]), integers(own["e"]), integers(row["expires_at"]))
+        expiring = valid_mask(own["e"]) | valid_mask(row["expires_at"])
+        return (
+            int64_array(writetimes, known),
+            int64_array(expiries, known & expiring & (expiries != NO_EXPIRY)),
+        )
+    elements = valid_mask(value) & valid_mask(row["writetime"])
+    writetimes = _absolute(own["d"], row["writetime"], value, there, elements, relative=True)
+    return writetimes, _absolute(own["e"], row["expires_at"], value, there, elements, relative=False)
+
+
+def _absolute(
+    own: pa.ListArray, row: pa.Array, value: pa.Array, there: Mask, elements: Mask, relative: bool
+) -> pa.Array:
+    """Lists of times: a row's own list if it has one, else the row's time for each element of its value.
+
+    :param there: rows that have a value, typed or raw
+    :param elements: rows whose value's elements have the row's time, unless they have a list of their own
+    :param relative: whether the own times are differences from the row's
+    """
+    given = valid_mask(own)
+    alike = elements & ~given
+    counts = np.where(alike, _element_counts(value), 0)
+    counts[given] = np.diff(integers(own.offsets))[given]
+    rows = np.repeat(np.arange(len(value)), counts)
+    times, valid, from_own = integers(row)[rows], valid_mask(row)[rows], given[rows]
+    flat = own.flatten()
+    times[from_own] = integers(flat) + (times[from_own] if relative else 0)
+    valid[from_own] = valid_mask(flat) & (relative | (integers(flat) != NO_EXPIRY))
+    if pa.types.is_struct(value.type):
+        valid[~from_own] &= np.stack([valid_mask(field) for field in value.flatten()], axis=1)[alike].ravel()
+    return list_array(counts, there, int64_array(times, valid))
+
+
+def _element_counts(value: pa.Array) -> Integers:
+    """Number of elements of each list, set or map; of fields for a UDT. Anything where the value is null."""
+    if pa.types.is_struct(value.type):
+        return np.full(len(value), value.type.num_fields, np.int64)
+    return np.diff(integers(value.offsets))
+
+
+def _fields(array: pa.StructArray) -> dict[str, pa.Array]:
+    """The fields of a struct, null where the struct is."""
+    return dict(zip([field.name for field in array.type], array.flatten(), strict=True))

@@ -1,0 +1,336 @@
+"""Read rows by their keys, as row images: what a row looks like after it was changed.
+
+Many keys are asked for in one request (row_lookups.py), some requests at a time. One that fails is asked again as two
+with half of its keys each, down to single keys: so one key that cannot be read costs a few more requests, and only
+itself. Result pages go to the compiled decoders as they come, some requests' together, and nothing else is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from cassandra import InvalidRequest
+
+from ringsync.cluster.limits import Permits
+from ringsync.cluster.protocol import SessionAt
+from ringsync.cluster.session import ClusterSettings
+from ringsync.compiled.arrow import Integers, valid_mask
+from ringsync.formats.result_page import Page, join_pages, page_cells
+from ringsync.images.from_pages import row_images, widened
+from ringsync.images.schema import row_image_schema
+from ringsync.ring.ranks import RankedRing
+from ringsync.ring.tokens import RING_WIDTH
+from ringsync.schema.table import TableSchema
+from ringsync.sources.lookup.keys import RowKeys, key_columns_of, places_in, row_identities, row_keys, taken
+from ringsync.sources.lookup.requests import Kind, Lookup, LookupQuery, halves, lookup_query, plan_lookups, request_of
+from ringsync.sources.scan.pages import PASSING_ERRORS, RETRY_DELAYS_S, Asked, Pages, Request, Stuck, row_count
+
+IN_FLIGHT = 12
+"""Requests on the way at once; fewer leave the server idle, more gain nothing (replica.md §6)."""
+ROWS_AT_ONCE = 4096
+BYTES_AT_ONCE = 8 * 2**20
+"""So much is decoded in one go, whichever comes first."""
+MAX_FAILURES = 100
+"""After so many failed requests of one read those that fail are not asked again: more than single keys is broken."""
+
+
+@dataclass(frozen=True)
+class UnreadRow:
+    """A key whose row could not be read, after everything was tried.
+
+    :ivar place: among the keys that were given
+    :ivar reason: names table and key, cause, consistency level, nodes and remedy
+    """
+
+    place: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RowsRead:
+    """The rows of some keys.
+
+    :ivar images: of the rows that exist, in the order of the keys that were given
+    :ivar places: for each image, where its key stands among those that were given
+    :ivar unread: keys of which nobody knows; of all others without an image there is no row
+    :ivar received: rows that the cluster sent, also those that nobody wanted
+    """
+
+    images: pa.RecordBatch
+    places: Integers
+    unread: tuple[UnreadRow, ...]
+    received: int
+
+
+def read_rows(
+    session: SessionAt,
+    table: TableSchema,
+    keys: pa.RecordBatch,
+    ring: RankedRing,
+    settings: ClusterSettings,
+    permits: Permits,
+    *,
+    element_times: bool,
+    misfits: Literal["error", "raw"],
+    table_rows: float | None = None,
+    in_flight: int = IN_FLIGHT,
+    sleep: Callable[[float], None] = time.sleep,
+) -> RowsRead:
+    """Read rows by their keys.
+
+    All is held in memory at once: 100,000 keys are a good portion. A key that is given several times has one image.
+
+    :param session: from :func:`ringsync.sources.scan.scan.scan_session`, as of a moment
+    :param keys: of :data:`ringsync.sources.lookup.keys.ROW_KEYS`, in any order. The image of a key without clustering
+        has the static cells of its partition only, or there are as many images as the whole partition has rows; other
+        keys of a partition that is wanted as a whole get no image of their own
+    :param ring: the first rank is asked first, whatever the consistency level
+    :param settings: consistency level (``LOCAL_ONE``, ``LOCAL_QUORUM``, …), page size and user
+    :param permits: asked for every page, by the rows that it may have
+    :param element_times: whether the server can tell the times of elements
+        (:func:`ringsync.sources.scan.scan.columns_without_element_times`); if not, images say that they are unknown
+    :param misfits: see :func:`ringsync.images.from_pages.row_images`
+    :param table_rows: about so many rows the table has, one copy of it: lets small token ranges be read as a whole of
+        which large parts are wanted; None: that is not done
+    :param in_flight: requests at once
+    :param sleep: waits so many seconds before something is asked again
+    :raises NoPermissionError: when the user may not read the table
+    :raises cassandra.InvalidRequest: when the table is gone
+    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, with ``misfits="error"``
+    :raises ValueError: for a key that is not one of the table's
+    """
+    reader = _Reader(session, row_keys(keys, table), ring, settings, permits, element_times, misfits, in_flight, sleep)
+    reader.read(table_rows / RING_WIDTH if table_rows else None)
+    return reader.result()
+
+
+@dataclass
+class _Running:
+    """A lookup on its way."""
+
+    lookup: Lookup
+    request: Request
+    pages: Pages
+    asked: Asked | None
+
+
+@dataclass
+class _Came:
+    """Pages that wait to be decoded together, each with its lookup."""
+
+    lookups: list[Lookup] = field(default_factory=list)
+    pages: list[Page] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+
+
+class _Reader:
+    """Reads the rows of one call."""
+
+    def __init__(
+        self,
+        session: SessionAt,
+        keys: RowKeys,
+        ring: RankedRing,
+        settings: ClusterSettings,
+        permits: Permits,
+        element_times: bool,
+        misfits: Literal["error", "raw"],
+        in_flight: int,
+        sleep: Callable[[float], None],
+    ) -> None:
+        if session.now is None:
+            raise ValueError("rows are read as of a moment: the session has none")
+        self._session = session
+        self._now = session.now
+        self._keys = keys
+        self._ring = ring
+        self._settings = settings
+        self._permits = permits
+        self._element_times = element_times
+        self._misfits = misfits
+        self._in_flight = in_flight
+        self._sleep = sleep
+        self._queries: dict[Kind, LookupQuery] = {}
+        self._waiting: deque[Lookup] = deque()
+        self._running: deque[_Running] = deque()
+        self._most_keys = sys.maxsize
+        self._failures = 0
+        self._unread: dict[int, str] = {}
+        self._came: dict[Kind, _Came] = {}
+        self._images: list[pa.RecordBatch] = []
+        self._places: list[Integers] = []
+        self._received = 0
+
+    def read(self, rows_per_token: float | None) -> None:
+        """Read everything."""
+        every = np.arange(len(self._keys.places))
+        self._waiting.extend(plan_lookups(self._keys, self._ring, every, rows_per_token=rows_per_token))
+        while self._waiting or self._running:
+            while self._waiting and len(self._running) < self._in_flight:
+                if len(self._waiting[0].keys) > self._most_keys:
+                    self._waiting.extend(self._smaller(self._waiting.popleft()))
+                    continue
+                started = self._start(self._waiting[0])
+                if started is None:
+                    break
+                self._waiting.popleft()
+                self._running.append(started)
+            if self._running:
+                self._finish(self._running.popleft())
+        for kind in [*self._came]:
+            self._decode(kind)
+
+    def result(self) -> RowsRead:
+        """What was read."""
+        schema = row_image_schema(self._keys.table)
+        images = pa.concat_batches(self._images) if self._images else _nothing(schema)
+        places = self._keys.places[np.concatenate([np.zeros(0, np.int64), *self._places])]
+        order = np.argsort(places, kind="stable")
+        unread = [UnreadRow(int(self._keys.places[key]), reason) for key, reason in self._unread.items()]
+        unread.sort(key=lambda row: row.place)
+        return RowsRead(taken(images, order), places[order], tuple(unread), self._received)
+
+    def _start(self, lookup: Lookup) -> _Running | None:
+        """Ask for a lookup's first page; None: that would take a wait, and others are on their way."""
+        query = self._query(lookup.kind)
+        request = request_of(lookup, query.cql, self._keys)
+        delays = RETRY_DELAYS_S if lookup.patient else ()
+        pages = Pages(
+            self._session,
+            self._session.statements,
+            lookup.endpoints,
+            self._settings,
+            self._permits,
+            self._sleep,
+            delays,
+        )
+        try:
+            asked = pages.ask(request, wait=not self._running)
+        except PASSING_ERRORS:
+            # It is asked again by whoever waits for it.
+            return _Running(lookup, request, pages, None)
+        return None if asked is None else _Running(lookup, request, pages, asked)
+
+    def _query(self, kind: Kind) -> LookupQuery:
+        if kind not in self._queries:
+            query = lookup_query(self._keys.table, kind, element_times=self._element_times)
+            self._queries[kind] = query
+        return self._queries[kind]
+
+    def _finish(self, running: _Running) -> None:
+        """Wait for a lookup's pages, and decide what to do if they do not come."""
+        lookup = running.lookup
+        found: list[Page] = []
+        rows = 0
+        try:
+            for page in running.pages.read(running.request, running.asked):
+                found.append(page)
+                rows += row_count(page)
+                if lookup.most_rows is not None and rows > lookup.most_rows:
+                    break
+        except Stuck as stuck:
+            self._failed(lookup, stuck)
+            return
+        except InvalidRequest as error:
+            self._refused(lookup, error)
+            return
+        self._received += rows
+        if lookup.most_rows is not None and rows > lookup.most_rows:
+            # A partition in it is larger than most: reading on costs more than reading rows by their keys.
+            self._waiting.extend(plan_lookups(self._keys, self._ring, lookup.keys))
+            return
+        came = self._came.setdefault(lookup.kind, _Came())
+        came.lookups += [lookup] * len(found)
+        came.pages += found
+        came.rows += rows
+        came.size += sum(map(len, found))
+        if came.rows >= ROWS_AT_ONCE or came.size >= BYTES_AT_ONCE:
+            self._decode(lookup.kind)
+
+    def _failed(self, lookup: Lookup, stuck: Stuck) -> None:
+        self._failures += 1
+        if self._failures <= MAX_FAILURES:
+            parts = self._smaller(lookup)
+            if parts and not stuck.absent:
+                self._sleep(RETRY_DELAYS_S[0])
+                # Behind the others, which need not wait for what is slow.
+                self._waiting.extend(replace(part, patient=len(part.keys) == 1) for part in parts)
+                return
+            if not lookup.patient:
+                self._waiting.append(replace(lookup, patient=True))
+                return
+        self._give_up(lookup, stuck.reason)
+
+    def _smaller(self, lookup: Lookup) -> list[Lookup]:
+        if lookup.kind == "slice":
+            return plan_lookups(self._keys, self._ring, lookup.keys)
+        return halves(lookup, self._keys)
+
+    def _refused(self, lookup: Lookup, error: InvalidRequest) -> None:
+        """The server does not take so many keys (guardrails), or one of them, or the table is gone."""
+        if "uardrail" in str(error):
+            self._most_keys = max(1, min(self._most_keys, len(lookup.keys) // 2))
+        else:
+            # Raises where no key can be read.
+            self._session.prepare(self._query(lookup.kind).cql)
+        parts = self._smaller(lookup)
+        self._waiting.extend(parts)
+        if not parts:
+            self._give_up(lookup, f"could not be read: {error}")
+
+    def _give_up(self, lookup: Lookup, reason: str) -> None:
+        for key in lookup.keys.tolist():
+            table = self._keys.table.full_name
+            self._unread[key] = f"{table}: the row with {self._keys.text(key)} {reason}"
+
+    def _decode(self, kind: Kind) -> None:
+        """Decode the pages that came for lookups of a kind, and keep the rows that are wanted."""
+        came = self._came.pop(kind)
+        query, table = self._query(kind), self._keys.table
+        images = row_images(came.pages, query.table, query.layout, self._now, self._misfits)
+        if not images.num_rows:
+            return
+        keys = self._keys_of(kind, came, query)
+        wanted = keys >= 0
+        if kind == "static":
+            wanted &= _with_cells(images, query.table)
+            images = widened(images, query.table, table)
+        chosen = np.flatnonzero(wanted)
+        self._images.append(images if wanted.all() else taken(images, chosen))
+        self._places.append(keys[chosen])
+
+    def _keys_of(self, kind: Kind, came: _Came, query: LookupQuery) -> Integers:
+        """The place of each row's key among the keys; -1: nobody wants it."""
+        asked = np.unique(np.concatenate([lookup.keys for lookup in came.lookups]))
+        _, cells = page_cells(join_pages(came.pages), len(query.layout))
+        # Behind the token come the columns of the table, and first those of its key.
+        key_count = len(query.table.key_columns)
+        partition_keys, clustering = key_columns_of(cells[1 : 1 + key_count], query.table)
+        if kind in ("static", "whole"):
+            places = places_in(taken(self._keys.partition_keys, self._keys.partitions[asked]), partition_keys)
+        else:
+            places = places_in(taken(self._keys.identities, asked), row_identities(partition_keys, clustering))
+        return np.where(places < 0, -1, asked[places])
+
+
+def _with_cells(images: pa.RecordBatch, table: TableSchema) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which images have any value."""
+    x = images.column("_x")
+    found = np.zeros(images.num_rows, np.bool_)
+    for place in range(1 + len(table.partition_key), 1 + len(table.columns)):
+        found |= valid_mask(images.column(place))
+        if x.null_count < len(x):
+            found |= valid_mask(x.field(place - 1).field("raw"))
+    return found
+
+
+def _nothing(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

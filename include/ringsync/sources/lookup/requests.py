@@ -1,0 +1,276 @@
+"""Which keys are asked for together, and by which SELECT.
+
+One row a request costs the driver more than the server (specs: 20,000 rows/s), so keys are asked for with ``IN``: some
+partitions of one replica, in the order of their tokens, with the clusterings wanted in any of them. The server finds
+the rows of the cross product; those that nobody wants are dropped when they come. Hence partitions that want the same
+clusterings go together, those that want different ones in smaller groups, and one that wants many rows goes by itself.
+Where a large part of a small token range is wanted, the range is read as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ringsync.compiled.arrow import Integers
+from ringsync.cql.identifiers import quote
+from ringsync.images.from_pages import ResultColumn
+from ringsync.ring.ranks import RankedRing
+from ringsync.ring.tokens import MIN_TOKEN
+from ringsync.schema.table import TableSchema
+from ringsync.sources.lookup.keys import STATIC, WHOLE, RowKeys
+from ringsync.sources.scan.pages import Request
+from ringsync.sources.scan.partitions import token_bytes
+from ringsync.sources.scan.scan import scan_query
+from ringsync.sources.scan.where import all_of
+
+PARTITIONS = 50
+"""Partitions a request: one slow partition fails the request, and its coordinator holds all of the answer."""
+MIXED_PARTITIONS = 16
+"""The same where they want different clusterings, each of which is looked for in each partition."""
+WHOLE_PARTITIONS = 10
+"""The same where all rows of the partitions are wanted."""
+FEW_ROWS = 3
+"""A partition that wants more rows than this is asked for by itself …"""
+CLUSTERINGS = 100
+"""… so many of them at a time."""
+COMMON = 8
+"""So many partitions that want the same clusterings are kept apart from those that do not."""
+SLICE_ROWS = 500
+"""Rows of a token range that may be read as a whole."""
+DENSE = 0.15
+"""That is done if more than this share of them is wanted; where that saves nothing, at 0.22 (replica.md §6)."""
+SLICE_TOKENS = 20
+"""A slice has so many different wanted tokens at least: few partitions with many wanted rows tell nothing of it."""
+
+_ROOM = 1
+"""A page that is not full is the last: behind a full one the server has to be asked whether there is more."""
+
+Kind = Literal["rows", "static", "whole", "slice"]
+"""Rows by their keys; static columns of partitions; whole partitions; a range of tokens."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Keys that are asked for together.
+
+    :ivar keys: their places in the :class:`RowKeys`, those of a partition next to each other
+    :ivar endpoints: ``address:port`` of the replicas, the one to ask first in front
+    :ivar most_rows: of a slice, whose reading is not worth more
+    :ivar patient: whether the request is repeated if it fails
+    """
+
+    kind: Kind
+    keys: Integers
+    endpoints: tuple[str, ...]
+    most_rows: int | None = None
+    patient: bool = False
+
+
+@dataclass(frozen=True)
+class LookupQuery:
+    """A SELECT for lookups of one kind.
+
+    :ivar table: with the columns that it selects
+    """
+
+    cql: str
+    table: TableSchema
+    layout: tuple[ResultColumn, ...]
+
+
+def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool) -> LookupQuery:
+    """The SELECT for a kind of lookup.
+
+    :param element_times: see :func:`ringsync.sources.scan.scan.scan_query`
+    """
+    if kind == "static":
+        table = replace(table, columns=table.of_kind("partition_key", "static"))
+    scan = scan_query(table, times=True, element_times=element_times)
+    if kind == "slice":
+        return LookupQuery(scan.cql, table, scan.layout)
+    select = scan.select.replace("SELECT", "SELECT DISTINCT", 1) if kind == "static" else scan.select
+    *first, last = (quote(column.name) for column in table.partition_key)
+    conditions = [*(f"{name} = ?" for name in first), f"{last} IN ?"]
+    clustering = ", ".join(quote(column.name) for column in table.clustering)
+    if clustering and kind != "whole":
+        conditions.append(f"{clustering} IN ?" if len(table.clustering) == 1 else f"({clustering}) IN ?")
+    return LookupQuery(f"{select} WHERE {all_of(conditions)}", table, scan.layout)
+
+
+def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
+    """The request for a lookup's rows; some of those that come may not be wanted."""
+    if lookup.kind == "slice":
+        start = max(int(keys.tokens[lookup.keys[0]]) - 1, MIN_TOKEN)
+        values = (token_bytes(start), token_bytes(int(keys.tokens[lookup.keys[-1]])))
+        return Request(cql, values, limit=lookup.most_rows)
+    partitions = keys.partitions[lookup.keys]
+    partitions = partitions[_changes(partitions)]
+    prefix = [part[int(partitions[0])].as_py() for part in keys.partition_parts[:-1]]
+    values = (*prefix, keys.last_parts(partitions))
+    if lookup.kind == "whole":
+        return Request(cql, values, thorough=len(partitions) == 1)
+    if lookup.kind == "static" or not keys.clustering_parts:
+        return Request(cql, values, limit=len(partitions) + _ROOM)
+    clusterings = np.unique(keys.clusterings[lookup.keys])
+    most = len(partitions) * len(clusterings)
+    return Request(cql, (*values, keys.clustering_list(clusterings)), limit=most + _ROOM)
+
+
+def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
+    """The same keys in two lookups, by partitions if there are several; none for a single key or a slice."""
+    if len(lookup.keys) == 1 or lookup.kind == "slice":
+        return []
+    starts = np.flatnonzero(_changes(keys.partitions[lookup.keys]))
+    middle = int(starts[len(starts) // 2]) or len(lookup.keys) // 2
+    return [replace(lookup, keys=part) for part in (lookup.keys[:middle], lookup.keys[middle:])]
+
+
+def plan_lookups(
+    keys: RowKeys, ring: RankedRing, chosen: Integers, *, rows_per_token: float | None = None
+) -> list[Lookup]:
+    """Decide which keys are asked for together; neighbours ask different replicas first as far as possible.
+
+    :param ring: whose first rank is asked first
+    :param chosen: places of the keys to ask for, ascending
+    :param rows_per_token: of the table; None: not known, and nothing is read as a whole
+    """
+    planner = _Planner(keys, ring)
+    clusterings = keys.clusterings[chosen]
+    rows = chosen[clusterings >= 0]
+    found: list[tuple[int, Lookup]] = []
+    if rows_per_token:
+        slices, rows = planner.slices(rows, rows_per_token)
+        found += slices
+    found += planner.rows(rows)
+    if keys.table.of_kind("static"):
+        found += planner.partitions("static", chosen[clusterings == STATIC], PARTITIONS)
+    found += planner.partitions("whole", chosen[clusterings == WHOLE], WHOLE_PARTITIONS)
+    return _dealt(found)
+
+
+class _Planner:
+    """Cuts keys into lookups, each with the number of the group of replicas that it asks."""
+
+    def __init__(self, keys: RowKeys, ring: RankedRing) -> None:
+        self._keys = keys
+        ranges = ring.numbers_of(keys.tokens)
+        groups: dict[tuple[str, ...], int] = {}
+        group_of = np.zeros(len(ring.ranges), np.int64)
+        for number in np.unique(ranges).tolist():
+            endpoints = tuple(host.endpoint for host in ring.hosts[number])
+            group_of[number] = groups.setdefault(endpoints, len(groups))
+        self._endpoints = tuple(groups)
+        self._groups = group_of[ranges]
+
+    def slices(self, chosen: Integers, density: float) -> tuple[list[tuple[int, Lookup]], Integers]:
+        """Lookups of token ranges that are mostly wanted, and the keys outside them."""
+        tokens = self._keys.tokens[chosen]
+        width = SLICE_ROWS / density
+        # In floating point a token near a bound may fall on either side, which does no harm.
+        starts = _cuts(_changes(self._groups[chosen], np.floor(tokens / width)))
+        found, outside = [], np.ones(len(chosen), np.bool_)
+        for start, end in starts:
+            wanted, first, last = end - start, int(tokens[start]), int(tokens[end - 1])
+            expected = (last - first) * density
+            if wanted < DENSE * expected or len(np.unique(tokens[start:end])) < SLICE_TOKENS:
+                continue
+            outside[start:end] = False
+            most = 2 * max(int(expected), wanted)
+            found.append(self._lookup("slice", chosen[start:end], most))
+        return found, chosen[outside]
+
+    def rows(self, chosen: Integers) -> Iterator[tuple[int, Lookup]]:
+        """Lookups of rows."""
+        if not self._keys.clustering_parts:
+            yield from self.partitions("rows", chosen, PARTITIONS)
+            return
+        counts = np.bincount(self._keys.partitions[chosen], minlength=len(self._keys.partition_keys))
+        few = counts[self._keys.partitions[chosen]] <= FEW_ROWS
+        many = chosen[~few]
+        for start, end in _cuts(_changes(self._keys.partitions[many]), CLUSTERINGS):
+            yield self._lookup("rows", many[start:end])
+        alike, ordered = self._alike(chosen[few])
+        changes = _changes(*self._apart(ordered), alike)
+        yield from self._by_partitions("rows", ordered, changes, np.where(alike >= 0, PARTITIONS, MIXED_PARTITIONS))
+
+    def partitions(self, kind: Kind, chosen: Integers, most: int) -> Iterator[tuple[int, Lookup]]:
+        """Lookups of keys of which each partition has one.
+
+        :param most: partitions a lookup
+        """
+        groups, prefixes = self._apart(chosen)
+        ordered = chosen[np.lexsort((chosen, prefixes, groups))]
+        yield from self._by_partitions(kind, ordered, _changes(*self._apart(ordered)), np.full(len(ordered), most))
+
+    def _alike(self, chosen: Integers) -> tuple[Integers, Integers]:
+        """Keys in an order in which those that may go together are neighbours.
+
+        Before them a number for each: the same for keys whose partitions want the same clusterings as many others,
+        -1 where few others do.
+        """
+        partitions, clusterings = self._keys.partitions[chosen], self._keys.clusterings[chosen]
+        starts = np.flatnonzero(_changes(partitions))
+        partition = np.cumsum(_changes(partitions)) - 1
+        position = np.arange(len(chosen)) - starts[partition]
+        sets = np.zeros(len(starts), np.int64)
+        for place in range(FEW_ROWS):
+            there = position == place
+            # Two numbers below 2^31 as one.
+            sets <<= 31
+            sets[partition[there]] += clusterings[there] + 1
+            _, sets, counts = np.unique(sets, return_inverse=True, return_counts=True)
+        alike = np.where(counts[sets] >= COMMON, sets, -1)[partition]
+        groups, prefixes = self._apart(chosen)
+        order = np.lexsort((chosen, alike, prefixes, groups))
+        return alike[order], chosen[order]
+
+    def _apart(self, chosen: Integers) -> tuple[Integers, Integers]:
+        """What keys of one lookup have in common: replicas, and all columns of the partition key but the last."""
+        return self._groups[chosen], self._keys.prefixes[self._keys.partitions[chosen]]
+
+    def _by_partitions(
+        self, kind: Kind, ordered: Integers, changes: npt.NDArray[np.bool_], most: Integers
+    ) -> Iterator[tuple[int, Lookup]]:
+        """Cut where there are changes, and after so many partitions."""
+        first = np.flatnonzero(_changes(self._keys.partitions[ordered]))
+        limits = [*first.tolist(), len(ordered)]
+        for start, end in _cuts(changes[first], most[first]):
+            yield self._lookup(kind, ordered[limits[start] : limits[end]])
+
+    def _lookup(self, kind: Kind, keys: Integers, most_rows: int | None = None) -> tuple[int, Lookup]:
+        group = int(self._groups[keys[0]])
+        return group, Lookup(kind, keys, self._endpoints[group], most_rows)
+
+
+def _dealt(lookups: Sequence[tuple[int, Lookup]]) -> list[Lookup]:
+    """The lookups, one of each group after the other."""
+    seen: dict[int, int] = {}
+    turns = []
+    for group, _ in lookups:
+        turns.append(seen.get(group, 0))
+        seen[group] = turns[-1] + 1
+    return [lookups[place][1] for place in sorted(range(len(lookups)), key=lambda place: (turns[place], place))]
+
+
+def _changes(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Where any of the columns differs from the row before; the first row does."""
+    found = np.zeros(len(columns[0]), np.bool_)
+    found[:1] = True
+    for column in columns:
+        found[1:] |= column[1:] != column[:-1]
+    return found
+
+
+def _cuts(changes: npt.NDArray[np.bool_], most: int | Integers | None = None) -> Iterator[tuple[int, int]]:
+    """Starts and ends of the runs between changes, cut where they are longer than ``most``."""
+    places = np.arange(len(changes))
+    if most is not None:
+        runs = np.flatnonzero(changes)
+        changes = changes | ((places - runs[np.cumsum(changes) - 1]) % most == 0)
+    starts = places[changes].tolist()
+    yield from zip(starts, [*starts[1:], len(changes)][: len(starts)], strict=True)

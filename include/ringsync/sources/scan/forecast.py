@@ -1,0 +1,312 @@
+"""How large a scan will be, by reading a page at some places of the ring: for dry runs, before anything is written.
+
+Murmur3 spreads partitions evenly over the tokens, so rows by token in some places tell the rows by token in all. Not
+seen are partitions that are much larger than others: the chance to meet the one with a million rows is small, and
+where reading ends inside of it, its length stays unknown. What is forecast is therefore at least there, as far as
+chance allows, and may be exceeded by any factor; :attr:`Forecast.at_least` says where that is known to be so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from cassandra import ConsistencyLevel
+from cassandra.cluster import Session
+
+from ringsync.cluster.limits import UNLIMITED, Permits
+from ringsync.cluster.session import SCAN_PROFILE, ClusterSettings, explained_errors
+from ringsync.cql.codec.decode import decode
+from ringsync.cql.types import Native
+from ringsync.formats.result_page import Page, page_cells
+from ringsync.ring.splits import ReplicaRange
+from ringsync.ring.tokens import TokenRange
+from ringsync.schema.table import TableSchema
+from ringsync.sources.scan.scan import PASSING_ERRORS, ScanError, ScanQuery
+
+PLACES = 16
+"""At so many places a page is read."""
+PAGE_ROWS = 1000
+"""Rows of such a page: 16,000 rows tell the size of a table of small partitions within about 2 %."""
+FAT_PAGES = 10
+"""A partition that is larger than a page is read on for so many pages, to see its end."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a scan will read.
+
+    :ivar rows: expected rows
+    :ivar rows_low: with a chance of 95 % not fewer, never fewer than were seen
+    :ivar rows_high: with a chance of 95 % not more, if no partition is much larger than those that were seen; None:
+        nobody knows, see ``at_least``
+    :ivar bytes: expected bytes of result pages
+    :ivar cells: expected values of non-key columns that are there
+    :ivar exact: the samples saw every row
+    :ivar at_least: there are partitions larger than ``FAT_PAGES`` pages: how many more rows these have is unknown and
+        not in the forecast
+    :ivar largest_partition: rows of the largest partition that was seen, as far as it was
+    :ivar sampled_rows: rows that were read for the forecast
+    :ivar sampled_part: of the tokens, the part whose rows were seen, from 0 to 1
+    """
+
+    rows: int
+    rows_low: int
+    rows_high: int | None
+    bytes: int
+    cells: int
+    exact: bool
+    at_least: bool
+    largest_partition: int
+    sampled_rows: int
+    sampled_part: float
+
+    @property
+    def bytes_per_row(self) -> float:
+        """Mean bytes of a row in a result page; 0 where there are no rows."""
+        return self.bytes / self.rows if self.rows else 0.0
+
+    def seconds_at(self, rows_per_s: float) -> float:
+        """How long the scan will take.
+
+        :param rows_per_s: measured, or the limit
+        :raises ValueError: for no speed above 0
+        """
+        if not rows_per_s > 0:
+            raise ValueError(f"a scan at {rows_per_s} rows/s never ends")
+        return self.rows / rows_per_s
+
+    def as_report(self) -> dict[str, Any]:
+        """The forecast for reports, as a JSON object."""
+        return {**asdict(self), "bytes_per_row": round(self.bytes_per_row, 1)}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was read at one place. It *counts* whole partitions, and the tokens up to the last one.
+
+    :ivar rows: that were read
+    :ivar counted_rows: rows of the counted partitions
+    :ivar counted_width: tokens from the place to the last counted partition, or to the end of the range
+    :ivar partitions: number of counted partitions
+    :ivar size: bytes of the pages
+    :ivar cells: values of non-key columns that are there
+    :ivar largest_partition: rows of its largest partition, as far as it was read
+    :ivar cut_partition: rows of the partition whose end was wanted and not seen; 0: there is none
+    :ivar cut_width: tokens from the place to that partition
+    """
+
+    rows: int
+    counted_rows: int
+    counted_width: int
+    partitions: int
+    size: int
+    cells: int
+    largest_partition: int
+    cut_partition: int = 0
+    cut_width: int = 0
+
+
+def sample(
+    session: Session,
+    table: TableSchema,
+    query: ScanQuery,
+    ranges: Iterable[ReplicaRange],
+    settings: ClusterSettings,
+    *,
+    permits: Permits = UNLIMITED,
+    places: int = PLACES,
+    page_rows: int = PAGE_ROWS,
+) -> Forecast:
+    """Read a page at some places, spread evenly over the ranges, and extrapolate.
+
+    :param session: from :func:`ringsync.sources.scan.scan.scan_session`
+    :param query: of the scan: its columns decide bytes and cells
+    :param ranges: what is to be scanned: disjoint, without wrap
+    :param settings: consistency level and page size of the scan
+    :param permits: leave for each page
+    :param places: how many
+    :param page_rows: rows of a page, where ``settings`` and ``permits`` allow as many
+    :raises ScanError: a page could not be read; it is not tried again
+    :raises NoPermissionError: when the user may not read the table
+    """
+    wanted = tuple(ranges)
+    prepared = session.prepare(query.cql)
+    rows = min(page_rows, settings.page_size)
+    samples = []
+    for part in sample_places(wanted, places):
+        read = _reader(session, prepared, part, settings, permits)
+        samples.append(_sample(read, part.range, query, table, rows))
+    return extrapolate(samples, sum(part.range.width for part in wanted))
+
+
+def sample_places(ranges: Sequence[ReplicaRange], places: int) -> list[ReplicaRange]:
+    """Ranges whose beginnings lie evenly over the tokens; each ends where the next begins, or its tokens end.
+
+    Where the given ranges are contiguous, so are these: together they are the same tokens. A range may thus cover
+    those of several hosts, of which the first one's are asked.
+    """
+    parts = sorted(ranges, key=lambda part: part.range)
+    total = sum(part.range.width for part in parts)
+    offsets = [total * place // places for place in range(places + 1)]
+    bounds = sorted({offset for offset in offsets if offset < total})
+    found: list[ReplicaRange] = []
+    before = 0
+    for index, part in enumerate(parts):
+        inside = [bound for bound in bounds if before <= bound < before + part.range.width]
+        for bound in inside:
+            length = min(offset for offset in offsets if offset > bound) - bound
+            start = part.range.start + bound - before
+            end = min(start + length, _contiguous_end(parts, index))
+            found.append(ReplicaRange(TokenRange(start, end), part.endpoints))
+        before += part.range.width
+    return found
+
+
+def _contiguous_end(parts: Sequence[ReplicaRange], index: int) -> int:
+    while index + 1 < len(parts) and parts[index + 1].range.start == parts[index].range.end:
+        index += 1
+    return parts[index].range.end
+
+
+Read = Callable[[int, bytes | None], tuple[Page, bytes | None]]
+
+
+def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: ClusterSettings, permits: Permits) -> Read:
+    """A function that reads one page: (rows at most, paging state) → (page, paging state)."""
+    statement = prepared.bind((part.range.start, part.range.end))
+    statement.consistency_level = ConsistencyLevel.name_to_value[settings.consistency_level]
+    statement.is_idempotent = True
+    statement.endpoints = part.endpoints
+
+    def read(rows: int, paging_state: bytes | None) -> tuple[Page, bytes | None]:
+        statement.fetch_size = permits.ask(rows)
+        try:
+            with explained_errors(settings.username):
+                result = session.execute(statement, execution_profile=SCAN_PROFILE, paging_state=paging_state)
+            page: Page = result.current_rows[0]
+        except Exception as error:
+            permits.failed(overloaded=isinstance(error, PASSING_ERRORS))
+            if isinstance(error, PASSING_ERRORS):
+                message = f"no forecast: token range {part.range} could not be read: {type(error).__name__}: {error}"
+                raise ScanError(message) from error
+            raise
+        permits.answered(int.from_bytes(page[:4], "big"), len(page))
+        return page, result.paging_state
+
+    return read
+
+
+def _sample(read: Read, place: TokenRange, query: ScanQuery, table: TableSchema, rows: int) -> Sample:
+    """Read a page at this place, of so many rows, and on to the end of its last partition if that is near."""
+    roles = [(column.role, column.column) for column in query.layout]
+    token_at = roles.index(("token", None))
+    values = {column.name for column in table.value_columns}
+    one_row = not any(column.kind == "clustering" for column in table.columns)
+    tokens: list[Any] = []
+    size = cells = 0
+    paging_state: bytes | None = None
+    while True:
+        page, paging_state = read(rows, paging_state)
+        _, columns = page_cells(page, len(roles))
+        size += len(page)
+        tokens.append(decode(Native("bigint"), columns[token_at]).values.to_numpy(zero_copy_only=False))
+        for (role, name), column in zip(roles, columns, strict=True):
+            if role == "value" and name in values:
+                cells += int(np.count_nonzero(column.lengths >= 0))
+        seen = np.concatenate(tokens)
+        found = summarise(seen, place, rows, size, cells, ended=paging_state is None, one_row=one_row)
+        if paging_state is None or len(seen) >= (FAT_PAGES * rows if found.cut_partition else rows):
+            return found
+
+
+def summarise(
+    tokens: Any, place: TokenRange, wanted: int, size: int, cells: int, *, ended: bool, one_row: bool
+) -> Sample:
+    """What the rows of one place tell.
+
+    Partitions are counted up to the one with row number ``wanted``, that one wholly: stopping before it, or within
+    it, would leave out large partitions more often than small ones.
+
+    :param tokens: int64 of each row, ascending, as they were read from the beginning of the place
+    :param wanted: rows that were wanted
+    :param size: bytes of the rows' pages
+    :param cells: values of non-key columns that are there
+    :param ended: whether these are all rows of the place; else the last partition may have more
+    :param one_row: whether every partition has one row, so that the last one has no more
+    """
+    found, counts = np.unique(tokens, return_counts=True)
+    rows, largest = len(tokens), int(counts.max(initial=0))
+    if ended:
+        return Sample(rows, rows, place.width, len(found), size, cells, largest)
+    if not rows:
+        return Sample(0, 0, 0, 0, size, cells, 0)
+    sums = np.cumsum(counts)
+    last = min(int(np.searchsorted(sums, wanted)), len(found) - 1)
+    cut, cut_width = 0, 0
+    if last == len(found) - 1 and not one_row:
+        cut, cut_width = int(counts[-1]), int(found[-1]) - place.start
+        last -= 1
+    counted_rows, counted_width = (int(sums[last]), int(found[last]) - place.start) if last >= 0 else (0, 0)
+    return Sample(rows, counted_rows, counted_width, last + 1, size, cells, largest, cut, cut_width)
+
+
+def extrapolate(samples: Sequence[Sample], width: int) -> Forecast:
+    """What some samples tell of so many tokens.
+
+    Rows by token are the counted rows by the counted tokens of all samples together (a ratio estimate). Each stretch
+    of tokens was ended by a partition, so one partition too many is counted, in all, not by sample. How much the
+    samples differ from the ratio tells the variance, both of the ratio and of the tokens that were not seen.
+
+    :param width: number of tokens of the whole scan
+    """
+    if not any(each.partitions for each in samples):
+        # Nowhere was a partition's end seen: as far as they were seen they give a lower bound.
+        samples = [
+            replace(each, counted_rows=each.cut_partition, counted_width=each.cut_width, partitions=1)
+            if each.cut_partition
+            else each
+            for each in samples
+        ]
+    counted_width = sum(each.counted_width for each in samples)
+    counted = sum(each.counted_rows for each in samples)
+    partitions = sum(each.partitions for each in samples)
+    seen = sum(each.rows for each in samples)
+    exact = counted_width >= width
+    unseen_width = max(0, width - counted_width)
+    ratio = counted / counted_width if counted_width else 0.0
+    unseen = ratio * unseen_width * (partitions - 1) / max(1, partitions)
+    # A partition whose end was not seen is no part of the ratio, but what was seen of it is there.
+    fat = sum(each.cut_partition for each in samples if each.counted_rows < each.rows)
+    rows = max(seen, round(counted + fat + unseen))
+    margin = unseen
+    if unseen and len(samples) > 1:
+        squares = sum((each.counted_rows - ratio * each.counted_width) ** 2 for each in samples)
+        variance = squares * len(samples) / (len(samples) - 1) / counted_width
+        margin = _student_95(len(samples) - 1) * math.sqrt(variance * unseen_width * (1 + unseen_width / counted_width))
+    at_least = any(each.cut_partition for each in samples)
+    return Forecast(
+        rows=rows,
+        rows_low=max(seen, math.floor(rows - margin)),
+        rows_high=None if at_least else math.ceil(rows + margin),
+        bytes=round(sum(each.size for each in samples) * rows / max(1, seen)),
+        cells=round(sum(each.cells for each in samples) * rows / max(1, seen)),
+        exact=exact,
+        at_least=at_least,
+        largest_partition=max((each.largest_partition for each in samples), default=0),
+        sampled_rows=seen,
+        sampled_part=min(1.0, counted_width / width) if width else 1.0,
+    )
+
+
+def _student_95(degrees: int) -> float:
+    """The 97.5 % quantile of Student's distribution (Abramowitz and Stegun 26.7.5; within 1 % from 3 degrees on)."""
+    z = NormalDist().inv_cdf(0.975)
+    g1 = (z**3 + z) / 4
+    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + g1 / degrees + g2 / degrees**2 + g3 / degrees**3

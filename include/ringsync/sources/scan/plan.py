@@ -1,0 +1,151 @@
+"""The plan of a scan: everything a task needs to read its part of a table, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ringsync.ring.coverage import TokenSet, union
+from ringsync.ring.splits import ReplicaRange, Split
+from ringsync.ring.tokens import WHOLE_RING, TokenRange
+from ringsync.schema.description import describe, from_description
+from ringsync.schema.table import TableSchema
+
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of a table is read.
+
+    :ivar columns: value columns, by name; None: all of them. Key columns always are
+    :ivar token_range: None: the whole ring
+    :ivar where: condition on key columns, see :mod:`ringsync.sources.scan.where`; None: all rows
+    """
+
+    columns: tuple[str, ...] | None = None
+    token_range: TokenRange | None = None
+    where: str | None = None
+
+    @property
+    def ranges(self) -> TokenSet:
+        """The tokens to read."""
+        return union([self.token_range or WHOLE_RING])
+
+    def to_json(self) -> str:
+        """As a JSON object, equal for equal selections."""
+        token_range = self.token_range and [self.token_range.start, self.token_range.end]
+        columns = self.columns and sorted(self.columns)
+        return json.dumps({"columns": columns, "token_range": token_range, "where": self.where})
+
+    @staticmethod
+    def from_json(text: str) -> Selection:
+        """Read what :meth:`to_json` wrote."""
+        document = json.loads(text)
+        return Selection(
+            columns=document["columns"] and tuple(document["columns"]),
+            token_range=document["token_range"] and TokenRange(*document["token_range"]),
+            where=document["where"],
+        )
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """How a table is scanned, decided once.
+
+    :ivar table: with the selected columns only
+    :ivar selection: which part of the table
+    :ivar now: seconds since the epoch; all rows are read as of this moment of expiry
+    :ivar times: whether writetimes and expiry are read
+    :ivar element_times: whether also those of the elements of collections and user-defined types
+    :ivar unrepresentable_values: what becomes of a value that its Arrow type cannot hold
+    :ivar ring_digest: of the ring snapshot that the splits were cut from
+    :ivar splits: one per task
+    """
+
+    table: TableSchema
+    selection: Selection
+    now: int
+    times: bool
+    element_times: bool
+    consistency_level: str
+    unrepresentable_values: Literal["error", "raw"]
+    ring_digest: str
+    splits: tuple[Split, ...]
+
+    @property
+    def schema_digest(self) -> str:
+        """Changes when the table's schema does."""
+        return self.table.digest
+
+    def to_json(self) -> str:
+        """The plan as a JSON object; :meth:`from_json` gives an equal plan back."""
+        return json.dumps(
+            {
+                "format_version": FORMAT_VERSION,
+                "table": describe(self.table),
+                "selection": self.selection.to_json(),
+                "now": self.now,
+                "times": self.times,
+                "element_times": self.element_times,
+                "consistency_level": self.consistency_level,
+                "unrepresentable_values": self.unrepresentable_values,
+                "ring_digest": self.ring_digest,
+                "splits": [split_to_json(split) for split in self.splits],
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> ScanPlan:
+        """Read what :meth:`to_json` wrote.
+
+        :raises ValueError: when it is no plan of this version
+        """
+        document = json.loads(text)
+        if not isinstance(document, dict) or document.pop("format_version", None) != FORMAT_VERSION:
+            raise ValueError(f"this is not a scan plan of format version {FORMAT_VERSION}: {text[:80]}")
+        table = from_description(document.pop("table"))
+        selection = Selection.from_json(document.pop("selection"))
+        splits = tuple(split_from_json(split) for split in document.pop("splits"))
+        return ScanPlan(table=table, selection=selection, splits=splits, **document)
+
+
+def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
+    """The same plan for a part of the ring; what is left of a split stays one task.
+
+    :param ranges: (start, end] without wrap, disjoint
+    """
+    wanted = [TokenRange(start, end) for start, end in ranges]
+    splits = []
+    for split in plan.splits:
+        parts = [
+            ReplicaRange(TokenRange(max(part.range.start, other.start), min(part.range.end, other.end)), part.endpoints)
+            for part in split.ranges
+            for other in wanted
+            if max(part.range.start, other.start) < min(part.range.end, other.end)
+        ]
+        if parts:
+            splits.append(Split(tuple(sorted(parts, key=lambda part: part.range))))
+    return replace(plan, splits=tuple(splits))
+
+
+def split_to_json(split: Split) -> dict[str, Any]:
+    """A split as a JSON object; :func:`split_from_json` gives an equal one back."""
+    return {
+        "ranges": [[part.range.start, part.range.end, *part.endpoints] for part in split.ranges],
+        "estimated_partitions": split.estimated_partitions,
+        "estimated_bytes": split.estimated_bytes,
+    }
+
+
+def split_from_json(document: dict[str, Any]) -> Split:
+    """Read what :func:`split_to_json` made."""
+    return Split(
+        ranges=tuple(
+            ReplicaRange(TokenRange(start, end), tuple(endpoints)) for start, end, *endpoints in document["ranges"]
+        ),
+        estimated_partitions=document["estimated_partitions"],
+        estimated_bytes=document["estimated_bytes"],
+    )

@@ -1,0 +1,125 @@
+"""Make the plan of a scan: look at the cluster once, decide everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cassandra.cluster import Session
+
+from ringsync.cluster.cluster import read_ring, read_size_estimate
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import ClusterError
+from ringsync.config import Config
+from ringsync.ring.coverage import TokenSet
+from ringsync.ring.splits import SizeEstimate, plan_splits
+from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan.plan import ScanPlan, Selection
+from ringsync.sources.scan.scan import (
+    check_readable,
+    columns_without_element_times,
+    prepare_scan,
+    scan_query,
+    scan_session,
+)
+from ringsync.sources.scan.where import WhereError
+from ringsync.wiring import cluster_settings
+
+
+class SelectionError(ClusterError):
+    """The columns, token range or condition to read do not fit the table."""
+
+
+class ElementTimesError(ClusterError):
+    """The server cannot tell when the elements of a collection were written, and the configuration wants to know."""
+
+
+def make_scan_plan(
+    session: Session,
+    config: Config,
+    keyspace: str,
+    table: str,
+    *,
+    now: int,
+    times: bool = True,
+    selection: Selection | None = None,
+) -> ScanPlan:
+    """Look at the cluster and decide how the table is scanned.
+
+    :param session: from :func:`ringsync.cluster.session.connect`
+    :param now: seconds since the epoch, see :class:`ScanPlan`
+    :param times: whether to read writetimes and expiry
+    :param selection: which part of the table; None: all of it
+    :raises UnknownTableError: when there is no such table
+    :raises SelectionError: when the selection names what the table does not have
+    :raises NoPermissionError: when the user may not read it
+    :raises ElementTimesError: when the server cannot tell the times of elements, unless
+        ``replica.element_times`` is ``unknown``
+    """
+    selection = selection or Selection()
+    schema = _selected(read_table(session, keyspace, table), selection)
+    check_readable(session, schema, config.cassandra.username)
+    missing = columns_without_element_times(session, schema) if times else ()
+    if missing and config.replica.element_times == "error":
+        raise ElementTimesError(_explain_missing_times(schema, missing))
+    plan = ScanPlan(
+        table=schema,
+        selection=selection,
+        now=now,
+        times=times,
+        element_times=times and not missing,
+        consistency_level=config.cassandra.consistency_level,
+        unrepresentable_values=config.replica.unrepresentable_values,
+        ring_digest="",
+        splits=(),
+    )
+    if selection.where is not None:
+        _check_where(config, plan)
+    estimate = read_size_estimate(session, keyspace, table)
+    return cut(session, config, plan, selection.ranges, estimate, minimum=config.scan.min_splits)
+
+
+def cut(
+    session: Session, config: Config, plan: ScanPlan, ranges: TokenSet, estimate: SizeEstimate | None, *, minimum: int
+) -> ScanPlan:
+    """The plan with splits for these ranges, cut for the ring as it is now.
+
+    :param estimate: of the whole table
+    :param minimum: at least so many splits, whatever their size
+    :raises RingError: when the ring cannot be understood
+    """
+    ring = read_ring(session, plan.table.keyspace)
+    # The policy asks nodes of the local datacenter only, so whoever answers is of it.
+    local = session.execute("SELECT data_center FROM system.local").one()
+    splits = plan_splits(
+        ring,
+        estimate,
+        split_size_bytes=config.scan.split_size_mb * 2**20,
+        minimum=minimum,
+        maximum=config.scan.max_splits,
+        datacenter=local.data_center,
+        within=ranges,
+    )
+    return replace(plan, ring_digest=ring.digest, splits=splits)
+
+
+def _check_where(config: Config, plan: ScanPlan) -> None:
+    session = scan_session(cluster_settings(config), plan.now)
+    try:
+        prepare_scan(session, scan_query(plan.table, times=False, element_times=False, where=plan.selection.where))
+    except WhereError as error:
+        raise SelectionError(str(error)) from error
+
+
+def _selected(table: TableSchema, selection: Selection) -> TableSchema:
+    try:
+        return table if selection.columns is None else table.only(selection.columns)
+    except ValueError as error:
+        raise SelectionError(f"columns: {error}") from None
+
+
+def _explain_missing_times(table: TableSchema, columns: tuple[Column, ...]) -> str:
+    names = ", ".join(f"{column.name} {column.type}" for column in columns)
+    return (
+        f"{table.full_name}: this server cannot tell WRITETIME and TTL of the elements of {names} (Cassandra can "
+        "from 5.0 on). Set replica.element_times: unknown to replicate them without these times"
+    )

@@ -1,0 +1,396 @@
+"""Read a table by token ranges: the SELECT, and the pages of one range after another, whatever stands in the way.
+
+A range is read in the order of its tokens. When a page of it cannot be had (pages.py asks for smaller ones first, and
+asks other replicas):
+
+1. The partition of the last row is read to its end by itself, then the next partition by itself (partitions.py); what
+   is behind it is read as before. The partition in the way, mostly a large one, is so read with a SELECT of its own,
+   whose pages may get as small as one row.
+2. If the server cannot even tell which partition is the next, the rest of the range is halved.
+3. What still cannot be read is an :class:`Unread`, and what is behind it is read.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cassandra import ConsistencyLevel, InvalidRequest
+from cassandra.cluster import Session
+from cassandra.query import SimpleStatement
+
+from ringsync.cluster.limits import Permits
+from ringsync.cluster.protocol import RawSession, SessionAt
+from ringsync.cluster.session import SCAN_PROFILE, ClusterError, ClusterSettings, connect, explained_errors
+from ringsync.cql.identifiers import quote
+from ringsync.formats.result_page import Page, page_cells
+from ringsync.images.from_pages import ResultColumn
+from ringsync.ring.splits import ReplicaRange
+from ringsync.ring.tokens import TokenRange
+from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan.pages import PASSING_ERRORS as PASSING_ERRORS
+from ringsync.sources.scan.pages import Asked, Pages, Request, Stuck, row_count
+from ringsync.sources.scan.partitions import (
+    Choices,
+    Partition,
+    filtering,
+    last_partition,
+    partitions_cql,
+    partitions_of,
+    rest_of_partition,
+    token_bytes,
+    token_of,
+)
+from ringsync.sources.scan.where import Condition, WhereError, all_of, names_partitions, parse_where
+
+MAX_HALVINGS = 15
+"""So often a range is halved, all in all: it comes to 16 pieces at most."""
+MAX_PARTITIONS = 256
+"""So many partitions at most are read one by one before the rest of a range is tried as before."""
+
+
+class ScanError(ClusterError):
+    """A token range could not be read, and has to be; the message names the range and the cause."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A part of a range that could not be read, after everything was tried.
+
+    Rows of it may have been yielded before: they count for nothing.
+
+    :ivar range: without wrap
+    :ivar reason: names cause, consistency level, nodes and remedy
+    """
+
+    range: TokenRange
+    reason: str
+
+
+@dataclass(frozen=True)
+class ScanQuery:
+    """The SELECT of a range, with what each column of its result is.
+
+    :ivar select: the beginning of the statement, up to WHERE
+    :ivar where: conditions on key columns beside the range
+    """
+
+    table: TableSchema
+    select: str
+    layout: tuple[ResultColumn, ...]
+    where: tuple[Condition, ...] = ()
+
+    @property
+    def cql(self) -> str:
+        """The statement; its two parameters are the range's start (excluded) and end (included)."""
+        token = token_of(self.table)
+        conditions = [f"{token} > ?", f"{token} <= ?", *(condition.cql for condition in self.where)]
+        return f"{self.select} WHERE {all_of(conditions)}{filtering(self.where)}"
+
+
+def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: str | None = None) -> ScanQuery:
+    """The SELECT of a table's rows and their times.
+
+    :param times: whether to select writetimes and TTLs at all
+    :param element_times: whether to select those of the elements of collections and user-defined types, which
+        Cassandra can from 5.0 on
+    :param where: conditions on key columns, see :mod:`ringsync.sources.scan.where`; None: all rows
+    :raises WhereError: when these are none, or name other columns
+    """
+    selected = [(token_of(table), ResultColumn("token", None))]
+    selected += [(quote(column.name), ResultColumn("value", column.name)) for column in table.columns]
+    for column in table.value_columns if times else ():
+        if column.is_multicell and not element_times:
+            continue
+        selected.append((f"writetime({quote(column.name)})", ResultColumn("writetime", column.name)))
+        if not column.is_counter:
+            selected.append((f"ttl({quote(column.name)})", ResultColumn("ttl", column.name)))
+    expressions = ", ".join(expression for expression, _ in selected)
+    return ScanQuery(
+        table,
+        f"SELECT {expressions} FROM {quote(table.keyspace)}.{quote(table.name)}",
+        tuple(column for _, column in selected),
+        parse_where(where, table) if where is not None else (),
+    )
+
+
+def columns_without_element_times(session: Session, table: TableSchema) -> tuple[Column, ...]:
+    """The columns whose elements' writetimes and TTLs this server cannot select: none from Cassandra 5.0 on.
+
+    The server is asked by preparing such a query, since version numbers of forks tell little.
+    """
+    columns = tuple(column for column in table.value_columns if column.is_multicell)
+    if not columns:
+        return ()
+    name = quote(columns[0].name)
+    try:
+        session.prepare(
+            f"SELECT writetime({name}), ttl({name}) FROM {quote(table.keyspace)}.{quote(table.name)} LIMIT 1"
+        )
+    except InvalidRequest as error:
+        if "non-frozen" in str(error):
+            return columns
+        raise
+    return ()
+
+
+_raw_sessions: dict[Session, RawSession] = {}
+
+
+def scan_session(settings: ClusterSettings, now: int | None) -> SessionAt:
+    """The process's session for scans as of ``now``: it shares the connection's cluster, but yields raw pages.
+
+    :param now: seconds since the epoch, see :func:`ringsync.cluster.protocol.scan_protocol`
+    :raises ClusterError: as :func:`ringsync.cluster.session.connect`
+    """
+    parent = connect(settings)
+    if parent not in _raw_sessions:
+        for old in [old for old in _raw_sessions if old.is_shutdown]:
+            del _raw_sessions[old]
+        _raw_sessions[parent] = RawSession(parent.cluster.connect())
+    return _raw_sessions[parent].at(now)
+
+
+@dataclass(frozen=True)
+class PreparedScan:
+    """A scan's SELECT on one session; from :func:`prepare_scan`.
+
+    :ivar statements: what was prepared, by its CQL; grows when ranges cannot be read in one go
+    :ivar choices: the serialised values of ``IN`` conditions on clustering columns
+    """
+
+    query: ScanQuery
+    statements: dict[str, Any]
+    choices: Choices
+
+
+def prepare_scan(session: Session, query: ScanQuery) -> PreparedScan:
+    """Have the server check and remember a scan's SELECT.
+
+    :param session: from :func:`scan_session`
+    :raises WhereError: when the server does not take the conditions
+    """
+    try:
+        prepared = session.prepare(query.cql)
+        choices = {
+            condition.column: _serialized(session, condition, query.table)
+            for condition in query.where
+            if condition.operator == "IN" and query.table.column(condition.column).kind == "clustering"
+        }
+    except InvalidRequest as error:
+        if not query.where:
+            raise
+        shown = all_of(condition.cql for condition in query.where)
+        raise WhereError(f"where: the cluster does not take {shown} for {query.table.full_name}: {error}") from error
+    return PreparedScan(query, {query.cql: prepared}, choices)
+
+
+def _serialized(session: Session, condition: Condition, table: TableSchema) -> tuple[bytes, ...]:
+    """The values of a condition as Cassandra serialises them, which it does itself."""
+    kind = table.column(condition.column).type
+    values = ", ".join(f"({kind}) {literal}" for literal in condition.literals)
+    statement = SimpleStatement(f"SELECT {values} FROM system.local", consistency_level=ConsistencyLevel.ONE)
+    page = session.execute(statement, execution_profile=SCAN_PROFILE).current_rows[0]
+    _, columns = page_cells(page, len(condition.literals))
+    return tuple(column.value(0) or b"" for column in columns)
+
+
+def read_ranges(
+    session: Session,
+    scan: PreparedScan,
+    ranges: Iterable[ReplicaRange],
+    settings: ClusterSettings,
+    permits: Permits,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[ReplicaRange, Iterator[Page | Unread]]]:
+    """The pages of each range, ranges in their order; the next range is asked for while one is being read.
+
+    See :func:`read_range`.
+    """
+    started: deque[tuple[ReplicaRange, Iterator[Page | Unread]]] = deque()
+    for part in ranges:
+        started.append((part, read_range(session, scan, part, settings, permits, sleep=sleep)))
+        if len(started) == 2:
+            yield started.popleft()
+    yield from started
+
+
+def read_range(
+    session: Session,
+    scan: PreparedScan,
+    part: ReplicaRange,
+    settings: ClusterSettings,
+    permits: Permits,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Page | Unread]:
+    """The result pages of one token range, as bytes (see :class:`ringsync.cluster.protocol.RawPage`).
+
+    Rows come in the order of tokens, and of clustering inside a partition. The rows of all pages, but for those in a
+    range that is :class:`Unread`, are exactly the rows of the range. The first page is asked for at once, each further
+    one before its predecessor is handed out if ``permits`` allow that without a wait, so that the cluster works while
+    the caller decodes.
+
+    :param session: from :func:`scan_session`
+    :param scan: from :func:`prepare_scan` with this session
+    :param part: without wrap
+    :param permits: asked for every page; each is ended when the page comes or fails, even if nobody reads on
+    :param sleep: waits so many seconds before a page is asked for again
+    :raises NoPermissionError: when the user may not read the table
+    :raises cassandra.InvalidRequest: when the table is gone
+    """
+    pages = Pages(session, scan.statements, part.endpoints, settings, permits, sleep)
+    reader = _Reader(scan, pages)
+    if names_partitions(scan.query.where, scan.query.table):
+        return reader.named_partitions(part.range)
+    return reader.all_of(part.range, pages.ask(reader.request(part.range), wait=False))
+
+
+class _Reader:
+    """Reads one range; ``pages`` knows how large pages may be."""
+
+    def __init__(self, scan: PreparedScan, pages: Pages) -> None:
+        self._query = scan.query
+        self._choices = scan.choices
+        self._pages = pages
+        self._halvings = 0
+        self._fruitless = 0
+
+    def request(self, wanted: TokenRange) -> Request:
+        """The SELECT of a range."""
+        return Request(self._query.cql, (token_bytes(wanted.start), token_bytes(wanted.end)))
+
+    def all_of(self, wanted: TokenRange, asked: Asked | None) -> Iterator[Page | Unread]:
+        """The whole range.
+
+        :param asked: its first page, if it is on its way
+        """
+        left = [wanted]
+        while left:
+            left += yield from self._one_go(left.pop(), asked)
+            asked = None
+
+    def named_partitions(self, wanted: TokenRange) -> Iterator[Page | Unread]:
+        """The partitions of a range that the conditions name, each by itself, since they do not come by tokens."""
+        try:
+            found = sorted(self._next_partitions(None, wanted, sys.maxsize))
+        except Stuck as stuck:
+            yield _unread(wanted, stuck)
+            return
+        for partition in found:
+            yield from self._alone(partition)
+
+    def _one_go(self, wanted: TokenRange, asked: Asked | None) -> Generator[Page | Unread, None, list[TokenRange]]:
+        """Read a range in one go, and past what is in the way; returns what is then left, the last part first."""
+        last = None
+        try:
+            for page in self._pages.read(self.request(wanted), asked):
+                if row_count(page):
+                    last = page
+                yield page
+            return []
+        except Stuck as error:
+            stuck = error
+        reached = last_partition(last, self._query.layout, self._query.table) if last else None
+        if stuck.absent:
+            start = reached.token - 1 if reached else wanted.start
+            yield _unread(TokenRange(start, wanted.end), stuck)
+            return []
+        self._fruitless = 0 if reached else self._fruitless + 1
+        if reached and reached.clustering:
+            yield from self._alone(reached)
+        return (yield from self._past(reached, wanted))
+
+    def _past(self, reached: Partition | None, wanted: TokenRange) -> Generator[Page | Unread, None, list[TokenRange]]:
+        """Read the next partitions by themselves: one, or more if that did not help the last time."""
+        count = min(2 ** max(0, self._fruitless - 1), MAX_PARTITIONS)
+        try:
+            found = self._next_partitions(reached, wanted, count)
+        except Stuck as stuck:
+            return (yield from self._halves(reached, wanted, stuck))
+        for partition in found:
+            yield from self._alone(partition)
+        return _behind(found[-1].token, wanted) if found else []
+
+    def _halves(
+        self, reached: Partition | None, wanted: TokenRange, stuck: Stuck
+    ) -> Generator[Page | Unread, None, list[TokenRange]]:
+        """Nobody knows the next partition: halve what is left."""
+        left = [wanted]
+        if reached:
+            yield from self._same_token(reached)
+            left = _behind(reached.token, wanted)
+        if not left:
+            return []
+        if stuck.absent or self._halvings == MAX_HALVINGS or left[0].width == 1:
+            yield _unread(left[0], stuck)
+            return []
+        self._halvings += 1
+        return list(reversed(left[0].split(2)))
+
+    def _same_token(self, reached: Partition) -> Iterator[Page | Unread]:
+        """Partitions that share a token with one that was read, and come behind it."""
+        token = TokenRange(reached.token - 1, reached.token)
+        try:
+            others = self._next_partitions(reached, token, sys.maxsize)
+        except Stuck as stuck:
+            yield _unread(token, stuck)
+            return
+        for partition in others:
+            yield from self._alone(partition)
+
+    def _next_partitions(self, reached: Partition | None, wanted: TokenRange, count: int) -> list[Partition]:
+        """So many partitions behind the one reached, and all that share the last one's token.
+
+        :raises Stuck: when the server cannot tell
+        """
+        start = reached.token - 1 if reached else wanted.start
+        request = Request(
+            partitions_cql(self._query.table, self._query.where),
+            (token_bytes(start), token_bytes(wanted.end)),
+            limit=count + 2,
+        )
+        found: list[Partition] = []
+        for page in self._pages.read(request):
+            for partition in partitions_of(page, self._query.table):
+                if reached and partition <= reached:
+                    continue
+                if len(found) >= count and partition.token != found[-1].token:
+                    return found
+                found.append(partition)
+        return found
+
+    def _alone(self, partition: Partition) -> Iterator[Page | Unread]:
+        """A partition's rows behind the last one that was read, by themselves."""
+        query = self._query
+        try:
+            for request in rest_of_partition(query.select, query.table, query.where, self._choices, partition):
+                yield from self._pages.read(request)
+        except Stuck as stuck:
+            yield _unread(TokenRange(partition.token - 1, partition.token), stuck)
+
+
+def _behind(token: int, wanted: TokenRange) -> list[TokenRange]:
+    """What of a range is behind a token of it."""
+    return [replace(wanted, start=token)] if token < wanted.end else []
+
+
+def _unread(wanted: TokenRange, stuck: Stuck) -> Unread:
+    return Unread(wanted, f"token range {wanted} {stuck.reason}")
+
+
+def check_readable(session: Session, table: TableSchema, user: str | None) -> None:
+    """Find out before a scan starts whether the user may read the table, by reading one token's range.
+
+    :raises NoPermissionError: naming the GRANT that is missing
+    """
+    token = token_of(table)
+    key = quote(table.partition_key[0].name)
+    name = f"{quote(table.keyspace)}.{quote(table.name)}"
+    with explained_errors(user):
+        session.execute(f"SELECT {key} FROM {name} WHERE {token} > 0 AND {token} <= 1")

@@ -1,0 +1,75 @@
+"""End a bootstrap that will not be finished: the stream goes on, and the replica stays what it was before.
+
+It is said in the state first, conditionally: from then on no run of it publishes anything. All that follows may be
+repeated after a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable
+
+from ringsync.cluster.schema import read_tables
+from ringsync.config import Config
+from ringsync.ledger.passes import mark
+from ringsync.ledger.topic_owners import take_topic
+from ringsync.schema.table import TableSchema
+from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
+from ringsync.status import forget
+from ringsync.steps.application import StepError
+from ringsync.steps.bootstrap.leftovers import remove_leftovers
+from ringsync.steps.bootstrap.prepare import status_key
+from ringsync.steps.passes.follow_ups import publish_passes
+from ringsync.steps.sync_plan import sync_table
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import data_topic
+
+
+def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: str, name: str) -> Bootstrap:
+    """Cancel the unfinished bootstrap of a table; again is fine.
+
+    :returns: what was cancelled
+    :raises StepError: there is none, or all of it is copied; another has begun meanwhile
+    """
+    latest = state.find(keyspace, name)
+    if latest is None or latest.state == COMPLETED:
+        raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
+    if not state.cancel(latest):
+        raise StepError(
+            f"bootstrap {latest.id} of {keyspace}.{name} has copied everything and is being published, or another has "
+            "just begun: run cdcservice bootstrap with the same options, which finishes it and reads nothing anew"
+        )
+    # Whoever still works on it can commit no range any more, and stops.
+    state.take_over(latest.id, f"cancelled on {socket.gethostname()}, {secrets.token_hex(8)}")
+    table_id = str(json.loads(latest.specification)["table_id"])
+    table = read_tables(state.session).by_id().get(table_id)
+    if table is not None:
+
+        def check() -> None:
+            found = state.find(keyspace, name)
+            if found is None or found.id != latest.id:
+                raise StepError(
+                    f"bootstrap {latest.id} of {keyspace}.{name} is cancelled, and another has begun meanwhile: its "
+                    "end lets the stream go on"
+                )
+
+        end(config, store, table, latest.id, check)
+    forget(store, status_key(table_id))
+    return latest
+
+
+def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: str, check: Callable[[], None]) -> None:
+    """Let the stream go on, with what has waited, and remove what was copied.
+
+    :param check: raises when another bootstrap of the table has begun, which must not be ended
+    """
+    topic = data_topic(config.server_name, table)
+    # Also where it has not begun yet: a `prepare` that is about to say so must ask again, and be refused.
+    now_ms = int(time.time() * 1000)
+    take_topic(store, topic, table.table_id, now_ms)
+    number = mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=check)
+    remove_leftovers(store, table, topic, number)
+    publish_passes(store, config, sync_table(store, config, table))

@@ -1,0 +1,281 @@
+"""The driver's side of a bootstrap's tasks: it commits their ranges, and knows how far all of them are."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from ringsync.progress import Progress
+from ringsync.ring.coverage import TokenSet, fraction, subtract
+from ringsync.ring.tokens import RING_WIDTH, TokenRange
+from ringsync.state.bootstrap import CommittedRange, LostOwnershipError, RangeLedger
+from ringsync.state.session import StateError
+from ringsync.steps.application import ExitCode, StepError
+from ringsync.storage.port import ObjectStore, StorageError
+
+BEAT_INTERVAL_S = 5.0
+PROGRESS_INTERVAL_S = 2.0
+LINE_INTERVAL_S = 10.0
+WINDOW_S = 20.0
+"""The speed is that of the last so many seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class TooManyErrorsError(StepError):
+    """More ranges than allowed cannot be read."""
+
+    code = ExitCode.TOO_MANY_ERRORS
+
+
+class Collector:
+    """Everything that is known of a bootstrap's ranges, kept in the ledger.
+
+    :param selected: the tokens to read
+    :param estimated_rows: of these
+    :param max_failed_ranges: give up when more ranges than this cannot be read
+    """
+
+    def __init__(
+        self,
+        ledger: RangeLedger,
+        selected: TokenSet,
+        estimated_rows: int,
+        max_failed_ranges: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._selected = selected
+        self._estimated_rows = estimated_rows
+        self._max_failed_ranges = max_failed_ranges
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._done = list(ledger.ranges())
+        self._rows_before = sum(done.rows for done in self._done)
+        self._reading: dict[str, _Reading] = {}
+        self._samples: deque[tuple[float, int, float]] = deque()
+        self.failed: dict[TokenRange, str] = {}
+        self.fatal: LostOwnershipError | TooManyErrorsError | None = None
+        """Why all tasks must stop; a task only knows that it could not go on."""
+
+    @property
+    def handlers(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+        """What the tasks may call, for :class:`ringsync.cluster.control.ControlServer`."""
+        return {"commit": self.commit, "progress": self.progress, "unread": self.unread}
+
+    @property
+    def ranges(self) -> tuple[CommittedRange, ...]:
+        """The committed ranges, in token order."""
+        with self._lock:
+            return tuple(self._done)
+
+    @property
+    def left(self) -> TokenSet:
+        """The selected tokens that are in no committed range."""
+        return subtract(self._selected, [done.range for done in self.ranges])
+
+    def commit(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Record a range that a task has read, with its files.
+
+        :raises LostOwnershipError: another run has taken the bootstrap over
+        :raises StateError: it overlaps with a range that is recorded: two tasks have read the same
+        """
+        done = CommittedRange(
+            TokenRange(message["start"], message["end"]),
+            self._ledger.attempt,
+            *(message["rows"], message["cells"], message["pages"], message["bytes"], message["outputs"]),
+        )
+        with self._lock:
+            index = bisect.bisect(self._done, done.range.start, key=lambda one: one.range.start)
+            before, after = self._done[index - 1 : index], self._done[index : index + 1]
+            if any(one.range.end > done.range.start for one in before) or any(
+                one.range.start < done.range.end for one in after
+            ):
+                raise StateError(f"token range {done.range} is recorded already, in whole or in part")
+            try:
+                self._ledger.commit(done)
+            except LostOwnershipError as error:
+                self.fatal = error
+                raise
+            self._done.insert(index, done)
+            self._reading.pop(message["name"], None)
+        return {}
+
+    def progress(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Note what a task has read since its last commit.
+
+        :raises LostOwnershipError: another run has taken the bootstrap over
+        """
+        if self.fatal:
+            raise self.fatal
+        width = (message["token"] - message["start"]) / RING_WIDTH
+        counts = {name: message[name] for name in ("rows", "cells", "pages", "bytes")}
+        with self._lock:
+            self._reading[message["name"]] = _Reading(width=width, **counts)
+        return {}
+
+    def unread(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Note a range that cannot be read.
+
+        :raises TooManyErrorsError: there are too many of them
+        """
+        with self._lock:
+            self.failed[TokenRange(message["start"], message["end"])] = message["reason"]
+            count = len(self.failed)
+        _log.warning("%s", message["reason"])
+        if count > self._max_failed_ranges:
+            self.fatal = TooManyErrorsError(
+                f"{count} token ranges could not be read, more than scan.max_failed_ranges allows; the last: "
+                f"{message['reason']}. What was read is kept: mend the cause and run again"
+            )
+            raise self.fatal
+        return {}
+
+    def forget_readers(self) -> None:
+        """No task is reading any more: what they had not committed will be read again."""
+        with self._lock:
+            self._reading.clear()
+
+    def estimate(self) -> tuple[int, float]:
+        """Bytes of the committed ranges, and the part of the ring that they are."""
+        ranges = self.ranges
+        return sum(done.bytes for done in ranges), fraction(done.range for done in ranges)
+
+    def now(self) -> Progress:
+        """How far the bootstrap is, what runs before this one did included."""
+        with self._lock:
+            done, reading = list(self._done), list(self._reading.values())
+        selected = fraction(self._selected)
+        share = min(1.0, (fraction(one.range for one in done) + sum(one.width for one in reading)) / selected)
+        counts = {
+            name: sum(getattr(one, name) for one in (*done, *reading)) for name in ("rows", "cells", "pages", "bytes")
+        }
+        complete = not subtract(self._selected, [one.range for one in done])
+        rows_per_s, seconds_left = self._speed(counts["rows"], 1.0 if complete else min(share, 0.9999))
+        return Progress(
+            attempt=self._ledger.attempt,
+            ranges_done=len(done),
+            ranges_failed=len(self.failed),
+            fraction=1.0 if complete else min(share, 0.9999),
+            estimated_rows=self._estimated_rows,
+            rows_before=self._rows_before,
+            rows_per_s=rows_per_s,
+            seconds_left=seconds_left,
+            **counts,
+        )
+
+    def _speed(self, rows: int, share: float) -> tuple[float | None, float | None]:
+        """Rows per second over the last moments, and the seconds that the rest takes at the speed of this run."""
+        now = self._clock()
+        self._samples.append((now, rows, share))
+        while now - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+        start, rows_then, share_then = self._samples[0]
+        if now <= start or rows <= rows_then:
+            return None, None
+        gained = (share - share_then) / (now - start)
+        return (rows - rows_then) / (now - start), (1 - share) / gained if gained > 0 else None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a task has read and not yet had committed.
+
+    :ivar width: part of the ring
+    """
+
+    width: float
+    rows: int
+    cells: int
+    pages: int
+    bytes: int
+
+
+@contextmanager
+def reported(
+    collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, say: Callable[[Progress], None]
+) -> Iterator[None]:
+    """While this lasts, say that the run is alive and how far it is: in the ledger, the object store and the log.
+
+    Once another run has taken over, nothing more is said: a repeated task has the run id of the one before it, so
+    what is said then is of the other.
+
+    :param say: is told how far the run is every few seconds
+    """
+    end = threading.Event()
+    thread = threading.Thread(
+        target=_report, args=(collector, ledger, store, run, say, end), name="progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        if _owned(collector, ledger):
+            _put(collector.now(), store, run)
+            _tell(ledger.rest)
+
+
+def _report(
+    collector: Collector,
+    ledger: RangeLedger,
+    store: ObjectStore,
+    run: str,
+    say: Callable[[Progress], None],
+    end: threading.Event,
+) -> None:
+    beaten = said = float("-inf")
+    while True:
+        now = time.monotonic()
+        if now - beaten >= BEAT_INTERVAL_S:
+            beaten = now
+            if not _owned(collector, ledger):
+                return
+            _tell(partial(ledger.beat, run))
+            say(collector.now())
+        progress = collector.now()
+        _put(progress, store, run)
+        if now - said >= LINE_INTERVAL_S:
+            said = now
+            print(f"ringsync: {progress}", flush=True)
+        if end.wait(PROGRESS_INTERVAL_S):
+            return
+
+
+def _owned(collector: Collector, ledger: RangeLedger) -> bool:
+    """Whether nobody has taken over yet; the tasks are told otherwise when they next say how far they are."""
+    if isinstance(collector.fatal, LostOwnershipError):
+        return False
+    try:
+        ledger.check()
+    except LostOwnershipError as error:
+        collector.fatal = error
+        return False
+    except StateError as error:
+        _log.warning("%s", error)
+    return True
+
+
+def _tell(message: Callable[[], None]) -> None:
+    """Say something in the ledger. A scan need not end because the cluster is slow: only commits must arrive."""
+    try:
+        message()
+    except StateError as error:
+        _log.warning("%s", error)
+
+
+def _put(progress: Progress, store: ObjectStore, run: str) -> None:
+    try:
+        store.put(f"progress/{run}.json", json.dumps(asdict(progress)).encode())
+    except StorageError as error:
+        _log.warning("%s", error)

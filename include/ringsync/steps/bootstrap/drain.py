@@ -1,0 +1,83 @@
+"""End a bootstrap for those who follow the table's changes (DESIGN §6, steps 3 and 4).
+
+While a table is copied its changes wait in the bootstrap stream. The cut-over is one pass, put if absent: what is
+published before it waits, and is moved behind the rows that were copied, in its order; what is published after it goes
+to the table's own stream. Who is killed between, or does this again, comes to the same end; ``bucket_close`` does the
+same when it finds the cut-over. Kafka is fed by it too, and here only where it does not work, or does not follow the
+table.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ringsync.cluster.session import connect
+from ringsync.ledger.followed import keep_following
+from ringsync.ledger.passes import mark
+from ringsync.state.bootstrap import SCANNING, BootstrapState
+from ringsync.status import STALE_AFTER_S, age_s, forget, read_status
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap.plan import BootstrapPlan, load_plan
+from ringsync.steps.bootstrap.prepare import check_not_cancelled, status_key
+from ringsync.steps.bootstrap.publish import followed
+from ringsync.steps.passes.follow_ups import publish_passes
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.kafka.client import KafkaTopics
+from ringsync.streams.kafka.errors import RelayError
+from ringsync.streams.kafka.relay import relay
+from ringsync.wiring import cluster_settings, kafka_settings
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Cut over, move what waits, and see to it that Kafka gets it; then the bootstrap is completed.
+
+    :raises StepError: the run has no plan, or not everything is copied; Kafka does not take the messages
+    :raises BootstrapReplacedError: another bootstrap of the table has begun
+    """
+    config, store = application.config, application.store
+    plan = load_plan(store, application.run)
+    state = BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
+    latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
+    check_not_cancelled(latest, plan)
+    if latest is None or latest.state == SCANNING:
+        raise StepError(f"not everything of {plan.scan.table.full_name} is copied: run bootstrap_scan first")
+    number = mark(store, plan.scan.table.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
+    moved: list[str] = []
+    publish_passes(store, config, followed(store, config, plan), lambda _, bucket: moved.append(bucket))
+    report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
+    report["kafka_messages"] = feed_kafka(application, plan)
+    state.complete(plan.bootstrap)
+    forget(store, status_key(plan.scan.table.table_id))
+    return report, ExitCode.OK
+
+
+def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
+    """Copy the stream to Kafka, unless a loop does so: two at once would take the topic from each other.
+
+    :returns: messages; None: there is no Kafka, or a loop feeds it
+    :raises StepError: Kafka does not take them
+    """
+    settings, store, table_id = kafka_settings(application.config), application.store, plan.scan.table.table_id
+    if settings is None:
+        return None
+    if is_followed(store, table_id, time.time()):
+        keep_following(store, table_id)
+        return None
+    try:
+        with KafkaTopics(settings) as kafka:
+            return relay(store, plan.topic, kafka).messages
+    except RelayError as error:
+        raise StepError(
+            f"{error}. The replica and the file stream are complete; do this step again, which copies nothing anew"
+        ) from error
+
+
+def is_followed(store: ObjectStore, table_id: str, now_s: float) -> bool:
+    """Whether ``bucket_close`` is at work and follows a table.
+
+    :param now_s: seconds since the epoch
+    """
+    close = read_status(store, "bucket_close/close")
+    if close is None or age_s(close, now_s) > STALE_AFTER_S:
+        return False
+    return any(one["table_id"] == table_id for one in close["tables"].values())

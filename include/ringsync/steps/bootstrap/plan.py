@@ -1,0 +1,79 @@
+"""What a bootstrap does: decided once by ``prepare``, kept as ``plans/bootstrap/<run>.json``, read by all its steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from ringsync.sources.scan.plan import ScanPlan
+from ringsync.state.bootstrap import Bootstrap
+from ringsync.steps.application import StepError
+from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
+
+OUTPUTS_VERSION = 3
+"""Of the form of files and ledger entries: bootstraps of another cannot be continued."""
+
+
+@dataclass(frozen=True)
+class BootstrapPlan:
+    """What all steps of one run agree on.
+
+    :ivar run: id of the run
+    :ivar bootstrap: which it works on
+    :ivar scan: table and moment; its splits are cut when it is read
+    :ivar topic: of the change stream
+    :ivar splits: into which the user wants the ring to be cut; None: by size
+    :ivar estimated_rows: of the selection
+    :ivar estimated_bytes: of the whole table's result pages
+    """
+
+    run: str
+    bootstrap: Bootstrap
+    scan: ScanPlan
+    topic: str
+    splits: int | None
+    estimated_rows: int
+    estimated_bytes: int
+
+    def to_json(self) -> str:
+        """The plan as a JSON object; :meth:`from_json` gives an equal plan back."""
+        return json.dumps({**asdict(self), "scan": json.loads(self.scan.to_json())}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> BootstrapPlan:
+        """Read what :meth:`to_json` wrote."""
+        document = json.loads(text)
+        scan = ScanPlan.from_json(json.dumps(document.pop("scan")))
+        return BootstrapPlan(bootstrap=Bootstrap(**document.pop("bootstrap")), scan=scan, **document)
+
+
+def find_plan(store: ObjectStore, run: str) -> BootstrapPlan | None:
+    """The plan of a run; None: there is none."""
+    try:
+        return BootstrapPlan.from_json(store.get(_key(run)).decode())
+    except NotFoundError:
+        return None
+
+
+def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
+    """The plan of a run.
+
+    :raises StepError: ``bootstrap_prepare`` has not written one
+    """
+    plan = find_plan(store, run)
+    if plan is None:
+        raise StepError(f"run {run} has no plan: run bootstrap_prepare with the same --run first")
+    return plan
+
+
+def keep_plan(store: ObjectStore, plan: BootstrapPlan) -> BootstrapPlan:
+    """Write the plan, or take the one that another attempt of this run has written meanwhile."""
+    try:
+        store.put(_key(plan.run), plan.to_json().encode(), if_absent=True)
+        return plan
+    except AlreadyExistsError:
+        return load_plan(store, plan.run)
+
+
+def _key(run: str) -> str:
+    return f"plans/bootstrap/{run}.json"

@@ -1,0 +1,385 @@
+"""Prepare a bootstrap: check everything it needs, and decide once how it is done (DESIGN §6, step 1).
+
+A table has one bootstrap at a time. One that did not come to its end is continued by the next run that asks for the
+same, whatever else has changed: splits, topology, the version of this code. Who asks for something else, or whose
+table has another schema by now, begins anew.
+
+The plan is ``plans/bootstrap/<run>.json``, written once: a repeated task reads the first one, so that all steps
+of a run agree.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from cassandra import InvalidRequest, Unauthorized
+from cassandra.protocol import ConfigurationException
+
+from ringsync.cluster.cluster import read_size_estimate
+from ringsync.cluster.session import connect
+from ringsync.config import Config
+from ringsync.ledger.passes import mark, marks_of_latest, pass_bucket, pass_numbers
+from ringsync.ledger.table_versions import version_of
+from ringsync.ledger.topic_owners import take_topic, topic_owners
+from ringsync.replica.base import base_folder, replaced_table
+from ringsync.replica.delta_log import read_snapshot
+from ringsync.ring.coverage import fraction
+from ringsync.schema.table import TableSchema
+from ringsync.sources.scan.forecast import Forecast, sample
+from ringsync.sources.scan.plan import ScanPlan, Selection
+from ringsync.sources.scan.planning import make_scan_plan
+from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
+from ringsync.state.bootstrap import (
+    CANCELLED,
+    COMPLETED,
+    HEARTBEAT_TTL_S,
+    PUBLISHING,
+    SCANNING,
+    UNFINISHED,
+    Bootstrap,
+    BootstrapState,
+)
+from ringsync.status import BOOTSTRAPS, forget
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap.leftovers import remove_leftovers
+from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION, BootstrapPlan, find_plan, keep_plan
+from ringsync.steps.loop import put_status
+from ringsync.steps.own_keyspace import create_state
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import data_topic
+from ringsync.wiring import cluster_limits, cluster_settings
+
+RETRY_DELAYS_S = (0.5, 2.0, 8.0)
+"""Pauses before the forecast is tried again."""
+
+LAKE_BYTES_PER_PAGE_BYTE = 1.5
+"""Room that replica and stream may take, for each byte of result pages; generous: both are compressed."""
+
+
+def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
+    """Check and plan.
+
+    :raises StepError: too little space; another run works on this table; another plan under the same run id
+    :raises ClusterError: unreachable, no login, no rights, a selection that does not fit the table
+    :raises SchemaError: no such table
+    :raises StateError: ringsync's own keyspace cannot be used
+    :raises TableReplacedError: the table was dropped and created again meanwhile
+    """
+    config, options, store = application.config, application.options, application.store
+    keyspace, name = application.one_table
+    session = connect(cluster_settings(config))
+    selection = Selection(options.columns, options.token_range, options.where)
+    now = int(clock())
+    scan = make_scan_plan(session, _with_splits(config, options.splits), keyspace, name, now=now, selection=selection)
+    check_selection(application, session, scan)
+    forecast = read_a_little(config, scan)
+    check_space(store, scan, forecast)
+    state = BootstrapState(session, config.state.keyspace)
+    specification = specify(application, scan)
+    latest = state.find(keyspace, name)
+    continued = latest if latest and not options.restart and continues(latest, specification) else None
+    report = {
+        "dry_run": options.dry_run,
+        **describe(scan),
+        "forecast": tell(forecast, config),
+        "size_estimates": (estimate := read_size_estimate(session, keyspace, name)) and asdict(estimate),
+        "continues": continued and continued.id,
+        "replaces": replaced_table(read_snapshot(store, base_folder(scan.table.keyspace, scan.table.name)), scan.table),
+    }
+    if options.dry_run:
+        return report, ExitCode.OK
+    if options.enable_cdc and not config.sync.follows(scan.table.full_name):
+        raise StepError(
+            f"{scan.table.full_name} would not be followed, so cdc is not enabled: sync.include or sync.exclude of the "
+            "configuration leaves it out"
+        )
+    create_state(session, config)
+    if options.enable_cdc:
+        report["cdc"] = enable_cdc(session, scan.table)
+    plan = find_plan(store, application.run)
+    if plan is None:
+        bootstrap = continued or begin(application, state, scan, specification, latest)
+        plan = keep_plan(
+            store,
+            BootstrapPlan(
+                run=application.run,
+                bootstrap=bootstrap,
+                scan=replace(scan, splits=()),
+                topic=data_topic(config.server_name, scan.table),
+                splits=options.splits,
+                estimated_rows=forecast.rows,
+                estimated_bytes=round(forecast.bytes / fraction(selection.ranges)),
+            ),
+        )
+    if plan.bootstrap.specification != specification:
+        raise StepError(
+            f"run {application.run} has a plan for {plan.scan.table.full_name} with other parameters or another "
+            "schema: use another run id"
+        )
+    latest = state.find(keyspace, name)
+    check_not_cancelled(latest, plan)
+    assert latest is not None
+    # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
+    number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(keyspace, name), plan))
+    if number:
+        clear_away(store, plan, number)
+    say(store, plan, "prepare")
+    report |= {"begin_pass": number, "bucket": pass_bucket(number)}
+    return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
+
+
+def check_selection(application: Application, session: Any, scan: ScanPlan) -> None:
+    """Refuse to copy a part of a table that is followed: its replica would not be kept in step with the stream.
+
+    :raises StepError: the table has cdc, or is to get it, and only a part is wanted
+    """
+    table = scan.table
+    if not any(json.loads(scan.selection.to_json()).values()) or not application.config.sync.follows(table.full_name):
+        return
+    query = "SELECT cdc FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+    if application.options.enable_cdc or session.execute(query, (table.keyspace, table.name)).one().cdc:
+        raise StepError(
+            f"{table.full_name} is followed, so all of it must be copied: a replica of a part is not kept in sync. "
+            "Leave out columns, token_range and where, or name the table in sync.exclude of the configuration"
+        )
+
+
+def check_not_cancelled(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
+    """Look whether the plan's bootstrap is still the table's, and shall be finished.
+
+    :param latest: of the table
+    :raises StepError: it is not
+    """
+    if latest is None or latest.id != plan.bootstrap.id:
+        raise StepError(f"another bootstrap of {plan.scan.table.full_name} has begun since: follow that one")
+    if latest.state == CANCELLED:
+        raise StepError(f"bootstrap {latest.id} of {plan.scan.table.full_name} was cancelled: trigger bootstrap_table")
+
+
+def check_scanning(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
+    """Look whether the plan's bootstrap may begin: it is the table's, and not everything is copied.
+
+    :param latest: of the table
+    :raises StepError: it may not
+    """
+    check_not_cancelled(latest, plan)
+    if latest is not None and latest.state != SCANNING:
+        raise StepError(f"another run has just copied all of {plan.scan.table.full_name}: trigger bootstrap_table")
+
+
+def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check: Callable[[], None]) -> int:
+    """See to it that the bootstrap has begun. One that has copied everything did so, and begins no second time.
+
+    :param latest: its state
+    :param check: raises when it shall not begin any more
+    :returns: the number of the pass that says so; 0: everything was published so long ago that the pass is forgotten
+    :raises StepError: it was begun by another version of this code, which named its files otherwise
+    :raises TableReplacedError: the table was dropped and created again since
+    """
+    table_id = plan.scan.table.table_id
+    if latest.state in (PUBLISHING, COMPLETED):
+        marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
+        return next((one.number for one in marks if (one.kind, one.bootstrap) == ("begin", latest.id)), 0)
+    if json.loads(latest.specification).get("outputs_version") != OUTPUTS_VERSION:
+        raise StepError(
+            f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
+            "bootstrap_table again"
+        )
+    now_ms = int(time.time() * 1000)
+    # Before it has the topic: should it be dropped, whoever gets the topic next makes visible what was published of it.
+    version_of(store, plan.scan.table)
+    take_topic(store, plan.topic, table_id, now_ms)
+    return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
+
+
+def clear_away(store: ObjectStore, plan: BootstrapPlan, begin: int) -> None:
+    """Remove what bootstraps before this one have left, also of tables that had this name before. Again is fine.
+
+    :param begin: number of the pass with which this one has begun: none before it can publish rows any more
+    """
+    remove_leftovers(store, plan.scan.table, plan.topic, begin, plan.bootstrap.id)
+    for one in topic_owners(store, plan.topic):
+        if one.table_id != plan.scan.table.table_id:
+            forget(store, status_key(one.table_id))
+
+
+def status_key(table_id: str) -> str:
+    """Key of what a table's unfinished bootstrap says of itself, for :func:`ringsync.status.forget`."""
+    return f"{BOOTSTRAPS}{table_id}"
+
+
+def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) -> None:
+    """Say that somebody works on a bootstrap, for ``cdcservice status``; ``bootstrap_drain`` takes that back.
+
+    :param share: how much is copied, from 0 to 1
+    """
+    table = plan.scan.table
+    told = {"table": table.full_name, "table_id": table.table_id, "bootstrap": plan.bootstrap.id, "run": plan.run}
+    put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**told, "step": step, "fraction": round(share, 4)})
+
+
+def enable_cdc(session: Any, table: TableSchema) -> str:
+    """Have the cluster log the table's changes for us, those of statements that were prepared before as well.
+
+    Cassandra keeps a prepared statement with the table as it was, and what it writes would not be captured. Of the
+    options only ``gc_grace_seconds`` and ``default_time_to_live`` make it prepare statements anew
+    (TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0), so the former is one second longer for a moment.
+
+    :returns: what was done
+    :raises StepError: the nodes do not allow it, or do not agree on the schema
+    """
+    query = "SELECT cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+    found = session.execute(query, (table.keyspace, table.name)).one()
+    if found.cdc:
+        return "was enabled"
+    grace = int(found.gc_grace_seconds)
+    other = grace + 1 if grace < 2**31 - 1 else grace - 1
+    try:
+        session.execute(f"ALTER TABLE {table.full_name} WITH cdc = true AND gc_grace_seconds = {other}")
+        session.execute(f"ALTER TABLE {table.full_name} WITH gc_grace_seconds = {grace}")
+    except (InvalidRequest, ConfigurationException, Unauthorized) as error:
+        raise StepError(
+            f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
+            "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
+        ) from error
+    # The driver's own answer is always no: our sessions read no schema metadata.
+    if not session.cluster.control_connection.wait_for_schema_agreement():
+        raise StepError("the nodes do not agree on the schema after cdc was enabled: try again once all of them are up")
+    return "enabled now"
+
+
+def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep) -> Forecast:
+    """Forecast the scan by reading a page at some places.
+
+    :param sleep: waits so many seconds before it is tried again
+    :raises ScanError: the cluster did not answer in some attempts
+    """
+    settings = cluster_settings(config)
+    query = scan_query(scan.table, times=scan.times, element_times=scan.element_times, where=scan.selection.where)
+    session = scan_session(settings, scan.now)
+    ranges = [part for split in scan.splits for part in split.ranges]
+    delays = iter(RETRY_DELAYS_S)
+    while True:
+        try:
+            return sample(session, scan.table, query, ranges, settings)
+        except ScanError:
+            delay = next(delays, None)
+            if delay is None:
+                raise
+            sleep(delay)
+
+
+def specify(application: Application, scan: ScanPlan) -> str:
+    """Everything that must be the same for one run to continue what another began, as JSON."""
+    config = application.config
+    return json.dumps(
+        {
+            "outputs_version": OUTPUTS_VERSION,
+            "table_id": scan.table.table_id,
+            "schema_digest": scan.schema_digest,
+            "selection": json.loads(scan.selection.to_json()),
+            "times": [scan.times, scan.element_times],
+            "unrepresentable_values": scan.unrepresentable_values,
+            "store": application.store.url,
+            "stream": [config.server_name, config.stream.mapping],
+        }
+    )
+
+
+def continues(latest: Bootstrap, specification: str) -> bool:
+    """Whether a run that wants this goes on with the table's latest bootstrap."""
+    return latest.state in UNFINISHED and latest.specification == specification
+
+
+def begin(
+    application: Application, state: BootstrapState, scan: ScanPlan, specification: str, latest: Bootstrap | None
+) -> Bootstrap:
+    """Make a new bootstrap the table's own.
+
+    :raises StepError: another run works on the table
+    """
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(scan.now))
+    bootstrap = Bootstrap(
+        keyspace=scan.table.keyspace,
+        table=scan.table.name,
+        id=f"{moment}-{secrets.token_hex(4)}",
+        state=SCANNING,
+        specification=specification,
+        run=application.run,
+        as_of=scan.now,
+    )
+    if latest is not None:
+        wait_until_free(state, latest, application.run)
+    if not state.begin(bootstrap, latest.id if latest else None):
+        raise StepError(f"another run has just begun a bootstrap of {scan.table.full_name}: follow that one")
+    return bootstrap
+
+
+def wait_until_free(
+    state: BootstrapState, bootstrap: Bootstrap, run: str, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Wait until no other run works on a bootstrap: one that was killed counts as alive for some seconds more.
+
+    :raises StepError: another run is alive
+    """
+    for _ in range(2 * HEARTBEAT_TTL_S):
+        other = state.alive(bootstrap.id)
+        if other in (None, run):
+            return
+        sleep(1.0)
+    raise StepError(
+        f"{bootstrap.keyspace}.{bootstrap.table} is being bootstrapped by run {other}: follow or stop that one"
+    )
+
+
+def check_space(store: ObjectStore, scan: ScanPlan, forecast: Forecast) -> None:
+    """Refuse to begin what cannot end, where the store is a local directory.
+
+    :raises StepError: with the bytes needed and free
+    """
+    needed = forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
+    if store.url.startswith("file://"):
+        folder = Path(store.url.removeprefix("file://"))
+        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+        if free < needed:
+            raise StepError(
+                f"{store.url}: about {needed / 2**30:.1f} GiB are needed for {scan.table.full_name}, but "
+                f"{free / 2**30:.1f} GiB are free: make room, or set store.url to another place"
+            )
+
+
+def describe(scan: ScanPlan) -> Report:
+    """What will be read, and how."""
+    return {
+        "columns": {column.name: str(column.type) for column in scan.table.columns},
+        "selection": json.loads(scan.selection.to_json()),
+        "schema_digest": scan.schema_digest,
+        "ring_digest": scan.ring_digest,
+        "consistency_level": scan.consistency_level,
+        "element_times": scan.element_times,
+        "splits": len(scan.splits),
+        "ranges": sum(len(split.ranges) for split in scan.splits),
+    }
+
+
+def tell(forecast: Forecast, config: Config) -> Report:
+    """The forecast, and how long the scan takes at the configured limits if they are what bounds it."""
+    limits = cluster_limits(config)
+    seconds = [forecast.seconds_at(limits.rows_per_s)] if limits.rows_per_s else []
+    seconds += [forecast.bytes / limits.bytes_per_s] if limits.bytes_per_s else []
+    return {**forecast.as_report(), "seconds_at_the_limits": round(max(seconds)) if seconds else None}
+
+
+def _with_splits(config: Config, splits: int | None) -> Config:
+    if splits is None:
+        return config
+    return config.model_copy(
+        update={"scan": config.scan.model_copy(update={"min_splits": splits, "max_splits": splits})}
+    )

@@ -1,0 +1,180 @@
+"""Make the files of a bootstrap's committed ranges a pass of the stream and the replica, and nothing else.
+
+The pass comes first: it is refused where another bootstrap has begun, and once it is there the files stay. Each of the
+writes is idempotent and may be repeated after a kill between any two: the log of passes takes a bootstrap's rows once,
+the replica takes its transaction once, its table of changes begins anew once for each base, and the bucket's manifest
+is put once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ringsync.config import Config
+from ringsync.ledger.passes import (
+    check_rows,
+    first_to_add,
+    get_pass,
+    mark,
+    pass_bucket,
+    pass_numbers,
+)
+from ringsync.ledger.topic_owners import take_topic
+from ringsync.replica.base import base_folder, replace_base, replaced_table, transaction_of
+from ringsync.replica.changes import begin_changes, empty_changes
+from ringsync.replica.delta_log import DataFile, read_snapshot
+from ringsync.state.bootstrap import CommittedRange
+from ringsync.steps.application import Report, StepError
+from ringsync.steps.bootstrap.leftovers import remove_leftovers
+from ringsync.steps.passes.follow_ups import digests_kept_ms, publish_passes
+from ringsync.steps.sync_plan import SyncTable, sync_table
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import Part, StreamDamagedError
+
+if TYPE_CHECKING:
+    from ringsync.steps.bootstrap.plan import BootstrapPlan
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files that hold the rows of a committed range: in the replica, and the same rows as messages."""
+
+    files: tuple[DataFile, ...]
+    parts: tuple[Part, ...]
+
+    def to_json(self) -> str:
+        """As the ledger keeps it."""
+        return json.dumps({"files": [asdict(f) for f in self.files], "parts": [asdict(p) for p in self.parts]})
+
+    @staticmethod
+    def from_json(text: str) -> Outputs:
+        """Read what :meth:`to_json` wrote."""
+        document = json.loads(text)
+        return Outputs(
+            tuple(DataFile(**file) for file in document["files"]), tuple(Part(**part) for part in document["parts"])
+        )
+
+
+def file_prefix(bootstrap_id: str) -> str:
+    """How the names of all files of a bootstrap begin, in the replica's folder."""
+    return f"part-{bootstrap_id}-"
+
+
+def publish(
+    store: ObjectStore,
+    config: Config,
+    plan: BootstrapPlan,
+    check: Callable[[], None],
+    ranges: Sequence[CommittedRange],
+    begin: int,
+) -> None:
+    """Publish what the ledger holds, which must be everything that was selected.
+
+    :param check: raises when this run may publish nothing
+    :param ranges: of the ledger, in token order
+    :param begin: number of the pass with which the bootstrap has begun
+    :raises StepError: the counts do not reconcile, or a part is missing; nothing was published
+    :raises LostOwnershipError: another run has taken over, or the bootstrap was cancelled
+    :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
+    :raises TableReplacedError: the table was dropped and created again since
+    :raises ConcurrentCommitError: another writer has changed the replica meanwhile
+    """
+    files, parts = files_of(ranges)
+    counts = _counts(ranges)
+    if len(set(counts.values())) != 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise StepError(f"the counts do not reconcile: {told}; nothing was published: bootstrap anew with restart")
+    table = plan.scan.table
+    before = read_snapshot(store, base_folder(table.keyspace, table.name))
+    # The base may be that of the table before this one, but not of a newer one.
+    take_topic(store, plan.topic, table.table_id, int(time.time() * 1000))
+    numbers = pass_numbers(store, table.table_id)
+    passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
+    try:
+        check_rows(store, table.table_id, plan.bootstrap.id, parts, plan.topic)
+    except StreamDamagedError as error:
+        raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
+    check()
+    first = first_to_add(store, passes, begin, digests_kept_ms(config))
+    # What was deleted by passes before the first that is added, no SELECT has shown, and no pass shows.
+    deletions_from_ms = passes[min(first, begin)].created_at_ms
+    # From here on no other bootstrap removes our files; and where another has begun, we end here. Who takes the base
+    # meanwhile has committed to it since its version was read.
+    mark(
+        store,
+        table.table_id,
+        "rows",
+        plan.bootstrap.id,
+        int(time.time() * 1000),
+        tuple(parts),
+        topic=plan.topic,
+    )
+    if replaced_table(before, table):
+        empty_changes(store, table, before, int(time.time() * 1000))
+    replace_base(
+        store,
+        table,
+        before,
+        files,
+        as_of_us=plan.bootstrap.as_of * 1_000_000,
+        properties={
+            "run_id": plan.run,
+            "bootstrap": plan.bootstrap.id,
+            "selection": plan.scan.selection.to_json(),
+            "element_times": json.dumps(plan.scan.element_times),
+            "deletions_from_us": str(deletions_from_ms * 1000),
+        },
+        transaction=transaction_of(plan.bootstrap.id),
+        now_ms=int(time.time() * 1000),
+        from_pass=first,
+        deletion_vectors=config.replica.deletion_vectors,
+    )
+    begin_changes(store, table, int(time.time() * 1000))
+    publish_passes(store, config, followed(store, config, plan))
+    remove_leftovers(store, table, plan.topic, begin, plan.bootstrap.id, {file.name for file in files})
+
+
+def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence[CommittedRange], begin: int) -> Report:
+    """What :func:`publish` has published, now or in a run before."""
+    files, parts = files_of(ranges)
+    table = plan.scan.table
+    folder = base_folder(table.keyspace, table.name)
+    return {
+        **_counts(ranges),
+        "replica": {
+            "uri": store.uri(folder),
+            "version": read_snapshot(store, folder).transactions.get(transaction_of(plan.bootstrap.id)),
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+        },
+        "stream": {
+            "topic": plan.topic,
+            "bucket": pass_bucket(begin),
+            "parts": len(parts),
+            "bytes": sum(part.bytes for part in parts),
+        },
+    }
+
+
+def files_of(ranges: Sequence[CommittedRange]) -> tuple[list[DataFile], list[Part]]:
+    """The files of committed ranges, in their order."""
+    outputs = [Outputs.from_json(done.outputs) for done in ranges]
+    return [file for one in outputs for file in one.files], [part for one in outputs for part in one.parts]
+
+
+def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
+    files, parts = files_of(ranges)
+    return {
+        "rows": sum(done.rows for done in ranges),
+        "rows_written": sum(file.rows for file in files),
+        "messages_published": sum(part.records for part in parts),
+    }
+
+
+def followed(store: ObjectStore, config: Config, plan: BootstrapPlan) -> SyncTable:
+    """The table as the sync follows it."""
+    return sync_table(store, config, plan.scan.table)

@@ -1,0 +1,263 @@
+"""Read a table by token ranges into the replica and the change stream (DESIGN §6, step 2).
+
+The source is read once. Tasks write files and have each range committed in the ledger; what is left of the ring, or
+could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was
+larger than anybody thought, a range that failed, and a ring that has changed meanwhile are one case: tokens that are in
+no committed range. At the end the files of all committed ranges become the replica, in one commit, and a pass of the
+stream; until then nobody sees them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ringsync.cluster.control import ControlServer
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.session import connect
+from ringsync.config import Config
+from ringsync.ledger.passes import pass_bucket
+from ringsync.progress import Progress
+from ringsync.ring.coverage import TokenSet, intersection, subtract
+from ringsync.ring.splits import SizeEstimate, Split
+from ringsync.sources.scan.plan import split_to_json
+from ringsync.sources.scan.planning import cut
+from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap.collect import Collector, reported
+from ringsync.steps.bootstrap.plan import BootstrapPlan, load_plan
+from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
+from ringsync.steps.bootstrap.publish import describe_published, publish
+from ringsync.steps.bootstrap.task import BootstrapTask, SplitResult
+from ringsync.streams.files import FileStream
+from ringsync.streams.messages import envelope_schema, key_schema
+from ringsync.wiring import cluster_limits, cluster_settings
+
+IDLE_WAVES = 3
+"""After so many waves that brought nothing, what is left counts as unreadable."""
+
+IDLE_PAUSE_S = 5.0
+"""Before what failed is tried again."""
+
+TRUSTED_PART = 0.01
+"""Of the ring: once so much has been read, its size tells that of the rest better than a forecast."""
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Scan, write, publish.
+
+    :returns: exit code 1 when some ranges could not be read; nothing is published then, and all others are kept
+    :raises StepError: the schema changed since the plan or while scanning; the counts do not reconcile; another run
+        works on this bootstrap
+    :raises StateError: the ledger cannot be used; its subclass LostOwnershipError when another run has taken over
+    """
+    from ringsync.replica.session import spark_session
+
+    config, store = application.config, application.store
+    plan = load_plan(store, application.run)
+    check_schema(config, plan)
+    session = connect(cluster_settings(config))
+    state = BootstrapState(session, config.state.keyspace)
+    latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
+    check_not_cancelled(latest, plan)
+    assert latest is not None
+    begin = begin_pass(store, plan, latest, lambda: check_scanning(state.find(latest.keyspace, latest.table), plan))
+    wait_until_free(state, plan.bootstrap, application.run)
+    ledger = state.take_over(plan.bootstrap.id, f"{application.run} on {socket.gethostname()}, process {os.getpid()}")
+    collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
+    started = time.monotonic()
+    results: list[SplitResult] = []
+
+    def may_publish() -> None:
+        ledger.check()
+        state.publishing(plan.bootstrap)
+
+    def told(progress: Progress) -> None:
+        if latest.state != COMPLETED:
+            say(store, plan, "scan", progress.fraction)
+
+    with reported(collector, ledger, store, application.run, told):
+        if collector.left and latest.state != COMPLETED:
+            spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
+            results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_bucket(begin))
+        seconds = time.monotonic() - started
+        check_schema(config, plan)
+        report = describe(collector, ledger, results, seconds)
+        if collector.left:
+            return report, ExitCode.COMPLETED_WITH_ERRORS
+        if latest.state != COMPLETED and begin:
+            publish(store, config, plan, may_publish, collector.ranges, begin)
+        report |= describe_published(store, plan, collector.ranges, begin)
+    return report, ExitCode.OK
+
+
+def read_all(
+    application: Application,
+    plan: BootstrapPlan,
+    collector: Collector,
+    ledger: RangeLedger,
+    context: Any,
+    bucket: str,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[SplitResult]:
+    """Read what is left, wave after wave, until nothing is left or nothing more can be read.
+
+    :param context: Spark's
+    :param bucket: of the stream, for the rows
+    """
+    config, store = application.config, application.store
+    results: list[SplitResult] = []
+    idle = 0
+    ring_digest = plan.scan.ring_digest
+    with ControlServer(host=_driver_host(context), handlers=collector.handlers) as control:
+        control.watch_limits(store, application.run, cluster_limits(config))
+        task = BootstrapTask(
+            application.config_path, plan, control.address, ledger.attempt, bucket, put_schemas(application, plan)
+        )
+        for wave in itertools.count():
+            left = collector.left
+            if not left or idle == IDLE_WAVES:
+                return results
+            if idle:
+                sleep(IDLE_PAUSE_S)
+            splits, digest = plan_wave(config, plan, collector, left, context.defaultParallelism)
+            if digest != ring_digest:
+                _topology_changed(config, ring_digest, digest)
+                ring_digest = digest
+            collector.failed.clear()
+            results += _read_wave(context, task, [(f"{wave:03d}-{n:05d}", s) for n, s in enumerate(splits)], collector)
+            check_schema(config, plan)
+            idle = idle + 1 if collector.left == left else 0
+    return results
+
+
+def plan_wave(
+    config: Config, plan: BootstrapPlan, collector: Collector, left: TokenSet, parallelism: int
+) -> tuple[tuple[Split, ...], str]:
+    """Cut what is left into splits, by what is known of the table's size by now; what failed is cut off.
+
+    :param parallelism: tasks that run at the same time
+    :returns: the splits, and the digest of the ring that they were cut for
+    """
+    session = connect(cluster_settings(config))
+    size, part = collector.estimate()
+    whole = round(size / part) if part >= TRUSTED_PART else plan.estimated_bytes
+    estimate = SizeEstimate(0, whole)
+    failed = intersection(left, collector.failed)
+    healthy = subtract(left, failed)
+    minimum = plan.splits or max(config.scan.min_splits, 2 * parallelism)
+    if plan.splits:
+        config = config.model_copy(update={"scan": config.scan.model_copy(update={"max_splits": plan.splits})})
+    found: list[Split] = []
+    digest = ""
+    for ranges, least in ((healthy, minimum), (failed, len(failed))):
+        if ranges:
+            scan = cut(session, config, plan.scan, ranges, estimate, minimum=least)
+            found += scan.splits
+            digest = scan.ring_digest
+    return tuple(found), digest
+
+
+def _read_wave(
+    context: Any, task: BootstrapTask, splits: list[tuple[str, Split]], collector: Collector
+) -> list[SplitResult]:
+    described = [(name, split_to_json(split)) for name, split in splits]
+    try:
+        found: list[SplitResult] = context.parallelize(described, len(described)).mapPartitions(task).collect()
+    except Exception:
+        if collector.fatal:
+            raise collector.fatal from None
+        raise
+    finally:
+        collector.forget_readers()
+    return found
+
+
+def _topology_changed(config: Config, before: str, now: str) -> None:
+    """:raises StepError: nodes have joined or left, and the configuration wants to stop then."""
+    if config.scan.on_topology_change == "fail":
+        raise StepError(
+            f"nodes have joined or left since the bootstrap was planned (ring {before[:12]} is {now[:12]} now) and "
+            "scan.on_topology_change is fail: run again once the ring has settled; what was read is kept"
+        )
+    print(f"ringsync: the ring has changed ({before[:12]} is {now[:12]} now): the rest is planned anew", flush=True)
+
+
+def _driver_host(context: Any) -> str:
+    """The address on which Spark's own executors find the driver."""
+    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+
+def check_schema(config: Config, plan: BootstrapPlan) -> None:
+    """Look whether the table still is what the plan says.
+
+    :raises StepError: it is not
+    """
+    planned = plan.scan.table
+    now = read_table(connect(cluster_settings(config)), planned.keyspace, planned.name)
+    columns = {column.name for column in now.columns}
+    wanted = [column.name for column in planned.columns]
+    same = (
+        now.digest == planned.digest
+        if plan.scan.selection.columns is None
+        else (columns >= set(wanted) and now.only(wanted).digest == planned.digest)
+    )
+    if not same:
+        raise StepError(
+            f"the schema of {planned.full_name} changed since the bootstrap was planned: trigger bootstrap_table again"
+        )
+
+
+def put_schemas(application: Application, plan: BootstrapPlan) -> int:
+    """Put the schemas beside the stream under the first version that has or takes them.
+
+    :returns: the version, from 1
+    """
+    server, mapping = application.config.server_name, application.config.stream.mapping
+    key, value = key_schema(plan.scan.table, server, mapping), envelope_schema(plan.scan.table, server, mapping)
+    return FileStream(application.store, plan.topic).put_next_schemas(key, value)
+
+
+def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResult], seconds: float) -> Report:
+    """What was read, by this run and by those before it, as the report shows it.
+
+    :raises StepError: rows of this run are unaccounted for
+    """
+    ranges = collector.ranges
+    read = sum(one.rows_read for one in results)
+    committed = sum(one.rows_committed for one in results)
+    discarded = sum(one.rows_discarded for one in results)
+    recorded = sum(done.rows for done in ranges if done.attempt == ledger.attempt)
+    if (read, committed) != (committed + discarded, recorded):
+        raise StepError(
+            f"the counts do not reconcile: {read} rows read, {committed} committed by tasks, {discarded} discarded, "
+            f"{recorded} recorded in the ledger"
+        )
+    report = {
+        "bootstrap": ledger.bootstrap_id,
+        "attempt": ledger.attempt,
+        "ranges": len(ranges),
+        "rows": sum(done.rows for done in ranges),
+        "rows_read": read,
+        "rows_committed": committed,
+        "rows_discarded": discarded,
+        "rows_of_runs_before": sum(done.rows for done in ranges) - recorded,
+        "cells": sum(done.cells for done in ranges),
+        "pages": sum(done.pages for done in ranges),
+        "bytes_read": sum(done.bytes for done in ranges),
+        "seconds_scanning": round(seconds, 3),
+        "rows_per_s": round(read / seconds) if seconds else None,
+        "left": [[part.start, part.end] for part in collector.left],
+        "failed_ranges": [[r.start, r.end, reason] for r, reason in sorted(collector.failed.items())],
+    }
+    if collector.left:
+        first = collector.failed[min(collector.failed)] if collector.failed else f"{collector.left[0]} is the first"
+        report["error"] = (
+            f"{len(collector.left)} token ranges could not be read: {first}. "
+            "Nothing was published; what was read is kept: mend the cause and run bootstrap_table again"
+        )
+    return report

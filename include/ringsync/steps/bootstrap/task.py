@@ -1,0 +1,369 @@
+"""What a Spark task of a bootstrap does: read a split, write its rows as files, have them committed range by range.
+
+Reading and decoding go on in the task's main thread while a second one encodes, compresses and stores: both spend
+their time in code that releases the interpreter. Rows come in token order, so a file may end wherever the token
+changes; what was read up to there is committed by the driver, and is never read again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+import ringsync
+from ringsync.cluster.control import ControlAddress, ControlClient
+from ringsync.config import Config, load_config
+from ringsync.images.queries import snapshot_queries
+from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.replica.base import base_folder
+from ringsync.replica.data_files import DataFileWriter, first_row_of_last_token, last_token
+from ringsync.replica.delta_log import DataFile
+from ringsync.ring.splits import Split
+from ringsync.sources.scan.images import read_images
+from ringsync.sources.scan.plan import split_from_json
+from ringsync.sources.scan.scan import Unread
+from ringsync.steps.bootstrap.plan import BootstrapPlan
+from ringsync.steps.bootstrap.publish import Outputs, file_prefix
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream, Part, PartWriter
+from ringsync.streams.messages import Messages, snapshot_messages
+from ringsync.wiring import store_of
+
+BATCHES_AHEAD = 8
+"""Pages that may be decoded and not yet written."""
+
+SPLITS_IN_ONE = 4
+"""A task gives the rest of its split back once it has read so many times the wanted size of a split."""
+
+PROGRESS_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """Each row that the task has read is in one of the last two."""
+
+    rows_read: int
+    rows_committed: int
+    rows_discarded: int
+
+
+@dataclass(frozen=True)
+class BootstrapTask:
+    """Reads splits; Spark calls it with those of one partition.
+
+    :ivar control: of the driver
+    :ivar attempt: of the bootstrap; part of the files' names
+    :ivar bucket: of the stream, for the rows
+    :ivar schema_version: of the stream
+    """
+
+    config_path: str
+    plan: BootstrapPlan
+    control: ControlAddress
+    attempt: int
+    bucket: str
+    schema_version: int
+
+    def __call__(self, splits: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SplitResult]:
+        config = load_config(self.config_path)
+        store = store_of(config)
+        for name, split in splits:
+            with ControlClient(self.control) as control:
+                writer = RangeWriter(RowFiles(self, config, store, name), control, name, config.scan.commit_interval_s)
+                read_split(self, config, split_from_json(split), writer, control)
+                yield writer.result()
+
+
+def read_split(task: BootstrapTask, config: Config, split: Split, writer: RangeWriter, control: ControlClient) -> None:
+    """Read a split's ranges one after another into the writer, or some of them where the split is too large.
+
+    What cannot be read the driver is told.
+
+    :raises ScanError: for what trying again cannot mend, e.g. the table was dropped
+    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
+    :raises ControlError: the driver did not take a range: another run owns the bootstrap
+    :raises DriverGoneError: the driver's process has ended
+    """
+    budget = SPLITS_IN_ONE * config.scan.split_size_mb * 2**20
+    size = 0
+    with Behind(BATCHES_AHEAD) as behind:
+        for part, pages in read_images(config, task.plan.scan, split, control):
+            behind.do(writer.begin, part.range.start)
+            for page in pages:
+                if isinstance(page, Unread):
+                    control.call("unread", start=page.range.start, end=page.range.end, reason=page.reason)
+                    behind.do(writer.skip, page.range.start, page.range.end)
+                    continue
+                size += page.size
+                boundary = first_row_of_last_token(page.rows)
+                if size > budget and boundary:
+                    behind.do(writer.add, page.rows.slice(0, boundary), page.count, page.size)
+                    behind.do(writer.stop, last_token(page.rows) - 1, page.rows.num_rows - boundary)
+                    return
+                behind.do(writer.add, page.rows, page.count, page.size)
+            behind.do(writer.reached, part.range.end)
+        behind.do(writer.finish)
+
+
+class RangeWriter:
+    """Collects the rows of adjacent token ranges in files, and has them committed where a token has ended.
+
+    :param control: of the driver, which commits
+    :param name: of the split, unique in the attempt
+    :param commit_interval_s: commit at least so often, in seconds
+    """
+
+    def __init__(
+        self,
+        files: RowFiles,
+        control: ControlClient,
+        name: str,
+        commit_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._control = control
+        self._name = name
+        self._commit_interval_s = commit_interval_s
+        self._clock = clock
+        self._start: int | None = None  # up to here everything is committed or left out
+        self._reached = 0  # up to here everything is in
+        self._last: int | None = None  # token of the last row since the start
+        self._counts = Counts()  # since the start
+        self._committed_at = self._reported_at = clock()
+        self._rows_read = self._rows_committed = 0
+
+    def begin(self, token: int) -> None:
+        """The next rows are of a range that starts here."""
+        if self._start is not None and token != self._reached:
+            self.finish()
+            self._start = None
+        if self._start is None:
+            self._start = self._reached = token
+
+    def add(self, batch: pa.RecordBatch, pages: int, size: int) -> None:
+        """Take the rows of some pages, in token order.
+
+        :param size: bytes of the pages
+        """
+        self._counts.pages += pages
+        self._counts.bytes += size
+        self._rows_read += batch.num_rows
+        if batch.num_rows:
+            boundary, token = first_row_of_last_token(batch), last_token(batch)
+            self._write(batch.slice(0, boundary))
+            if self._is_due():
+                if self._last is None or self._last < token:
+                    self._commit(token - 1)
+                elif self._files.are_full:
+                    # In the middle of a partition: the file ends here, the range where the partition does.
+                    self._files.close()
+            self._write(batch.slice(boundary))
+        self._report()
+
+    def reached(self, token: int) -> None:
+        """All rows up to this token have been added."""
+        self._reached = token
+        if self._is_due():
+            self._commit(token)
+
+    def skip(self, start: int, end: int) -> None:
+        """The tokens in (start, end] could not be read: rows of theirs that have come count for nothing."""
+        if self._last is not None and self._last > start:
+            self._files.discard()
+        else:
+            self._commit(start)
+        self._begin_anew(end)
+        self._reached = end
+
+    def stop(self, token: int, rows_left_out: int) -> None:
+        """Commit up to this token and read no further.
+
+        :param rows_left_out: rows that came with the last page and are not added
+        """
+        self._rows_read += rows_left_out
+        self._commit(token)
+
+    def finish(self) -> None:
+        """Commit what is complete."""
+        if self._start is not None:
+            self._commit(self._reached)
+
+    def result(self) -> SplitResult:
+        """What became of the rows, once everything is done."""
+        return SplitResult(self._rows_read, self._rows_committed, self._rows_read - self._rows_committed)
+
+    def _is_due(self) -> bool:
+        return self._files.are_full or self._clock() - self._committed_at >= self._commit_interval_s
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._counts.rows += batch.num_rows
+            self._counts.cells += self._files.write(batch)
+            self._last = last_token(batch)
+
+    def _commit(self, token: int) -> None:
+        """Have (start, token] committed with everything that has been written."""
+        if self._start is None or token <= self._start:
+            return
+        outputs = self._files.take()
+        counts = asdict(self._counts)
+        self._control.call("commit", name=self._name, start=self._start, end=token, outputs=outputs.to_json(), **counts)
+        self._rows_committed += self._counts.rows
+        self._begin_anew(token)
+
+    def _begin_anew(self, token: int) -> None:
+        self._start, self._last = token, None
+        self._counts = Counts()
+        self._committed_at = self._clock()
+
+    def _report(self) -> None:
+        if self._clock() - self._reported_at >= PROGRESS_INTERVAL_S:
+            self._reported_at = self._clock()
+            token = self._start if self._last is None else self._last
+            self._control.call("progress", name=self._name, start=self._start, token=token, **asdict(self._counts))
+
+
+@dataclass
+class Counts:
+    """What was read.
+
+    :ivar cells: values that are there: a collection is one, a static value counts in every row
+    :ivar bytes: of result pages
+    """
+
+    rows: int = 0
+    cells: int = 0
+    pages: int = 0
+    bytes: int = 0
+
+
+class RowFiles:
+    """The files of a range: the rows for the replica, and the same rows as messages for the stream.
+
+    :param name: of the split, unique in the attempt
+    """
+
+    def __init__(self, task: BootstrapTask, config: Config, store: ObjectStore, name: str) -> None:
+        self._task = task
+        self._config = config
+        self._store = store
+        self._stream = FileStream(store, task.plan.topic)
+        table = task.plan.scan.table
+        names = lake_names(table)
+        self._value_columns = [names[column.name] for column in table.value_columns]
+        # The end of the name is random: a task that is thought dead must not overwrite another's file.
+        self._names = (f"{task.attempt:04d}-{name}-{n:05d}-{uuid.uuid4().hex[:8]}" for n in itertools.count())
+        self._name = ""
+        self._file: DataFileWriter | None = None
+        self._part: PartWriter | None = None
+        self._closed: list[tuple[DataFile, Part]] = []
+
+    @property
+    def are_full(self) -> bool:
+        """Whether one of the open files has its size."""
+        size = max(self._file.size if self._file else 0, self._part.size if self._part else 0)
+        return size >= self._config.scan.file_size_mb * 2**20
+
+    def write(self, batch: pa.RecordBatch) -> int:
+        """Append row images to both files, opening them if need be.
+
+        :returns: the number of values in the value columns
+        """
+        if self._file is None or self._part is None:
+            plan = self._task.plan
+            self._name = next(self._names)
+            self._file = DataFileWriter(row_image_schema(plan.scan.table))
+            self._part = self._stream.open_part(
+                self._task.bucket, f"part-{self._name}", self._task.schema_version, self._config.stream.codec
+            )
+        self._file.add(batch)
+        self._part.add(self._messages(batch))
+        return sum(batch.num_rows - batch.column(name).null_count for name in self._value_columns)
+
+    def close(self) -> None:
+        """Put the open files into the store; they count once :meth:`take` has handed them over."""
+        if self._file is None or self._part is None:
+            return
+        table, bootstrap = self._task.plan.scan.table, self._task.plan.bootstrap
+        name = f"{file_prefix(bootstrap.id)}{self._name}.zstd.parquet"
+        file, data = self._file.finish(name, int(time.time() * 1000))
+        self._store.put(f"{base_folder(table.keyspace, table.name)}/{name}", data)
+        self._closed.append((file, self._part.finish()))
+        self._file = self._part = None
+
+    def take(self) -> Outputs:
+        """Close the files and hand over all that were closed since the last time."""
+        self.close()
+        files, parts = tuple(file for file, _ in self._closed), tuple(part for _, part in self._closed)
+        self._closed = []
+        return Outputs(files, parts)
+
+    def discard(self) -> None:
+        """Forget all rows since the last :meth:`take`; the bootstrap's end removes their files."""
+        self._file = self._part = None
+        self._closed = []
+
+    def _messages(self, batch: pa.RecordBatch) -> Messages:
+        plan, config = self._task.plan, self._config
+        wanted = config.sync.source_query
+        return snapshot_messages(
+            batch,
+            plan.scan.table,
+            config.server_name,
+            config.stream.mapping,
+            hostname=config.cassandra.contact_points[0],
+            processed_at_ms=plan.scan.now * 1000,
+            schema_version=self._task.schema_version,
+            version=ringsync.__version__,
+            queries=snapshot_queries(batch, plan.scan.table, plan.scan.now * 1_000_000) if wanted else None,
+        )
+
+
+class Behind:
+    """A second thread that does one thing after another, in order, at most so many behind the first.
+
+    Once something has failed there, nothing more is done; the failure is raised at the next :meth:`do` or at the end.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting: deque[Future[None]] = deque()
+        self._failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def do(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have a function called after all others; waits while too many are waiting."""
+        while self._waiting and (len(self._waiting) >= self._most or self._waiting[0].done()):
+            self._waiting.popleft().result()
+        self._waiting.append(self._pool.submit(self._call, function, arguments))
+
+    def _call(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if self._failed:
+            return
+        try:
+            function(*arguments)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._failed |= kind is not None
+        self._pool.shutdown(wait=True)
+        if kind is None:
+            for one in self._waiting:
+                one.result()

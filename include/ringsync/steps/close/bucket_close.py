@@ -1,0 +1,499 @@
+"""Close buckets and publish (DESIGN §5, steps 3 to 5): a loop.
+
+In each cycle and for each table: what the live replicas agree on, and all of buckets that are closed, becomes a pass —
+messages of the stream and merged change rows — and every pass is then followed up: stream, replica, Kafka. A row that
+comes after its range was settled is published by the next pass over the range; what was published is known by digest.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ringsync.cluster.cluster import read_ring
+from ringsync.cluster.control import ControlServer
+from ringsync.cluster.schema import read_tables
+from ringsync.config import Config, ConfigError
+from ringsync.ledger.layout import check_layout
+from ringsync.ledger.passes import Pass, TableReplacedError, digest_keys
+from ringsync.ledger.staging import closed_until, put_closed_until
+from ringsync.ledger.table_versions import latest_version
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import RingSnapshot
+from ringsync.schema.table import TableSchema
+from ringsync.status import STALE_AFTER_S, age_s, read_status
+from ringsync.steps.absent_tables import AbsentTables
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.close.agreement import Settled, settle_together
+from ringsync.steps.close.close_task import CloseTask, Slice, SliceResult, forget_waiting
+from ringsync.steps.close.closing import progress
+from ringsync.steps.close.followed import Followed
+from ringsync.steps.close.slices import cut
+from ringsync.steps.close.staged_commits import StagedCommits
+from ringsync.steps.close.table_state import TableState, plain
+from ringsync.steps.loop import (
+    Patience,
+    connect_patiently,
+    cycles,
+    put_metrics,
+    put_status,
+    seconds_left,
+    start_workers,
+)
+from ringsync.steps.passes.follow_ups import FollowUps
+from ringsync.steps.passes.kafka_feed import KafkaFeed
+from ringsync.steps.passes.make import PassContext, commit
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
+from ringsync.storage.port import ObjectStore
+from ringsync.wiring import cluster_limits, cluster_settings, kafka_settings
+
+PASS_ROWS = 250_000
+"""A pass has about so many rows at most, the oldest first: Kafka gets one while the next is made."""
+
+REPEATED_MS = 600_000
+"""Writers that get no answer repeat a statement sooner than this."""
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Close and publish until the time is over.
+
+    :returns: exit code 1 when a table could not be served at the end
+    :raises ClusterError: the cluster cannot be reached at the beginning
+    :raises LayoutError: the state is of a version of ringsync that this one does not know
+    """
+    from ringsync.replica.session import spark_session
+
+    config, store = application.config, application.store
+    check_layout(store)
+    spark = spark_session(f"bucket_close {application.run}")
+    start_workers(
+        spark.sparkContext, "deltalake", "ringsync.steps.close.close_task", "ringsync.steps.passes.replica_task"
+    )
+    session = connect_patiently(cluster_settings(config))
+    with (
+        ControlServer(host=_driver_host(spark.sparkContext)) as control,
+        KafkaFeed(store, kafka_settings(config)) as feed,
+    ):
+        control.watch_limits(store, application.run, cluster_limits(config))
+        closer = Closer(application, session, spark.sparkContext, control, feed)
+        patience = Patience()
+        run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
+        for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+            began_ms = int(time.time() * 1000)
+            error = patience.tried(closer.cycle)
+            status = {"began_ms": began_ms, "tables": closer.status(), "error": error, **closer.problems()}
+            put_status(store, "bucket_close", "close", status)
+            put_metrics(store, config.metrics.prometheus_file, number)
+    report = closer.report()
+    return report, exit_code(report)
+
+
+def exit_code(report: Report) -> ExitCode:
+    """Of a run with this report."""
+    failing = report["others_failed"] or any(one["error"] for one in report["tables"].values())
+    return ExitCode.COMPLETED_WITH_ERRORS if failing else ExitCode.OK
+
+
+def _driver_host(context: Any) -> str:
+    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+
+class Closer:
+    """All tables, each on its own: one that fails is tried again later, and holds up no other.
+
+    :param context: Spark's
+    :param control: keeps the limits of reading after-images
+    :param feed: of Kafka
+    """
+
+    def __init__(
+        self, application: Application, session: Any, context: Any, control: ControlServer, feed: KafkaFeed
+    ) -> None:
+        self._application = application
+        self._config: Config = application.config
+        self._store: ObjectStore = application.store
+        self._session = session
+        self._context = context
+        self._control = control
+        self._feed = feed
+        self._staged = StagedCommits(self._store)
+        self._tables: dict[str, TableState] = {}
+        self._absent = AbsentTables()
+        self._there: Mapping[str, TableSchema] = {}
+        self._followed = Followed(self._store, self._config, feed)
+        self._plan: SyncPlan | None = None
+        self._looked: SyncPlan | None = None
+        self._others_failed: dict[str, str] = {}
+        self._rings: dict[str, RankedRing] = {}
+        self._other_rings: dict[str, RingSnapshot] = {}
+        self._unread: Mapping[str, str] = {}
+        self._closed_until = closed_until(self._store)
+        self._complete_until: int | None = None
+        # A run that ends and begins again must not begin to wait anew; but nobody has waited while none was there.
+        before = read_status(self._store, "bucket_close/close")
+        lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
+        self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
+
+    def cycle(self) -> None:
+        """Publish what is settled."""
+        self._complete_until = None
+        now_ms = int(time.time() * 1000)
+        plan = self._read_plan(now_ms)
+        self._close_buckets(plan, now_ms)
+        self._staged.read(self._tables, now_ms)
+        if plan is not self._looked:
+            self._look_for_others(plan)
+            self._looked = plan
+            self._staged.give(self._tables, now_ms)
+        for state in list(self._tables.values()):
+            if state.again_ms <= now_ms:
+                self._serve(state, now_ms)
+        self._retire()
+        self._complete_until = self._closed_until
+
+    def _serve(self, state: TableState, now_ms: int) -> None:
+        """Publish what is settled of a table; whatever goes wrong is its own trouble.
+
+        :raises ConfigError: the configuration is wrong, which is everybody's
+        """
+        try:
+            if state.gone:
+                self._followed.publish_gone(state)
+            else:
+                self._follow(state, now_ms)
+            if self._followed.ends(state):
+                del self._tables[state.table.table_id]
+        except ConfigError:
+            raise
+        except TableReplacedError as error:
+            # Of one that the schema does not have what waits goes soon (_look_for_others); else it must not get lost.
+            if state.table.table_id not in self._absent:
+                state.failed(error, now_ms)
+        except Exception as error:
+            if _is_stopped(self._context):
+                raise
+            state.failed(error, now_ms)
+        else:
+            state.served()
+
+    def _follow(self, state: TableState, now_ms: int) -> None:
+        """Publish what is settled of a table, and see to what follows from its passes."""
+        ring = self._ring_of(state.table.schema.keyspace)
+        self._renew(state)
+        follow_ups = state.follow_ups = state.follow_ups or self._begin(state.table)
+        follow_ups.ring = ring
+        follow_ups.catch_up()
+        settled = settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
+        if settled and self._publish(state, follow_ups, settled, now_ms):
+            follow_ups.catch_up()
+
+    def _begin(self, table: SyncTable) -> FollowUps:
+        self._feed.watch(table.topic)
+        self._followed.begin(table.table_id)
+        return FollowUps(self._application, table, self._context, self._control.address, self._feed.announce)
+
+    def _renew(self, state: TableState) -> None:
+        """Learn of a version of the table that a stage has seen before us."""
+        if state.newest > state.table.version.number:
+            newer = latest_version(self._store, state.table.table_id)
+            if newer is not None:
+                state.follow(replace(state.table, version=newer))
+
+    def _ring_of(self, keyspace: str) -> RankedRing:
+        """The token ranges of a keyspace, by the present plan.
+
+        :raises RingError: they cannot be had
+        """
+        assert self._plan is not None
+        if keyspace in self._plan.replications:
+            ring = self._plan.ring(keyspace)
+        elif keyspace in self._other_rings:
+            ring = self._other_rings[keyspace]
+        else:
+            ring = self._other_rings[keyspace] = read_ring(self._session, keyspace)
+        known = self._rings.get(keyspace)
+        if known is None or known.ring != ring:
+            self._rings[keyspace] = ranked(ring)
+        return self._rings[keyspace]
+
+    def _read_plan(self, now_ms: int) -> SyncPlan:
+        interval = interval_at(now_ms, self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != interval:
+            self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
+            self._tables = {table_id: state for table_id, state in self._tables.items() if not state.gone}
+            for table in self._plan.tables:
+                self._tables.setdefault(table.table_id, TableState(table)).follow(table)
+            self._other_rings.clear()
+        return self._plan
+
+    def _look_for_others(self, plan: SyncPlan) -> None:
+        """Tables that are not in the plan, but are followed, or rows of which are staged: those without cdc any more
+        are published to the end; rows of those that are gone are forgotten, and counted. Whatever goes wrong with one
+        is its own trouble: it stays as it is, is named, and looked at again in the next interval.
+
+        :raises ConfigError: the configuration is wrong, which is everybody's
+        """
+        planned = {table.table_id for table in plan.tables}
+        begun = (table_id for table_id, state in self._tables.items() if state.follow_ups)
+        followed = self._followed.look(planned, begun)
+        others = (self._staged.homeless.keys() | self._tables.keys() | followed) - planned
+        gone = self._absent.look(others, self._read_schema)
+        self._others_failed = {}
+        for table_id in others:
+            try:
+                if table_id in self._there and table_id not in self._tables:
+                    self._tables[table_id] = TableState(sync_table(self._store, self._config, self._there[table_id]))
+                elif table_id in gone:
+                    self._forget(table_id)
+            except ConfigError:
+                raise
+            except Exception as error:
+                self._others_failed[table_id] = plain(error)
+        # One that is followed to its end, or could not be forgotten, is missed in the next interval, too.
+        self._absent.forget(gone - self._tables.keys() - self._others_failed.keys())
+
+    def _read_schema(self) -> frozenset[str]:
+        """Read the schema; ids of its tables."""
+        schema = read_tables(self._session)
+        self._there = schema.by_id()
+        return schema.ids
+
+    def _forget(self, table_id: str) -> None:
+        """A table is gone, and so are its rows that wait; its last error is not hidden by a new table of its name.
+        What was published of it is followed to its end. If that fails all stays as it is."""
+        state, gone = self._tables.get(table_id), self._followed.gone(table_id)
+        self._staged.forget(table_id, state.buckets.values() if state else ())
+        if state and state.error:
+            name = f"{state.table.schema.full_name} (table id {table_id})"
+            print(f"ringsync: warning: {name} is gone, and failed before: {state.error}", flush=True)
+        self._tables.pop(table_id, None)
+        if gone is not None:
+            self._tables[table_id] = gone
+
+    def _close_buckets(self, plan: SyncPlan, now_ms: int) -> None:
+        """Close what is old enough, as far as the logs are staged."""
+        length = plan.interval.length
+        window = (self._config.commitlog_processor_window_count - 1) * length
+        statuses = {
+            queue: status
+            for queue in self._config.sync.queues
+            if (status := read_status(self._store, f"commitlog_stage/{queue}")) is not None
+        }
+        found = progress(
+            plan.read_hosts,
+            statuses,
+            lambda host: self._config.sync.queue_of(host.address, host.id),
+            now_ms,
+            window + length,
+            self._unread_since_ms,
+        )
+        self._unread, self._unread_since_ms = found.unread, found.since_ms
+        until = (found.staged_until - window) // length * length
+        if until > self._closed_until:
+            put_closed_until(self._store, until)
+            self._closed_until = until
+
+    def _publish(
+        self, state: TableState, follow_ups: FollowUps, settled: Sequence[Settled], settled_at_ms: int
+    ) -> bool:
+        """Make a pass, unless all was published before.
+
+        :param settled_at_ms: ms since the epoch
+        :returns: False: another process has made a pass meanwhile; all is done anew in the next cycle
+        :raises StepError: the counts do not reconcile
+        """
+        number = follow_ups.last + 1
+        context = PassContext(
+            config_path=self._application.config_path,
+            reader=follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name)),
+            topic=follow_ups.topic,
+            number=number,
+            attempt=secrets.token_hex(4),
+            bootstrap=follow_ups.bootstrap,
+            late=False,
+            endpoints={host.id: host.address for host in (self._plan.hosts if self._plan else ())},
+            schema_version=follow_ups.schema_version,
+        )
+        passes, by_arrival = follow_ups.passes, state.table.by_arrival
+        published = {one.bucket: published_before(passes, one, by_arrival, time.time() * 1000) for one in settled}
+        slices = cut(settled, published)
+        try:
+            results = self._results(CloseTask(context, by_arrival), slices)
+            counts = count(settled, results)
+        except Exception:
+            forget_waiting(self._store, context)
+            raise
+        outputs = [result.outputs for result in results if result.outputs]
+        if outputs:
+            everywhere = all(one.everywhere for one in settled)
+            made = commit(self._store, context, outputs, {**counts, "everywhere": everywhere})
+            if made is None:
+                forget_waiting(self._store, context)
+                follow_ups.refresh()
+                return False
+            follow_ups.made(made)
+        ring = self._rings[state.table.schema.keyspace].ring.digest
+        for one in settled:
+            state.buckets[one.bucket].published(one, ring)
+        state.counts.update({**counts, "messages": sum(one.messages for one in outputs)})
+        state.lags_ms = [lag for one in outputs for lag in one.lags_ms] or state.lags_ms
+        if outputs and not counts["at_close"]:
+            state.agreement_ms = [lag - (one.made_at_ms - settled_at_ms) for one in outputs for lag in one.lags_ms]
+        return True
+
+    def _results(self, task: CloseTask, slices: Sequence[Slice]) -> list[SliceResult]:
+        """Have tasks make the outputs of slices."""
+        # A task for each core: all slices of one share the files that it has decoded.
+        tasks = min(len(slices), self._context.defaultParallelism)
+        return list(self._context.parallelize(slices, tasks).mapPartitions(task).collect()) if slices else []
+
+    def _retire(self) -> None:
+        """Forget closed buckets all of whose blocks are published, and commits all of whose blocks are forgotten."""
+        for state in self._tables.values():
+            for bucket, one in list(state.buckets.items()):
+                if bucket.end <= self._closed_until and one.files.keys() <= one.united:
+                    state.counts["copies"] += sum(block.rows for _, block in one.files.values())
+                    del state.buckets[bucket]
+        self._staged.retire(
+            {place for state in self._tables.values() for one in state.buckets.values() for place in one.files}
+        )
+
+    def status(self) -> dict[str, Any]:
+        """How things stand, by table; of one that was created again the old one with its id, until it is at its end."""
+        found: dict[str, Any] = {}
+        for state in sorted(self._tables.values(), key=lambda state: not state.gone):
+            if (before := found.pop(name := state.table.schema.full_name, None)) is not None:
+                found[f"{name} (table id {before['table_id']})"] = before
+            found[name] = self._status_of(state)
+        return found
+
+    def problems(self) -> dict[str, Any]:
+        """What is wrong beside single tables, for ``cdcservice status``."""
+        return {
+            "unread": dict(self._unread),
+            "unread_since_ms": dict(self._unread_since_ms),
+            "left_out": dict(self._plan.left_out) if self._plan else {},
+            "others_failed": dict(self._others_failed),
+            **self._staged.problems(),
+        }
+
+    def _status_of(self, state: TableState) -> dict[str, Any]:
+        lags, agreements = state.lags_ms, state.agreement_ms
+        follow_ups = _status_of_follow_ups(state)
+        kafka = self._feed.status(state.table.topic) or {}
+        return {
+            "error": state.error,
+            "table_id": state.table.table_id,
+            "topic": state.table.topic,
+            "open_buckets": len(state.buckets),
+            "oldest_open_bucket_ms": min((bucket.start for bucket in state.buckets), default=None),
+            "rows_published": state.counts["rows"],
+            "messages": state.counts["messages"],
+            "duplicates": state.counts["repeated"] + state.counts["published_before"],
+            "rows_agreed": state.counts["agreed"],
+            "rows_read_at_close": state.counts["at_close"],
+            "only_one_replica": state.counts["only_one"],
+            "lag_ms": {
+                "message_p50": int(np.percentile(lags, 50)) if lags else None,
+                "message_p99": int(np.percentile(lags, 99)) if lags else None,
+                "agreement_p50": int(np.percentile(agreements, 50)) if agreements else None,
+            },
+            **follow_ups,
+            "complete_until_ms": self._complete_until if _is_complete(state, follow_ups, self._closed_until) else None,
+            "kafka_messages": kafka.get("messages"),
+            "kafka_error": kafka.get("error"),
+        }
+
+    def report(self) -> Report:
+        """What was published by this run."""
+        return {"tables": self.status(), "closed_until_ms": self._closed_until, **self.problems()}
+
+
+def _is_stopped(context: Any) -> bool:
+    """Whether Spark itself is gone, without which no table can be served."""
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # whatever it is: a JVM that cannot be asked does no work
+        return True
+
+
+def _status_of_follow_ups(state: TableState) -> dict[str, Any]:
+    """How far the table's passes have come; what cannot be asked now is not known."""
+    if state.follow_ups is None:
+        return {"last_pass": 0, "bootstrap": "", "replica_error": None, "replica_pass": None}
+    try:
+        return state.follow_ups.status()
+    except Exception as error:
+        return {
+            "last_pass": state.follow_ups.last,
+            "bootstrap": "",
+            "replica_error": plain(error),
+            "replica_pass": None,
+        }
+
+
+def _is_complete(state: TableState, follow_ups: Mapping[str, Any], closed: int) -> bool:
+    """Whether the replica has all that was written before the closed buckets' end, but for what came late.
+
+    :param follow_ups: their status
+    :param closed: ms since the epoch
+    """
+    return (
+        not state.table.by_arrival
+        and not follow_ups["bootstrap"]
+        and follow_ups["replica_pass"] == follow_ups["last_pass"]
+        and all(bucket.end > closed for bucket in state.buckets)
+    )
+
+
+def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
+    """Keys of the digests among which those of a bucket's rows are, if the rows were published before.
+
+    Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours after
+    what the others had. And a slow stage may have laid rows into an older bucket than theirs.
+
+    :param passes: all that have not been forgotten
+    :param by_arrival: rows belong to the bucket of their arrival; maybe only since lately
+    :param now_ms: ms since the epoch
+    """
+    if one.everywhere:
+        return digest_keys(passes, {str(one.bucket)}, min(one.bucket.start, now_ms - REPEATED_MS))
+    oldest = "" if by_arrival else str(one.bucket)
+    buckets = {bucket for known in passes for bucket in known.digests if bucket >= oldest}
+    return digest_keys(passes, buckets, -math.inf)
+
+
+def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter[str]:
+    """Add up what tasks have read and what became of it; 0 for what there was nothing of.
+
+    :raises StepError: a row has no outcome, or a range had other rows than its digests say
+    """
+    total: Counter[str] = Counter()
+    for result in results:
+        rows = result.outputs.rows if result.outputs else 0
+        total.update(
+            read=result.read,
+            repeated=result.repeated,
+            published_before=result.published_before,
+            only_one=result.only_one,
+            open=result.open,
+            rows=rows,
+        )
+    for one in settled:
+        for _, reading in one.readings:
+            total["at_close" if reading.united else "agreed"] += reading.rows
+    expected = total["agreed"] + total["at_close"]
+    outcomes = total["rows"] + total["repeated"] + total["published_before"] + total["open"]
+    if total["read"] != expected or total["read"] != outcomes:
+        raise StepError(
+            f"the counts do not reconcile: {expected} rows are staged, {total['read']} were read, {outcomes} "
+            "accounted for; nothing was published"
+        )
+    return total

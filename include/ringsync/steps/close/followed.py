@@ -1,0 +1,106 @@
+"""Tables that are not planned any more are followed until stream, replica and Kafka have all their passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Set
+
+from ringsync.config import Config
+from ringsync.ledger.followed import end_following, followed_tables, keep_following
+from ringsync.ledger.passes import get_pass, mark, pass_bucket, pass_numbers
+from ringsync.ledger.table_versions import latest_version
+from ringsync.steps.close.table_state import TableState
+from ringsync.steps.passes.follow_ups import publish_passes
+from ringsync.steps.passes.kafka_feed import KafkaFeed
+from ringsync.steps.sync_plan import sync_table
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream
+from ringsync.streams.kafka.cursor import CursorObject
+
+
+class Followed:
+    """What a run of ``bucket_close`` knows of :mod:`ringsync.ledger.followed`, as of the present interval.
+
+    :param feed: of Kafka
+    """
+
+    def __init__(self, store: ObjectStore, config: Config, feed: KafkaFeed) -> None:
+        self._store = store
+        self._config = config
+        self._feed = feed
+        self._versions: dict[str, str] = {}
+        self._asked: set[str] = set()
+
+    def look(self, planned: Set[str], begun: Iterable[str]) -> Set[str]:
+        """See which tables are to be followed; those that are not planned may come to their end from here on.
+
+        :param planned: ids of the tables in the plan
+        :param begun: ids of those that this run works on: nobody else ends them
+        :returns: ids
+        """
+        self._versions = followed_tables(self._store)
+        for table_id in begun:
+            self.begin(table_id)
+        self._asked = self._versions.keys() - planned
+        return self._versions.keys()
+
+    def begin(self, table_id: str) -> None:
+        """A table is followed from here on, before its first pass is made."""
+        if table_id not in self._versions:
+            self._versions[table_id] = keep_following(self._store, table_id)
+
+    def gone(self, table_id: str) -> TableState | None:
+        """A table that the schema does not have any more; None: nothing is left to do.
+
+        :raises TableVersionError: nobody knows what it was
+        """
+        if table_id not in self._versions:
+            return None
+        if (version := latest_version(self._store, table_id)) is None:
+            self._end(table_id)
+            return None
+        return TableState(sync_table(self._store, self._config, version.table, version), gone=True)
+
+    def publish_gone(self, state: TableState) -> None:
+        """See to it, once in an interval, that stream and Kafka get what was published of a table that is gone, also
+        what waits for a bootstrap, which will not come to its end. Its replica stays as it is: rows after changes
+        cannot be read any more.
+
+        :raises StreamDamagedError, StepError: a bucket cannot become visible
+        :raises BootstrapReplacedError: another bootstrap has begun just now
+        :raises TableReplacedError: another table has got the topic just now
+        """
+        if state.table.table_id in self._asked:
+            self._feed.watch(state.table.topic)
+            self._end_bootstrap(state.table.table_id)
+            publish_passes(self._store, self._config, state.table, self._feed.announce, gone=True)
+
+    def ends(self, state: TableState) -> bool:
+        """Whether a table has just come to its end: it is not planned, and nothing is left to do. Asked after all was
+        done that could be, and looked up once in an interval.
+
+        :raises CursorError: nobody knows how far Kafka has come
+        """
+        table_id = state.table.table_id
+        if table_id not in self._asked or state.buckets:
+            return False
+        self._asked.remove(table_id)
+        done = state.gone or (state.follow_ups is not None and state.follow_ups.is_done())
+        return done and self._kafka_has_all(table_id, state.table.topic) and self._end(table_id)
+
+    def _end_bootstrap(self, table_id: str) -> None:
+        numbers = pass_numbers(self._store, table_id)
+        last = get_pass(self._store, table_id, numbers[-1]) if numbers else None
+        if last is not None and last.bootstrap and last.kind != "cutover":
+            mark(self._store, table_id, "cutover", last.bootstrap, int(time.time() * 1000))
+
+    def _end(self, table_id: str) -> bool:
+        return end_following(self._store, table_id, self._versions.pop(table_id))
+
+    def _kafka_has_all(self, table_id: str, topic: str) -> bool:
+        """Whether Kafka, if there is one, has all of a table; what comes behind may be another one's."""
+        if self._feed.status(topic) is None:
+            return True
+        last = pass_bucket(max(pass_numbers(self._store, table_id), default=0))
+        cursor = CursorObject(self._store, topic, topic).load()
+        return all(bucket in cursor for bucket in FileStream(self._store, topic).buckets() if bucket <= last)

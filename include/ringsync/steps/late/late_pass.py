@@ -1,0 +1,232 @@
+"""What late rows need of the cluster and do to the stream: passes of their own (late_rows.py).
+
+``bucket_close`` publishes at the same time. Both number the passes of a table with one counter, and look at all passes
+before their own: whoever is second begins anew, so no row is in two passes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Set
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.changes.identity import TableVersion
+from ringsync.cluster.cluster import read_ring
+from ringsync.cluster.control import ControlAddress
+from ringsync.cluster.schema import read_tables
+from ringsync.compiled.arrow import Integers, Mask, integers
+from ringsync.ledger.followed import keep_following
+from ringsync.ledger.passes import (
+    LATE,
+    among,
+    are_published,
+    digest_halves,
+    read_digests,
+    sorted_digests,
+)
+from ringsync.ledger.staging import Bucket, closed_until
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import RingError
+from ringsync.schema.table import TableSchema
+from ringsync.steps.absent_tables import AbsentTables
+from ringsync.steps.application import Application, StepError
+from ringsync.steps.late.late_rows import Outcome, UnreadableRowsError
+from ringsync.steps.passes.follow_ups import FollowUps
+from ringsync.steps.passes.make import PassContext, commit, make_outputs
+from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError
+from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
+from ringsync.storage.port import NotFoundError
+from ringsync.streams.files import StreamConflictError
+
+ATTEMPTS = 20
+"""How often another process may be faster with a pass before we give up."""
+
+OWN_BUCKET_MS = 3_600_000
+"""A bucket that has closed so long ago gets no more rows, not even from a task that has not heard of it."""
+
+_FILES = 256
+"""Files of digests that are kept in memory."""
+
+
+class LatePasses:
+    """The real :class:`ringsync.steps.late.late_rows.Effects`.
+
+    :param session: with the driver's default row factory
+    :param control: keeps the limits of reading the cluster
+    """
+
+    def __init__(self, application: Application, session: Any, control: ControlAddress) -> None:
+        self._application = application
+        self._config = application.config
+        self._store = application.store
+        self._session = session
+        self._control = control
+        self._plan: SyncPlan | None = None
+        self._tables: dict[str, TableVersion] = {}
+        self._known: Mapping[str, TableSchema] = {}
+        self._known_at: Bucket | None = None
+        self._absent = AbsentTables()
+        self._follow_ups: dict[str, FollowUps] = {}
+        self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
+
+    def table(self, table_id: str) -> TableVersion | None:
+        """See :class:`ringsync.steps.late.late_rows.Effects`. A table without cdc any more is published to the end.
+
+        :raises TableReplacedError: the schema has it, but another table has its stream
+        """
+        self._read_plan()
+        if table_id not in self._tables and (table := self._schema().get(table_id)) is not None:
+            ring = ranked(read_ring(self._session, table.keyspace))
+            self._follow(sync_table(self._store, self._config, table), ring)
+        return self._tables.get(table_id)
+
+    def gone(self, missed: Set[str]) -> frozenset[str]:
+        """See :class:`ringsync.steps.late.late_rows.Effects`."""
+        if not self._absent.is_due(missed):
+            return frozenset()
+        gone = self._absent.look(missed, self._read_schema)
+        self._absent.forget(gone)
+        return gone
+
+    def _schema(self) -> Mapping[str, TableSchema]:
+        """All tables by id, as of the present plan or later."""
+        plan = self._read_plan()
+        if self._known_at != plan.interval:
+            self._read_schema()
+            self._known_at = plan.interval
+        return self._known
+
+    def _read_schema(self) -> frozenset[str]:
+        """Read the schema; ids of its tables."""
+        schema = read_tables(self._session)
+        self._known = schema.by_id()
+        return schema.ids
+
+    def _read_plan(self) -> SyncPlan:
+        """The plan of the present interval: ring, tables and their schemas."""
+        interval = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != interval:
+            self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
+            rings: dict[str, RankedRing | None] = {}
+            for keyspace in self._plan.replications:
+                try:
+                    rings[keyspace] = ranked(self._plan.ring(keyspace))
+                except RingError:
+                    rings[keyspace] = None  # bucket_close names it; its late rows wait
+            self._tables.clear()
+            for table in self._plan.tables:
+                if (ring := rings[table.schema.keyspace]) is not None:
+                    with suppress(Exception):  # table() raises it, of this table alone, if the schema has it
+                        self._follow(table, ring)
+        return self._plan
+
+    def _follow(self, table: SyncTable, ring: RankedRing) -> None:
+        if table.table_id not in self._follow_ups:
+            self._follow_ups[table.table_id] = FollowUps(self._application, table, None, self._control)
+        self._follow_ups[table.table_id].follow(table)
+        self._follow_ups[table.table_id].ring = ring
+        self._tables[table.table_id] = table.version
+
+    def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
+        """Which change rows have been published."""
+        follow_ups = self._follow_ups[table.table_id]
+        for _ in range(ATTEMPTS):
+            follow_ups.refresh()
+            buckets = _buckets_of(follow_ups, integers(rows["write_time"]) // 1000)
+            keys = [key for one in follow_ups.passes for bucket in buckets for key in one.digests.get(bucket, ())]
+            try:
+                return are_published(digest_halves(rows["digest"]), map(self._digests, keys))
+            except NotFoundError as error:
+                missing = error  # a pass was forgotten, with its digests, since we looked for passes
+        raise StepError(f"{table.full_name}: a pass is there, but not what it has published: {missing}")
+
+    def _reader(self, table: TableSchema) -> AfterReader:
+        """Rows after late changes are read from all replicas, whoever was late."""
+        mode = self._config.sync.after_image_of(table.full_name)
+        reader = self._follow_ups[table.table_id].reader("none" if mode == "none" else "source")
+        return replace(reader, disagreed=True)
+
+    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
+        """See :class:`ringsync.steps.late.late_rows.Effects`.
+
+        The rows were resolved by the plan that :meth:`table` has read: it is not read again here. Where rows cannot be
+        read those wait whose token ranges have lost most of their replicas, and all others do not wait for them.
+        """
+        assert self._plan is not None
+        follow_ups = self._follow_ups[table.table_id]
+        halves, held = digest_halves(rows["digest"]), np.zeros(len(rows), np.bool_)
+        for _ in range(ATTEMPTS):
+            new = ~self.published(table, rows)
+            held &= new
+            left = rows.filter(pa.array(new & ~held))
+            if not len(left):
+                # Maybe by a try that was killed before it could say so.
+                keep_following(self._store, table.table_id)
+                return Outcome(0, held)
+            context = PassContext(
+                config_path=self._application.config_path,
+                reader=self._reader(table),
+                topic=follow_ups.topic,
+                number=follow_ups.last + 1,
+                attempt=secrets.token_hex(4),
+                bootstrap=follow_ups.bootstrap,
+                late=True,
+                endpoints={host.id: host.address for host in self._plan.hosts},
+                schema_version=follow_ups.schema_version,
+            )
+            try:
+                made = make_outputs(context, self._store, self._by_bucket(left), "late")
+            except UnreadRowsError as error:
+                lost = new & ~_most_are_alive(context.reader.ring, rows)
+                if held.any() or not lost.any():
+                    raise UnreadableRowsError(str(error)) from error
+                held = lost
+                continue
+            except StreamConflictError:
+                continue  # another process has made this pass, and has published it already
+            waiting = held | among(halves, sorted_digests(digest_halves(made.open["digest"])))
+            if made.outputs is None:
+                return Outcome(0, waiting)
+            committed = commit(self._store, context, [made.outputs], {})
+            if committed is not None:
+                follow_ups.made(committed)
+                keep_following(self._store, table.table_id)
+                return Outcome(made.outputs.rows, waiting)
+        raise StepError(
+            f"{table.full_name}: {ATTEMPTS} times another process was faster with a pass: does bucket_close run twice?"
+        )
+
+    def _by_bucket(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+        """The rows by where their digests are kept: a bucket that may still be published must know them."""
+        length = self._config.commitlog_processor_window_interval_ms
+        starts = integers(rows["write_time"]) // 1000 // length * length
+        starts[starts < closed_until(self._store) - OWN_BUCKET_MS] = -1
+        return {
+            str(Bucket(start, length)) if start >= 0 else LATE: rows.filter(pa.array(starts == start))
+            for start in np.unique(starts).tolist()
+        }
+
+
+def _most_are_alive(ring: RankedRing, rows: pa.RecordBatch) -> Mask:
+    """Which rows have more replicas that are alive than others."""
+    alive = np.array([2 * sum(host.up for host in hosts) > len(hosts) for hosts in ring.hosts], np.bool_)
+    found: Mask = alive[ring.numbers_of(integers(rows["token"]))]
+    return found
+
+
+def _buckets_of(follow_ups: FollowUps, write_times_ms: Integers) -> list[str]:
+    """Where the digests of these rows are, if they were published: with the bucket of their time, or under LATE."""
+    times = np.sort(write_times_ms)
+    found = [LATE]
+    for bucket in map(Bucket.parse, {bucket for one in follow_ups.passes for bucket in one.digests} - {LATE}):
+        first, last = np.searchsorted(times, [bucket.start, bucket.end], side="left")
+        if last > first:
+            found.append(str(bucket))
+    return found

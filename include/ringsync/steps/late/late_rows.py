@@ -1,0 +1,468 @@
+"""What becomes of late rows: files under ``staging/late/`` → (the queue ``out_of_sequence`` →) a pass of their table.
+
+New rows are published at once, unless replicas that may know more are down: then they wait in the queue, and are looked
+at again. A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the
+queue has forgotten it. So each step may be killed and repeated; what was published in between is known by its digest.
+
+A file that cannot be read, or whose rows follow a version of the table that is not known, is set aside by itself: it
+stays, is named, and is tried again ever more seldom; all other files of its table go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.changes.identity import TableVersion, UnresolvedRowsError
+from ringsync.compiled.arrow import Mask
+from ringsync.config import ConfigError
+from ringsync.ledger.passes import among, digest_halves, first_of_each, sorted_digests
+from ringsync.ledger.staging import STAGED_ROWS, decode_rows
+from ringsync.schema.table import TableSchema
+from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
+from ringsync.state.session import StateError
+from ringsync.status import LATE_ROWS
+from ringsync.steps.application import StepError
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
+
+FOLDER = LATE_ROWS
+
+BATCH_ROWS = 20_000
+"""About so many rows of a table are published together …"""
+BATCH_BYTES = 128 * 2**20
+"""… or so many bytes of them."""
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 10, 120
+"""A row of which nobody knows what it has come to is looked at again after 10 s, 20 s, 40 s …"""
+
+BROKEN_NAMED = 20
+"""So many files that cannot be used are named in the status, with their reasons."""
+
+_FETCHERS = ThreadPoolExecutor(8)
+_FETCHED_TOGETHER = 64
+"""Stages leave many small files: an object store answers many requests at once."""
+
+_Found = TypeVar("_Found")
+_Rows = TypeVar("_Rows")
+
+
+class UnreadableRowsError(Exception):
+    """Rows could not be read at quorum: the nodes that have them do not answer."""
+
+
+class Effects(Protocol):
+    """What late rows need of the cluster, and what they do to the stream."""
+
+    def table(self, table_id: str) -> TableVersion | None:
+        """The table of an id (32 hexadecimal digits); None: the schema does not have it."""
+
+    def gone(self, missed: Set[str]) -> frozenset[str]:
+        """Which of all tables that are missed were dropped; what waits of these is to be removed."""
+
+    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
+        """Commit a pass of late rows, but for what was published before.
+
+        :param rows: change rows, each once
+        :raises UnreadableRowsError: the rows after the changes could not be read
+        """
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of late rows.
+
+    :ivar published: how many are in the pass; the others that do not wait had been published before
+    :ivar waiting: which of them nobody knows what they have come to, as long as replicas are down
+    """
+
+    published: int
+    waiting: Mask
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """A file that cannot be used.
+
+    :ivar attempts: how often it was tried
+    :ivar again_s: when it is tried again, s since the epoch
+    """
+
+    reason: str
+    attempts: int
+    again_s: float
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of some shards of one table.
+
+    :ivar shard: which shard each row belongs to: its place among ``shards``
+    """
+
+    shards: tuple[Shard, ...]
+    rows: pa.RecordBatch
+    shard: npt.NDArray[np.int64]
+
+
+class LateRows:
+    """All late rows of all tables.
+
+    :param clock: s since the epoch
+    :param goes_on: asked between files and batches: False ends the cycle early
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        queue: OutOfSequence,
+        effects: Effects,
+        clock: Callable[[], float] = time.time,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._effects = effects
+        self._clock = clock
+        self._goes_on = goes_on
+        self._shards: dict[str, dict[int, Shard]] = {}
+        self._unread: dict[str, tuple[int, int]] = {}
+        self._broken: dict[str, _Broken] = {}
+        self._tables_unknown: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        self.error: str | None = None
+
+    def cycle(self) -> None:
+        """Admit what is new, and publish what is due.
+
+        :raises StepError: the counts do not reconcile
+        """
+        self.error = None
+        for table_id, files in self._new_files().items():
+            self._each(table_id, files, self._new_batches, self._publish_new)
+        due: dict[str, list[Shard]] = {}
+        for shard in sorted(self._waiting(), key=lambda shard: (shard.due_ms, shard.file, shard.number)):
+            if shard.due_ms <= self._now_ms() and self._may_be_tried(shard.file):
+                due.setdefault(_table_id(shard.file), []).append(shard)
+        for table_id, shards in due.items():
+            self._each(table_id, shards, self._batches, self._publish_due)
+        self._forget_gone()
+        check_counts(self.counts)
+
+    def _each(
+        self,
+        table_id: str,
+        found: Sequence[_Found],
+        batches: Callable[[TableVersion, Sequence[_Found]], Iterator[_Rows]],
+        publish: Callable[[TableVersion, _Rows], None],
+    ) -> None:
+        """Publish batches of a table, until one fails: whatever goes wrong is this table's trouble alone.
+
+        :param found: files or shards, of which ``batches`` makes what ``publish`` takes
+        :raises ConfigError: the configuration is wrong, which is everybody's
+        :raises StateError: the cluster does not take the state of the queue, likewise
+        """
+        counts, name = Counter(self.counts), f"table id {table_id}"
+        try:
+            version = self._table(table_id)
+            if version is None:
+                return
+            name = version.table.full_name
+            for batch in batches(version, found):
+                publish(version, batch)
+                counts = Counter(self.counts)
+        except (ConfigError, StateError):
+            raise
+        except Exception as error:
+            # What was done of the failed batch is found done when it is tried again, and counted then.
+            self.counts = counts
+            self._failed(name, error)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self.error = f"{self.error}; {name}: {error}" if self.error else f"{name}: {error}"
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    def _table(self, table_id: str) -> TableVersion | None:
+        """The table; what belongs to one that is not known yet stays where it is."""
+        self._tables_unknown.discard(table_id)
+        table = self._effects.table(table_id)
+        if table is None:
+            self._tables_unknown.add(table_id)
+        return table
+
+    def _forget_gone(self) -> None:
+        """What waits of tables that are gone is removed.
+
+        :raises ConfigError: see :meth:`_each`, and likewise
+        :raises StateError: this
+        """
+        try:
+            for table_id in self._effects.gone(self._tables_unknown):
+                self._forget(table_id)
+        except (ConfigError, StateError):
+            raise
+        except Exception as error:
+            self._failed("tables that the schema does not have", error)
+
+    def _forget(self, table_id: str) -> None:
+        """A table is gone, and so are its rows that wait: they are counted."""
+        self._tables_unknown.discard(table_id)
+        for stat in self._store.list(f"{FOLDER}{table_id}/"):
+            rows = self._read(stat.key)
+            self._forget_admitted(stat.key)
+            self._lose_sight_of(stat.key)
+            self._store.delete(stat.key)
+            count = rows.num_rows if rows is not None else 0
+            self.counts.update(of_dropped_tables=count)
+            print(f"ringsync: warning: table id {table_id} was dropped: {count} late rows of it are not published")
+
+    def _waiting(self) -> Iterator[Shard]:
+        return (shard for shards in self._shards.values() for shard in shards.values() if shard.waiting)
+
+    def _new_files(self) -> dict[str, list[str]]:
+        """By table id the files of which nothing is known; those that are in the queue are remembered."""
+        there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
+        for key in self._broken.keys() - set(there):
+            self._lose_sight_of(key)
+        self._tables_unknown &= {_table_id(key) for key in there}
+        new = [key for key in there if key not in self._shards and self._may_be_tried(key)]
+        admitted = self._queue.find(new)
+        found: dict[str, list[str]] = {}
+        for file in new:
+            if file in admitted:
+                self._shards[file] = {shard.number: shard for shard in admitted[file]}
+                self._finish(file)
+            else:
+                found.setdefault(_table_id(file), []).append(file)
+        return found
+
+    def _new_batches(self, version: TableVersion, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
+        """The rows of files, some files together."""
+        batch: dict[str, pa.RecordBatch] = {}
+        size = 0.0
+        for start in range(0, len(files), _FETCHED_TOGETHER):
+            if not self._goes_on():
+                return
+            some = files[start : start + _FETCHED_TOGETHER]
+            for file, rows in zip(some, _FETCHERS.map(partial(self._read, version=version), some), strict=True):
+                if rows is None:
+                    continue
+                batch[file] = rows
+                size += _part_of_batch(rows)
+                if size >= 1:
+                    yield batch
+                    batch, size = {}, 0.0
+        if batch:
+            yield batch
+
+    def _publish_new(self, version: TableVersion, files: Mapping[str, pa.RecordBatch]) -> None:
+        """Publish the rows of new files, and put those that have to wait into the queue.
+
+        :param files: rows by file
+        """
+        rows = pa.concat_batches(list(files.values()))
+        for file, own in files.items():
+            self._unread.setdefault(file, (own.num_rows, self._now_ms()))
+        waiting = self._publish(version, rows)
+        self.counts.update(files=len(files), read=len(rows))
+        done = []
+        start = 0
+        for file, own in files.items():
+            wanted = waiting[start : start + own.num_rows]
+            start += own.num_rows
+            if wanted.any():
+                now_ms = self._now_ms()
+                shards = self._queue.admit(file, own, wanted, now_ms, now_ms + FIRST_WAIT_S * 1000)
+                self._shards[file] = {shard.number: shard for shard in shards}
+            else:
+                done.append(file)
+            del self._unread[file]
+        for _ in _FETCHERS.map(self._store.delete, done):
+            pass
+
+    def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
+        """The rows of a file; None: it cannot be used, and is set aside, or is not there any more.
+
+        :param version: in whose places of columns the rows are wanted; None: as they are stored
+        """
+        try:
+            rows = _decoded(self._store.get(file))
+        except NotFoundError:
+            self._forget_admitted(file)
+            self._lose_sight_of(file)
+            return None
+        except (ChecksumError, pa.ArrowException, OSError) as error:  # OSError: so Arrow tells of damaged lz4
+            self._set_aside(file, str(error))
+            return None
+        try:
+            resolved = version.from_store(rows) if version else rows
+        except UnresolvedRowsError as error:
+            if file not in self._shards:
+                self._unread.setdefault(file, (rows.num_rows, self._now_ms()))
+            self._set_aside(file, str(error))
+            return None
+        self._broken.pop(file, None)
+        return resolved
+
+    def _lose_sight_of(self, file: str) -> None:
+        """A file is not there any more."""
+        for known in (self._shards, self._unread, self._broken):
+            known.pop(file, None)
+
+    def _set_aside(self, file: str, reason: str) -> None:
+        attempts = self._broken[file].attempts + 1 if file in self._broken else 1
+        self._broken[file] = _Broken(reason, attempts, self._clock() + _wait_s(attempts - 1))
+
+    def _may_be_tried(self, file: str) -> bool:
+        """Whether a file is not set aside, or has been for long enough."""
+        return file not in self._broken or self._broken[file].again_s <= self._clock()
+
+    def _batches(self, version: TableVersion, shards: Sequence[Shard]) -> Iterator[_Batch]:
+        """The rows that are waiting in these shards, some shards together."""
+        taken: list[Shard] = []
+        parts: list[pa.RecordBatch] = []
+        size = 0.0
+        decoded: tuple[str, pa.RecordBatch | None] = ("", None)
+        for shard in shards:
+            if decoded[0] != shard.file:
+                decoded = shard.file, self._read(shard.file, version)
+            if decoded[1] is None:
+                continue
+            if not self._goes_on():
+                return
+            taken.append(shard)
+            parts.append(self._rows_of(shard, decoded[1]))
+            size += _part_of_batch(parts[-1])
+            if size >= 1:
+                yield _batch(taken, parts)
+                taken, parts, size = [], [], 0.0
+        if taken:
+            yield _batch(taken, parts)
+
+    def _rows_of(self, shard: Shard, file_rows: pa.RecordBatch) -> pa.RecordBatch:
+        waiting = self._queue.digests([shard])[0]
+        rows = file_rows.slice(shard.number * SHARD_ROWS, SHARD_ROWS)
+        halves = digest_halves(rows["digest"])
+        known = sorted_digests(np.frombuffer(b"".join(waiting), np.uint64).reshape(-1, 2))
+        return rows.filter(pa.array(first_of_each(halves) & among(halves, known)))
+
+    def _publish_due(self, version: TableVersion, batch: _Batch) -> None:
+        """Look at rows again that have waited."""
+        self._solve(batch, self._publish(version, batch.rows))
+        self.counts.update(due=len(batch.rows))
+
+    def _publish(self, version: TableVersion, rows: pa.RecordBatch) -> Mask:
+        """Publish rows; which of them have to wait."""
+        first = first_of_each(digest_halves(rows["digest"]))
+        outcome = self._effects.publish(version.table, rows.filter(pa.array(first)))
+        waiting = np.zeros(len(rows), np.bool_)
+        waiting[first] = outcome.waiting
+        postponed = int(np.count_nonzero(waiting))
+        repeated = len(rows) - outcome.published - postponed
+        self.counts.update(published=outcome.published, postponed=postponed, repeated=repeated)
+        return waiting
+
+    def _solve(self, batch: _Batch, waiting: Mask) -> None:
+        """Take rows out of the queue that wait no more, and files none of whose rows do."""
+        now_ms = self._now_ms()
+        for place, shard in enumerate(batch.shards):
+            own = batch.shard == place
+            solved = batch.rows["digest"].filter(pa.array(own & ~waiting)).to_pylist()
+            left = int(np.count_nonzero(own & waiting))
+            due_ms = now_ms + _wait_s(shard.attempts) * 1000
+            after = self._queue.solve(shard, solved, left, due_ms)
+            self._shards.setdefault(shard.file, {})[shard.number] = after
+        for file in {shard.file for shard in batch.shards}:
+            self._finish(file)
+
+    def _finish(self, file: str) -> None:
+        """Remove a file that has no rows waiting, from the queue first."""
+        shards = self._shards.get(file)
+        if shards is None or any(shard.waiting for shard in shards.values()):
+            return
+        self._forget_admitted(file)
+        self._store.delete(file)
+        del self._shards[file]
+
+    def _forget_admitted(self, file: str) -> None:
+        """Remove what the queue knows of a file."""
+        if shards := self._shards.get(file):
+            self._queue.forget(file, max(shard.shards for shard in shards.values()))
+
+    def status(self) -> dict[str, Any]:
+        """How things stand; ``oldest_ms`` is when the row was admitted that has waited longest, ms since the epoch.
+
+        ``broken`` names files that cannot be used, and why: the first of them, of ``files_broken``.
+        """
+        waiting = [(shard.waiting, shard.admitted_ms) for shard in self._waiting()]
+        waiting += self._unread.values()
+        return {
+            "waiting": sum(rows for rows, _ in waiting),
+            "published": self.counts["published"],
+            "duplicates": self.counts["repeated"],
+            "oldest_ms": min((since_ms for _, since_ms in waiting), default=None),
+            "tables_unknown": len(self._tables_unknown),
+            "files_broken": len(self._broken),
+            "broken": {file: self._broken[file].reason for file in sorted(self._broken)[:BROKEN_NAMED]},
+            "error": self.error,
+        }
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps rows from being published, for people."""
+        found = [f"{file} cannot be used: {one.reason}" for file, one in self._broken.items()]
+        found += [
+            f"rows of table id {table_id} are left in {FOLDER}{table_id}/: the schema does not have it"
+            for table_id in sorted(self._tables_unknown)
+        ]
+        return [*found, *([self.error] if self.error else [])]
+
+
+def check_counts(of: Mapping[str, int]) -> None:
+    """Look whether every row has one outcome.
+
+    :raises StepError: some have none, or two
+    """
+    if of["read"] + of["due"] != of["published"] + of["repeated"] + of["postponed"]:
+        raise StepError(f"the counts of late rows do not reconcile: {dict(of)}")
+
+
+def _wait_s(attempts: int) -> int:
+    """How long what was tried so often waits, seconds."""
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S << min(attempts, 10))
+
+
+def _decoded(data: bytes) -> pa.RecordBatch:
+    """The rows of a file.
+
+    :raises pa.ArrowInvalid: it has none, or none like ours
+    """
+    rows = decode_rows(data)
+    if rows.schema != STAGED_ROWS:
+        raise pa.ArrowInvalid("it has other fields than change rows have")
+    return rows
+
+
+def _part_of_batch(rows: pa.RecordBatch) -> float:
+    """How much of a batch these rows fill."""
+    return float(max(len(rows) / BATCH_ROWS, rows.nbytes / BATCH_BYTES))
+
+
+def _batch(shards: Sequence[Shard], parts: Sequence[pa.RecordBatch]) -> _Batch:
+    places = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return _Batch(tuple(shards), pa.concat_batches(parts), places)
+
+
+def _table_id(file: str) -> str:
+    """The table id in the key of a file of late rows."""
+    return file.removeprefix(FOLDER).partition("/")[0]

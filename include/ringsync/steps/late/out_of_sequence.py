@@ -1,0 +1,56 @@
+"""Publish what came late (DESIGN §7): a loop that works through files of late rows and the queue ``out_of_sequence``.
+
+In each cycle new files, and what of the queue is due, are published as the rows are now, but for what was published
+before, and for rows of which a replica that is down may know more: these wait in the queue. See late_rows.py.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ringsync.cluster.control import ControlServer
+from ringsync.ledger.layout import check_layout
+from ringsync.state.out_of_sequence import OutOfSequence
+from ringsync.steps.application import Application, ExitCode, Report
+from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_rows import LateRows
+from ringsync.steps.loop import connect_patiently, cycles, is_stopped, put_status
+from ringsync.steps.own_keyspace import create_state
+from ringsync.wiring import cluster_limits, cluster_settings
+
+STATUS_EVERY_S = 5.0
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Publish late rows until the time is over.
+
+    :returns: exit code 1 when something keeps rows from being published
+    :raises ClusterError: the cluster cannot be reached at the beginning
+    :raises LayoutError: the state is of a version of ringsync that this one does not know
+    :raises StateError: ringsync's own keyspace cannot be used
+    :raises StepError: the counts do not reconcile
+    """
+    config, store = application.config, application.store
+    check_layout(store)
+    session = connect_patiently(cluster_settings(config))
+    create_state(session, config)
+    end = time.monotonic() + config.sync.run_s
+    said = 0.0
+
+    def goes_on() -> bool:
+        nonlocal said
+        if time.monotonic() >= said + STATUS_EVERY_S:
+            said = time.monotonic()
+            put_status(store, "out_of_sequence", "queue", late.status())
+        return time.monotonic() < end and not is_stopped(store)
+
+    with ControlServer() as control:
+        control.watch_limits(store, application.run, cluster_limits(config))
+        queue = OutOfSequence(session, config.state.keyspace)
+        late = LateRows(store, queue, LatePasses(application, session, control.address), goes_on=goes_on)
+        for _ in cycles(store, config.sync.run_s, config.out_of_sequence_processor_poll_interval_ms / 1000):
+            late.cycle()
+            put_status(store, "out_of_sequence", "queue", late.status())
+    problems = late.problems
+    report = {"counts": dict(late.counts), **late.status(), "problems": problems}
+    return report, ExitCode.COMPLETED_WITH_ERRORS if problems else ExitCode.OK

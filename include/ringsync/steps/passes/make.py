@@ -1,0 +1,253 @@
+"""Passes in the making: settled change rows become messages, merged change rows for the replica, and digests.
+
+Tasks write files (:func:`make_outputs`); the driver commits a pass that names them (:func:`commit`), and then does what
+follows from it (:mod:`ringsync.steps.passes.follow_ups`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import ringsync
+from ringsync.changes.reconcile.rows import merge
+from ringsync.changes.schema import PARTITION_DELETION
+from ringsync.compiled.arrow import Mask, integers
+from ringsync.config import Config, load_config
+from ringsync.images.queries import queries
+from ringsync.images.visible import same_keys
+from ringsync.ledger.passes import (
+    Pass,
+    changes_key,
+    deletions_key,
+    digests_key,
+    encode_digests,
+    pass_bucket,
+    put_pass,
+)
+from ringsync.ledger.staging import encode_rows
+from ringsync.ledger.tries import Try, remove_tries
+from ringsync.steps.passes.rows_after import AfterReader, images_after, rows_removed, with_before
+from ringsync.steps.passes.rows_before import Said
+from ringsync.steps.passes.spared_rows import spared_rows
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.change_messages import change_messages
+from ringsync.streams.files import FileStream, Part, PartWriter
+
+LAG_SAMPLE = 1000
+"""Rows of a slice whose lag is remembered."""
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What all tasks of a pass need to know.
+
+    :ivar reader: how rows after changes are found
+    :ivar topic: of the stream that the messages go to
+    :ivar number: of the pass
+    :ivar attempt: different for every attempt to make it
+    :ivar bootstrap: that is going on; empty: none
+    :ivar late: the rows were late
+    :ivar endpoints: of nodes by host id
+    :ivar schema_version: of the stream's schemas
+    """
+
+    config_path: str
+    reader: AfterReader
+    topic: str
+    number: int
+    attempt: str
+    bootstrap: str
+    late: bool
+    endpoints: Mapping[str, str]
+    schema_version: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """What has come of change rows.
+
+    :ivar outputs: None: there is nothing to publish
+    :ivar open: those of which nobody knows what they have come to, as long as replicas are down: not published
+    """
+
+    outputs: Outputs | None
+    open: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files of a slice.
+
+    :ivar deletions: None: it has none
+    :ivar deleted_until_us: their greatest timestamp, µs; None: there are none
+    :ivar digests: by bucket
+    :ivar lags_ms: from write to message, of some of the rows
+    :ivar made_at_ms: when the messages were made, ms since the epoch
+    """
+
+    part: Part
+    changes: str
+    deletions: str | None
+    deleted_until_us: int | None
+    digests: Mapping[str, str]
+    rows: int
+    messages: int
+    lags_ms: tuple[int, ...]
+    made_at_ms: int
+
+
+def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Made:
+    """Make messages of change rows of one table, and write all files of a slice.
+
+    A deletion of a partition or a range comes before the rows that it may cover, and whatever it removes, if that is
+    told, and spares follows it.
+
+    :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
+    :param name: of the slice, unique in the pass
+    :raises StreamConflictError: the pass's bucket is visible already, without these messages
+    """
+    config = load_config(context.config_path)
+    table = context.reader.table
+    every = pa.concat_batches(list(rows.values()))
+    merged = merge(every, table)
+    after = images_after(context.reader, merged)
+    left_open = every.slice(0, 0)
+    if after.open.any():
+        place = same_keys(every, merged, table)
+        waits = (place >= 0) & after.open[place]
+        left_open, rows = every.filter(pa.array(waits)), _divided(rows, ~waits)
+        every, merged, after = every.filter(pa.array(~waits)), merged.filter(pa.array(~after.open)), after.known()
+        if not every.num_rows:
+            return Made(None, left_open)
+    now_ms = int(time.time() * 1000)
+    own = own_name(context, name)
+    writer = FileStream(store, context.topic).open_part(
+        pass_bucket(context.number), own, context.schema_version, config.stream.codec
+    )
+    messages = 0
+    own_rows = Said(merged, after.images, after.visible, after.before)
+    removed = rows_removed(context.reader, merged)
+    spared = (with_before(context.reader, said, removed) for said in spared_rows(context.reader, merged))
+    for said in chain([own_rows], [removed] if removed else [], spared):
+        messages += said.changes.num_rows
+        # What was spared was not written, and what was removed is in the deletion's own query.
+        texts = queries(merged, table) if said is own_rows and config.sync.source_query else None
+        write_messages(writer, context, config, said, now_ms, texts)
+    # The changes come first: what is left of a try that is killed is found by them (tries.py).
+    changes = changes_key(table.table_id, context.number, own)
+    stored = context.reader.version.to_store(merged)
+    store.put(changes, encode_rows(stored))
+    deleting = stored.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
+    deletions = deletions_key(table.table_id, context.number, own) if deleting.num_rows else None
+    if deletions:
+        store.put(deletions, encode_rows(deleting))
+    digests = {}
+    for bucket, batch in rows.items():
+        digests[bucket] = digests_key(table.table_id, bucket, context.number, own)
+        store.put(digests[bucket], encode_digests(batch["digest"]))
+    lags = now_ms - integers(every["write_time"]) // 1000
+    sample = np.sort(lags)[:: max(1, len(lags) // LAG_SAMPLE)]
+    outputs = Outputs(
+        part=writer.finish(),
+        changes=changes,
+        deletions=deletions,
+        deleted_until_us=pc.max(deleting["deletion"].field("timestamp")).as_py(),
+        digests=digests,
+        rows=every.num_rows,
+        messages=messages,
+        lags_ms=tuple(sample.tolist()),
+        made_at_ms=now_ms,
+    )
+    return Made(outputs, left_open)
+
+
+def write_messages(
+    writer: PartWriter, context: PassContext, config: Config, said: Said, now_ms: int, texts: pa.Array | None = None
+) -> None:
+    """Add messages to a part of the stream.
+
+    :param now_ms: when they are made, ms since the epoch
+    :param texts: ``source.query`` of each; None: they have none
+    """
+    writer.add(
+        change_messages(
+            said.changes,
+            said.images,
+            said.visible,
+            context.reader.table,
+            config.server_name,
+            config.stream.mapping,
+            hostnames=_endpoints(said.changes["node"], context.endpoints),
+            processed_at_ms=now_ms,
+            schema_version=context.schema_version,
+            version=ringsync.__version__,
+            late=context.late,
+            queries=texts,
+            before=said.before,
+        )
+    )
+
+
+def own_name(context: PassContext, name: str) -> str:
+    """A name that no other task gives to a file, not even another run of this one: Spark may start a task anew while
+    the first, which it has lost sight of, goes on and comes to something else.
+
+    :param name: of the slice
+    """
+    return f"{context.attempt}-{name}-{secrets.token_hex(8)}"
+
+
+def _divided(rows: Mapping[str, pa.RecordBatch], chosen: Mask) -> dict[str, pa.RecordBatch]:
+    """The rows that the mask names, of all batches together; batches of which there is none are left out."""
+    ends = np.cumsum([batch.num_rows for batch in rows.values()])[:-1]
+    parts = zip(rows.items(), np.split(chosen, ends), strict=True)
+    return {place: batch.filter(pa.array(own)) for (place, batch), own in parts if own.any()}
+
+
+def commit(
+    store: ObjectStore, context: PassContext, outputs: Iterable[Outputs], counts: Mapping[str, int]
+) -> Pass | None:
+    """Commit a pass.
+
+    :returns: None: another pass has this number; what was made for this one is removed, and must be made anew from what
+        is left
+    """
+    made = list(outputs)
+    table_id = context.reader.table.table_id
+    digests: dict[str, tuple[str, ...]] = {}
+    for one in made:
+        for bucket, key in one.digests.items():
+            digests[bucket] = (*digests.get(bucket, ()), key)
+    candidate = Pass(
+        number=context.number,
+        kind="changes",
+        table_id=table_id,
+        created_at_ms=int(time.time() * 1000),
+        bootstrap=context.bootstrap,
+        late=context.late,
+        parts=tuple(one.part for one in made),
+        changes=tuple(one.changes for one in made),
+        deletions=tuple(one.deletions for one in made if one.deletions),
+        digests=digests,
+        counts={**counts, "rows": sum(one.rows for one in made), "messages": sum(one.messages for one in made)},
+        deleted_until_us=max((one.deleted_until_us for one in made if one.deleted_until_us is not None), default=None),
+    )
+    if put_pass(store, candidate):
+        return candidate
+    remove_tries(store, table_id, [context.topic], [Try.of(one.changes) for one in made])
+    return None
+
+
+def _endpoints(nodes: pa.Array, endpoints: Mapping[str, str]) -> pa.Array:
+    """Addresses of host ids; what is not known any more stays a host id."""
+    encoded = nodes.dictionary_encode()
+    names = pa.array([endpoints.get(node, node) for node in encoded.dictionary.to_pylist()], pa.string())
+    return names.take(encoded.indices)

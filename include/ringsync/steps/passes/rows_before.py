@@ -1,0 +1,148 @@
+"""The rows before changes, as the replica had them: ``before`` of messages, and the rows that deletions remove."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.keys.order import clustering_order
+from ringsync.changes.schema import PARTITION_DELETION, ROW, STATIC
+from ringsync.compiled.arrow import Mask, integers
+from ringsync.cql.murmur3 import murmur3_128
+from ringsync.images.after import RowsAfter
+from ringsync.images.live import live_rows
+from ringsync.images.to_changes import has_clustering, image_keys
+from ringsync.schema.table import TableSchema
+
+Places = npt.NDArray[np.int64]
+Before = tuple[pa.RecordBatch, Mask]
+"""Of each change the table's columns before it, by their names in the lake, and whether there was a row."""
+
+_NONE = -1
+
+
+@dataclass(frozen=True)
+class Said:
+    """What messages are made of.
+
+    :ivar changes: merged change rows; of a row that was spared one with nothing in it but its key
+    :ivar images: of the row after each; anything where ``visible`` does not say so
+    :ivar visible: whether it is there
+    :ivar before: the rows before; None: unknown
+    """
+
+    changes: pa.RecordBatch
+    images: pa.RecordBatch
+    visible: Mask
+    before: Before | None = None
+
+
+def alive(images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
+    """Which rows are there; of images without clustering: whether a static cell is."""
+    rows = live_rows(images, table, now_s)
+    row_alive, static = (rows[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
+    shown: Mask = np.where(has_clustering(images, table), row_alive, static)
+    return shown
+
+
+def rows_before(previous: pa.RecordBatch, merged: pa.RecordBatch, table: TableSchema, now_s: int) -> Before:
+    """The row before each change; of a change of static cells what was static in its partition.
+
+    A deletion of a partition is of a row only where partitions are rows; one of a range never is.
+
+    :param previous: the newest images of the rows that changes touch, before them
+    :param merged: merged change rows
+    :param now_s: seconds since the epoch
+    """
+    live = live_rows(previous, table, now_s)
+    row_alive, static_alive = (live[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
+    partition, clustering = image_keys(previous, table)
+    kinds = integers(merged["kind"])
+    place = places_of(merged["partition_key"], partition)
+    static = kinds == STATIC
+    if table.clustering:
+        is_row = kinds == ROW
+        mine = _keys(merged["partition_key"], merged["clustering"], is_row, table)
+        its = _keys(partition, clustering, has_clustering(previous, table), table)
+        place = np.where(is_row, places_of(mine, its), np.where(static, place, _NONE))
+    there = place != _NONE
+    there[there] = np.where(static[there], static_alive[place[there]], row_alive[place[there]])
+    return live.take(pa.array(place, mask=place == _NONE)), there
+
+
+def removed_rows(
+    previous: pa.RecordBatch, merged: pa.RecordBatch, after: RowsAfter, table: TableSchema, now_s: int
+) -> Said | None:
+    """The rows that deletions of partitions and ranges have removed, and that no change of their own is of; None: none.
+
+    Of each the deletion as if it had been of this row alone: a change row of kind ROW whose digest is made of the
+    deletion's digest and the row's clustering.
+
+    :param previous: the newest images of all rows of the partitions with deletions, before the changes
+    :param merged: merged change rows, with their nodes
+    :param after: what has become of the previous images
+    :param now_s: seconds since the epoch
+    """
+    partition, clustering = image_keys(previous, table)
+    is_row = has_clustering(previous, table)
+    after_partition, after_clustering = image_keys(after.images, table)
+    mine = _keys(partition, clustering, is_row, table)
+    its = _keys(after_partition, after_clustering, has_clustering(after.images, table), table)
+    place = places_of(mine, its)
+    gone = ~alive(after.images, table, now_s)
+    gone[after.of_change[after.of_change != _NONE]] = False  # they have a message of their own
+    removed = is_row & alive(previous, table, now_s) & (place != _NONE)
+    removed[removed] = gone[place[removed]]
+    # A row has the time of the newest deletion that covers it: that is what has removed it.
+    deletions = merged.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
+    deleted_at = pc.struct_field(after.images["_row"], "deleted_at").take(pa.array(place, mask=~removed))
+    deletion = places_of(
+        _with_times(partition, deleted_at),
+        _with_times(deletions["partition_key"], pc.struct_field(deletions["deletion"], "timestamp")),
+    )
+    chosen = np.flatnonzero(removed & (deletion != _NONE))
+    if not len(chosen):
+        return None
+    chosen = chosen[np.argsort(place[chosen])]  # in the order of the table
+    take = pa.array(chosen)
+    images = previous.take(take)
+    changes = _of_rows(deletions.take(pa.array(deletion[chosen])), clustering.take(take))
+    there = np.ones(len(chosen), np.bool_)
+    return Said(changes, images, ~there, (live_rows(images, table, now_s), there))
+
+
+def _of_rows(deletions: pa.RecordBatch, clusterings: pa.Array) -> pa.RecordBatch:
+    """Deletions as if each had been of one row."""
+    count = len(deletions)
+    halves = murmur3_128(pc.binary_join_element_wise(deletions["digest"].cast(pa.binary()), clusterings, b""))
+    digests = np.stack(halves, axis=1).astype(">i8")
+    made = {
+        "kind": pa.array(np.full(count, ROW, np.int8)),
+        "clustering": clusterings,
+        "range_end": pa.nulls(count, pa.binary()),
+        "digest": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, pa.py_buffer(digests)]),
+    }
+    arrays = [made.get(name, deletions[name]) for name in deletions.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=deletions.schema)
+
+
+def _keys(partition: pa.Array, clustering: pa.Array, is_row: Mask, table: TableSchema) -> pa.Array:
+    """Partition key and clustering as bytes, of equal rows the same; null where there is no row."""
+    ordered = clustering_order(pc.if_else(pa.array(is_row), clustering, None), table)
+    lengths = pc.binary_length(partition).cast(pa.string()).cast(pa.binary())
+    return pc.binary_join_element_wise(lengths, partition, ordered, b" ")
+
+
+def _with_times(partition: pa.Array, times: pa.Array) -> pa.Array:
+    """Partition key and time as bytes; null where there is no time."""
+    return pc.binary_join_element_wise(partition, times.cast(pa.string()).cast(pa.binary()), b" ")
+
+
+def places_of(mine: pa.Array, its: pa.Array) -> Places:
+    """Where each is found, the first time; -1: nowhere. Null is nowhere."""
+    found = pc.if_else(mine.is_valid(), pc.index_in(mine, value_set=its), None)
+    return integers(pc.fill_null(found, _NONE).cast(pa.int64()))

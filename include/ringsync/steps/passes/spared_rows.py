@@ -1,0 +1,230 @@
+"""What deletions of partitions and ranges have spared: rows that are newer, and may have been published long ago.
+
+A consumer that takes the newest removes all rows that such a deletion covers. Those that are still there, whoever wrote
+them, must follow it in the same pass (docs/messages.md). They are read from the source, at quorum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.changes.keys.parts import clustering_parts, composite_parts
+from ringsync.changes.schema import CELL, COMPLEX_DELETION, PARTITION_DELETION, ROW, STATIC
+from ringsync.cluster.control import ControlClient
+from ringsync.compiled.arrow import Places, integers
+from ringsync.config import Config, load_config
+from ringsync.config.sections import ConsistencyLevel
+from ringsync.cql.cells import cells_of, raw_values
+from ringsync.cql.identifiers import quote
+from ringsync.formats.result_page import Page
+from ringsync.images.from_pages import row_images
+from ringsync.images.keys import key_digests
+from ringsync.images.to_changes import has_clustering, image_keys
+from ringsync.images.visible import same_keys
+from ringsync.ledger.passes import Digests, among, digest_halves, first_of_each, sorted_digests
+from ringsync.schema.table import TableSchema
+from ringsync.sources.lookup.read import IN_FLIGHT, ROWS_AT_ONCE
+from ringsync.sources.scan.pages import PASSING_ERRORS, Asked, Pages, Request, Stuck, row_count
+from ringsync.sources.scan.scan import scan_query, scan_session
+from ringsync.sources.scan.where import all_of
+from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError, read_keys
+from ringsync.steps.passes.rows_before import Said
+from ringsync.wiring import cluster_settings
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """The rows that one deletion covers.
+
+    :ivar place: of the deletion
+    :ivar levels: consistency levels, one after the other until one is answered
+    """
+
+    place: int
+    request: Request
+    endpoints: tuple[str, ...]
+    levels: tuple[ConsistencyLevel, ...]
+
+
+def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
+    """The rows that are there under deletions of partitions and ranges, some at a time: however many there are.
+
+    :param merged: merged change rows of the table; what they say themselves is left out
+    :raises UnreadRowsError: rows could not be read
+    """
+    deletions = merged.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
+    if reader.mode == "none" or not deletions.num_rows:
+        return
+    config, table, now_s = load_config(reader.config_path), reader.table, int(time.time())
+    found = _under(reader, config, deletions, now_s) if table.clustering else _rows(reader, config, deletions, now_s)
+    seen = np.empty((0, 2), np.uint64)
+    for images, deletion_of in found:
+        keys = digest_halves(key_digests(images, table).cast(pa.binary(16)))
+        changes = changes_of_nothing(deletions.take(pa.array(deletion_of)), images, keys, table)
+        new = first_of_each(keys) & ~among(keys, seen) & (same_keys(changes, merged, table) < 0)
+        seen = sorted_digests(np.concatenate([seen, keys[new]]))
+        chosen = pa.array(new)
+        if new.any():
+            yield Said(changes.filter(chosen), images.filter(chosen), np.ones(int(new.sum()), np.bool_))
+
+
+def changes_of_nothing(
+    origins: pa.RecordBatch, images: pa.RecordBatch, keys: Digests, table: TableSchema
+) -> pa.RecordBatch:
+    """Change rows that say nothing: each has a row's key, and where the change comes from for which it is told.
+
+    The digest is that change's and the key's: the same, whenever the change is published.
+
+    :param origins: of each image the change, whatever it has changed
+    :param keys: digests of the images' keys
+    """
+    count, is_row = len(images), has_clustering(images, table)
+    _, clusterings = image_keys(images, table)
+    digests = pa.py_buffer((digest_halves(origins["digest"]) ^ keys).tobytes())
+    made = {
+        "kind": pa.array(np.where(is_row, ROW, STATIC).astype(np.int8)),
+        "clustering": pc.if_else(pa.array(is_row), clusterings, pa.scalar(None, pa.binary())),
+        "digest": pa.Array.from_buffers(pa.binary(16), count, [None, digests]),
+        **{
+            name: pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], kind))
+            for name, kind in (("cells", CELL), ("complex_deletions", COMPLEX_DELETION))
+        },
+    }
+    for name in ("range_end", "liveness", "deletion"):
+        made[name] = pa.nulls(count, origins.schema.field(name).type)
+    arrays = [made.get(name, origins[name]) for name in origins.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=origins.schema)
+
+
+def _rows(
+    reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int
+) -> Iterator[tuple[pa.RecordBatch, Places]]:
+    """Where a partition is a row: the images of those that are there, and the deletion of each."""
+    keys = deletions.select(["token", "partition_key", "clustering"])
+    images = read_keys(reader, config, keys, [], now_s).images
+    partition_keys, _ = image_keys(images, reader.table)
+    yield images, integers(pc.index_in(partition_keys, value_set=deletions["partition_key"]))
+
+
+def _under(
+    reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int
+) -> Iterator[tuple[pa.RecordBatch, Places]]:
+    """The images of rows that are there under deletions, and the deletion of each; some at a time."""
+    table = reader.table
+    query = scan_query(table, times=True, element_times=reader.element_times)
+    pages: list[Page] = []
+    places: list[int] = []
+
+    def decoded() -> tuple[pa.RecordBatch, Places]:
+        images = row_images(pages, table, query.layout, now_s, config.replica.unrepresentable_values)
+        return images, np.repeat(places, [row_count(page) for page in pages])
+
+    for place, page in _pages(reader, config, list(_lookups(reader, query.select, deletions)), now_s):
+        pages.append(page)
+        places.append(place)
+        if sum(map(row_count, pages)) >= ROWS_AT_ONCE:
+            yield decoded()
+            pages, places = [], []
+    if pages:
+        yield decoded()
+
+
+def _pages(reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_s: int) -> Iterator[tuple[int, Page]]:
+    """Pages that have rows, each with the place of its deletion; a lookup may give some of them twice."""
+    settings = cluster_settings(config)
+    session = scan_session(settings, now_s)
+    waiting = deque(lookups)
+    running: deque[tuple[_Lookup, Pages, Asked | None]] = deque()
+    with ControlClient(reader.control) as permits:
+        while waiting or running:
+            while waiting and len(running) < IN_FLIGHT:
+                lookup = waiting[0]
+                level = replace(settings, consistency_level=lookup.levels[0])
+                pages = Pages(session, session.statements, lookup.endpoints, level, permits, time.sleep)
+                try:
+                    asked = pages.ask(lookup.request, wait=not running)
+                    if asked is None:
+                        break
+                except PASSING_ERRORS:
+                    asked = None  # it is asked again by whoever waits for it
+                running.append((waiting.popleft(), pages, asked))
+            lookup, pages, asked = running.popleft()
+            try:
+                for page in pages.read(lookup.request, asked):
+                    if row_count(page):
+                        yield lookup.place, page
+            except Stuck as stuck:
+                if len(lookup.levels) == 1:
+                    raise UnreadRowsError(f"{reader.table.full_name}: what a deletion has spared {stuck}") from stuck
+                waiting.append(replace(lookup, levels=lookup.levels[1:]))
+
+
+def _lookups(reader: AfterReader, select: str, deletions: pa.RecordBatch) -> Iterator[_Lookup]:
+    table, ring = reader.table, reader.ring
+    cells = cells_of(deletions["partition_key"])
+    parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
+    keys = list(zip(*(raw_values(part).to_pylist() for part in parts), strict=True))
+    bounds = [_bounds(deletions[name], table) for name in ("clustering", "range_end")]
+    of_keys = [f"{quote(column.name)} = ?" for column in table.partition_key]
+    for place, number in enumerate(ring.numbers_of(integers(deletions["token"])).tolist()):
+        conditions, values = _between(table, *(side[place] for side in bounds))
+        quorum: tuple[ConsistencyLevel, ...] = ("LOCAL_QUORUM",)
+        yield _Lookup(
+            place,
+            Request(f"{select} WHERE {all_of([*of_keys, *conditions])}", (*keys[place], *values), thorough=True),
+            tuple(host.endpoint for host in ring.hosts[number]),
+            ("ALL", *quorum) if reader.disagreed and ring.all_live[number] else quorum,
+        )
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One side of a range: values of the first clustering columns, and whether what begins with them belongs to it."""
+
+    values: tuple[bytes | None, ...] = ()
+    inclusive: bool = True
+
+
+def _bounds(encoded: pa.Array, table: TableSchema) -> list[_Bound]:
+    """Bounds as change rows have them; of the deletion of a partition those that leave nothing out."""
+    found = [_Bound()] * len(encoded)
+    there = np.flatnonzero(encoded.is_valid().to_numpy(zero_copy_only=False))
+    texts = encoded.take(pa.array(there))
+    counts, parts, _ = clustering_parts(cells_of(texts), len(table.clustering))
+    values = list(zip(*(raw_values(part).to_pylist() for part in parts), strict=True))
+    for place, text, count, of_row in zip(there.tolist(), texts.to_pylist(), counts.tolist(), values, strict=True):
+        found[place] = _Bound(of_row[:count], text[-1] > 0)
+    return found
+
+
+def _between(table: TableSchema, start: _Bound, end: _Bound) -> tuple[list[str], list[bytes]]:
+    """Conditions for the rows of a range, and their parameters.
+
+    Where the bounds differ in more than one column they let some rows through that are not in it: what is told of these
+    is right as well.
+    """
+    conditions: list[str] = []
+    values: list[bytes] = []
+    shared = 0
+    for column, one, other in zip(table.clustering, start.values, end.values, strict=False):
+        if one is None or one != other:
+            break
+        conditions.append(f"{quote(column.name)} = ?")
+        values.append(one)
+        shared += 1
+    for bound, sign in ((start, ">"), (end, "<")):
+        value = bound.values[shared] if len(bound.values) > shared else None
+        if value is not None:
+            column = table.clustering[shared]
+            sign = {">": "<", "<": ">"}[sign] if column.descending else sign
+            inclusive = bound.inclusive or len(bound.values) > shared + 1
+            conditions.append(f"{quote(column.name)} {sign}{'=' * inclusive} ?")
+            values.append(value)
+    return conditions, values

@@ -1,0 +1,138 @@
+"""Merge what the sync has added to the replicas into their bases, where it is time (DESIGN §5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringsync.cluster.schema import read_tables
+from ringsync.cluster.session import connect
+from ringsync.config import Config
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.schema.table import TableSchema
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
+from ringsync.storage import delta_options
+from ringsync.wiring import cluster_settings
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A table that may have a replica.
+
+    :ivar gc_grace_s: its ``gc_grace_seconds``
+    """
+
+    schema: TableSchema
+    gc_grace_s: int
+
+
+def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
+    """Merge the table that is named, or all that are due.
+
+    :returns: exit code 1 when some table could not be merged, or had to wait: the report says which and why
+    :raises StepError: the table that is named has no replica, or it cannot be merged now
+    :raises ClusterError: the cluster does not answer
+    """
+    from ringsync.replica.base import ReplicaMismatchError
+    from ringsync.replica.changes import replica_state
+    from ringsync.replica.delta_log import DeltaLogError
+    from ringsync.replica.merge import due
+
+    config, store = application.config, application.store
+    options = delta_options(**config.store.model_dump())
+    session = connect(cluster_settings(config))
+    named = application.options.table and parse_table_name(application.options.table)
+    merged: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    waiting = 0
+    for candidate in candidates(session, named):
+        table = candidate.schema
+        try:
+            state = replica_state(store, table, options)
+            if state is None:
+                if named:
+                    raise StepError(f"{table.full_name} has no replica: trigger bootstrap_table first")
+                continue
+            if not named and not due(
+                state,
+                int(clock() * 1000),
+                interval_s=config.replica.merge_interval_s,
+                rows_fraction=config.replica.merge_rows_fraction,
+            ):
+                waiting += bool(state.changed_rows)
+                continue
+            merged[table.full_name] = merge_table(application, candidate, state, int(clock()))
+        except (StepError, ReplicaMismatchError, DeltaLogError) as error:
+            if named:
+                raise
+            failed[table.full_name] = str(error)
+    report = {"merged": merged, "not_yet_due": waiting, "failed": failed}
+    return report, ExitCode.COMPLETED_WITH_ERRORS if failed else ExitCode.OK
+
+
+def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:
+    """The table that is named, or all that the sync keeps in step: those with cdc.
+
+    :raises StepError: there is no such table
+    """
+    rows = list(session.execute("SELECT id, cdc, gc_grace_seconds FROM system_schema.tables"))
+    grace: Mapping[str, int] = {row.id.hex: row.gc_grace_seconds for row in rows}
+    with_cdc = {row.id.hex for row in rows if row.cdc}
+    found = [
+        Candidate(table, grace[table.table_id])
+        for table in read_tables(session).tables
+        if table.table_id in grace and ((table.keyspace, table.name) == named if named else table.table_id in with_cdc)
+    ]
+    if named and not found:
+        raise StepError(f"the cluster has no table {'.'.join(named)} that ringsync can read")
+    return found
+
+
+def dead_kept_s(config: Config, candidate: Candidate) -> int:
+    """So long dead rows are kept: until no older write comes, and while nobody asks the source what hides one."""
+    return max(candidate.gc_grace_s, (digests_kept_ms(config) + FORGOTTEN_LATER_MS) // 1000)
+
+
+def merge_table(application: Application, candidate: Candidate, state: Any, now_s: int) -> Report:
+    """Merge one table and tidy it up.
+
+    :param state: :class:`ringsync.replica.changes.ReplicaState`
+    :returns: part of the report
+    :raises StepError: another writer was faster, or the counts do not reconcile
+    """
+    from delta.exceptions import DeltaConcurrentModificationException
+
+    from ringsync.replica.base import replica_folder
+    from ringsync.replica.merge import merge_changes, tidy
+    from ringsync.replica.session import spark_session
+    from ringsync.replica.table import ReplicaTable
+
+    table = candidate.schema
+    started = time.monotonic()
+    if state.changes_version < 0:
+        return {"read": 0}
+    spark = spark_session(f"replica_merge {application.run}")
+    replica = ReplicaTable(application.store.uri(replica_folder(table.keyspace, table.name)), table)
+    try:
+        result = merge_changes(
+            spark,
+            application.store,
+            replica,
+            state,
+            now_s=now_s,
+            dead_kept_s=dead_kept_s(application.config, candidate),
+            properties={"run_id": application.run},
+        )
+        compacted = tidy(spark, application.store, replica, state.options)
+    except DeltaConcurrentModificationException as error:
+        raise StepError(
+            f"{replica.uri}: a bootstrap or a repair has changed the replica meanwhile; merge again: {error}"
+        ) from error
+    counts = asdict(result)
+    told = [counts[name] for name in ("updated", "inserted", "deleted", "never_there", "superseded")]
+    if counts["read"] != sum(told):
+        raise StepError(f"the counts of the merge of {table.full_name} do not reconcile: {counts}")
+    return {**counts, "compacted": compacted, "seconds": round(time.monotonic() - started, 3)}

@@ -1,0 +1,197 @@
+"""Compare source and replica cell by cell, and repair what differs (DESIGN §8).
+
+Both sides are seen as of one moment, now: expired cells are gone from both. Each token range is summed up to a
+checksum on both sides; only ranges whose checksums differ are read again and compared row by row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from ringsync.cluster.control import ControlClient, ControlServer
+from ringsync.cluster.session import connect
+from ringsync.config import Config, load_config
+from ringsync.ring.tokens import WHOLE_RING
+from ringsync.sources.scan.plan import ScanPlan, Selection, within
+from ringsync.sources.scan.planning import make_scan_plan
+from ringsync.status import read_statuses
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.storage import delta_options
+from ringsync.storage.port import ObjectStore
+from ringsync.wiring import cluster_limits, cluster_settings
+
+if TYPE_CHECKING:
+    from ringsync.replica.changes import ReplicaState
+
+Ranges = Sequence[tuple[int, int]]
+ROWS_OF_A_TASK = 100_000
+"""Of the replica, about; a task opens both of its tables."""
+CHANGES_OF_A_TASK = 32 << 20
+"""Bytes in files of the table of changes, about: a task has those of its token ranges in memory."""
+
+
+def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
+    """Verify, and repair if asked.
+
+    :returns: exit code 1 when differences are left
+    :raises StepError: there is no replica
+    :raises ScanError: the source could not be read; for a repair of a table that is followed, from all replicas
+    :raises ReplicaMismatchError: the replica is of another table id or schema
+    """
+    from ringsync.replica.base import base_folder, own_properties, replica_folder
+    from ringsync.replica.changes import check_base, replica_state
+    from ringsync.replica.compare import Comparison, compare_ranges, repair
+    from ringsync.replica.delta_log import read_snapshot
+    from ringsync.replica.session import limit_batches, spark_session
+    from ringsync.replica.table import ReplicaTable, token_condition
+    from ringsync.replica.view import as_selected, live
+    from ringsync.sources.cassandra_table import CassandraTable
+
+    config, store = application.config, application.store
+    keyspace, name = application.one_table
+    folder = base_folder(keyspace, name)
+    properties = own_properties(read_snapshot(store, folder).metadata.get("configuration") or {})
+    if not properties:
+        raise StepError(f"{store.uri(folder)}: there is no replica of {keyspace}.{name}: trigger bootstrap_table first")
+    selection = Selection.from_json(properties["selection"])
+    plan = make_scan_plan(
+        connect(cluster_settings(config)), config, keyspace, name, now=int(clock()), selection=selection
+    )
+    table = plan.table
+    spark = spark_session(f"replica_verify {table.full_name} {application.run}")
+    spark.dataSource.register(CassandraTable)
+    replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
+
+    def state() -> ReplicaState:
+        complete_until_us = synced_until_us(store, table.table_id)  # asked first: the replica has it by then
+        found = replica_state(store, table, delta_options(**config.store.model_dump()))
+        assert found is not None, f"{replica.uri} was there a moment ago"
+        return replace(found, as_of_us=max(found.as_of_us, complete_until_us))
+
+    def source_images(ranges: Ranges, level: str = plan.consistency_level) -> Any:
+        reader = spark.read.format("cassandra_table").option("config", application.config_path)
+        asked = replace(within(plan, ranges), consistency_level=level)
+        return reader.option("plan", asked.to_json()).load()
+
+    def compare(seen: ReplicaState) -> Comparison:
+        edges = boundaries(config)
+        limit_batches(spark, seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes)
+        return compare_ranges(
+            source_checksums(spark, application, plan, edges),
+            replica_checksums(spark, plan, seen, edges),
+            lambda ranges: as_selected(source_images(ranges), table, plan.now),
+            # The condition comes first: all other rows would go through the functions in Python.
+            lambda ranges: live(replica.images_at(spark, seen).where(token_condition(ranges)), table, plan.now),
+            edges,
+            table,
+            changed_after_us=seen.as_of_us,
+            limit=config.verify.max_listed_differences,
+        )
+
+    seen = state()
+    found = compare(seen)
+    report = {**describe(found, plan), "replica_pass": seen.applied}
+    if application.options.repair and not found.is_equal:
+        level, first = repair_level(store, plan), seen
+        written = repair(
+            replica,
+            source_images(found.differing_ranges, level),
+            found.differing_ranges,
+            up_to_pass=seen.applied,
+            properties={"run_id": application.run},
+            check=lambda: check_base(store, table, first),
+        )
+        found = compare(state())
+        report = {
+            **describe(found, plan),
+            "before_repair": report,
+            "repair": {**asdict(written), "consistency_level": level},
+        }
+    return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+
+
+def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
+    """The consistency level at which what a replica is repaired with is read: of a table that is followed ALL.
+
+    A row that has been published is in the replica, though maybe only one node has it by now. Read without this node
+    it would be taken out, and never come back: its copies, which the others get later, are known as published.
+    """
+    published = store.list(f"sync/{plan.table.table_id}/published/")
+    return "ALL" if published else plan.consistency_level
+
+
+def synced_until_us(store: ObjectStore, table_id: str) -> int:
+    """The moment until which the sync has given to a replica all that was not late, in µs since the epoch.
+
+    Without it whatever differs and was written after the bootstrap would pass for a change that is on its way.
+
+    :returns: 0: it does not say
+    """
+    tables = read_statuses(store).get("bucket_close/close", {}).get("tables", {})
+    found = [one.get("complete_until_ms") for one in tables.values() if one["table_id"] == table_id]
+    return max((moment * 1000 for moment in found if moment), default=0)
+
+
+def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges: Sequence[int]) -> Any:
+    """The source's checksums: a task reads a split."""
+    from ringsync.images.live import selected_rows
+    from ringsync.replica.checksum import range_checksums
+    from ringsync.sources.cassandra_table import read_split
+
+    config_path = application.config_path
+    with ControlServer(host=spark.conf.get("spark.driver.host", "127.0.0.1")) as control:
+        control.watch_limits(application.store, f"verify-{application.run}", cluster_limits(application.config))
+        address = control.address
+
+        def read(piece: int) -> Iterator[Any]:
+            with ControlClient(address) as permits:
+                for batch in read_split(load_config(config_path), plan, plan.splits[piece], permits):
+                    yield selected_rows(batch, plan.table, plan.now)
+
+        return range_checksums(spark, len(plan.splits), read, plan.table, edges)
+
+
+def replica_checksums(spark: Any, plan: ScanPlan, seen: ReplicaState, edges: Sequence[int]) -> Any:
+    """The replica's checksums: a task reads some token ranges."""
+    from ringsync.images.live import shown_rows
+    from ringsync.replica.checksum import range_checksums
+    from ringsync.replica.lookup import images_between
+
+    wanted = (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK, seen.changed_bytes // CHANGES_OF_A_TASK
+    pieces = min(max(spark.sparkContext.defaultParallelism, *wanted), len(edges) - 1)
+    ends = [edges[(len(edges) - 1) * piece // pieces] for piece in range(pieces + 1)]
+
+    def read(piece: int) -> Iterator[Any]:
+        return shown_rows(images_between(seen, plan.table, ends[piece], ends[piece + 1]), plan.table, plan.now)
+
+    return range_checksums(spark, pieces, read, plan.table, edges)
+
+
+def boundaries(config: Config) -> list[int]:
+    """Equal token ranges over the whole ring, as many as ``verify.ranges``."""
+    ranges = WHOLE_RING.split(config.verify.ranges)
+    return [ranges[0].start, *(token_range.end for token_range in ranges[:-1]), 2**63 - 1]
+
+
+def describe(found: Any, plan: ScanPlan) -> Report:
+    """A comparison as the report shows it.
+
+    :param found: :class:`ringsync.replica.compare.Comparison`
+    """
+    return {
+        "consistency_level": plan.consistency_level,
+        "ranges": found.ranges,
+        "ranges_differing": len(found.differing_ranges),
+        "rows": found.source_rows,
+        "cells": found.source_cells,
+        "replica_rows": found.replica_rows,
+        "replica_cells": found.replica_cells,
+        "rows_of_differing_ranges": dict(found.rows),
+        "differences": sum(found.differences_by_kind.values()),
+        "differences_by_kind": dict(found.differences_by_kind),
+        "listed": [asdict(difference) for difference in found.differences],
+        "times_unknown_for_elements": not plan.element_times,
+    }

@@ -1,0 +1,294 @@
+"""Stage what the nodes of a worker queue have logged (DESIGN §5, step 2): a loop.
+
+In each cycle: what ``_cdc.idx`` says is synced and no commit covers is decoded by Spark tasks and laid into buckets;
+then, for each node, one commit makes its files, their digests and the new positions durable at once. A segment that is
+complete and wholly committed is removed from ``cdc_raw``, and nothing else ever is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringsync.changes.identity import TableVersion
+from ringsync.cluster.cluster import read_ring, read_settings
+from ringsync.cluster.schema import read_tables
+from ringsync.config import Config
+from ringsync.ledger.layout import check_layout
+from ringsync.ledger.staging import closed_until, decode_rows, put_commit
+from ringsync.ledger.table_versions import CdcEnded, latest_version, version_of
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import Host, RingError
+from ringsync.schema.table import TableSchema
+from ringsync.state.processor_error import ErrorTable
+from ringsync.steps.absent_tables import AbsentTables
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left, start_workers
+from ringsync.steps.own_keyspace import create_state
+from ringsync.steps.stage.node_log import NodeLog, read_node_log, remove_segment
+from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
+from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
+from ringsync.storage.port import ObjectStore
+from ringsync.wiring import cluster_settings
+
+CYCLE_BYTES = 64 * 2**20
+"""Of the log of one node that are staged in one cycle: a backlog comes in pieces, and each is committed."""
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Stage until the time is over.
+
+    :raises ClusterError: the cluster cannot be reached at the beginning
+    :raises LayoutError: the state is of a version of ringsync that this one does not know
+    :raises StepError: the counts do not reconcile
+    """
+    from ringsync.replica.session import spark_session
+
+    config, store = application.config, application.store
+    check_layout(store)
+    # Whatever the master of all others is: executors elsewhere cannot read this host's commit logs.
+    master = f"local[{config.sync.stage_cores}]"
+    spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
+    start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
+    session = connect_patiently(cluster_settings(config))
+    create_state(session, config)
+    errors = ErrorTable(session, config.state.keyspace, store)
+    patience = Patience()
+    stager = Stager(application, session, spark.sparkContext, errors.put)
+    run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
+    for _ in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+        error = patience.tried(stager.cycle)
+        put_status(store, "commitlog_stage", application.options.queue, {"nodes": stager.status(), "error": error})
+    return stager.report(), ExitCode.OK
+
+
+class Stager:
+    """The nodes of one queue.
+
+    :param context: Spark's
+    :param put_errors: makes records that could not be decoded durable: rows of ``ERRORS`` and the node's id
+    """
+
+    def __init__(
+        self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], None]
+    ) -> None:
+        self._config: Config = application.config
+        self._config_path = application.config_path
+        self._store: ObjectStore = application.store
+        self._queue: str = application.options.queue
+        self._session = session
+        self._context = context
+        self._put_errors = put_errors
+        self._logs: dict[str, NodeLog] = {}
+        self._plan: SyncPlan | None = None
+        self._rings: dict[str, RankedRing | None] = {}
+        self._schema_version: object = None
+        self._logged: tuple[TableSchema, ...] = ()
+        self._versions: dict[str, TableVersion] = {}
+        self._cdc_ended: CdcEnded | None = None
+        self._dropped: dict[str, TableSchema] = {}
+        self._absent = AbsentTables()
+        self._gone: frozenset[str] = frozenset()
+
+    def cycle(self) -> None:
+        """Stage what is new.
+
+        :raises StepError: the counts do not reconcile
+        """
+        windows = self._windows()
+        logs = self._node_logs()
+        now_ms = int(time.time() * 1000)
+        work = [one for log in logs for one in log.new_work(now_ms, CYCLE_BYTES)]
+        # Asked after the indexes were read: what was logged for a table before it had cdc is no loss.
+        if work:
+            staged = self._stage(work, windows)
+            unknown = [one.work for one in staged if one.has_unknown]
+            ids = frozenset().union(*(one.unknown_tables for one in staged))
+            if unknown and (self._refresh_schema() | self._recall(ids)):
+                again = {one.work: one for one in self._stage(unknown, windows)}
+                for one in staged:
+                    if one.work in again:
+                        self._forget(one)
+                staged = [again.get(one.work, one) for one in staged]
+            for log in logs:
+                self._commit(log, [one for one in staged if one.work.node == log.node], now_ms)
+        for log in logs:
+            log.look_back(now_ms)
+
+    def _windows(self) -> Windows:
+        newest = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != newest:
+            self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
+            self._rings = {}
+            self._versions |= {table.table_id: table.version for table in self._plan.tables}
+            self._refresh_schema()
+        return Windows(newest, closed_until(self._store))
+
+    def _node_logs(self) -> list[NodeLog]:
+        """The nodes of this queue; those that have left the ring are no longer read."""
+        hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
+        for host in hosts:
+            log = self._logs.get(host.id)
+            if log is None or log.folder is None:
+                self._logs[host.id] = read_node_log(self._store, host, self._folder(host), int(time.time() * 1000))
+        return [self._logs[host.id] for host in hosts]
+
+    def _hosts(self) -> tuple[Host, ...]:
+        return self._plan.read_hosts if self._plan else ()
+
+    def _folder(self, host: Host) -> Path | None:
+        """Where the node keeps its log for us; remembered, since a node that is down cannot be asked."""
+        if self._config.sync.cdc_raw:
+            return Path(self._config.sync.cdc_raw)
+        key = f"staging/nodes/{host.id}"
+        if told := read_settings(self._session, host.id, ["cdc_raw_directory"]).get("cdc_raw_directory"):
+            self._store.put(key, told.encode())
+            return Path(told)
+        return Path(self._store.get(key).decode()) if self._store.stat(key) else None
+
+    def _stage(self, work: Sequence[StageWork], windows: Windows) -> list[Staged]:
+        if not self._logged:
+            self._refresh_schema()
+        with_cdc = {row.id.hex for row in self._session.execute("SELECT id, cdc FROM system_schema.tables") if row.cdc}
+        if not with_cdc <= self._known():
+            self._refresh_schema()
+        kept = tuple(
+            StagedTable(
+                self._version_of(table),
+                self._config.sync.bucket_by_of(table.full_name) == "arrival",
+                self._ring_of(table.keyspace),
+            )
+            for table in self._logged
+            if self._is_kept(table, with_cdc) and self._config.sync.follows(table.full_name)
+        )
+        gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
+        logged = (*self._logged, *gone.values())
+        task = StageTask(self._config_path, logged, kept, windows, frozenset(gone))
+        # A task for each core: to start one takes longer than a small segment.
+        tasks = min(len(work), self._context.defaultParallelism)
+        return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
+
+    def _is_kept(self, table: TableSchema, with_cdc: set[str]) -> bool:
+        """Whether rows of a table are staged: it has cdc, or had it when some of what we read was logged."""
+        if self._cdc_ended is None:
+            self._cdc_ended = CdcEnded(self._store)
+        if table.table_id in with_cdc:
+            self._cdc_ended.begins(table.table_id)
+            return True
+        ended_ms = self._cdc_ended.at_ms(table.table_id, int(time.time() * 1000))
+        return ended_ms is not None and any(log.clear_at_ms <= ended_ms for log in self._logs.values())
+
+    def _version_of(self, table: TableSchema) -> TableVersion:
+        found = version_of(self._store, table, self._versions.get(table.table_id))
+        self._versions[table.table_id] = found
+        return found
+
+    def _ring_of(self, keyspace: str) -> RankedRing | None:
+        """The token ranges of a keyspace; None: they cannot be had, which ``bucket_close`` tells."""
+        if keyspace not in self._rings:
+            assert self._plan is not None
+            try:
+                known = keyspace in self._plan.replications
+                self._rings[keyspace] = ranked(
+                    self._plan.ring(keyspace) if known else read_ring(self._session, keyspace)
+                )
+            except RingError:
+                self._rings[keyspace] = None
+        return self._rings[keyspace]
+
+    def _known(self) -> set[str]:
+        """Ids of the tables of the schema."""
+        return {table.table_id for table in self._logged}
+
+    def _recall(self, table_ids: frozenset[str]) -> bool:
+        """Find how tables looked that are gone: a batch may have rows of others, too; whether one was found."""
+        self._gone = self._absent.look(table_ids, self._table_ids)
+        new = {
+            table_id: version.table
+            for table_id in self._gone - self._dropped.keys()
+            if (version := latest_version(self._store, table_id)) is not None
+        }
+        self._dropped |= new
+        return bool(new)
+
+    def _table_ids(self) -> set[str]:
+        """Of the tables that the schema has at this moment."""
+        kinds = ("tables", "views")
+        return {row.id.hex for kind in kinds for row in self._session.execute(f"SELECT id FROM system_schema.{kind}")}
+
+    def _refresh_schema(self) -> bool:
+        """Read the schema if it has changed; whether it has. While nodes differ it is read whenever it is asked for."""
+        local = self._session.execute("SELECT schema_version FROM system.local").one().schema_version
+        others = {row.schema_version for row in self._session.execute("SELECT schema_version FROM system.peers")}
+        if local == self._schema_version and others <= {local, None}:
+            return False
+        self._logged = tuple(read_tables(self._session).by_id().values())
+        self._schema_version = local if others <= {local, None} else None
+        return True
+
+    def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
+        """Make what was read of a node durable, and remove segments that end with it.
+
+        :raises StepError: the counts do not reconcile
+        """
+        taken = []
+        for one in staged:
+            if log.accepts(one, now_ms, unsure=not one.unknown_tables <= self._gone):
+                taken.append(one)
+            else:
+                self._forget(one)
+        if not taken:
+            return
+        for one in taken:
+            check_counts(one, log.node)
+            self._keep_damaged(log, one)
+            if one.error_count:
+                self._put_errors(decode_rows(one.errors), log.node)
+        commit = log.commit_of(taken)
+        counting = put_commit(self._store, commit)
+        if (counting.files, counting.late, counting.parts) != (commit.files, commit.late, commit.parts):
+            for one in taken:
+                self._forget(one)
+        log.take(counting)
+        for one in taken:
+            if one.part.finished and one.part.segment_id in log.finished:
+                remove_segment(Path(one.work.file))
+
+    def _forget(self, staged: Staged) -> None:
+        """Remove files that no commit will list."""
+        for key in staged.files:
+            self._store.delete(key)
+
+    def _keep_damaged(self, log: NodeLog, staged: Staged) -> None:
+        """Keep a copy of a segment that could not be read whole, before it is removed: what is in it is not lost."""
+        key = f"cdc_damaged/{log.node}/{staged.part.segment}"
+        there = self._store.stat(key)
+        file = Path(staged.work.file)
+        if (staged.damage and (there is None or there.size != file.stat().st_size)) or (staged.part.finished and there):
+            self._store.put(key, file.read_bytes())
+
+    def status(self) -> dict[str, Any]:
+        """How far each node's log is staged."""
+        up = {host.id for host in self._hosts() if host.up}
+        return {log.node: {"up": log.node in up, **log.status()} for log in self._logs.values()}
+
+    def report(self) -> Report:
+        """What was staged by this run."""
+        total: Counter[str] = Counter()
+        for log in self._logs.values():
+            total.update(log.counts)
+        return {"queue": self._queue, "nodes": self.status(), **total}
+
+
+def check_counts(staged: Staged, node: str) -> None:
+    """Every row that was decoded has one outcome.
+
+    :raises StepError: it has not
+    """
+    counts = staged.counts
+    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "not_cdc"))
+    if counts["rows"] != outcomes:
+        raise StepError(f"{staged.part.segment} of {node}: {counts['rows']} rows decoded, {outcomes} accounted for")

@@ -1,0 +1,326 @@
+"""How far the log of a node is staged, what of it is to be read next, and what of it cannot be read.
+
+Nothing here is silent: a folder that cannot be listed or has no segment, an index without its segment, a segment that
+cannot be read, a read that brings nothing are problems that ``cdcservice status`` names. They are tried again, ever
+more seldom, and hold up neither the other segments nor, after :data:`PATIENCE_MS`, the closing of buckets.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ringsync.formats.commitlog.index import parse_index
+from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, is_segment, segment_id, segment_name
+from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
+from ringsync.ledger.staging import StageCommit, commit_keys, get_commit
+from ringsync.ring.ring import Host
+from ringsync.steps.stage.stage_task import Staged, StageWork
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, VersionMismatchError
+
+PATIENCE_MS = 60_000
+"""So long what looks damaged is read again before it is taken for damaged: a mounted folder may show stale pages, and a
+node may know of a new column a moment after its writers do."""
+
+FIRST_WAIT_MS, LONGEST_WAIT_MS = 2_000, 60_000
+"""A segment that cannot be read is tried again after 2 s, 4 s, 8 s …"""
+
+SEEN_EVERY_MS = 1_000
+"""The end of a log is remembered so often at most, to tell later which moments are wholly staged."""
+
+_COMPLETE = 2**62
+
+
+@dataclass
+class Doubt:
+    """A segment that could not be read as it should.
+
+    :ivar since_ms: ms since the epoch
+    :ivar again_ms: when it is tried again, ms since the epoch
+    """
+
+    reason: str
+    since_ms: int
+    again_ms: int
+    attempts: int = 1
+
+
+@dataclass
+class NodeLog:
+    """How far a node's log is staged.
+
+    :ivar folder: its ``cdc_raw``; None: nobody can tell where that is
+    :ivar number: of the node's last commit; 0: it has none
+    :ivar ends: logical position by segment id, of segments that are not finished
+    :ivar finished: when segments were finished (ms since the epoch), by id: nothing more will come of them, though
+        Cassandra may link them again after a crash
+    :ivar folded: those of which that was known long before
+    :ivar doubts: segments that could not be read, by id
+    :ivar backlog: bytes that are synced and not staged
+    :ivar clear_at_ms: all that was synced at this moment (ms since the epoch) is staged, but for what cannot be read
+    :ivar error: why the log as a whole cannot be read
+    :ivar refused: what this worker may not do there, though the log can be read
+    """
+
+    node: str
+    endpoint: str
+    folder: Path | None
+    number: int = 0
+    ends: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, int] = field(default_factory=dict)
+    folded: SegmentIds = field(default_factory=SegmentIds)
+    doubts: dict[int, Doubt] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    backlog: int = 0
+    clear_at_ms: int = 0
+    error: str | None = None
+    refused: str | None = None
+    _seen: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
+    _parts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def new_work(self, now_ms: int, most: int) -> list[StageWork]:
+        """What is synced and not staged, the oldest segments first.
+
+        :param now_ms: ms since the epoch
+        :param most: about so many bytes, and one part at least
+        """
+        self._parts = {}
+        try:
+            found = list(self._synced_parts(now_ms))
+        except OSError as error:
+            self.error = f"cdc_raw cannot be read: {error}: is it mounted, and may this user read and delete there?"
+            return []
+        self.backlog = sum(size for _, _, size in found)
+        self._remember_end(now_ms)
+        work, left = [], most
+        for identity, part, size in found:
+            if left > 0 and self._is_due(identity, now_ms):
+                work.append(part)
+                left -= size
+        return work
+
+    def _synced_parts(self, now_ms: int) -> Iterator[tuple[int, StageWork, int]]:
+        """Id, work and about how many bytes of each part that is synced and not staged; finished segments are removed.
+
+        :raises OSError: the folder cannot be read
+        """
+        if self.folder is None:
+            raise FileNotFoundError("the node does not say where it is; is cdc_enabled true? If so, set sync.cdc_raw")
+        names = os.listdir(self.folder)
+        if not any(is_segment(name) for name in names):
+            self.error = f"{self.folder} has no segment, though every node has one: is it the node's cdc_raw, mounted?"
+            return
+        self.error, self.refused = None, what_is_refused(self.folder)
+        segments = {identity: name for name in names if (identity := segment_id(name)) is not None}
+        for identity in self.doubts.keys() - segments.keys():
+            del self.doubts[identity]
+        for identity in sorted(segments):
+            name = segments[identity]
+            file = self.folder / (segment_name(name) if name.endswith(INDEX_SUFFIX) else name)
+            if identity in self.finished or identity in self.folded:
+                # Cassandra links a segment again when it replays it after a crash.
+                remove_segment(file)
+                continue
+            try:
+                found = _synced_part(file, self.node, self.ends.get(identity, 0), self.number + 1)
+            except (OSError, ValueError) as error:
+                self._doubt(identity, str(error), now_ms)
+                continue
+            if found is not None:
+                part, synced, size = found
+                self._parts[identity] = (self.ends.get(identity, 0), synced)
+                yield identity, part, size
+
+    def _is_due(self, identity: int, now_ms: int) -> bool:
+        return identity not in self.doubts or self.doubts[identity].again_ms <= now_ms
+
+    def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
+        """Whether what was read of a segment may be committed; otherwise it is read again later.
+
+        :param now_ms: ms since the epoch
+        :param unsure: it has rows of tables of which nobody knows yet whether they were dropped, or are new
+        """
+        part = staged.part
+        reason = staged.unreadable
+        if not reason and part.end <= part.start and not part.finished:
+            why = f": {staged.stopped}" if staged.stopped else ""
+            reason = f"{part.segment}: nothing can be read behind position {part.start}, though more is synced{why}"
+        if not reason and unsure:
+            reason = f"{part.segment}: a record is of a table that the schema does not have, for less than a minute"
+        if reason:
+            self._doubt(part.segment_id, reason, now_ms)
+            return False
+        if staged.damage or staged.unknown_columns:
+            what = staged.damage or "a record names a column that its table does not have in the schema"
+            doubt = self._doubt(part.segment_id, f"{part.segment}: {what}", now_ms)
+            if now_ms - doubt.since_ms < PATIENCE_MS:
+                return False
+        self.doubts.pop(part.segment_id, None)
+        return True
+
+    def _doubt(self, identity: int, reason: str, now_ms: int) -> Doubt:
+        """A segment could not be read; it is tried again later."""
+        known = self.doubts.get(identity)
+        attempts = known.attempts + 1 if known else 1
+        wait_ms = min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(attempts - 1, 10))
+        since_ms = known.since_ms if known else now_ms
+        self.doubts[identity] = Doubt(reason, since_ms, now_ms + wait_ms, attempts)
+        return self.doubts[identity]
+
+    def commit_of(self, staged: Sequence[Staged]) -> StageCommit:
+        """The next commit of the node, with what was read of its log."""
+        ends, finished = dict(self.ends), dict(self.finished)
+        counts: Counter[str] = Counter()
+        read_at_ms = max(one.read_at_ms for one in staged)
+        for one in staged:
+            counts.update(one.counts)
+            ends.pop(one.part.segment_id, None)
+            if one.part.finished:
+                finished[one.part.segment_id] = one.read_at_ms
+            else:
+                ends[one.part.segment_id] = one.part.end
+        return StageCommit(
+            node=self.node,
+            number=self.number + 1,
+            read_at_ms=read_at_ms,
+            parts=tuple(one.part for one in staged),
+            ends=ends,
+            finished={identity: at for identity, at in finished.items() if identity not in self.folded},
+            counts=dict(counts),
+            blocks=tuple(block for one in staged for block in one.blocks),
+            late=tuple(key for one in staged for key in one.late),
+        )
+
+    def take(self, commit: StageCommit) -> None:
+        """Go on behind a commit of the node: our own, or that of somebody who was faster."""
+        self.number = commit.number
+        self.ends, self.finished = dict(commit.ends), dict(commit.finished)
+        self.counts.update(commit.counts)
+        for part in commit.parts:
+            self.backlog = max(0, self.backlog - max(0, part.end - part.start))
+
+    def _remember_end(self, now_ms: int) -> None:
+        """Where the log ends now: once this is staged, so is everything that was synced by now."""
+        if self.error is None and (not self._seen or now_ms - self._seen[-1][0] >= SEEN_EVERY_MS):
+            newest = max(self._parts, default=0)
+            self._seen.append((now_ms, (newest, self._parts[newest][1] if newest else 0)))
+
+    def look_back(self, now_ms: int) -> None:
+        """Find up to which moment everything is staged.
+
+        :param now_ms: ms since the epoch
+        """
+        if self.error is not None:
+            return
+        waiting = [
+            (identity, self.ends.get(identity, 0))
+            for identity, (_, synced) in self._parts.items()
+            if identity not in self.finished
+            and self.ends.get(identity, 0) < synced
+            and not self._is_given_up(identity, now_ms)
+        ]
+        first = min(waiting, default=(_COMPLETE, 0))
+        while self._seen and self._seen[0][1] <= first:
+            self.clear_at_ms = self._seen.pop(0)[0]
+
+    def _is_given_up(self, identity: int, now_ms: int) -> bool:
+        return identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS
+
+    def status(self) -> dict[str, Any]:
+        """How it stands, for ``cdcservice status``."""
+        last = max(self.ends, default=max(self.finished, default=None))
+        doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
+        more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
+        return {
+            "endpoint": self.endpoint,
+            "segment": last,
+            "position": self.ends.get(last) if last is not None else None,
+            "backlog_bytes": self.backlog,
+            "clear_at_ms": self.clear_at_ms,
+            "records": self.counts["records"],
+            "rows": self.counts["rows"],
+            "late": self.counts["late"],
+            "errors": self.counts["errors"],
+            "is_read": self.error is None,
+            "refused": self.refused,
+            "error": self.error or self.refused or (f"{doubts[0]}{more}" if doubts else None),
+        }
+
+
+def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageWork, int, int] | None:
+    """What of a segment is synced behind a position; up to which position; about how many bytes that are.
+
+    :raises OSError: index or segment cannot be read, or the index is there without its segment
+    :raises ValueError: the index is none
+    """
+    index = file.with_name(index_name(file.name))
+    try:
+        content = index.read_bytes()
+    except FileNotFoundError:
+        return None  # nothing of it is synced that any table with cdc has
+    try:
+        found, size = parse_index(content), file.stat().st_size
+    except FileNotFoundError:
+        raise OSError(f"{index} is there without its segment: who has removed {file.name}?") from None
+    except ValueError as error:
+        raise ValueError(f"{index}: {error}") from None
+    if found is None or not (found.completed or found.offset > start):
+        return None
+    wanted = replace(found.wanted, after=start)
+    left = max(0, (size if found.completed else found.offset) - start)
+    return StageWork(node, str(file), wanted, commit), _COMPLETE if found.completed else found.offset, left
+
+
+def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: int) -> NodeLog:
+    """How far a node's log was staged before. What was finished long ago is put together in one object.
+
+    :param folder: its ``cdc_raw``; None: unknown
+    :param now_ms: ms since the epoch
+    """
+    log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id))
+    keys = commit_keys(store, host.id)
+    if not keys:
+        return log
+    last = get_commit(store, keys[-1])
+    log.number, log.ends, log.finished = last.number, dict(last.ends), dict(last.finished)
+    old = [identity for identity, at in log.finished.items() if at < now_ms - REMEMBERED_S * 1000]
+    if old:
+        try:
+            log.folded = fold_finished(store, host.id, old)
+        except (AlreadyExistsError, VersionMismatchError):
+            return log  # somebody else has just done so; the next run looks again
+        log.finished = {identity: at for identity, at in log.finished.items() if identity not in log.folded}
+    return log
+
+
+def remove_segment(file: Path) -> None:
+    """Remove a segment and its index from ``cdc_raw``; the index last, so that what is left tells that it was read."""
+    file.unlink(missing_ok=True)
+    file.with_name(index_name(file.name)).unlink(missing_ok=True)
+
+
+_REMEDY = "give the user of this worker the right, e.g. by the node's group and a umask of 002"
+
+
+def what_is_refused(folder: Path) -> str | None:
+    """What this process may not do in a folder of segments; nothing is tried, so nothing of the node is touched.
+
+    :returns: a sentence that names the folder and what to do; None: it may do all
+    :raises OSError: the folder or what is in it cannot be looked at
+    """
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return f"{folder} cannot be listed: {_REMEDY}"
+    for file in folder.iterdir():
+        if not os.access(file, os.R_OK) and file.exists():
+            return f"{file} cannot be read: {_REMEDY}"
+    if not os.access(folder, os.W_OK):
+        return f"nothing can be deleted in {folder}, and it fills: {_REMEDY}, or mount it so that it can be written to"
+    found = folder.stat()
+    if found.st_mode & stat.S_ISVTX and os.geteuid() not in (0, found.st_uid):
+        return f"nothing of others can be deleted in {folder}, and it fills: take away its sticky bit (chmod -t)"
+    return None

@@ -1,0 +1,325 @@
+"""What a Spark task of ``commitlog_stage`` does: decode a part of a segment, and lay its change rows into buckets."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ringsync.changes.columns import logged_tables
+from ringsync.changes.identity import TableVersion
+from ringsync.compiled.arrow import Integers, integers
+from ringsync.config import load_config
+from ringsync.cql.cells import cells_of_values, raw_values
+from ringsync.formats.commitlog.names import segment_id
+from ringsync.formats.commitlog.reader import UNDECODED, read_log
+from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted
+from ringsync.formats.commitlog.state import REASONS, UNKNOWN_COLUMN
+from ringsync.formats.keystores.lookup import keys_in
+from ringsync.ledger.passes import digest_halves, first_of_each
+from ringsync.ledger.staging import (
+    STAGED_ROWS,
+    Block,
+    Bucket,
+    LogPart,
+    encode_blocks,
+    encode_rows,
+    late_key,
+    rows_key,
+)
+from ringsync.ring.ranks import RankedRing
+from ringsync.schema.system_tables import system_tables
+from ringsync.schema.table import TableSchema
+from ringsync.storage.port import ObjectStore
+from ringsync.wiring import store_of
+
+ERRORS = UNDECODED.append(pa.field("file", pa.string()))
+"""What could not be decoded; of damaged bytes without ``raw``."""
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """A part of a segment.
+
+    :ivar node: host id
+    :ivar file: path of the segment
+    :ivar wanted: behind which position, up to which; a completed segment to its end
+    :ivar commit: number of the node's commit that is to list what comes of it
+    """
+
+    node: str
+    file: str
+    wanted: Wanted
+    commit: int
+
+    @property
+    def finishes(self) -> bool:
+        """Whether nothing more of the segment will come."""
+        return self.wanted.until is None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which buckets there are.
+
+    :ivar newest: the present interval
+    :ivar closed_until: ms since the epoch: buckets that end then or before take nothing more
+    """
+
+    newest: Bucket
+    closed_until: int
+
+    def starts(self, write_times: Integers, by_arrival: bool) -> Integers:
+        """Where the bucket of each row begins, in ms; -1: it is closed.
+
+        :param write_times: µs. What is written in the future belongs to the newest bucket
+        """
+        if by_arrival:
+            return np.full(len(write_times), self.newest.start)
+        length = self.newest.length
+        starts = np.minimum(write_times // 1000 // length * length, self.newest.start)
+        return np.where(starts + length <= self.closed_until, -1, starts)
+
+
+@dataclass(frozen=True)
+class StagedTable:
+    """A table whose rows are kept.
+
+    :ivar version: as it is now
+    :ivar ring: its token ranges; None: they could not be had, so its rows are not summed up
+    """
+
+    version: TableVersion
+    by_arrival: bool
+    ring: RankedRing | None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What has come of some work: files that count once they are committed.
+
+    :ivar read_at_ms: ms since the epoch
+    :ivar errors: of :data:`ERRORS`, as Arrow IPC
+    :ivar error_count: how many
+    :ivar unknown_tables: ids of tables that the schema does not have
+    :ivar unknown_columns: some records name a column that its table does not have
+    :ivar damage: what of it cannot be read, the first; empty: nothing
+    :ivar stopped: why it was not read as far as it is synced; empty: it was
+    :ivar unreadable: why nothing of the segment can be read; empty: it can
+    """
+
+    work: StageWork
+    part: LogPart
+    read_at_ms: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    blocks: tuple[Block, ...] = ()
+    late: tuple[str, ...] = ()
+    errors: bytes = b""
+    error_count: int = 0
+    unknown_tables: frozenset[str] = frozenset()
+    unknown_columns: bool = False
+    damage: str = ""
+    stopped: str = ""
+    unreadable: str = ""
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether some records name a table or a column that the schema does not have."""
+        return self.unknown_columns or bool(self.unknown_tables)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Keys of all files that were written."""
+        return (*dict.fromkeys(block.place.key for block in self.blocks), *self.late)
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """Decodes and stages; Spark calls it with the work of one partition.
+
+    :ivar logged: all tables of the schema: a mutation may have any
+    :ivar kept: those that are followed; rows of all others count as ``not_cdc``
+    :ivar gone: ids of tables of ``logged`` that were dropped: their rows are counted
+    """
+
+    config_path: str
+    logged: tuple[TableSchema, ...]
+    kept: tuple[StagedTable, ...]
+    windows: Windows
+    gone: frozenset[str] = frozenset()
+
+    def __call__(self, works: Iterable[StageWork]) -> Iterator[Staged]:
+        config = load_config(self.config_path)
+        store = store_of(config)
+        for work in works:
+            yield stage(work, self, store, config.sync.keystore)
+
+
+def stage(work: StageWork, task: StageTask, store: ObjectStore, keystore: str | None) -> Staged:
+    """Read a part of a segment and write its rows. A segment that cannot be read is told, not raised."""
+    name = Path(work.file).name
+    identity = segment_id(name)
+    if identity is None:
+        raise ValueError(f"{work.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
+    after, read_at_ms = work.wanted.after, int(time.time() * 1000)
+    keys = keys_in(keystore, os.environ) if keystore else None
+    try:
+        with open(work.file, "rb") as file:
+            size = file.seek(0, 2)
+            data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        found = read_log(memoryview(data), name, logged_tables(task.logged), work.wanted, key_of=keys)
+    except (OSError, SegmentError) as error:
+        return Staged(work, LogPart(name, identity, after, after, False), read_at_ms, unreadable=str(error))
+    files = _Files(task, store, work.node, work.commit, f"{identity}-{after}-{secrets.token_hex(4)}")
+    undecoded: list[pa.RecordBatch] = []
+    for changes in found.batches:
+        files.add(changes.rows)
+        undecoded.append(changes.undecoded)
+    damages, stopped = _believed(found.damages, found.end, work.wanted.until)
+    errors, passed_over = _errors(undecoded, damages, name)
+    counts = {
+        "records": found.records,
+        "records_of_system_tables": passed_over,
+        "damages": len(damages),
+        "of_unknown_tables": (of_unknown := errors.num_rows - errors["table_id"].null_count),
+        "errors": errors.num_rows - of_unknown,
+        **files.finish(),
+    }
+    unknown_columns = REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist()
+    return Staged(
+        work,
+        LogPart(name, identity, after, max(found.end, after), work.finishes),
+        read_at_ms,
+        counts,
+        tuple(files.blocks),
+        tuple(files.late),
+        encode_rows(errors),
+        errors.num_rows,
+        unknown_tables=frozenset(one.hex() for one in errors["table_id"].to_pylist() if one),
+        unknown_columns=unknown_columns,
+        damage=damages[0].reason if damages else "",
+        stopped=stopped,
+    )
+
+
+def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[Damage], str]:
+    """The damages of what was read; and why a segment that is being written could not be read as far as it is synced.
+
+    What lies behind that place is read again: the folder may show pages that are older than the index.
+    """
+    if until is None or end >= until:
+        return damages, ""
+    behind = [damage.reason for damage in damages if damage.position >= end]
+    return [damage for damage in damages if damage.position < end], behind[0] if behind else ""
+
+
+class _Files:
+    """The files of some work in the making: one for all that is in time, and one of each table for what is late."""
+
+    def __init__(self, task: StageTask, store: ObjectStore, node: str, commit: int, name: str) -> None:
+        self._task = task
+        self._store = store
+        self._node = node
+        self._commit = commit
+        self._name = name
+        self._tables = {bytes.fromhex(table.version.table_id): number for number, table in enumerate(self._task.kept)}
+        self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+        self._rows = self._of_dropped = 0
+        self.blocks: list[Block] = []
+        self.late: list[str] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Sort rows into tables and buckets."""
+        self._rows += rows.num_rows
+        ids = rows["table_id"].dictionary_encode()
+        of_id = integers(ids.indices)
+        for place, table_id in enumerate(ids.dictionary.to_pylist()):
+            number = self._tables.get(table_id)
+            if number is None:
+                is_gone = table_id.hex() in self._task.gone
+                self._of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
+                continue
+            of_table = rows.take(_indices(np.flatnonzero(of_id == place)))
+            starts = self._task.windows.starts(integers(of_table["write_time"]), self._task.kept[number].by_arrival)
+            for start in np.unique(starts).tolist():
+                chosen = of_table.take(_indices(np.flatnonzero(starts == start)))
+                self._waiting.setdefault((number, start), []).append(chosen)
+
+    def finish(self) -> dict[str, int]:
+        """Write everything; the counts of rows."""
+        counts: Counter[str] = Counter(staged=0, late=0, repeated=0, of_dropped_tables=self._of_dropped)
+        batches: list[pa.RecordBatch] = []
+        described: list[tuple[StagedTable, str, Any, Integers]] = []
+        for (number, start), parts in sorted(self._waiting.items()):
+            table = self._task.kept[number]
+            rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+            halves = digest_halves(rows["digest"])
+            order = np.argsort(integers(rows["token"]), kind="stable")
+            once = order[first_of_each(halves)[order]]
+            counts["repeated"] += len(order) - len(once)
+            counts["late" if start < 0 else "staged"] += len(once)
+            chosen = self._as_stored(table, rows.take(_indices(once)))
+            if start < 0:
+                self.late.append(key := late_key(table.version.table_id, f"{self._node}-{self._name}"))
+                self._store.put(key, encode_rows(chosen))
+                continue
+            bucket = str(Bucket(start, self._task.windows.newest.length))
+            batches.append(chosen)
+            described.append((table, bucket, halves[once], integers(chosen["token"])))
+        if batches:
+            self._write(batches, described)
+        return {"rows": self._rows, **counts, "not_cdc": self._rows - sum(counts.values())}
+
+    def _write(self, batches: list[pa.RecordBatch], described: list[tuple[StagedTable, str, Any, Integers]]) -> None:
+        """Write the file of all that is in time."""
+        key = rows_key(self._node, self._commit, self._name)
+        data, places = encode_blocks(batches, key)
+        self._store.put(key, data)
+        for place, (table, bucket, halves, tokens) in zip(places, described, strict=True):
+            ring = table.ring.ring.digest if table.ring else ""
+            sums = range_sums(table.ring, tokens, halves) if table.ring else ()
+            version = table.version
+            self.blocks.append(Block(place, version.table_id, version.number, bucket, len(tokens), ring, sums))
+
+    def _as_stored(self, table: StagedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
+        node = raw_values(cells_of_values([self._node.encode()]).take(np.zeros(rows.num_rows, np.intp)), pa.string())
+        stored = table.version.to_store(rows)
+        return pa.RecordBatch.from_arrays([*stored.columns, node], schema=STAGED_ROWS)
+
+
+def range_sums(
+    ring: RankedRing, tokens: Integers, halves: npt.NDArray[np.uint64]
+) -> tuple[tuple[int, int, int, int], ...]:
+    """For each token range that has rows: its number, rows, and the sums of both halves of their digests."""
+    ranges = ring.numbers_of(tokens)
+    order = np.argsort(ranges, kind="stable")
+    found, starts, rows = np.unique(ranges[order], return_index=True, return_counts=True)
+    sums = np.add.reduceat(halves[order], starts, axis=0)
+    columns = (found.tolist(), rows.tolist(), sums[:, 0].tolist(), sums[:, 1].tolist())
+    return tuple(zip(*columns, strict=True))
+
+
+def _errors(undecoded: list[pa.RecordBatch], damages: list[Damage], file: str) -> tuple[pa.RecordBatch, int]:
+    """What could not be decoded, records of Cassandra's own tables left out; and their number."""
+    own = {bytes.fromhex(table_id) for table_id in system_tables()}
+    records = [one for batch in undecoded if batch.num_rows for one in batch.to_pylist()]
+    wanted = [one for one in records if one["table_id"] not in own]
+    described: list[dict[str, Any]] = [{**one, "file": file} for one in wanted]
+    described += [
+        {"position": one.position, "length": one.length, "reason": one.reason, "file": file} for one in damages
+    ]
+    return pa.RecordBatch.from_pylist(described, ERRORS), len(records) - len(wanted)
+
+
+def _indices(places: npt.NDArray[np.intp]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places.astype(np.int64))])

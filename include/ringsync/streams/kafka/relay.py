@@ -1,0 +1,199 @@
+"""The relay: what a file stream has published is copied to Kafka. The file stream is the outbox.
+
+A message is sent before the cursor (:mod:`ringsync.streams.kafka.cursor`) moves behind it, and the cursor moves only
+after Kafka has confirmed every message: whatever is killed or down, each message comes at least once, under one event
+id, in the order of the stream; what is repeated is repeated in order, too, up to the newest message.
+
+A relay that wakes up after another has taken over can do nothing: first Kafka refuses whoever began before (a
+transactional producer), then the cursor is read and claimed, then messages are sent. So all that others have sent comes
+before what this one sends, this one goes on from what is stored, and nobody else can move the cursor meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ringsync.avro.mapping import AvroRecord
+from ringsync.avro.to_json import json_converter
+from ringsync.storage.port import ObjectStore
+from ringsync.streams.files import FileStream, Part, StreamDamagedError, StreamError
+from ringsync.streams.kafka.client import KafkaTopics
+from ringsync.streams.kafka.cursor import Cursor, CursorObject
+from ringsync.streams.kafka.errors import AnotherRelayError
+from ringsync.streams.part_index import MessageBlock
+
+CONFIRM_AFTER = 100_000
+"""Messages between two confirmations, at least: the cursor of small buckets is not written for each of them."""
+
+Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
+"""Keys and values of messages as they go to Kafka."""
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """What a relay has done.
+
+    :ivar buckets: that Kafka has wholly now
+    :ivar messages: that were confirmed
+    :ivar waiting: published buckets that it has left, as it was asked to stop; in order
+    """
+
+    buckets: tuple[str, ...] = ()
+    messages: int = 0
+    waiting: tuple[str, ...] = ()
+
+
+def relay(
+    store: ObjectStore,
+    topic: str,
+    kafka: KafkaTopics,
+    *,
+    kafka_topic: str | None = None,
+    buckets: Sequence[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Relayed:
+    """Copy the published buckets of a file stream that Kafka does not have yet, in the order of their names.
+
+    Of several relays of one topic at once only the one that began last can go on; the others raise.
+
+    :param topic: of the file stream
+    :param kafka_topic: None: the same name
+    :param buckets: published ones to look at, in order; where there are none, or their numbers show that some are left
+        out, what is behind the newest that Kafka has is listed. None: all, which lists every file of the stream
+    :param stop: asked after every part; True ends the relay, which has then kept how far it came
+    :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
+    :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
+    :raises RelayError: Kafka or the registry refuses
+    :raises CursorError: the cursor is damaged, or of another Kafka topic
+    :raises StreamError: a bucket is not published, or damaged, or does not follow its schemas; Kafka has all before it
+    """
+    stream, target = FileStream(store, topic), kafka_topic or topic
+    place = CursorObject(store, topic, target)
+    cursor = place.load()
+    waiting = _waiting(stream, buckets, cursor)
+    if not waiting:
+        return Relayed()
+    handed_over: list[Part] = []
+    try:
+        if kafka.open(target):
+            claimed = place.claim()
+            if claimed != cursor:
+                cursor, waiting = claimed, _waiting(stream, buckets, claimed)
+        return _relay(stream, waiting, cursor, place, target, kafka, stop, handed_over)
+    except BaseException as error:
+        # Of the part in hand some messages may be in the transaction already: all that is open is taken back, and what
+        # was whole sent again. Not if it is the broker who refuses, or another relay that goes on.
+        whole = len(handed_over) if kafka.is_open(target) and not isinstance(error, AnotherRelayError) else 0
+        kafka.give_up(target)
+        if whole and isinstance(error, Exception):
+            parts = iter(range(1, whole))
+            relay(
+                store,
+                topic,
+                kafka,
+                kafka_topic=kafka_topic,
+                buckets=buckets,
+                stop=lambda: stop() or next(parts, None) is None,
+            )
+        raise
+
+
+def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) -> list[str]:
+    """The buckets that Kafka does not have yet, of all or of some."""
+    after = "" if buckets is None else cursor.newest
+    if buckets:
+        some, ahead = [bucket for bucket in dict.fromkeys(buckets) if bucket not in cursor], cursor
+        for bucket in some:
+            if not ahead.is_next(bucket):
+                break
+            ahead = ahead.behind(bucket)
+        else:
+            return some
+        # What is between may be a pass without messages, or one that another process has published and not relayed.
+        after = after if after < some[0] else ""
+    found = [bucket for bucket in stream.buckets(after) if bucket not in cursor]
+    # A listing takes its time: one that saw a bucket may have passed by the place of one published just before it.
+    return found and [bucket for bucket in stream.buckets(after) if bucket not in cursor and bucket <= found[-1]]
+
+
+def _relay(
+    stream: FileStream,
+    waiting: Sequence[str],
+    cursor: Cursor,
+    place: CursorObject,
+    target: str,
+    kafka: KafkaTopics,
+    stop: Callable[[], bool],
+    handed_over: list[Part],
+) -> Relayed:
+    """
+    :param handed_over: gets the parts that Kafka was wholly given, and has not confirmed
+    """
+    serialisers: dict[int, Serialise] = {}
+    done: list[str] = []
+    confirmed = unconfirmed = 0
+    for bucket in waiting:
+        parts = stream.parts(bucket)
+        if parts is None:
+            raise StreamError(f"bucket {bucket!r} of {stream.topic} is not published")
+        for number in range(cursor.parts_of(bucket), len(parts)):
+            _send(stream.blocks(bucket, parts[number]), stream, target, kafka, serialisers)
+            cursor = cursor.within(bucket, number + 1)
+            handed_over.append(parts[number])
+            unconfirmed += parts[number].records
+            stopped = stop()
+            if unconfirmed >= CONFIRM_AFTER or stopped:
+                confirmed += kafka.confirm(target)
+                place.save(cursor)
+                handed_over.clear()
+                unconfirmed = 0
+            if stopped:
+                return Relayed(tuple(done), confirmed, tuple(waiting[len(done) :]))
+        cursor = cursor.behind(bucket)
+        done.append(bucket)
+    confirmed += kafka.confirm(target)
+    place.save(cursor)
+    return Relayed(tuple(done), confirmed)
+
+
+def _send(
+    blocks: Iterable[MessageBlock],
+    stream: FileStream,
+    target: str,
+    kafka: KafkaTopics,
+    serialisers: dict[int, Serialise],
+) -> None:
+    for block in blocks:
+        version = block.schema_version
+        if version not in serialisers:
+            serialisers[version] = _serialiser(*stream.schemas(version), target, kafka)
+        try:
+            keys, values = serialisers[version](block)
+        except ValueError as error:
+            raise StreamDamagedError(f"{stream.topic}, version {version} of its schemas: {error}") from error
+        kafka.send(target, keys, values, block.event_ids, block.tokens, version)
+
+
+def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:
+    """How messages of a version of the schemas are written, by the settings."""
+    if kafka.settings.serialisation == "json":
+        key_json, value_json = (
+            json_converter(schema, with_schema=kafka.settings.json_schemas) for schema in (key, value)
+        )
+        return lambda block: (key_json(block.keys), value_json(block.values))
+    if kafka.registry is None:
+        return lambda block: (block.keys, block.values)
+    with kafka.waits():
+        key_prefix = _confluent_prefix(kafka.registry.register(f"{target}-key", key))
+        value_prefix = _confluent_prefix(kafka.registry.register(f"{target}-value", value))
+    return lambda block: (
+        [key_prefix + datum for datum in block.keys],
+        [value_prefix + datum for datum in block.values],
+    )
+
+
+def _confluent_prefix(schema_id: int) -> bytes:
+    """What Confluent's wire format has before a datum: 0 and the schema's id."""
+    return struct.pack(">bI", 0, schema_id)

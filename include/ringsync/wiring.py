@@ -1,0 +1,95 @@
+"""What the configuration says, as each part of ringsync takes it: connections, brokers, limits, the object store.
+
+Drivers are imported where they are needed: a Spark worker that opens the object store must not load Kafka's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringsync.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from ringsync.cluster.limits import Limits
+    from ringsync.cluster.session import ClusterSettings
+    from ringsync.storage.port import ObjectStore
+    from ringsync.streams.kafka.client import KafkaSettings
+
+
+def cluster_settings(config: Config) -> ClusterSettings:
+    """Describe the connection to the cluster, secrets resolved.
+
+    :raises ConfigError: when a secret cannot be read
+    """
+    from ringsync.cluster.session import ClusterSettings, TlsSettings
+
+    source = config.cassandra
+    return ClusterSettings(
+        contact_points=source.contact_points,
+        port=source.port,
+        local_datacenter=source.local_datacenter,
+        username=source.username,
+        password=source.password.resolve("cassandra.password") if source.password else None,
+        tls=TlsSettings(**source.tls.model_dump()) if source.tls else None,
+        consistency_level=source.consistency_level,
+        page_size=source.page_size,
+        request_timeout_s=source.request_timeout_s,
+        connect_timeout_s=source.connect_timeout_s,
+    )
+
+
+def kafka_settings(config: Config) -> KafkaSettings | None:
+    """Describe the connection to the brokers, secrets resolved.
+
+    :returns: None: no brokers are configured
+    :raises ConfigError: when a secret cannot be read
+    """
+    kafka = config.kafka
+    if kafka is None:
+        return None
+    from ringsync.streams.kafka.client import KafkaSettings
+
+    return KafkaSettings(
+        bootstrap_servers=kafka.bootstrap_servers,
+        serialisation=kafka.serialisation,
+        json_schemas=kafka.json_schemas,
+        schema_registry_url=kafka.schema_registry_url,
+        tls=kafka.tls,
+        sasl_mechanism=kafka.sasl_mechanism,
+        username=kafka.username,
+        password=kafka.password.resolve("kafka.password") if kafka.password else None,
+        partitions=kafka.partitions,
+        replication_factor=kafka.replication_factor,
+        partition_by=kafka.partition_by,
+    )
+
+
+def cluster_limits(config: Config) -> Limits:
+    """Give the configured limits; others may be set while ringsync runs (docs/bootstrap.md)."""
+    from ringsync.cluster.limits import Limits
+
+    megabytes = config.limits.megabytes_per_s
+    return Limits(
+        rows_per_s=config.limits.rows_per_s,
+        bytes_per_s=None if megabytes is None else megabytes * 1e6,
+        concurrent_requests=config.limits.concurrent_requests,
+    )
+
+
+def store_of(config: Config) -> ObjectStore:
+    """Open the object store.
+
+    :raises ConfigError: when its URL is of no kind that ringsync knows
+    """
+    from ringsync.storage import open_store
+
+    store = config.store
+    try:
+        return open_store(
+            store.url,
+            gcs_endpoint=store.gcs_endpoint,
+            gcs_project=store.gcs_project,
+            gcs_credentials_file=store.gcs_credentials_file,
+        )
+    except ValueError as error:
+        raise ConfigError(f"store.url: {error}") from None
