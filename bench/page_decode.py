@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[str, int, Callable[[int], bytes]]] = {
     "score": ("double", 0x07, lambda i: struct.pack(">d", i / 3)),
     "ref": ("uuid", 0x0C, lambda i: struct.pack(">QQ", i * 0x9E3779B97F4A7C15 % 2**64, i * 0xC2B2AE3D27D4EB4F % 2**64)),
 }
-"""Column: CQL type, type code of the native protocol (§4.2.5.2), value of row i."""
+"""Column: CQL type, type code of the native protocol (native_protocol_v5.spec, section 4.2.5.2), value of row i."""
 
 
 def page(first_row: int) -> bytes:

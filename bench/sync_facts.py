@@ -1,4 +1,4 @@
-"""Changes that connectors are known to tell in part or not at all (specs/peers.md 3.1), and what each stream says."""
+"""Changes that connectors are known to tell in part or not at all, and what each stream says."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from servers.kafka import BrokerSettings, KafkaBroker
 BOOTSTRAPPED = "orders"
 FIRST_ADDRESS = 91
 LATE_S = 300.0
-"""The hard limit of DESIGN §1."""
+"""What a message may be behind its write at most: docs/performance.md counts those beyond."""
 TOPICS = {table: f"{SERVER}.{KEYSPACE}.{table}" for table in TABLES}
 PASSES = "pass-*"
 

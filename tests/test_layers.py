@@ -1,4 +1,4 @@
-"""Dependencies point downwards only (DESIGN §12), and the library core needs no server, Spark or Airflow."""
+"""Dependencies point downwards only (docs/architecture.md), and the library core needs no server, Spark or Airflow."""
 
 import ast
 from graphlib import TopologicalSorter

@@ -1,4 +1,4 @@
-"""ringsync: a provably equal replica and change stream of Cassandra and ScyllaDB tables."""
+"""ringsync: copy Cassandra tables to Delta Lake, keep them in sync from the commit logs, prove that they are equal."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def _source_state() -> str:
     return f"{__version__}-{zlib.crc32(repr(stamps).encode()):08x}"
 
 
-# Must happen before numba is imported anywhere (specs/kernels.md §4).
+# Must happen before numba is imported anywhere.
 os.environ.setdefault("NUMBA_CACHE_DIR", _kernel_cache())
 # And before pyarrow is: its own allocator asks Linux for huge pages, gives them back at once and has them cleared anew
 # for each large array, which was most of the time of making messages of change rows (docs/performance.md).

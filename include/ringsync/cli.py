@@ -155,7 +155,7 @@ def _limits(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="cdcservice",
-        description="Verified replicas and change streams of Cassandra and ScyllaDB tables, through Airflow and Spark.",
+        description="Verified replicas and change streams of Cassandra tables, through Airflow and Spark.",
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -48,7 +48,7 @@ MERGE_LOOK_S = 300.0
 
 _LOG_SETTINGS = PROJECT / "config" / "spark-log4j2.properties"
 _LEAN_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For applications of some seconds: C1 only, one GC thread (specs/replica.md §4)."""
+"""For applications of some seconds: C1 only, one GC thread (docs/performance.md)."""
 
 _END_OF_RUN = {
     1: "completed with differences or errors, which its report lists",
@@ -265,7 +265,7 @@ def explain_failure(application: str, output: str) -> Failure:
 
     The operator raises one exception for every failure: the command, ``Error code is: N.`` and the last lines of
     output (SparkSubmitHook.submit). The applications print ``ringsync: error: …`` and ``ringsync: report: …``, and
-    exit with the codes of specs/peers.md A.4; a negative code is the signal that killed spark-submit.
+    exit with the codes in docs/airflow.md; a negative code is the signal that killed spark-submit.
 
     :param application: name of the application
     :param output: the exception's text

@@ -1,4 +1,4 @@
-"""A mutation's bytes as change rows in the jsonl form with ``--raw`` (§2), in plain Python."""
+"""A mutation's bytes as change rows in the jsonl form with ``--raw`` (docs/formats.md, 2), in plain Python."""
 
 from __future__ import annotations
 

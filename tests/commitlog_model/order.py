@@ -1,4 +1,4 @@
-"""Cassandra's order of serialised values (§3.9), by plain comparison of two values."""
+"""Cassandra's order of serialised values (docs/formats.md, 3.2), by plain comparison of two values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Last write wins: what SELECT shows after a set of change rows, in whatever order and however often they come (§3.8).
+"""Last write wins (docs/formats.md, 3.1): what SELECT shows after a set of change rows, in any order, however often.
 
 Nothing is reconciled while the changes come in; :func:`rows` does it all at once from everything that is known of a
 partition, in the simplest way that there is.

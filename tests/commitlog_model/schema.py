@@ -1,4 +1,4 @@
-"""The tables of a running cluster, from ``system_schema`` (§2.5)."""
+"""The tables of a running cluster, from ``system_schema`` (docs/formats.md, 2.5)."""
 
 from __future__ import annotations
 

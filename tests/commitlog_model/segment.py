@@ -1,4 +1,4 @@
-"""A commit log segment: descriptor, sync markers, sections and records (§1.2–§1.5), in plain Python.
+"""A commit log segment: descriptor, sync markers, sections and records (docs/formats.md, 1.2 to 1.5), in plain Python.
 
 A damaged record is a problem of its own. Where the length of a record cannot be trusted the rest of its section is
 lost, and the next section is read. Where a marker is damaged, or a section cannot be unpacked (so that the logical

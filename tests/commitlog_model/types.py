@@ -24,7 +24,7 @@ FIXED_LENGTHS = {
     "timeuuid": 16,
     "empty": 0,
 }
-"""Bytes of the types whose values stand without a length (§2.6, C: AbstractType.valueLengthIfFixed)."""
+"""Bytes of the types whose values stand without a length (docs/formats.md, 2.6; C: AbstractType.valueLengthIfFixed)."""
 
 _OTHER_NATIVE = """
 ascii blob counter date decimal duration inet smallint text time tinyint varchar varint
@@ -67,7 +67,7 @@ class Type:
 
 @dataclass(frozen=True)
 class Table:
-    """What a commit log does not say of a table (§2.5).
+    """What a commit log does not say of a table (docs/formats.md, 2.5).
 
     :param id: the table's UUID as text
     :param partition_key: (name, type string) of each column

@@ -1,4 +1,4 @@
-"""Serialised values as ``SELECT JSON`` shows them (§2.6), decoded in plain Python.
+"""Serialised values as ``SELECT JSON`` shows them (docs/formats.md, 2.6), decoded in plain Python.
 
 Numbers with digits that count (decimal) are ``decimal.Decimal``, varints ``int``, floats the shortest number that is
 the same in their 32 or 64 bits; NaN and infinities are strings.
@@ -125,7 +125,7 @@ def vector_elements(cql_type: Type, raw: bytes) -> list[bytes]:
 
 
 def read_uvint(data: bytes, position: int) -> tuple[int, int]:
-    """An unsigned vint (§2.1) and the position after it."""
+    """An unsigned vint (docs/formats.md, 2.1) and the position after it."""
     first = data[position]
     more = 8 - (first ^ 0xFF).bit_length()
     value = first & (0xFF >> more) if more < 8 else 0

@@ -1,4 +1,4 @@
-"""Mutations and segments as Cassandra writes them (§1, §2), from change rows in the jsonl form with ``--raw``.
+"""Mutations and segments as Cassandra writes them (docs/formats.md, 1 and 2), from change rows as jsonl with ``--raw``.
 
 For what real servers seldom write: any timestamps, boundaries, odd encodings. Where Cassandra may write a thing in more
 than one way, or may not, a random number decides.
@@ -23,7 +23,7 @@ _TIMESTAMP_EPOCH, _LOCAL_TIME_EPOCH = 1442880000000000, 1442880000
 
 
 def uvint(value: int) -> bytes:
-    """An unsigned vint (§2.1) of the value modulo 2^64."""
+    """An unsigned vint (docs/formats.md, 2.1) of the value modulo 2^64."""
     value %= 1 << 64
     extra = min(8, (max(value.bit_length(), 1) - 1) // 7)
     if extra == 8:

@@ -163,7 +163,7 @@ def _integers(bits: int) -> st.SearchStrategy[int]:
 
 
 def serialise(cql_type: CqlType, value: Any) -> bytes:
-    """Cassandra's bytes of a value (native protocol v5; specs/cassandra-formats.md §2.6). ``value`` is not null."""
+    """Cassandra's bytes of a value (docs/formats.md, 2.6). ``value`` is not null."""
     match cql_type:
         case Native(name):
             return _serialise_native(name, value)
@@ -192,7 +192,7 @@ def vector_element_length(cql_type: CqlType) -> int | None:
 
 
 def unsigned_vint(value: int) -> bytes:
-    """Unsigned vint (specs/cassandra-formats.md §2.1)."""
+    """Unsigned vint (docs/formats.md, 2.1)."""
     for extra in range(8):
         if value < 1 << (7 * (extra + 1)):
             ones = (0xFF00 >> extra) & 0xFF

@@ -12,7 +12,7 @@ from cassandra.protocol import QueryMessage, _ProtocolHandler
 
 _TTL = re.compile(r" USING TIMESTAMP -?\d+ AND TTL (\d+) /\* expires_at (\d+) \*/")
 _NOW_IN_SECONDS = 0x100
-"""Flag of a QUERY (native_protocol_v5.spec §4.1.4)."""
+"""Flag of a QUERY (native_protocol_v5.spec, section 4.1.4)."""
 
 
 def statements(text: str) -> Iterator[tuple[str, int | None]]:

@@ -1,4 +1,4 @@
-"""The oracle of DESIGN §5: replica and stream against what SELECT gives at ALL, once all is quiet.
+"""The oracle (docs/architecture.md): replica and stream against what SELECT gives at ALL, once all is quiet.
 
 The stream is judged as both kinds of consumers see it: who keeps what was written last, and, where messages hold the
 whole row, who takes the newest.

@@ -128,7 +128,7 @@ def _described(
     table: TableSchema, is_static: bool, hashes: dict[str, int], kept: list[npt.NDArray[np.generic]]
 ) -> npt.NDArray[np.int64]:
     """int64[columns, 6] in the order of column lists: address and bytes of the name, number, length of values (-1:
-    each says), whether it has many cells, hash. Simple columns come first, each kind by name (spec §2.5)."""
+    each says), whether it has many cells, hash. Simple columns come first, each kind by name (docs/formats.md, 2.5)."""
     columns = [column for column in columns_of(table) if column.is_static == is_static]
     columns.sort(key=lambda column: (column.is_multicell, column.name.encode()))
     described = np.zeros((len(columns), COLUMN_WORDS), np.int64)

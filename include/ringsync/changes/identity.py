@@ -1,4 +1,4 @@
-"""Which column a cell belongs to, whatever the table looks like by the time somebody reads it (DESIGN §4).
+"""Which column a cell belongs to, whatever the table looks like by the time somebody reads it.
 
 In memory a cell names its column by the place that :func:`ringsync.changes.columns.columns_of` gives it. An ``ALTER
 TABLE`` moves these places, so they are never stored: files name columns by ids, which a table gives once to each name

@@ -1,4 +1,4 @@
-"""Change rows: what was written, a row-level piece of a mutation each, as Arrow (DESIGN §4).
+"""Change rows: what was written, a row-level piece of a mutation each, as Arrow.
 
 Values, keys and paths are the bytes that Cassandra wrote. ``clustering`` and ``range_end`` are an int32 count and each
 value as int32 length (-1 null, 0 empty) and bytes, all little-endian, and for a range a last byte that says whether

@@ -78,7 +78,7 @@ def _read_hosts(session: Session) -> tuple[Any, list[Any]]:
     node = answer.response_future.coordinator_host
     try:
         peers = session.execute(f"SELECT {columns} FROM system.peers_v2", host=node).all()
-    except InvalidRequest:  # Cassandra 3, ScyllaDB
+    except InvalidRequest:  # Cassandra 3
         peers = session.execute(f"SELECT {columns} FROM system.peers", host=node).all()
     return answer.one(), peers
 

@@ -2,8 +2,8 @@
 
 The driver reads 4096 bytes at a time and copies them through two growing buffers: a page is copied seven times before
 anybody sees it, which is two thirds of what our scan costs the client. Here a page's parts are joined once. Only the
-framing of protocol v5 is done anew (native_protocol_v5.spec §2: segments with checksums, uncompressed); the handshake
-and everything else is the driver's own code, of the exact version in requirements.txt.
+framing of protocol v5 is done anew (native_protocol_v5.spec, section 2: segments with checksums, uncompressed); the
+handshake and everything else is the driver's own code, of the exact version in requirements.txt.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from cassandra.cluster import Session
 from cassandra.protocol import ExecuteMessage, ResultMessage, _ProtocolHandler
 
 _NOW_IN_SECONDS = 0x100
-"""Flag of a QUERY or EXECUTE: an int32 of seconds since the epoch follows (native_protocol_v5.spec §4.1.4)."""
+"""Flag of a QUERY or EXECUTE: an int32 of seconds since the epoch follows (native_protocol_v5.spec, section 4.1.4)."""
 
 
 class RawPage(ResultMessage):  # type: ignore[misc]
     """A result whose rows are not decoded: ``parsed_rows`` is the one-element list of the page's bytes.
 
-    The bytes are ``<rows_count><rows_content>`` (native_protocol_v5.spec §4.2.5.2): an int32, then the cells
+    The bytes are ``<rows_count><rows_content>`` (native_protocol_v5.spec, section 4.2.5.2): an int32, then the cells
     row by row, each an int32 length (-1: null) and that many bytes.
     """
 

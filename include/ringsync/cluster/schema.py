@@ -103,7 +103,7 @@ def _select_dropped(own_columns: Iterable[Any]) -> str:
     """The query for dropped columns.
 
     ``dropped_time`` is read as the milliseconds that it is: the driver cannot represent the one of system.local,
-    which is the largest there is. ScyllaDB has no ``kind``.
+    which is the largest there is. Not every server has ``kind``.
 
     :param own_columns: the columns of ``system_schema.dropped_columns`` itself
     """

@@ -1,9 +1,9 @@
 """Primitives of the compiled kernels: loads and stores at raw addresses.
 
 Kernels take int64 addresses instead of arrays: an array argument costs reference counting and index checks
-in every inlined helper, which makes the loops four to five times slower (specs/kernels.md §1). The price is
-that nothing checks bounds: every kernel must check lengths against the end of its buffer before it reads,
-with ``n > end - p``, never ``p + n > end``, and buffers carry :data:`PADDING` spare bytes behind their end.
+in every inlined helper, which makes the loops four to five times slower. The price is that nothing checks bounds:
+every kernel must check lengths against the end of its buffer before it reads, with ``n > end - p``, never
+``p + n > end``, and buffers carry :data:`PADDING` spare bytes behind their end.
 
 All integers of Cassandra's formats are big-endian; ``load*`` swap, ``load*_native`` do not.
 """
@@ -148,7 +148,7 @@ def copy_twice(first: int, second: int, source: int, length: int) -> None:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def load_unsigned_vint(p: int) -> tuple[int, int]:
-    """Read an unsigned vint at address ``p`` (specs/cassandra-formats.md §2.1): (value, address behind it)."""
+    """Read an unsigned vint at address ``p`` (docs/formats.md, 2.1): (value, address behind it)."""
     first = load8(p)
     if first < 0x80:
         return first, p + 1

@@ -1,7 +1,7 @@
 """Counters as commit logs and SSTables hold them: contexts of shards, of which the value is the sum.
 
 A context is an int16 number of header elements, that many int16, then shards of 32 bytes: id, int64 clock, int64
-count (specs/cassandra-formats.md §2.6; C: db/context/CounterContext).
+count (docs/formats.md, 2.6; C: db/context/CounterContext).
 """
 
 from __future__ import annotations

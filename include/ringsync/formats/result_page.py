@@ -1,7 +1,7 @@
 """Result pages of the native protocol: where each cell lies.
 
 A page's body is an int32 number of rows, then row after row each cell as an int32 length (negative: null) and that
-many bytes (native_protocol_v5.spec §4.2.5.2).
+many bytes (native_protocol_v5.spec, section 4.2.5.2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Arrow schema of row images: one typed row as of one moment, with each cell's writetime and expiry (DESIGN §4).
+"""The Arrow schema of row images: one typed row as of one moment, with each cell's writetime and expiry.
 
 Columns, in order: ``token``, the table's columns under their own names, ``_row``, ``_x``, ``_merge``.
 

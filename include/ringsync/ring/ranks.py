@@ -1,4 +1,4 @@
-"""Which replica of a token range is read first: the same for everybody who holds the same ring snapshot (DESIGN §2)."""
+"""Which replica of a token range is read first: the same for everybody who holds the same ring snapshot."""
 
 from __future__ import annotations
 

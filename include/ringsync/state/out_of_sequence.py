@@ -1,4 +1,4 @@
-"""The queue of late rows: keys and greatest timestamps of what came after its bucket had closed (DESIGN §7).
+"""The queue of late rows: keys and greatest timestamps of what came after its bucket had closed (docs/state.md).
 
 The change rows themselves are in files of the object store, ``staging/late/…``. The queue says which of them are still
 to be published, in one partition per :data:`SHARD_ROWS` rows of a file. So a partition is filled once, shrinks and is

@@ -22,7 +22,7 @@ Report = dict[str, Any]
 
 
 class ExitCode(IntEnum):
-    """Exit codes of applications and of cdcservice, after dsbulk's (specs/peers.md A.4)."""
+    """Exit codes of applications and of cdcservice, as dsbulk has them (docs/airflow.md)."""
 
     OK = 0
     COMPLETED_WITH_ERRORS = 1

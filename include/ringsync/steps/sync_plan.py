@@ -1,4 +1,4 @@
-"""What the steps of the sync agree on in a window interval: the ring, and the tables (DESIGN §5, step 1).
+"""What the steps of the sync agree on in a window interval: the ring, and the tables.
 
 ``plans/sync/<start of the interval, ms>.json`` is written once, by whoever comes first.
 """

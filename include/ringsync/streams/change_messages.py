@@ -1,4 +1,4 @@
-"""Messages of changes: what was written or deleted, and the row after it (DESIGN §10).
+"""Messages of changes: what was written or deleted, and the row after it (docs/messages.md).
 
 ``after`` says what is there, ``cells`` says since when; what a change deleted is in ``cells`` only. So whoever keeps
 the greatest time of each cell, element and deletion has the source's rows, in whatever order messages come.

@@ -1,4 +1,4 @@
-"""Messages: the Avro key and envelope of a table's stream (DESIGN §10). Here their schemas, and those of rows as read.
+"""Messages: the Avro key and envelope of a table's stream. Here their schemas, and messages of rows as read.
 
 Such a message's event id is the digest of what it says — key, row, cells — and not of how it came about, so that a
 repeated read of an unchanged row gives the same id. docs/messages.md shows whole messages;

@@ -1,7 +1,7 @@
 """Clusterings, bounds and cell paths as bytes whose unsigned order is Cassandra's order, equal for what is equal there.
 
 A value's bytes need not sort as the value does (−1, 1.0 and 1.00, a descending column). Here each becomes bytes that
-do (C: the comparators in db/marshal; specs/cassandra-formats.md §3.9), so that sorting, grouping and the question
+do (C: the comparators in db/marshal; docs/formats.md, 3.2), so that sorting, grouping and the question
 whether a range covers a row are comparisons of bytes. They are not values any more: 1.0 and 1.00 have the same ones.
 
 A value is a marker (null before empty before all others) and a body that is never the beginning of another; of

@@ -15,7 +15,7 @@ def only(cells: Cells, chosen: npt.NDArray[np.intp]) -> Cells:
 
 
 def composite_parts(cells: Cells, count: int) -> list[Cells]:
-    """The columns of partition keys: each a uint16 length, the bytes, a zero (spec §2.6)."""
+    """The columns of partition keys: each a uint16 length, the bytes, a zero (docs/formats.md, 2.6)."""
     at, parts = cells.offsets.astype(np.int64), []
     ends = at + cells.lengths
     for _ in range(count):

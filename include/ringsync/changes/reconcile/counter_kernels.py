@@ -1,4 +1,4 @@
-"""Merging the contexts of counters (C: db/context/CounterContext.merge; specs/cassandra-formats.md §3.8)."""
+"""Merging the contexts of counters (C: db/context/CounterContext.merge; docs/formats.md, 3.1)."""
 
 from __future__ import annotations
 

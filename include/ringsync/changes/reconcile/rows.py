@@ -13,9 +13,10 @@ this order, at most one deletion, at most one static row, its range deletions, a
   with the greatest (``write_time``, ``file``, ``position``).
 * ``digest``: of one distinct member its own, of several the sum of theirs, as two big-endian numbers that wrap.
 
-Order, duplicates and what was merged before make no difference (DESIGN I4) but to ``digest`` and the source. Counters
-are as commutative as Cassandra makes them: a deletion that comes between two merges of one cell may count or not.
-The rules: specs/cassandra-formats.md §3.8; C: db/rows/{Cells, Row.Merger}, db/{LivenessInfo, DeletionTime}.
+Order, duplicates and what was merged before make no difference (docs/architecture.md, I4) but to ``digest`` and the
+source. Counters are as commutative as Cassandra makes them: a deletion that comes between two merges of one cell may
+count or not.
+The rules: docs/formats.md, 3.1; C: db/rows/{Cells, Row.Merger}, db/{LivenessInfo, DeletionTime}.
 """
 
 from __future__ import annotations

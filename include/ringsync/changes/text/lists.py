@@ -90,7 +90,7 @@ class ListEntries:
 
 
 def _supersedes(cell: Entry, known: Entry) -> bool:
-    """Whether a cell wins against one of the same name (spec §3.8; C: db/rows/Cells.resolveRegular)."""
+    """Whether a cell wins against one of the same name (docs/formats.md, 3.1; C: db/rows/Cells.resolveRegular)."""
     return _rank(cell) > _rank(known)
 
 

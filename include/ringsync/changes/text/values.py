@@ -190,7 +190,7 @@ def counter_value(context: bytes) -> int:
 
 
 def counter_shards(context: bytes) -> list[tuple[bytes, int, int]]:
-    """The shards of a counter's cell: id, clock, count (spec §2.6; C: db/context/CounterContext)."""
+    """The shards of a counter's cell: id, clock, count (docs/formats.md, 2.6; C: db/context/CounterContext)."""
     if len(context) < 2:
         return []
     header = 2 + 2 * abs(struct.unpack_from(">h", context)[0])

@@ -2,7 +2,7 @@
 
 The inverse of :mod:`ringsync.cql.codec.decode`, columnar like it: the parts of nested values are encoded first, each
 to a binary array, then one kernel lays them out with counts and lengths. The forms are those of the native
-protocol v5 (specs/cassandra-formats.md §2.6; Cassandra: serializers/*, marshal/AbstractType).
+protocol v5 (docs/formats.md, 2.6; Cassandra: serializers/*, marshal/AbstractType).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def store_big_endian(p: int, value: int, length: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def store_unsigned_vint(p: int, value: int) -> int:
-    """Write an unsigned vint (specs/cassandra-formats.md §2.1); gives the address behind it."""
+    """Write an unsigned vint (docs/formats.md, 2.1); gives the address behind it."""
     more: int = unsigned_vint_length(value) - 1
     if more == 8:
         store8(p, 0xFF)

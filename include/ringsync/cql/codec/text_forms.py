@@ -124,7 +124,8 @@ def _write_ipv4(out: int, p: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_ipv6(out: int, p: int) -> int:
-    """RFC 5952 §4: no leading zeros, the first longest run of two or more zero groups is ``::``; §5: mapped IPv4."""
+    """Write an address as RFC 5952 says: no leading zeros, the first longest run of two or more zero groups is ``::``
+    (section 4), IPv4 that is mapped with dots (section 5)."""
     mapped = load64_native(p) == 0 and load32(p + 8) == 0xFFFF
     groups = 6 if mapped else 8
     run_start, run_length, length = -1, 1, 0

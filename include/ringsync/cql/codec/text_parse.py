@@ -237,7 +237,7 @@ def fill_gap(p: int, groups: int, gap: int) -> bool:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_ipv6(text: int, end: int, p: int) -> bool:
-    """Write the 16 bytes of an IPv6 address in any form of RFC 4291 §2.2; gives whether it is one."""
+    """Write the 16 bytes of an IPv6 address in any form of RFC 4291, section 2.2; gives whether it is one."""
     groups = 0
     gap = -1
     if (

@@ -1,4 +1,4 @@
-"""Blocks as Cassandra's compressors write them, in commit logs and SSTables (specs/cassandra-formats.md §1.3)."""
+"""Blocks as Cassandra's compressors write them, (docs/formats.md, 1.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encrypted sections of a commit log (specs/cassandra-formats.md §1.3; C: security/EncryptionUtils,
+"""Encrypted sections of a commit log (docs/formats.md, 1.3; C: security/EncryptionUtils,
 db/commitlog/EncryptedFileSegmentInputStream): compressed in blocks, each encrypted by itself."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ``_cdc.idx`` beside a segment in ``cdc_raw``: how much of it is synced (specs/cassandra-formats.md §1.1;
+"""The ``_cdc.idx`` beside a segment in ``cdc_raw``: how much of it is synced (docs/formats.md, 1.1;
 C: CommitLogSegment.writeCDCIndexFile)."""
 
 from __future__ import annotations

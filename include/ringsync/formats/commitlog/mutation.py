@@ -1,4 +1,4 @@
-"""Kernels that decode mutations to change rows (specs/cassandra-formats.md §2; C: db/Mutation.MutationSerializer,
+"""Kernels that decode mutations to change rows (docs/formats.md, 2; C: db/Mutation.MutationSerializer,
 db/partitions/PartitionUpdate, db/rows/UnfilteredSerializer).
 
 Every function gets the address of the state (:mod:`ringsync.formats.commitlog.state`), and reads from the address

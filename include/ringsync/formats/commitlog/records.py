@@ -1,6 +1,6 @@
 """The records of a commit log section: where each mutation lies, and whether its checksums are right.
 
-A record is ``int32 size, int32 crc(size), mutation, int32 crc(size, mutation)`` (specs/cassandra-formats.md §1.5;
+A record is ``int32 size, int32 crc(size), mutation, int32 crc(size, mutation)`` (docs/formats.md, 1.5;
 C: CommitLogReader.readSection).
 """
 

@@ -136,7 +136,7 @@ def _begin_row(s: int) -> None:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _copy_clustering(s: int, p: int, end: int, size: int, q: int) -> tuple[int, int]:
-    """Copy ``size`` clustering values to ``q``, as change rows have them; addresses behind both (spec §2.4)."""
+    """Copy ``size`` clustering values (docs/formats.md, 2.4) to ``q``, as change rows have them; addresses behind."""
     table = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * load64_native(s + at.TABLE)
     lengths = load64_native(table + at.TABLE_CLUSTERING_LENGTHS)
     store32(q, size)
@@ -280,7 +280,7 @@ def _put_complex_deletions(s: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) -> tuple[int, int]:
-    """A cell (spec §2.6)."""
+    """A cell (docs/formats.md, 2.6)."""
     if p >= end:
         return MALFORMED, q
     flags = load8(p)

@@ -1,6 +1,6 @@
 """A commit log segment file: its descriptor, its sync markers, and its sections made plain.
 
-Facts: specs/cassandra-formats.md §1.2 to §1.4 (C: db/commitlog/CommitLogDescriptor, CommitLogSegmentReader).
+Facts: docs/formats.md, 1.2 to 1.4 (C: db/commitlog/CommitLogDescriptor, CommitLogSegmentReader).
 """
 
 from __future__ import annotations

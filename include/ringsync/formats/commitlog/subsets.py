@@ -11,7 +11,10 @@ from ringsync.formats.commitlog.state import MALFORMED
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_subset(s: int, p: int, end: int, count: int, missing: int) -> int:
-    """Which of 64 columns or more are there, as a byte each (spec §2.3; C: Columns.deserializeLargeSubset)."""
+    """Read which of 64 columns or more are there, as a byte each.
+
+    docs/formats.md, 2.3; C: Columns.deserializeLargeSubset.
+    """
     if missing < 0 or missing > count:
         return MALFORMED
     listed = count - missing

@@ -33,7 +33,7 @@ from ringsync.sources.lookup.requests import Kind, Lookup, LookupQuery, halves, 
 from ringsync.sources.scan.pages import PASSING_ERRORS, RETRY_DELAYS_S, Asked, Pages, Request, Stuck, row_count
 
 IN_FLIGHT = 12
-"""Requests on the way at once; fewer leave the server idle, more gain nothing (replica.md §6)."""
+"""Requests on the way at once; fewer leave the server idle, more gain nothing."""
 ROWS_AT_ONCE = 4096
 BYTES_AT_ONCE = 8 * 2**20
 """So much is decoded in one go, whichever comes first."""

@@ -43,7 +43,7 @@ COMMON = 8
 SLICE_ROWS = 500
 """Rows of a token range that may be read as a whole."""
 DENSE = 0.15
-"""That is done if more than this share of them is wanted; where that saves nothing, at 0.22 (replica.md §6)."""
+"""That is done if more than this share of them is wanted; where that saves nothing, at 0.22."""
 SLICE_TOKENS = 20
 """A slice has so many different wanted tokens at least: few partitions with many wanted rows tell nothing of it."""
 

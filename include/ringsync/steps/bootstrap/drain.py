@@ -1,4 +1,4 @@
-"""End a bootstrap for those who follow the table's changes (DESIGN §6, steps 3 and 4).
+"""End a bootstrap for those who follow the table's changes (docs/bootstrap.md).
 
 While a table is copied its changes wait in the bootstrap stream. The cut-over is one pass, put if absent: what is
 published before it waits, and is moved behind the rows that were copied, in its order; what is published after it goes

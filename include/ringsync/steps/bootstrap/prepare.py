@@ -1,4 +1,4 @@
-"""Prepare a bootstrap: check everything it needs, and decide once how it is done (DESIGN §6, step 1).
+"""Prepare a bootstrap: check everything it needs, and decide once how it is done (docs/bootstrap.md).
 
 A table has one bootstrap at a time. One that did not come to its end is continued by the next run that asks for the
 same, whatever else has changed: splits, topology, the version of this code. Who asks for something else, or whose

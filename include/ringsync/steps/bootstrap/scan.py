@@ -1,4 +1,4 @@
-"""Read a table by token ranges into the replica and the change stream (DESIGN §6, step 2).
+"""Read a table by token ranges into the replica and the change stream (docs/bootstrap.md).
 
 The source is read once. Tasks write files and have each range committed in the ledger; what is left of the ring, or
 could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was

@@ -1,4 +1,4 @@
-"""Close buckets and publish (DESIGN §5, steps 3 to 5): a loop.
+"""Close buckets and publish: a loop.
 
 In each cycle and for each table: what the live replicas agree on, and all of buckets that are closed, becomes a pass —
 messages of the stream and merged change rows — and every pass is then followed up: stream, replica, Kafka. A row that

@@ -1,4 +1,4 @@
-"""Up to which moment buckets may close: closing follows what has been staged, not only the clock (DESIGN §5, step 3).
+"""Up to which moment buckets may close: closing follows what has been staged, not only the clock.
 
 A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then: a
 backlog, however old, drains through its own buckets. A node that is up but not read holds its ranges up by one window

@@ -1,4 +1,4 @@
-"""Publish what came late (DESIGN §7): a loop that works through files of late rows and the queue ``out_of_sequence``.
+"""Publish what came late: a loop that works through files of late rows and the queue ``out_of_sequence``.
 
 In each cycle new files, and what of the queue is due, are published as the rows are now, but for what was published
 before, and for rows of which a replica that is down may know more: these wait in the queue. See late_rows.py.

@@ -1,4 +1,4 @@
-"""The row after a change, and the complete images that the replica takes (DESIGN §5: ``after_image``)."""
+"""The row after a change, and the complete images that the replica takes, as ``after_image`` says (docs/sync.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merge what the sync has added to the replicas into their bases, where it is time (DESIGN §5)."""
+"""Merge what the sync has added to the replicas into their bases, where it is time (docs/replica.md)."""
 
 from __future__ import annotations
 

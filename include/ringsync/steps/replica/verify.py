@@ -1,4 +1,4 @@
-"""Compare source and replica cell by cell, and repair what differs (DESIGN §8).
+"""Compare source and replica cell by cell, and repair what differs (docs/replica.md).
 
 Both sides are seen as of one moment, now: expired cells are gone from both. Each token range is summed up to a
 checksum on both sides; only ranges whose checksums differ are read again and compared row by row.

@@ -1,4 +1,4 @@
-"""Stage what the nodes of a worker queue have logged (DESIGN §5, step 2): a loop.
+"""Stage what the nodes of a worker queue have logged: a loop.
 
 In each cycle: what ``_cdc.idx`` says is synced and no commit covers is decoded by Spark tasks and laid into buckets;
 then, for each node, one commit makes its files, their digests and the new positions durable at once. A segment that is
