@@ -23,6 +23,7 @@ _QUOTED = re.compile(r"`([^`\n]+)`")
 _NAMED = re.compile(r"`([\w./-]+\.py)`\)?(?:\]\([^)]*\))?\s`([A-Za-z_][\w.]*)`")
 _PROGRAM = re.compile(r"```.*?```", re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_REFERENCE = re.compile(r":(?:mod|func|class|data|meth|attr):`~?(ringsync[\w.]*)`")
 _DOCUMENT = re.compile(r"docs/([\w.-]+\.(?:md|json))(?:, ((?:section )?\d+(?:\.\d+)?\b))?")
 
 
@@ -61,6 +62,17 @@ def names_in(path: Path) -> set[str]:
             if isinstance(node, ast.ClassDef):
                 found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
     return found
+
+
+def is_defined(reference: str) -> bool:
+    """Whether a dotted name is that of a module, or of something that it defines."""
+    parts = reference.split(".")
+    for length in range(len(parts), 0, -1):
+        path = PACKAGE.parent.joinpath(*parts[:length])
+        source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if source.exists():
+            return length == len(parts) or ".".join(parts[length:]) in names_in(source)
+    return False
 
 
 def find(name: str, page: Path) -> Path | None:
@@ -131,6 +143,19 @@ def test_documents_and_their_sections_that_the_code_cites_are_there() -> None:
             assert (ROOT / "docs" / document).exists(), f"{name} cites docs/{document}"
             if document == "formats.md" and section:
                 assert section in numbers, f"{name} cites docs/{document}, {section}"
+
+
+def test_modules_and_functions_that_docstrings_name_are_there() -> None:
+    texts = dict(committed_texts())
+    files = {Path(name).name for name in texts}
+    for name, text in texts.items():
+        if not name.endswith(".py"):
+            continue
+        if name.startswith("include/"):
+            missing = {word for word in re.findall(r"\b\w+\.py\b", text) if word not in files}
+            assert not missing, f"{name} names {missing}"
+        for reference in _REFERENCE.findall(text):
+            assert is_defined(reference), f"{name} refers to {reference}"
 
 
 def test_the_rooms_are_those_of_the_layers() -> None:

@@ -81,7 +81,7 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         """The scan's plan: the option's, else made at the first call and kept, so that all agree on the moment.
 
         :raises OptionError: for a missing, unknown or malformed option
-        :raises ClusterError: as :func:`ringsync.sources.scan.plan.make_scan_plan`
+        :raises ClusterError: as :func:`ringsync.sources.scan.planning.make_scan_plan`
         """
         if self._plan is None:
             self._check_options()

@@ -206,7 +206,7 @@ def _put_deletion(s: int, q: int, has: int, timestamp: int, local: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple[int, int]:
-    """The row's columns; ``m``: see :func:`ringsync.formats.commitlog.mutation.read_columns`."""
+    """The row's columns; ``m``: see :func:`ringsync.formats.commitlog.mutation._read_columns`."""
     columns, count = load64_native(m), load64_native(m + 8)
     count_at = q
     q += 4

@@ -1,6 +1,6 @@
 """Read rows by their keys, as row images: what a row looks like after it was changed.
 
-Many keys are asked for in one request (row_lookups.py), some requests at a time. One that fails is asked again as two
+Many keys are asked for in one request (requests.py), some requests at a time. One that fails is asked again as two
 with half of its keys each, down to single keys: so one key that cannot be read costs a few more requests, and only
 itself. Result pages go to the compiled decoders as they come, some requests' together, and nothing else is kept.
 """
