@@ -24,7 +24,7 @@ _NAMED = re.compile(r"`([\w./-]+\.py)`\)?(?:\]\([^)]*\))?\s`([A-Za-z_][\w.]*)`")
 _PROGRAM = re.compile(r"```.*?```", re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _REFERENCE = re.compile(r":(?:mod|func|class|data|meth|attr):`~?(ringsync[\w.]*)`")
-_DOCUMENT = re.compile(r"docs/([\w.-]+\.(?:md|json))(?:, ((?:section )?\d+(?:\.\d+)?\b))?")
+_DOCUMENT = re.compile(r"docs/([\w.-]+\.(?:md|json))(?:, (\d+(?:\.\d+)?)\b)?")
 
 
 def committed_texts() -> Iterator[tuple[str, str]]:
