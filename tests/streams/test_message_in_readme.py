@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from ringsync.changes.text.queries import queries
 
 from ringsync.changes.columns import logged_tables
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.text.queries import queries
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.images.after import rows_after
 from ringsync.images.from_changes import row_images_of
