@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from ringsync.changes.text.queries import queries
 
 from ringsync.changes.columns import logged_tables
 from ringsync.changes.reconcile.rows import merge
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.images.after import rows_after
 from ringsync.images.from_changes import row_images_of
+from ringsync.images.queries import queries
 from ringsync.schema.from_cql import parse_schema
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.messages import envelope_schema, key_schema
