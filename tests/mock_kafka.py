@@ -10,7 +10,7 @@ from pathlib import Path
 import confluent_kafka
 
 _LIBRARY = next(Path(f"{confluent_kafka.__path__[0]}.libs").glob("librdkafka-*.so*"))
-_NO_BROKER = -1
+_NO_BROKER = _ALL_BROKERS = -1
 _REASON_BYTES = 512
 
 
@@ -42,6 +42,11 @@ class MockKafka:
         for partition in range(partitions):
             set_leader = self._library.rd_kafka_mock_partition_set_leader
             assert set_leader(self._cluster, topic.encode(), partition, _NO_BROKER) == 0
+
+    def answer_after(self, milliseconds: int) -> None:
+        """Have every answer take so long."""
+        set_rtt = self._library.rd_kafka_mock_broker_set_rtt
+        assert set_rtt(self._cluster, _ALL_BROKERS, milliseconds) == 0
 
 
 @contextmanager

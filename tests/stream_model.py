@@ -229,8 +229,8 @@ class StreamModel:
 
     def _write_many(self, values: Values, column: Column, cell: Message | None, after: Any, value: Message) -> None:
         is_list = isinstance(column.type, ListType)
-        if is_list and self.complete and value["after"] is not None:
-            # The names of entries may be unknown, but this is the whole list.
+        if is_list and self.complete:
+            # The names of entries may be unknown, but this is the whole list; there is none where no row is left.
             values.cells, values.whole = {}, None
         if cell is None:
             return

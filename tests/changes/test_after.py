@@ -362,3 +362,18 @@ def test_a_value_that_no_lake_type_holds_is_refused_or_kept() -> None:
     kept = row_images_of(merged, TABLE, "raw")
     assert kept.to_pylist()[0]["_x"]["v"]["raw"] == b""
     assert change_rows_of(kept, TABLE)["cells"].to_pylist() == merged["cells"].to_pylist()
+
+
+def test_a_row_that_is_seen_with_cells_does_not_prove_an_old_liveness() -> None:
+    rows = [{**insertion(at, ends), "c": c, "cells": [cell(V, 5, 1500)]} for c, at, ends in LIVENESSES]
+    merged = after(nothing(TABLE), changes(*rows), TABLE).images
+    seen = images(*(image(c, v=5, _row={"writetime": 1500}) for c, *_ in LIVENESSES), image(9))
+    found = seen_instead(merged, seen, 200 * 10**6, TABLE, deletions_known_from_us=1200)
+    lives = {row["c"]: row["_row"]["live"] for row in found.to_pylist() if row["c"] is not None}
+    assert lives == {1: None, 2: 1200, 3: 1100}, "one that has expired keeps no row alive"
+    without_cells = images(*(image(c) for c, *_ in LIVENESSES))
+    found = seen_instead(merged, without_cells, 200 * 10**6, TABLE, deletions_known_from_us=1200)
+    assert [row["_row"]["live"] for row in found.to_pylist() if row["c"] is not None] == [1100, 1200, None]
+
+
+LIVENESSES = ((1, 1100, None), (2, 1200, None), (3, 1100, 100))

@@ -67,7 +67,6 @@ class World:
     now_ms: int = BEGIN_MS
     step_ms: int = 500
     hosts: tuple[Host, ...] = HOSTS
-    unread: tuple[str, ...] = ()
     skew_ms: int = 0
     rates: dict[str, float] = field(default_factory=dict)
     late_rate: float = 0.4
@@ -115,9 +114,7 @@ class World:
     def plan(self) -> Bucket:
         """Make the plan of the present interval, if nobody has."""
         interval = interval_at(self.loops_ms, LENGTH_MS)
-        made = SyncPlan(
-            interval, self.hosts, {"shop": Replication("SimpleStrategy", (("", 1),))}, (TABLE,), {}, self.unread
-        )
+        made = SyncPlan(interval, self.hosts, {"shop": Replication("SimpleStrategy", (("", 1),))}, (TABLE,))
         self.store.put(f"plans/sync/{interval.start:013}.json", made.to_json().encode())
         return interval
 
@@ -339,7 +336,7 @@ def test_a_table_that_is_not_planned_any_more_is_waited_for(world: World, lacks:
 
 
 def test_a_node_that_is_not_read_is_named_and_not_waited_for(world: World) -> None:
-    world.hosts, world.unread = (HOSTS[0], replace(HOSTS[1], up=False)), ("b",)
+    world.hosts = (HOSTS[0], replace(HOSTS[1], is_read=False))
     note = "node 10.0.0.2:9042 is not read (sync.datacenters): what only it has logged does not come"
     assert world.wait() == Waited("", (note,))
 

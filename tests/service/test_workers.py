@@ -106,7 +106,7 @@ def test_a_folder_that_is_not_there_is_named(workers: Workers, capsys: pytest.Ca
     code, said = told(workers.wait(), capsys)
     assert code == ExitCode.COMPLETED_WITH_ERRORS
     assert "queue n2, node 10.0.0.2:9042: cdc_raw cannot be read" in said
-    assert f"{workers.raw['n2']}': is it mounted, and may this user read and delete there?" in said
+    assert f"{workers.raw['n2']}': is it mounted, and may this user read there?" in said
 
 
 def test_a_node_that_is_down_is_not_waited_for(workers: Workers) -> None:

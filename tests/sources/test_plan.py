@@ -72,6 +72,7 @@ def test_ring_and_estimates_of_an_older_version(session: Any) -> None:
     ring = read_ring(session, "ks")
     assert [len(host.tokens) for host in ring.hosts] == [4]
     assert ring.hosts[0].up
+    assert ring.hosts[0].is_local
     assert read_size_estimate(session, "ks", "plain") is None
 
 

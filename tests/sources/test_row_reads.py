@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from cassandra import InvalidRequest, Unavailable
+from cassandra import InvalidRequest, ReadTimeout, Unavailable
 
 from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.limits import UNLIMITED, Limiter, Limits, Permits
@@ -21,13 +21,13 @@ from ringsync.cluster.session import ClusterSettings, close_all, connect
 from ringsync.images.schema import row_image_schema
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.schema.table import TableSchema
-from ringsync.sources.lookup.read import RowsRead, read_rows
+from ringsync.sources.lookup.read import IN_FLIGHT, NO_PROGRESS_S, RowsRead, read_rows
 from ringsync.sources.scan.scan import scan_session
 from servers.cassandra import CassandraNode
 from tests.oracle import Rows, differences, image_rows, source_rows
 from tests.sources.clusters import settings_of
 from tests.sources.row_key_batches import Key, batch_of, keys_of
-from tests.sources.scans import FAT, Counting, Faulty, create_table, timeout
+from tests.sources.scans import FAT, Counting, Fault, Faulty, create_table, timeout
 
 pytestmark = pytest.mark.server
 
@@ -266,14 +266,71 @@ def test_passing_errors_are_passed(odd: Source, error: Exception) -> None:
     assert pauses
 
 
-def test_many_failures_are_not_retried_for_ever(odd: Source) -> None:
-    session = faulty(odd, lambda statement: Unavailable("injected"))
+@dataclass
+class Clock:
+    """Time that passes with pauses, and with requests that time out."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def slow(clock: Clock, error: Exception, answered: Callable[[int], bool] = lambda number: False) -> Fault:
+    """A fault of all requests but those that are answered; a timeout takes 5 s, for all on the way."""
+    requests = itertools.count()
+
+    def fault(statement: Any) -> Exception | None:
+        if answered(next(requests)):
+            return None
+        clock.now += 5 / IN_FLIGHT if isinstance(error, ReadTimeout) else 0
+        return error
+
+    return fault
+
+
+@pytest.mark.parametrize("error", [timeout(), Unavailable("injected")], ids=["slow", "away"])
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_read_that_brings_nothing_ends(odd: Source, error: Exception, of_all: bool) -> None:
+    """What the cluster does not give now holds up others for seconds, however many rows are wanted."""
+    clock = Clock()
+    session = faulty(odd, slow(clock, error))
     rows = [key for key in odd.keys if key.clustering]
-    found = odd.read(rows, session=session)
+    found = odd.read(rows, session=session, sleep=clock.sleep, clock=clock, of_all=of_all)
     assert [row.place for row in found.unread] == list(range(len(rows)))
     assert found.images.num_rows == 0
-    assert "too few replicas are alive" in found.unread[0].reason
-    assert len(session.asked) < 500
+    assert clock.now < 2 * NO_PROGRESS_S
+    assert len(session.asked) < 100
+    hint = "longer timeouts may help" if isinstance(error, ReadTimeout) else "too few replicas are alive"
+    assert all(hint in row.reason for row in found.unread)
+
+
+def test_a_read_that_is_slow_goes_on(odd: Source) -> None:
+    """Time is limited only while nothing comes."""
+    clock = Clock()
+    rows = [key for key in odd.keys if key.clustering]
+    session = faulty(odd, slow(clock, timeout(), lambda number: number % 2 == 1))
+    odd.check(rows, session=session, sleep=lambda seconds: clock.sleep(10 * seconds), clock=clock, of_all=True)
+    assert clock.now > 2 * NO_PROGRESS_S
+
+
+def test_a_key_that_cannot_be_read_ends_a_read_of_all(composite: Source) -> None:
+    keys = some(composite, 5, 200)
+    bad = next(key for key in keys if key.plain in composite.rows and key.plain[1] != FAT)
+    last = bad.partition[-1]
+
+    def fault(statement: Any) -> Exception | None:
+        return timeout() if any(last in value[4:] for value in statement.values[1:2]) else None
+
+    permits = Counting()
+    found = composite.read(keys, permits, faulty(composite, fault), of_all=True)
+    assert permits.granted == permits.ended
+    hit = {place for place, key in enumerate(keys) if last in key.partition}
+    assert hit <= {row.place for row in found.unread}
+    assert f"k2 = {bad.plain[1]}" in found.unread[0].reason
 
 
 def test_guardrails_are_kept(odd: Source) -> None:

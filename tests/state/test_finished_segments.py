@@ -58,6 +58,7 @@ def test_what_was_finished_long_ago_becomes_one_object_and_stays_finished(tmp_pa
         (folder / f"CommitLog-7-{segment}.log").write_bytes(b"log")
         (folder / f"CommitLog-7-{segment}_cdc.idx").write_text("100\nCOMPLETED")
     assert [Path(work.file).name for work in again.new_work(NOW_MS, 1000)] == ["CommitLog-7-3.log"]
+    again.remove_finished()
     assert sorted(path.name for path in folder.iterdir()) == ["CommitLog-7-3.log", "CommitLog-7-3_cdc.idx"]
 
 

@@ -165,11 +165,17 @@ def test_who_is_slow_to_cancel_does_not_end_the_next(
     assert (followed.kinds(), followed.found().state) == (["begin", "begin"], SCANNING)
 
 
-def test_a_table_that_was_dropped_has_its_bootstrap_cancelled(followed: Followed, session: Any) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_table_that_was_dropped_has_its_bootstrap_cancelled(followed: Followed, session: Any, copied: bool) -> None:
+    """Also when all of it was copied: nobody can finish it any more."""
     prepare(followed.conf, followed.name, "one")
+    if copied:
+        followed.state.publishing(followed.found())
     session.execute(f"DROP TABLE {followed.name}")
-    assert cancel(followed) == ExitCode.OK
-    assert followed.found().state == CANCELLED
+    for _ in range(2):
+        assert cancel(followed) == ExitCode.OK
+        assert followed.found().state == CANCELLED
+        assert not any(key.startswith("bootstrap/") for key in read_statuses(followed.store))
 
 
 def test_a_table_that_was_created_again_is_bootstrapped_anew(followed: Followed, session: Any) -> None:

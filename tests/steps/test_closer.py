@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ringsync.config import ConfigError
@@ -47,10 +48,14 @@ class Service:
         self.ring: Any = None
         self.last = 0
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         if self.fails:
             raise self.fails
         self.served += 1
+        return True
+
+    def tell_missed(self) -> None:
+        """Nothing was missed."""
 
     def follow(self, table: SyncTable) -> None:
         self.followed.append(table.version.number)
@@ -74,6 +79,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     found._looked, found._others_failed = found._plan, {}
     found._unread_since_ms = {}
     found._closed_until, found._complete_until = 0, None
+    found._over, found._serving = False, None
     found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]
     found._config = SimpleNamespace(server_name="t", sync=Sync())  # type: ignore[assignment]
     found._followed = Followed(found._store, found._config, found._feed)
@@ -111,6 +117,83 @@ def test_a_table_that_fails_holds_up_no_other(
     clock[0] += 60
     closer.cycle()
     assert (service(closer, "b").served, closer.status()["shop.b"]["error"]) == (1, None)
+
+
+class Clock:
+    """Time that passes when it is told to, s since the epoch."""
+
+    def __init__(self) -> None:
+        self.now = 1_790_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_a_table_whose_tries_take_long_takes_less_than_half_of_the_time(
+    closer: Closer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It backs off from the end of its try, and for as long as that took: what it asks for is not there now."""
+    clock = Clock()
+    monkeypatch.setattr(bucket_close, "time", clock)
+    tried = []
+
+    def slow() -> None:
+        tried.append(clock.now)
+        clock.now += 40
+        raise RuntimeError("rows could not be read")
+
+    service(closer, "b").catch_up = slow
+    for _ in range(400):
+        clock.now += 1
+        closer.cycle()
+    assert [service(closer, name).served for name in "acd"] == [400, 400, 400]
+    pauses = np.diff(tried) - 40
+    assert min(pauses) >= 40
+    assert max(pauses) <= 62
+
+
+def test_a_table_that_fails_does_not_keep_the_run_from_its_end(closer: Closer) -> None:
+    """Its job is cancelled, others are not tried again; what was wrong before is told, not that it was cancelled."""
+    for name in "bc":
+        service(closer, name).fails = RuntimeError("rows could not be read")
+    closer.cycle()
+    cancelled = []
+    closer._context.cancelAllJobs = lambda: cancelled.append(closer.at())
+
+    def cut_off() -> None:
+        closer.end()
+        raise RuntimeError("job 7 was cancelled")
+
+    service(closer, "b").catch_up = cut_off
+    service(closer, "c").catch_up = lambda: pytest.fail("the run is over")
+    for name in "bc":
+        closer._tables[name * 32].again_ms = 0
+    closer.cycle()
+    assert cancelled == ["shop.b"]
+    assert closer.status()["shop.b"]["error"] == "RuntimeError: rows could not be read"
+    assert [service(closer, name).served for name in "ad"] == [2, 2]
+
+
+def test_the_end_of_a_run_waits_for_a_table_that_is_well(closer: Closer) -> None:
+    """Else a pass that takes longer than a run would never be made."""
+    closer._context.cancelAllJobs = lambda: pytest.fail("it makes progress")
+    real = service(closer, "b").catch_up
+
+    def long() -> None:
+        closer.end()
+        real()
+
+    service(closer, "b").catch_up = long
+    closer.cycle()
+    assert [service(closer, name).served for name in "abcd"] == [1, 1, 1, 1]
+
+
+def test_nothing_is_published_before_the_replica_has_all(closer: Closer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_close, "settle_together", lambda *arguments, **others: pytest.fail("too early"))
+    for name in "abcd":
+        service(closer, name).catch_up = lambda: False
+    closer.cycle()
+    assert [closer._tables[name * 32].error for name in "abcd"] == [None] * 4
 
 
 def test_a_wrong_configuration_is_everybodys(closer: Closer) -> None:

@@ -21,6 +21,7 @@ from ringsync.ledger.staging import closed_until
 from ringsync.schema.table import Column
 from ringsync.steps.application import Application
 from ringsync.steps.close.bucket_close import Closer
+from ringsync.steps.passes import follow_ups as steps
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import PassContext, commit, make_outputs
 from ringsync.steps.passes.rows_after import AfterReader
@@ -161,3 +162,31 @@ def test_nobody_has_waited_while_nothing_ran(lake: Lake) -> None:
 
 def put_status(lake: Lake, loop: str, status: dict[str, Any]) -> None:
     lake.store.put(f"status/{loop}.json", json.dumps(status).encode())
+
+
+def test_what_has_waited_for_a_bootstrap_is_added_in_turns(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other tables wait for each turn; the table itself publishes nothing until its replica has all."""
+    for number in range(7):
+        lake.publish(NOW, [Write(1, number, "c", NOW.start * 1000 + number)], by_arrival=False)
+    bootstrap(lake, "b1")
+    clock, added = [0.0], []
+    real = steps.append_pass
+
+    def slow(*arguments: Any, **others: Any) -> Any:
+        clock[0] += 0.4
+        added.append(arguments[2])
+        return real(*arguments, **others)
+
+    monkeypatch.setattr(steps, "append_pass", slow)
+    monkeypatch.setattr(steps, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0]))
+    found = follow_ups(lake)
+    turns = []
+    while not turns or not turns[-1][0]:
+        assert len(turns) < 10
+        turns.append((found.catch_up(), len(added)))
+        assert turns[-1][0] or not found.is_done()
+    assert turns == [(False, 3), (False, 6), (False, 9), (True, 11)]
+    assert added == sorted(added)
+    assert len(rows_of_replica(lake)) == 7
+    assert found.catch_up()
+    assert found.is_done()

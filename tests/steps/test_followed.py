@@ -21,10 +21,12 @@ from ringsync.ledger.staging import encode_rows, late_key
 from ringsync.ledger.table_versions import version_of
 from ringsync.service.health import problems
 from ringsync.service.published import CLOSE, Seen, buckets_left, kafka_left, passes_left
+from ringsync.status import read_status
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.close.bucket_close import Closer, exit_code
 from ringsync.steps.late.late_pass import LatePasses
 from ringsync.steps.late.late_rows import LateRows
+from ringsync.steps.loop import put_status
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
@@ -277,6 +279,7 @@ def test_what_waits_for_the_bootstrap_of_a_table_that_is_dropped_is_published(
     for writes, (world, store) in enumerate(mortal_worlds(tmp_path, monkeypatch)):
         closer = world.closer()
         mark(store, FIRST, "begin", "b", 1, check=lambda: None)
+        put_status(store, "bootstrap", FIRST, {"table": "shop.t", "bootstrap": "b"})
         world.put_late()
         world.publish_late()
         cycle(closer)
@@ -294,6 +297,7 @@ def test_what_waits_for_the_bootstrap_of_a_table_that_is_dropped_is_published(
                 cycle(closer)
         store.left = IMMORTAL
         assert (world.buckets, waiting.buckets()) == ([pass_bucket(2)], []), writes
+        assert read_status(store, f"bootstrap/{FIRST}") is None, "status would ask for it to be finished for ever"
         assert followed_tables(store).keys() == {FIRST}, "Kafka has not got it yet"
         world.feed.relay()
         cycle(closer)

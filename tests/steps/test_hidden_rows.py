@@ -351,3 +351,36 @@ def test_static_cells_that_may_be_hidden_are_asked_for_with_all_rows_that_show_t
     told = [(row["seq"], row["s"], row["v"]) for row in found.to_pylist()]
     assert told == [(None, s, None), (1, s, "a"), (2, s, "b")]
     assert asked == [3]
+
+
+@pytest.mark.parametrize("kind", ["row", "partition"])
+def test_a_row_that_lives_by_a_newer_cell_does_not_live_by_an_old_insert(lake: Lake, source: Source, kind: str) -> None:
+    """A SELECT shows the row, and not whether the INSERT or only the UPDATE is there."""
+    publish(lake, DELETIONS[kind], everywhere=1)
+    bootstrap(lake, "b1")
+    there = Update(1, 1, "u", LATER + 100)
+    publish(lake, [there])
+    source.rows = [there]
+    publish(lake, [Write(1, 1, "old", LONG_AGO + 100)], at_close=1)
+    assert shown(lake) == {(1, 1): "u"}
+    source.rows = []
+    last = Update(1, 1, None, LATER + 200)
+    said = images_after(replica_reader(lake), merge(change_rows([last], TABLE), TABLE))
+    publish(lake, [last])
+    assert (shown(lake), said.visible.tolist()) == ({}, [False])
+
+
+def test_a_row_that_lives_by_an_old_insert_lives_on_without_cells(lake: Lake, source: Source) -> None:
+    old, newer, last = (
+        Write(1, 1, "old", LONG_AGO + 100),
+        Update(1, 1, "u", LATER + 100),
+        Update(1, 1, None, LATER + 200),
+    )
+    bootstrap(lake, "b1")
+    publish(lake, [newer])
+    source.rows = [newer]
+    publish(lake, [old], at_close=1)
+    assert shown(lake) == {(1, 1): "u"}
+    source.rows = [replace(old, v="")]
+    publish(lake, [last])
+    assert (list(shown(lake)), len(source.asked)) == ([(1, 1)], 2)

@@ -18,6 +18,7 @@ from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka import client as kafka_topics
+from ringsync.streams.kafka import sender as kafka_sender
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 from ringsync.streams.kafka.cursor import CursorObject
 from ringsync.streams.kafka.errors import BrokerUnavailableError, RelayError
@@ -319,7 +320,7 @@ def test_messages_that_nobody_takes_do_not_fill_the_memory(
     tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaTopics, "_count_partitions", lambda *_: 4)
-    monkeypatch.setattr(kafka_feed, "QUEUED_BYTES", 2 << 20)
+    monkeypatch.setattr(kafka_feed, "QUEUED_BYTES", int(3.5 * kafka_sender.FIRST_BYTES))
     streams = streams_of(tmp_path, "a b c d e f g h", mock)
     for stream in streams:
         publish(stream, pass_(2), notes(10, 5000))
@@ -331,7 +332,7 @@ def test_messages_that_nobody_takes_do_not_fill_the_memory(
         time.sleep(1.5)
         queued = [topic.kafka.queued_bytes for topic in feed._all() if topic.is_running]
         assert len(queued) == kafka_feed.AT_WORK
-        assert 5000 * 450 < min(queued) <= max(queued) < 5000 * 2000
+        assert kafka_sender.FIRST_BYTES * 0.9 < min(queued) <= max(queued) < kafka_sender.FIRST_BYTES * 1.1
 
 
 class Backlogs:

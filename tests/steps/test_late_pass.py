@@ -25,13 +25,20 @@ IDS = range(1, 20)
 WRITES = [Write(id_, 1, "late", 1_790_000_000_000_000) for id_ in IDS]
 
 
-def ring(*up: bool) -> RingSnapshot:
-    """Five nodes, each range on three of them."""
+def ring(*up: bool, others: int = 0) -> RingSnapshot:
+    """Five nodes, each range on three of them.
+
+    :param others: nodes of another datacenter, which nobody asks
+    """
     hosts = (
         Host(f"n{n}", f"127.0.0.{n + 1}", 9042, "dc", "r1", (-(2**63) + n * 2**64 // 5 + 1,), alive)
         for n, alive in enumerate(up)
     )
-    return RingSnapshot(tuple(hosts), Replication("SimpleStrategy", (("", 3),)))
+    far = (
+        Host(f"m{n}", f"127.0.1.{n + 1}", 9042, "far", "r1", (-(2**63) + n * 2**64 // 5 + 2,), is_local=False)
+        for n in range(others)
+    )
+    return RingSnapshot((*hosts, *far), Replication("NetworkTopologyStrategy", (("dc", 3), ("far", min(3, others)))))
 
 
 def readable(snapshot: RingSnapshot) -> set[int]:
@@ -39,7 +46,11 @@ def readable(snapshot: RingSnapshot) -> set[int]:
     found = ranked(snapshot)
     tokens = [token(id_.to_bytes(4, "big")) for id_ in IDS]
     numbers = [next((n for n, end in enumerate(found.ends) if one <= end), 0) for one in tokens]
-    return {id_ for id_, n in zip(IDS, numbers, strict=True) if sum(host.up for host in found.hosts[n]) >= 2}
+    return {
+        id_
+        for id_, n in zip(IDS, numbers, strict=True)
+        if sum(host.up for host in found.hosts[n] if host.is_local) >= 2
+    }
 
 
 class Late:
@@ -63,8 +74,11 @@ class Late:
 _make = late_pass.make_outputs
 
 
-def test_rows_of_a_range_without_a_quorum_hold_up_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late = Late(tmp_path, monkeypatch, ring(False, False, True, True, True))
+@pytest.mark.parametrize("others", [0, 5])
+def test_rows_of_a_range_without_a_quorum_hold_up_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    late = Late(tmp_path, monkeypatch, ring(False, False, True, True, True, others=others))
     assert 3 < len(late.readable) < len(IDS) - 3
     rows = change_rows(WRITES, THERE)
     outcome = late.passes.publish(THERE, rows)

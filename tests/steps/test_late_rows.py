@@ -440,6 +440,7 @@ def test_what_cannot_be_read_waits(table: TableSchema, session: Any, tmp_path: P
     assert late.problems == [f"{table.full_name}: two of three nodes are down"]
     assert (late.status()["waiting"], late.status()["oldest_ms"]) == (1, first_ms)
     effects.publish = real  # type: ignore[method-assign]
+    clock.now += LONGEST_WAIT_S
     late.cycle()
     assert (late.problems, late.counts["published"], late.status()["waiting"]) == ([], 1, 0)
     assert not store.list(FOLDER)

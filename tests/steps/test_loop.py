@@ -1,12 +1,33 @@
 """Loops: how long they work, and what ends them."""
 
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ringsync.status import STOP_KEY
-from ringsync.steps.loop import cycles, put_metrics, put_status, seconds_left
+from ringsync.cluster.session import UnreachableError, WrongPasswordError
+from ringsync.ledger.layout import LayoutError
+from ringsync.orchestration import explain_failure
+from ringsync.service.health import problems
+from ringsync.state.session import StateError
+from ringsync.status import STOP_KEY, read_status
+from ringsync.steps import application, loop
+from ringsync.steps.application import ExitCode, Report, StepError
+from ringsync.steps.loop import (
+    AwayError,
+    Patience,
+    SignOfLife,
+    cycles,
+    put_metrics,
+    put_status,
+    seconds_left,
+    starts_again,
+)
 from ringsync.storage import open_store
+from ringsync.storage.port import ObjectStore, UnavailableError
 
 
 @pytest.mark.parametrize(
@@ -38,3 +59,89 @@ def test_metrics_never_end_a_loop(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 'ringsync_table_pass{table="a.b"} 3' in path.read_text()
     put_metrics(store, str(tmp_path / "nowhere" / "x.prom"), 0)
     assert "ringsync: warning: metrics.prometheus_file: " in capsys.readouterr().out
+
+
+def test_a_loop_shows_that_it_lives_and_what_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has said last is still true; a cycle that takes long is told, though, as that of a dead loop was."""
+    store = open_store(str(tmp_path))
+    monkeypatch.setattr(loop, "SAY_EVERY_S", 0.01)
+    begun = time.time()
+    with SignOfLife(store, "bucket_close", "close", lambda: "shop.a") as life:
+        life.say({"tables": {"shop.b": {"error": None}}, "error": None})
+        first = read_status(store, "bucket_close/close")
+        assert first is not None
+        assert "busy" not in first
+        while (later := read_status(store, "bucket_close/close")) in (first, None):
+            assert time.time() < begun + 20
+    assert later is not None
+    busy = later["busy"]
+    assert (later["tables"], busy["with"]) == (first["tables"], "shop.a")
+    assert abs(busy["since_ms"] - first["at_ms"]) < 1000
+    lately, long_ago = (
+        problems({"bucket_close/close": {**later, "at_ms": busy["since_ms"] + seconds * 1000}}, {}, (), False, 0.0)
+        for seconds in (30, 95)
+    )
+    assert set(long_ago) - set(lately) == {
+        "bucket_close/close: has come to no end of its cycle for 95 s, and is at shop.a: all else waits"
+    }
+    threads = threading.active_count()
+    with SignOfLife(store, "bucket_close", "close", lambda: None):
+        pass
+    assert threading.active_count() == threads
+
+
+class Away:
+    """A store that cannot be asked from some second on, until another."""
+
+    def __init__(self, store: ObjectStore, clock: list[float], since: float, until: float) -> None:
+        self._store, self._clock, self._since, self._until = store, clock, since, until
+
+    def __getattr__(self, name: str) -> Any:
+        if self._since <= self._clock[0] < self._until:
+            raise UnavailableError("[Errno 116] Stale file handle")
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize(("seconds", "ends_at"), [(4, 600.0), (50, 600.0), (400, 78.0)])
+def test_a_loop_outlives_a_store_that_is_away(tmp_path: Path, seconds: int, ends_at: float) -> None:
+    """It waits a minute at short intervals, and then ends so that it is started again, in this same run."""
+    clock = [0.0]
+    store: Any = Away(open_store(str(tmp_path)), clock, 20, 20 + seconds)
+
+    def sleep(pause: float) -> None:
+        clock[0] += pause
+
+    @starts_again()
+    def run(_: Any) -> tuple[Report, ExitCode]:
+        patience = Patience()
+        for _ in cycles(store, 600.0, 2.0, lambda: clock[0], sleep):
+            error = patience.tried(lambda: store.list("plans/"))
+            put_status(store, "commitlog_stage", "default", {"nodes": {}, "error": error})
+        return {}, ExitCode.OK
+
+    found: Any = SimpleNamespace(name="commitlog_stage", run="r", store=store, table=None)
+    code = application._run(found, run)
+    assert clock[0] == pytest.approx(ends_at, abs=2)
+    assert code == (ExitCode.OK if ends_at == 600 else ExitCode.INTERRUPTED)
+    assert code == ExitCode.OK or explain_failure("x", f"Error code is: {int(code)}.\nringsync: error: x").may_retry
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no route"), UnreachableError("no node"), StateError("timeout")])
+def test_what_is_away_when_a_loop_begins_does_not_end_its_run(error: Exception) -> None:
+    @starts_again()
+    def run() -> None:
+        raise error
+
+    with pytest.raises(AwayError) as raised:
+        run()
+    assert raised.value.code == ExitCode.INTERRUPTED
+
+
+@pytest.mark.parametrize("error", [LayoutError("of another version"), WrongPasswordError("no"), StepError("counts")])
+def test_what_does_not_pass_by_itself_does(error: Exception) -> None:
+    @starts_again()
+    def run() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run()

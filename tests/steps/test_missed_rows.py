@@ -15,21 +15,25 @@ import pytest
 
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.schema import EXPIRING, STATIC
+from ringsync.cql.types import Native
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import Pass, get_pass, pass_bucket, pass_numbers
+from ringsync.ledger.table_versions import version_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.changes import replica_state
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.ring.tokens import TokenRange
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import Column, TableSchema
 from ringsync.state.bootstrap import CommittedRange
 from ringsync.steps.bootstrap.cancel import end
 from ringsync.steps.bootstrap.publish import Outputs, file_prefix
 from ringsync.steps.passes import follow_ups as steps_follow_ups
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import commit
+from ringsync.steps.passes.missed_rows import MissedRows
 from ringsync.steps.passes.rows_after import AfterReader
+from ringsync.steps.sync_plan import SyncTable
 from ringsync.streams.files import FileStream, StreamConflictError
 from ringsync.streams.messages import snapshot_messages
 from tests.mortal_store import IMMORTAL, Killed
@@ -37,7 +41,7 @@ from tests.newest_model import NewestModel
 from tests.steps import test_bootstrap_begins_back, test_bootstrap_marks, test_close
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import again, follow_ups, rows_of_replica
-from tests.steps.test_bootstrap_marks import TOPIC, Lake, now_ms
+from tests.steps.test_bootstrap_marks import TOPIC, Lake, cycle, now_ms
 from tests.steps.test_close import NOW, TABLE
 from tests.steps.test_rows_before import WITH_STATIC
 from tests.stream_model import StreamModel
@@ -61,8 +65,9 @@ def as_read(writes: Sequence[Write]) -> pa.RecordBatch:
 
 def copied(lake: Lake, name: str, begin: int, images: pa.RecordBatch) -> list[CommittedRange]:
     """What the tasks of a scan write that has read these."""
-    part = FileStream(lake.store, TOPIC).open_part(pass_bucket(begin), f"{name}-x", 1)
-    told: dict[str, Any] = {"hostname": "b", "processed_at_ms": now_ms(), "schema_version": 1, "version": "0"}
+    version = lake.close.schema_version
+    part = FileStream(lake.store, TOPIC).open_part(pass_bucket(begin), f"{name}-x", version)
+    told: dict[str, Any] = {"hostname": "b", "processed_at_ms": now_ms(), "schema_version": version, "version": "0"}
     part.add(snapshot_messages(images, TABLE, "test", "exact", queries=None, **told))
     writer = DataFileWriter(row_image_schema(TABLE))
     writer.add(images)
@@ -95,7 +100,7 @@ def newest(lake: Lake) -> dict[tuple[int, int], str]:
 def lake(tmp_path: Path) -> Lake:
     lake = Lake(tmp_path)
     bootstrap(lake, "b1", as_read(OLD))
-    lake.close.catch_up()
+    cycle(lake.close)
     lake.write(CHANGES)
     assert rows_of_replica(lake) == newest(lake) == RIGHT
     return lake
@@ -103,7 +108,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def test_whoever_takes_the_newest_keeps_what_the_scan_has_missed(lake: Lake) -> None:
     bootstrap(lake, "b2", as_read(OLD))
-    lake.close.catch_up()
+    cycle(lake.close)
     assert rows_of_replica(lake) == newest(lake) == RIGHT
     everything = StreamModel(TABLE, True).apply_all(messages(lake)).rows(int(time.time()))
     assert len(everything) == len(RIGHT)
@@ -113,20 +118,20 @@ def test_whoever_takes_the_newest_keeps_what_the_scan_has_missed(lake: Lake) -> 
 
 def test_it_is_told_once(lake: Lake) -> None:
     bootstrap(lake, "b2", as_read(OLD))
-    lake.close.catch_up()
+    cycle(lake.close)
     there = messages(lake)
     for close in (lake.close, follow_ups(lake)):
-        close.catch_up()
+        cycle(close)
     assert messages(lake) == there
     bootstrap(lake, "b3", as_read(OLD))
-    lake.close.catch_up()
+    cycle(lake.close)
     assert newest(lake) == RIGHT
 
 
 def test_what_was_copied_as_it_is_is_not_told_again(lake: Lake) -> None:
     bootstrap(lake, "b2", as_read([Write(1, 1, "new", AT + 500), *OLD[3:], CHANGES[3]]))
     before = len(messages(lake))
-    lake.close.catch_up()
+    cycle(lake.close)
     assert len(messages(lake)) == before
     assert newest(lake) == RIGHT
 
@@ -143,8 +148,8 @@ def test_another_process_is_faster(lake: Lake, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(FollowUps, "_told_again", slower)
     with pytest.raises(StreamConflictError):
-        lake.close.catch_up()
-    lake.close.catch_up()
+        cycle(lake.close)
+    cycle(lake.close)
     assert newest(lake) == {**RIGHT, (6, 6): "c"}
     assert len(told_again(lake)) == 1
 
@@ -165,14 +170,14 @@ def test_nothing_is_forgotten_before_it_is_told(lake: Lake, monkeypatch: pytest.
     def late(*arguments: Any) -> Pass | None:
         monkeypatch.setattr(steps_follow_ups, "commit", commit)
         ours = follow_ups(lake)
-        ours.catch_up = lambda: None  # type: ignore[method-assign]
+        ours.catch_up = ours.tell_missed = lambda: None  # type: ignore[method-assign]
         lake.write([Write(6, 6, "late", AT + 6)], ours)
         return commit(*arguments)
 
     monkeypatch.setattr(steps_follow_ups, "commit", late)
     lake.close = follow_ups(lake)
     for _ in range(3):
-        lake.close.catch_up()
+        cycle(lake.close)
     assert newest(lake) == rows_of_replica(lake) == {**RIGHT, (6, 6): "late"}
     assert min(pass_numbers(lake.store, TABLE.table_id)) > begin, "then it is"
 
@@ -195,7 +200,7 @@ def test_each_bootstrap_owes_what_it_has_copied(lake: Lake, left: int, *, cancel
         bootstrap(lake, "b3", as_read([Write(1, 1, "new", AT + 500), OLD[3], CHANGES[3]]))
     lake.close = follow_ups(lake)
     for _ in range(3):
-        lake.close.catch_up()
+        cycle(lake.close)
     assert newest(lake) == rows_of_replica(lake) == RIGHT
 
 
@@ -214,7 +219,57 @@ class Expiring(Write):
 def test_a_copy_that_has_expired_hides_no_row(lake: Lake) -> None:
     """The scan has seen a row that was to end, and missed that it was written again."""
     bootstrap(lake, "b2", as_read([Expiring(1, 1, "ended", AT, int(time.time()) - 1), *OLD[3:]]))
-    lake.close.catch_up()
+    cycle(lake.close)
+    assert newest(lake) == rows_of_replica(lake) == RIGHT
+
+
+def altered(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ALTER TABLE … ADD w``, of which all learn."""
+    wider = replace(TABLE, columns=(*TABLE.columns, Column("w", "regular", Native("int"))))
+    for module in (test_close, test_bootstrap_begins_back, test_bootstrap_marks, sys.modules[__name__]):
+        monkeypatch.setattr(module, "TABLE", wider)
+    lake.close.follow(SyncTable(version_of(lake.store, wider), TOPIC, False))
+
+
+def test_what_was_copied_before_the_table_was_altered_is_told_all_the_same(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bootstrap owed it when a column was added; the table was bootstrapped again, as the operator was told."""
+    bootstrap(lake, "b2", as_read(OLD))
+    altered(lake, monkeypatch)
+    cycle(lake.close)
+    assert (lake.close.status()["replica_pass"], told_again(lake)) == (None, [])
+    bootstrap(lake, "b3", as_read([Write(1, 1, "new", AT + 500), OLD[3], CHANGES[3]]))
+    for _ in range(3):
+        cycle(lake.close)
+    assert len(told_again(lake)) == 2, "of each bootstrap"
+    assert newest(lake) == rows_of_replica(lake) == RIGHT
+    assert lake.close.is_done()
+
+
+def test_what_cannot_be_told_is_not_waited_for(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    bootstrap(lake, "b2", as_read(OLD))
+
+    def broken(*arguments: Any) -> Any:
+        raise ValueError("a file of changes is damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MissedRows, "__call__", broken)
+        with pytest.raises(ValueError, match="is damaged"):
+            lake.write([Write(6, 6, "fresh", AT + 6)])
+        assert newest(lake)[6, 6] == rows_of_replica(lake)[6, 6] == "fresh"
+    cycle(lake.close)
+    assert newest(lake) == rows_of_replica(lake) == {**RIGHT, (6, 6): "fresh"}
+
+
+def test_a_copy_that_cannot_be_read_any_more_is_told_like_one_that_nobody_knows(lake: Lake) -> None:
+    bootstrap(lake, "b2", as_read(OLD))
+    bootstrap(lake, "b3", as_read(OLD))
+    folder = base_folder(TABLE.keyspace, TABLE.name)
+    lake.store.delete(f"{folder}/{file_prefix('b2')}0.parquet")
+    for _ in range(2):
+        cycle(lake.close)
+    assert len(told_again(lake)) == 2
     assert newest(lake) == rows_of_replica(lake) == RIGHT
 
 
@@ -222,7 +277,7 @@ def test_a_row_that_has_changed_in_many_passes_is_told_once(lake: Lake) -> None:
     for number in range(5):
         lake.write([Write(1, 1, f"v{number}", AT + 1000 + number)])
     bootstrap(lake, "b2", as_read(OLD))
-    lake.close.catch_up()
+    cycle(lake.close)
     (told,) = told_again(lake)
     keys = [(one["key"]["id"], one["key"]["seq"]) for one in FileStream(lake.store, TOPIC).read(told.bucket)]
     assert sorted(keys, key=str) == [(1, 1), (2, 1), (3, 1), (3, None)]
@@ -264,11 +319,11 @@ def test_static_cells_are_told_where_no_copied_row_is_left(tmp_path: Path, monke
 
     monkeypatch.setattr(test_bootstrap_marks, "AfterReader", reader)
     bootstrap(lake, "b1", images)
-    lake.close.catch_up()
+    cycle(lake.close)
     lake.write([Static(1, None, "new", AT + 10), Row(1, 1, None, AT + 11), Row(1, 2, "r2", AT + 12)])
     right = newest(lake)
     bootstrap(lake, "b2", images)
-    lake.close.catch_up()
+    cycle(lake.close)
     assert newest(lake) == rows_of_replica(lake) == right == {(1, 2): "r2"}
     statics = [one["value"]["after"]["s"] for one in messages(lake) if one["value"]["after"]]
     assert statics[-1] == "new", "the newest of the partition"

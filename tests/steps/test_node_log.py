@@ -59,6 +59,7 @@ class Node:
         if taken:
             self.log.take(put_commit(self.store, self.log.commit_of(taken)))
         self.log.look_back(self.now_ms)
+        self.log.remove_finished()
         return taken
 
     @property

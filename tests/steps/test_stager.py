@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import lzma
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
 from ringsync.changes.columns import logged_tables
@@ -17,11 +20,12 @@ from ringsync.cluster.schema import SYSTEM_KEYSPACES
 from ringsync.config.sections import Store
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.formats.commitlog.segment import Wanted
-from ringsync.ledger.staging import Bucket
+from ringsync.ledger.staging import Bucket, encode_rows
 from ringsync.ledger.table_versions import version_of
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
+from ringsync.service.health import problems
 from ringsync.steps import absent_tables
 from ringsync.steps.stage import commitlog_stage, stage_task
 from ringsync.steps.stage.commitlog_stage import Stager
@@ -34,6 +38,7 @@ from tests.commitlogs.fixtures import DATA
 FOLDER = DATA / "5.0-v7-plain"
 TABLES = tuple(parse_schema((FOLDER / "schema.cql").read_text(), "schema.cql").by_id().values())
 HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,))
+WELL = Host("b", "127.0.0.2", 9042, "dc", "r1", (100,))
 NOW_S = 1_790_000_000.0
 
 
@@ -102,8 +107,10 @@ class Sync:
         followed = tuple(SyncTable(version, "t", True) for version in versions)
         rings = {table.keyspace: Replication("SimpleStrategy", (("", 1),)) for table in TABLES}
 
+        self.hosts: tuple[Host, ...] = (HOST,)
+
         def plan_of(store: Any, config: Any, session: Any, interval: Any, before: Any) -> SyncPlan:
-            return SyncPlan(interval, (HOST,), rings, followed)
+            return SyncPlan(interval, self.hosts, rings, followed)
 
         patch.setattr(commitlog_stage, "plan_of", plan_of)
         patch.setattr(commitlog_stage, "read_tables", lambda session: Schema(cluster.known))
@@ -114,15 +121,31 @@ class Sync:
         options = SimpleNamespace(queue="default")
         application: Any = SimpleNamespace(config=config, config_path="", store=self.store, options=options)
         self.errors = 0
-        self.stager = Stager(application, cluster, OneByOne(), self._count)
+        self.stager = Stager(application, cluster, OneByOne(), lambda errors, node: self.count(errors, node))
 
-    def _count(self, errors: Any, node: str) -> None:
+    def count(self, errors: Any, node: str) -> None:
+        """Where records that cannot be decoded are kept."""
         self.errors += errors.num_rows
 
     def cycle(self, seconds: float = 1) -> NodeLog:
         self.now_s += seconds
         self.stager.cycle()
         return self.stager._logs[HOST.id]
+
+    def add_well(self, patch: pytest.MonkeyPatch) -> Path:
+        """Have another node in the queue, whose log is the same; where its segment is."""
+        well = self.segment.parent.with_name("cdc_raw_well")
+        shutil.copytree(self.segment.parent, well)
+        folders = {HOST.id: self.segment.parent, WELL.id: well}
+        self.hosts = (HOST, WELL)
+        patch.setattr(self.stager, "_folder", lambda host: folders[host.id])
+        return well / self.segment.name
+
+    def told(self, host: Host = HOST) -> list[str]:
+        """What ``cdcservice status`` says is wrong with a node."""
+        status = {"at_ms": int(self.now_s * 1000), "nodes": self.stager.status()}
+        found = problems({"commitlog_stage/default": status}, {}, ("default",), False, self.now_s)
+        return [one for one in found if f"node {host.endpoint}:" in one]
 
 
 def written() -> TableSchema:
@@ -222,3 +245,123 @@ def test_what_was_logged_before_cdc_was_switched_off_is_staged(
     cluster.without_cdc = ()
     assert sync.stager._is_kept(written(), {written().table_id})
     assert not sync.store.list("cdc_ended/")
+
+
+def break_commit(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    key = "staging/log/a/000000000007.json"
+    sync.store.put(key, b'{"node": "a", "num')
+    return lambda: sync.store.delete(key)
+
+
+def break_errors(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A record cannot be decoded, and ``cdc.processor_error`` has no quorum for the node."""
+    broken, stage_all, count = [True], sync.stager._stage, sync.count
+    row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
+    errors = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS))
+
+    def staged(*given: Any) -> list[Any]:
+        return [replace(one, errors=errors, error_count=1) for one in stage_all(*given)]
+
+    def put(errors: Any, node: str) -> None:
+        if broken and node == HOST.id:
+            raise RuntimeError("cannot achieve consistency level QUORUM")
+        count(errors, node)
+
+    patch.setattr(sync.stager, "_stage", staged)
+    patch.setattr(sync, "count", put)
+    return broken.clear
+
+
+def break_counts(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    broken, stage_all = [True], sync.stager._stage
+
+    def staged(*given: Any) -> list[Any]:
+        found = stage_all(*given)
+        wrong = [one for one in found if broken and one.work.node == HOST.id]
+        return [replace(one, counts={**one.counts, "rows": 10**6}) if one in wrong else one for one in found]
+
+    patch.setattr(sync.stager, "_stage", staged)
+    return broken.clear
+
+
+def break_decoding(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Nobody has foreseen it."""
+    broken, read = [True], stage_task.read_log
+    folder = str(sync.segment.parent) + "/"
+
+    def failing(work: StageWork, *given: Any) -> Any:
+        patch.setattr(stage_task, "read_log", fail if broken and work.file.startswith(folder) else read)
+        return stage(work, *given)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise IndexError("out of bounds")
+
+    patch.setattr(stage_task, "stage", failing)
+    return broken.clear
+
+
+@pytest.mark.parametrize(
+    ("break_", "named"),
+    [
+        (break_commit, "staging/log/a/000000000007.json"),
+        (break_errors, "cannot achieve consistency level QUORUM"),
+        (break_counts, "1000000 rows decoded"),
+        (break_decoding, "out of bounds"),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_its_own_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, break_: Callable[..., Callable[[], None]], named: str
+) -> None:
+    """Every node of the queue waited for it, and after some cycles the loop ended."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    well = sync.add_well(monkeypatch)
+    mend = break_(sync, monkeypatch)
+    cycles, tried = 40, []
+    stage_all = sync.stager._stage
+    monkeypatch.setattr(sync.stager, "_stage", lambda *given: tried.append(given) or stage_all(*given))
+    for _ in range(cycles):
+        log = sync.cycle()
+    assert (well.exists(), sync.segment.exists()) == (False, True)
+    assert not sync.told(WELL)
+    assert named in sync.told()[0]
+    assert len(tried) < cycles / 4, "it backs off"
+    assert log.number == 0
+    assert {key for stat in sync.store.list("staging/rows/a/") if (key := stat.key)} == set()
+    mend()
+    sync.cycle(60)
+    log = sync.cycle()
+    assert (sync.told(), sync.segment.exists()) == ([], False)
+    assert log.counts["rows"] == log.counts["staged"] + log.counts["repeated"] + log.counts["not_cdc"] > 0
+
+
+def test_a_worker_that_may_not_delete_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first segment that it could not remove was the last that it read."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    well = sync.add_well(monkeypatch)
+    unlink, refused = Path.unlink, [True]
+
+    def denied(path: Path, missing_ok: bool = False) -> None:
+        if refused and path.parent == sync.segment.parent:
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", denied)
+    sync.cycle()
+    another = sync.segment.with_name(sync.segment.name.replace(".log", "9.log"))
+    another.write_bytes(sync.segment.read_bytes())
+    index = another.with_name(another.name.replace(".log", "_cdc.idx"))
+    index.write_text(f"{another.stat().st_size}\nCOMPLETED")
+    for _ in range(3):
+        log = sync.cycle()
+    assert (log.number, len(log.finished)) == (2, 2), "what can be read is read"
+    assert (log.status()["is_read"], log.clear_at_ms) == (True, int(sync.now_s * 1000))
+    (told,) = sync.told()
+    assert "cannot be deleted" in told
+    assert str(sync.segment) in told
+    assert (well.exists(), sync.told(WELL)) == (False, [])
+    refused.clear()
+    sync.cycle()
+    assert sync.told() == []
+    assert not sync.segment.exists()
+    assert not another.exists()
+    assert not index.exists()

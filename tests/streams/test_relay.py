@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from ringsync.streams.files import FileStream, StreamDamagedError
+from ringsync.streams.kafka import client as kafka_topics
 from ringsync.streams.kafka import relay as relays
+from ringsync.streams.kafka import sender as kafka_sender
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 from ringsync.streams.kafka.cursor import Cursor, CursorObject
 from ringsync.streams.kafka.errors import AnotherRelayError
@@ -108,6 +111,48 @@ def test_who_has_lost_the_topic_does_not_take_it_back_at_once(tmp_path: Path, mo
             relay(stream.store, stream.topic, kafka, stop=claim)
     assert sum(sent) == 40_000
     assert stored(stream) == Cursor(stream.topic)
+
+
+@pytest.fixture
+def slow(mock: MockKafka, monkeypatch: pytest.MonkeyPatch) -> MockKafka:
+    """A cluster that takes some hundred messages a second."""
+    settings = kafka_topics.producer_settings
+    one_by_one = {"batch.num.messages": 40, "max.in.flight.requests.per.connection": 1}
+    monkeypatch.setattr(kafka_topics, "producer_settings", lambda *given: {**settings(*given), **one_by_one})
+    monkeypatch.setattr(kafka_topics, "COMMIT_AFTER_S", 0.5)
+    monkeypatch.setattr(kafka_sender, "FIRST_BYTES", 100_000)
+    monkeypatch.setattr(relays, "PIECE_BYTES", 50_000)
+    mock.answer_after(100)
+    return mock
+
+
+def test_a_broker_that_takes_less_than_a_part_in_the_time_for_delivery_gets_it(
+    tmp_path: Path, slow: MockKafka, sent: list[int]
+) -> None:
+    """All of it was handed over at once; what was not taken in time was an error, and everything was sent again."""
+    stream = outbox(tmp_path, "demo.shop.t")
+    slow.make(stream.topic)
+    publish(stream, "pass-000000000001", notes(0, 2500))
+    with KafkaTopics(KafkaSettings((slow.bootstrap,), delivery_timeout_s=2.0)) as kafka:
+        begun = time.monotonic()
+        assert relay(stream.store, stream.topic, kafka).messages == 2500
+        assert time.monotonic() - begun > 3
+    assert sum(sent) == 2500
+
+
+def test_what_a_slow_broker_has_of_a_part_is_kept(tmp_path: Path, slow: MockKafka, sent: list[int]) -> None:
+    """Else no run would come to the end of a part that takes longer than a run."""
+    stream = outbox(tmp_path, "demo.shop.t")
+    slow.make(stream.topic)
+    publish(stream, "pass-000000000001", notes(0, 10), notes(10, 1500))
+    places = [stored(stream)]
+    while not places[-1].newest:
+        with KafkaTopics(KafkaSettings((slow.bootstrap,))) as kafka:
+            relay(stream.store, stream.topic, kafka, stop=lambda: bool(kafka.is_long(stream.topic)))
+        places.append(stored(stream))
+        assert places[-1] != places[-2], "it comes further"
+    assert len({place.messages for place in places}) > 2
+    assert sum(sent) == 1510
 
 
 def test_a_bucket_that_is_announced_twice_is_sent_once(tmp_path: Path, mock: MockKafka, sent: list[int]) -> None:

@@ -56,17 +56,18 @@ def run(
         sync = {"tables": scenario.modes(turn) | under_way.modes(turn) | by_keys.modes(turn)}
         conf = write_conf(folder, nodes, sync=sync, replica={"unrepresentable_values": "error"})
         with pipeline(conf, folder, cache) as running:
-            everything(running, session, turn)
+            writer = everything(running, session, turn)
             assert write_conf(folder, nodes, sync=sync, replica={"unrepresentable_values": "raw"}) == conf
             kill_and_start(running, "bucket_close")
             wait_until_drained(running.store, DRAINED_S, running.check)
             under_way.antidote(session)
             by_keys.remove(session)
             wait_until_drained(running.store, DRAINED_S, running.check)
+            writer.wait_until_all_has_ended()
             yield Run(turn, conf, session, running.store, load_config(conf).sync)
 
 
-def everything(running: Pipeline, session: Any, turn: int) -> None:
+def everything(running: Pipeline, session: Any, turn: int) -> under_way.Writer:
     """All types and kinds of statements; tables are copied in the middle, altered and dropped, loops are killed."""
     workload, writer, keys = statements(14, 600), under_way.Writer(session), random.Random(8)
 
@@ -98,6 +99,7 @@ def everything(running: Pipeline, session: Any, turn: int) -> None:
     under_way.wait_until_it_fails(running, under_way.POISONED)
     for table in under_way.copied_again(turn):
         bootstrap(running.conf, table, f"{table}-again")
+    return writer
 
 
 def test_stream_and_replica_are_what_the_nodes_hold(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

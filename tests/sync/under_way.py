@@ -12,6 +12,11 @@ from tests.sync.pipeline import WINDOW_MS, Pipeline
 from tests.sync.scenario import rotated
 
 KEYSPACE = "under_way"
+ENDING = ("brief", "ended", "short")
+"""Tables of which much expires, some of it before its message is made."""
+
+LONGEST_TTL_S = 6
+
 TABLES = {
     "altered": "id int, seq int, price int, qty int, PRIMARY KEY (id, seq)",
     "shrunk": "id int, seq int, old int, price int, PRIMARY KEY (id, seq)",
@@ -20,6 +25,7 @@ TABLES = {
     "poisoned": "id int, seq int, price int, PRIMARY KEY (id, seq)",
     "decimals": "id int, seq decimal, price int, tags set<decimal>, PRIMARY KEY (id, seq)",
     "again": "id int, seq int, price int, old int, PRIMARY KEY (id, seq)",
+    **dict.fromkeys(ENDING, "id int, seq int, price int, qty int, PRIMARY KEY (id, seq)"),
 }
 NAMES = tuple(f"{KEYSPACE}.{name}" for name in TABLES)
 JUDGED = tuple(name for name in NAMES if not name.endswith(".gone"))
@@ -72,14 +78,33 @@ def changes(tables: Iterator[int]) -> Iterator[str]:
             yield f"DELETE FROM {KEYSPACE}.decimals WHERE id = {key} AND seq = {seq}.0"
         if number % 29 == 0:
             yield f"DELETE FROM {KEYSPACE}.past USING TIMESTAMP {ago_us - 1000} WHERE id = {key}"
+        yield from ending(number)
+
+
+def ending(number: int) -> Iterator[str]:
+    """Statements that write rows for ever, and again with a TTL: some rows by INSERT only, others by UPDATE only, since
+    who takes the newest does not know the liveness of a row that was read."""
+    key, seq = number % 7, number % 11
+    using = f"USING TTL {1 + number % LONGEST_TTL_S} " if number % 3 == 0 else ""
+    for table in ENDING:
+        if seq % 2:
+            yield f"UPDATE {KEYSPACE}.{table} {using}SET price = {number} WHERE id = {key} AND seq = {seq}"
+        else:
+            yield f"INSERT INTO {KEYSPACE}.{table} (id, seq, price) VALUES ({key}, {seq}, {number}) {using}"
+        if number % 16 == 0:
+            yield f"UPDATE {KEYSPACE}.{table} SET qty = {number} WHERE id = {key} AND seq = {seq}"
 
 
 class Writer:
-    """Goes on where it stopped."""
+    """Goes on where it stopped.
+
+    :ivar ends_at: when the last of what was written with a short TTL ends, s since the epoch
+    """
 
     def __init__(self, session: Any) -> None:
         self._session = session
         self._numbers = iter(range(1, 10**9))
+        self.ends_at = 0.0
 
     def write(self, seconds: float, rate: float = 20, *, without: tuple[str, ...] = ()) -> None:
         """Write for so long.
@@ -93,6 +118,11 @@ class Writer:
                 if not any(f".{name} " in statement for name in without):
                     self._session.execute(statement)
             time.sleep(1 / rate)
+        self.ends_at = time.time() + LONGEST_TTL_S
+
+    def wait_until_all_has_ended(self) -> None:
+        """Wait until nothing expires any more, so that all can be compared as of one moment."""
+        time.sleep(max(0.0, self.ends_at + 2 - time.time()))
 
 
 def poison(session: Any) -> None:

@@ -36,7 +36,8 @@ def read_hosts(session: Session) -> tuple[Host, ...]:
         raise RingError(f"the cluster uses {local.partitioner}; ringsync reads clusters with Murmur3Partitioner only")
     session.cluster.refresh_nodes()
     known = {host.host_id: host for host in session.cluster.metadata.all_hosts()}
-    hosts = [_host(row, known) for row in _usable((local, *peers))]
+    # The policy asks nodes of the local datacenter only, so whoever answers is of it.
+    hosts = [_host(row, known, local.data_center) for row in _usable((local, *peers))]
     return tuple(sorted(hosts, key=lambda host: host.id))
 
 
@@ -56,7 +57,7 @@ def read_replications(session: Session, keyspaces: Iterable[str]) -> dict[str, R
     return found
 
 
-def _host(row: Any, known: Mapping[Any, Any]) -> Host:
+def _host(row: Any, known: Mapping[Any, Any], local: str) -> Host:
     if row.host_id not in known:
         raise RingError(f"node {row.host_id} joined or left while the ring was read: try again")
     driver_host = known[row.host_id]
@@ -69,6 +70,7 @@ def _host(row: Any, known: Mapping[Any, Any]) -> Host:
         tokens=tuple(sorted(int(token) for token in row.tokens)),
         # None: the driver has not tried it yet, e.g. a node of another datacenter.
         up=driver_host.is_up is not False,
+        is_local=row.data_center == local,
     )
 
 

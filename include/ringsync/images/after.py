@@ -241,17 +241,26 @@ def _marked(rows: Places, marks: Mask, count: int) -> Mask:
     return found
 
 
-def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, table: TableSchema) -> pa.RecordBatch:
+def seen_instead(
+    after: pa.RecordBatch,
+    seen: pa.RecordBatch,
+    read_at_us: int,
+    table: TableSchema,
+    *,
+    deletions_known_from_us: int = _NEVER,
+) -> pa.RecordBatch:
     """What a read of the source showed, in the place of images that are not certain.
 
     Values and times are those that were seen; deletions and tombstones are kept, and so is a liveness, unless it is
-    refuted: what is seen without a regular cell lives by a liveness. A row that was not seen has no cells. What expires
-    and was not seen has expired, or something newer hides it: of cells a tombstone is left, of a row's liveness when it
-    was and that it has ended, since both hide what is older.
+    refuted or not proven: what is seen without a regular cell lives by a liveness, and what is seen with one need not
+    live by an old one. A row that was not seen has no cells. What expires and was not seen has expired, or something
+    newer hides it: of cells a tombstone is left, of a row's liveness when it was and that it has ended, since both hide
+    what is older.
 
     :param after: images of the keys that were read
     :param seen: images that the read gave, in any order; of a partition without rows one without clustering
     :param read_at_us: µs, moment of the read, or before it
+    :param deletions_known_from_us: µs; what was written before may be hidden by deletions that ``after`` does not show
     :returns: images of the keys of ``after``, in its order
     """
     names, schema = lake_names(table), row_image_schema(table)
@@ -272,7 +281,7 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
         differences.append(pc.struct_field(batch["_x"], name).take(take))
         if column.kind == "regular":
             has_cell |= valid_mask(values[-1]) | valid_mask(pc.struct_field(differences[-1], "raw"))
-    live = _live_when_seen(after, found & is_row, has_cell, read_at_us)
+    live = _live_when_seen(after, found & is_row, has_cell, read_at_us, deletions_known_from_us)
     live |= ~found & is_row
     merge = dict(zip(MERGE.names, after["_merge"].flatten(), strict=True))
     live_expires_at = integers(merge["live_expires_at"])
@@ -309,15 +318,19 @@ def _places(after: pa.RecordBatch, seen: pa.RecordBatch, table: TableSchema) -> 
     return integers(places[0]), integers(places[1])
 
 
-def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_us: int) -> Mask:
-    """Rows that were seen whose liveness, or that there is none, stays known."""
+def _live_when_seen(
+    after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_us: int, deletions_known_from_us: int
+) -> Mask:
+    """Rows that were seen whose liveness, or that there is none, stays known: one that does not is asked for again with
+    the last cell."""
     deleted_at, live = (pc.struct_field(after["_row"], name) for name in ("deleted_at", "live"))
     expires_at = pc.struct_field(after["_merge"], "live_expires_at")
     times = integers(live)
     deleted = valid_mask(deleted_at) & (times <= integers(deleted_at))
     expired = valid_mask(expires_at) & (integers(expires_at) <= read_at_us // MICROS)
     explains = (times != NO_LIVENESS) & ~deleted & ~expired
-    return np.asarray(seen & valid_mask(live) & (has_cell | explains))
+    proven = np.where(has_cell, ~explains | (times >= deletions_known_from_us), explains)
+    return np.asarray(seen & valid_mask(live) & proven)
 
 
 def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:
@@ -350,10 +363,24 @@ def _ended_cells(
         cells = cells.where((cells.integers("kind") == EXPIRING) & (is_row[cells.row] != column.is_static))
         if column.is_multicell and isinstance(column.type, ListType):
             cells = cells.where(~is_placeholder(cells.cells.field("path")))
-        if len(cells.row):
+        found.append(cells)
+    return tombstones_of_ended(together(found, CELL), seen, place, table)
+
+
+def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, table: TableSchema) -> FlatCells:
+    """Tombstones of cells that expire and are not seen: they have ended, or something newer hides them.
+
+    :param cells: that expire
+    :param seen: images
+    :param place: for each row of the cells its image in ``seen``, -1: none
+    """
+    columns = [column for column in columns_of(table) if not column.dropped]
+    found = []
+    for column, its in zip(columns, by_column(cells, len(columns)), strict=True):
+        if len(its.row):
             # What was seen at an unknown time is as new as can be.
             shown = value_cells(seen, table, column, _FOREVER)
-            found.append(cells.where(~_is_shown(cells, place[cells.row], shown, column)))
+            found.append(its.where(~_is_shown(its, place[its.row], shown, column)))
     ended = together(found, CELL)
     count = len(ended.row)
     tombstones = cell_array(

@@ -1,31 +1,34 @@
 """Whether what was read shows what change rows say: each cell, or something newer in its place.
 
 A SELECT shows no tombstones. So a value that a newer deletion has hidden looks as if it had not arrived; whoever asks
-must stop asking at some time.
+must stop asking at some time. Nor does it show when a row was inserted, which entry of a list is which, and of old
+servers' collections the times of elements. What may be older than the change does not say that the change is there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.columns import columns_of
+from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.flat import flat
 from ringsync.changes.keys.canonical import has_aliases
 from ringsync.changes.keys.order import clustering_order, path_type, value_order
 from ringsync.changes.schema import EXPIRING, ROW, STATIC, TOMBSTONE
 from ringsync.compiled.arrow import Integers, Mask, integers, valid_mask
-from ringsync.cql.types import ListType
+from ringsync.cql.types import ListType, UserType
 from ringsync.images.from_changes import change_rows_of
 from ringsync.images.times import cell_times
 from ringsync.images.to_changes import image_keys
 from ringsync.schema.table import TableSchema
 
 _NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_UNKNOWN = _NEVER + 1
+"""µs: of what is there since nobody knows when."""
 _NOTHING = pa.scalar(None, pa.binary())
 
 
@@ -55,15 +58,15 @@ def visible(changes: pa.RecordBatch, images: pa.RecordBatch, table: TableSchema,
     :param images: what was read: row images of all that is there under the same keys
     :param now_s: when, s since the epoch: what expires then or earlier cannot be seen
     """
-    # What is there at an unknown time is as new as can be: a row's own liveness, elements of old servers' collections.
-    seen = change_rows_of(images, table, unknown_at_us=_FOREVER)
+    seen = change_rows_of(images, table, unknown_at_us=_UNKNOWN)
     counters, column, timestamp = _counters(images, table)
     rows, seen_rows, counter_rows = _places(table, changes, seen, counters)
     wanted, found = _cells(changes, rows, table), _cells(seen, seen_rows, table, only_live=True)
-    found = _with_counters(found, counter_rows, column, timestamp)
+    found = _dated(wanted, _with_counters(found, counter_rows, column, timestamp), table)
     unseen = np.zeros(changes.num_rows, np.bool_)
     unseen[wanted.row[~_cells_seen(wanted, found, table, now_s)]] = True
     unseen |= _deletions_unseen(changes, rows, found)
+    unseen |= _rows_unchanged(changes, rows, seen, seen_rows, found, now_s)
     unseen[_complex_deletions_unseen(changes, rows, table, found)] = True
     unseen |= _liveness_unseen(changes, rows, seen_rows, now_s)
     kinds = integers(changes["kind"])
@@ -163,12 +166,41 @@ def _with_counters(cells: _Cells, places: Integers, column: Integers, timestamp:
     )
 
 
+def _dated(wanted: _Cells, found: _Cells, table: TableSchema) -> _Cells:
+    """Elements of unknown times are as new as can be where the change has written the same, which one list entry does
+    not say of another; else as old as can be."""
+    unknown = found.timestamp == _UNKNOWN
+    if not unknown.any():
+        return found
+    keys = _cell_keys(wanted, found, _path_codes(wanted, found, table))
+    values = _value_codes(wanted, found, table, of_fields=True)
+    pairs = _renumbered([key * 2**31 + value for key, value in zip(keys, values, strict=True)])
+    written = np.isin(pairs[1], pairs[0][~wanted.dead]) & ~_in_lists(found, table)
+    return replace(found, timestamp=np.where(unknown & written, _FOREVER, found.timestamp))
+
+
+def _in_lists(cells: _Cells, table: TableSchema) -> Mask:
+    return np.isin(cells.column, [one.number for one in columns_of(table) if one.is_multicell and _is_list(one)])
+
+
+def _is_list(column: LoggedColumn) -> bool:
+    return isinstance(column.type, ListType)
+
+
+def _cell_keys(wanted: _Cells, found: _Cells, paths: list[Integers]) -> list[Integers]:
+    """Numbers for cells, equal where place, column and path are."""
+    columns = int(max(wanted.column.max(initial=0), found.column.max(initial=0))) + 1
+    return _renumbered(
+        [(one.place * columns + one.column) * (2**31) + path for one, path in zip((wanted, found), paths, strict=True)]
+    )
+
+
 def _path_codes(wanted: _Cells, found: _Cells, table: TableSchema) -> list[Integers]:
     """Numbers for the paths of cells, equal where paths are equal and of one column."""
     codes = [np.zeros(len(wanted.path), np.int64), np.zeros(len(found.path), np.int64)]
     for column in columns_of(table):
-        # A SELECT does not tell which entry of a list is which: any that is as new will do.
-        if not column.is_multicell or isinstance(column.type, ListType):
+        # A SELECT does not tell which entry of a list is which.
+        if not column.is_multicell or _is_list(column):
             continue
         own = [np.flatnonzero(one.column == column.number) for one in (wanted, found)]
         paths = [one.path.take(pa.array(place)) for one, place in zip((wanted, found), own, strict=True)]
@@ -180,17 +212,15 @@ def _path_codes(wanted: _Cells, found: _Cells, table: TableSchema) -> list[Integ
 
 
 def _cells_seen(wanted: _Cells, found: _Cells, table: TableSchema, now_s: int) -> Mask:
-    paths = _path_codes(wanted, found, table)
-    columns = int(max(wanted.column.max(initial=0), found.column.max(initial=0))) + 1
-    keys = _renumbered(
-        [(one.place * columns + one.column) * (2**31) + path for one, path in zip((wanted, found), paths, strict=True)]
-    )
-    newest = np.full(max(key.max(initial=0) for key in keys) + 1, _NEVER)
+    keys = _cell_keys(wanted, found, _path_codes(wanted, found, table))
+    count = max(key.max(initial=0) for key in keys) + 1
+    newest, oldest = np.full(count, _NEVER), np.full(count, _FOREVER)
     np.maximum.at(newest, keys[1], found.timestamp)
-    there = newest[keys[0]]
-    # Of a deletion and a value of the same time the deletion stays.
-    gone = (there == _NEVER) | (there > wanted.timestamp)
-    newer = there > wanted.timestamp
+    np.minimum.at(oldest, keys[1], found.timestamp)
+    there, in_list = newest[keys[0]], _in_lists(wanted, table)
+    # Of a deletion and a value of the same time the deletion stays. Any older entry of a list may be the deleted one.
+    gone = (there == _NEVER) | (np.where(in_list, oldest[keys[0]], there) > wanted.timestamp)
+    newer = (there > wanted.timestamp) & ~in_list
     counters = [column.number for column in columns_of(table) if column.is_counter]
     newer |= np.isin(wanted.column, counters) & (there == wanted.timestamp)
     arrived: Mask = np.where(wanted.dead, gone, newer | (wanted.expires <= now_s) | _same(wanted, found, keys, table))
@@ -208,14 +238,18 @@ def _same(wanted: _Cells, found: _Cells, keys: list[Integers], table: TableSchem
     return same
 
 
-def _value_codes(wanted: _Cells, found: _Cells, table: TableSchema) -> list[Integers]:
-    """Numbers for the values of cells, equal where values of one column are."""
+def _value_codes(wanted: _Cells, found: _Cells, table: TableSchema, *, of_fields: bool = False) -> list[Integers]:
+    """Numbers for the values of cells, equal where values of one column are.
+
+    :param of_fields: those of fields of user-defined types, too, by their bytes, which change when fields are added to
+        the types in them; else they are all equal
+    """
     both = (wanted, found)
     codes = _codes([one.value for one in both])
     for column in columns_of(table):
         kind = column.value_type
         # What has one form only is equal where its bytes are.
-        if kind and not has_aliases(kind):
+        if (kind and not has_aliases(kind)) or (of_fields and isinstance(column.type, UserType)):
             continue
         own = [np.flatnonzero(one.column == column.number) for one in both]
         values = [one.value.take(pa.array(place)) for one, place in zip(both, own, strict=True)]
@@ -233,6 +267,20 @@ def _deletions_unseen(changes: pa.RecordBatch, places: Integers, found: _Cells) 
     timestamps = integers(pc.fill_null(deletion.field("timestamp"), _NEVER))
     unseen: Mask = valid_mask(deletion) & (oldest[places] <= timestamps)
     return unseen
+
+
+def _rows_unchanged(
+    changes: pa.RecordBatch, places: Integers, seen: pa.RecordBatch, seen_places: Integers, found: _Cells, now_s: int
+) -> Mask:
+    """Where a row that is deleted is still there by nothing but a liveness, which may be the deleted one."""
+    live = np.full(max(one.max(initial=0) for one in (places, seen_places, found.place)) + 1, _NEVER)
+    np.maximum.at(live, seen_places, integers(pc.fill_null(seen["liveness"].flatten()[0], _NEVER)))
+    live[found.place] = _NEVER  # what they say is enough
+    liveness = changes["liveness"]
+    written = valid_mask(liveness) & (integers(pc.fill_null(liveness.flatten()[2], _FOREVER)) > now_s)
+    timestamps = integers(pc.fill_null(changes["deletion"].flatten()[0], _NEVER))
+    unchanged: Mask = ~written & (live[places] != _NEVER) & (live[places] <= timestamps)
+    return unchanged
 
 
 def _complex_deletions_unseen(

@@ -26,6 +26,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import google_crc32c
 import pyarrow as pa
@@ -200,8 +201,19 @@ def _follows(store: ObjectStore, commit: StageCommit) -> bool:
 
 
 def get_commit(store: ObjectStore, key: str) -> StageCommit:
-    """Read a commit."""
-    document = json.loads(store.get(key))
+    """Read a commit.
+
+    :raises NotFoundError: it is not there
+    :raises ChecksumError: it is not as it was written, or is no commit
+    """
+    data = store.get(key)
+    try:
+        return _commit_of(json.loads(data))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ChecksumError(f"{store.uri(key)} is no commit ({type(error).__name__}: {error}): restore it") from error
+
+
+def _commit_of(document: dict[str, Any]) -> StageCommit:
     blocks = tuple(
         Block(**{**one, "place": Place(**one["place"]), "sums": tuple(tuple(sums) for sums in one["sums"])})
         for one in document.pop("blocks")

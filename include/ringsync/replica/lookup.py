@@ -9,7 +9,7 @@ a partition of a million rows need not fit into memory for the sake of one row.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from ringsync.compiled.arrow import Mask
 from ringsync.images.keys import key_digests, partition_digests
 from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.replica.base import check_same_schema, own_properties
 from ringsync.replica.changes import VERSION, ReplicaState, changes_schema, delta_path
 from ringsync.schema.table import TableSchema
 
@@ -161,6 +162,22 @@ def _one_each(batches: list[pa.RecordBatch], table: TableSchema) -> list[pa.Reco
     numbers = partition_digests(rows, table).dictionary_encode().indices.to_numpy()
     _, first = np.unique(numbers, return_index=True)
     return [rows.take(pa.array(first))]
+
+
+def copied_images(
+    state: ReplicaState, table: TableSchema, version: int, keys: pa.RecordBatch, partitions: pa.Array | None = None
+) -> pa.RecordBatch | None:
+    """What a bootstrap has copied of rows and of whole partitions, as :func:`previous_images`.
+
+    :param version: of the base, which the bootstrap made
+    :returns: None: the table had other columns then, or the version cannot be read any more
+    """
+    copied = replace(state, base_version=version, changes_version=-1)
+    try:
+        check_same_schema(state.base_uri, own_properties(_base(copied).metadata().configuration), table)
+        return previous_images(copied, table, keys, partitions)
+    except Exception:  # what delta-rs raises where a file is gone, beside a mismatch
+        return None
 
 
 def _base(state: ReplicaState) -> Any:

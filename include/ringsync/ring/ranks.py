@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, Mask
 from ringsync.ring.ring import Host, RingSnapshot, replicas
 from ringsync.ring.tokens import TokenRange
+
+Level = Literal["LOCAL_ONE", "LOCAL_QUORUM", "ALL"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,8 @@ class RankedRing:
     """The token ranges of a ring, numbered from 0 in token order, each with its replicas by rank.
 
     Range 0 wraps. Ranks are the natural order, in which the owner of the range's end comes first, so that primaries are
-    spread as the tokens are; but replicas that are alive come before those that are not.
+    spread as the tokens are; but replicas that are alive come before those that are not, and of these first those whose
+    logs are read.
 
     :ivar ring: what it was made from
     :ivar ranges: token ranges, by number
@@ -45,18 +49,40 @@ class RankedRing:
 
     @cached_property
     def live(self) -> Integers:
-        """The live replicas by number of the range, then by rank: places in ``nodes``; behind them −1."""
+        """The live replicas whose logs are read, by number of the range, then by rank: places in ``nodes``; behind
+        them −1."""
         places = {node: place for place, node in enumerate(self.nodes)}
         found = np.full((len(self.hosts), max(map(len, self.hosts), default=0)), -1, np.int64)
         for number, hosts in enumerate(self.hosts):
-            live = [places[host.id] for host in hosts if host.up]
+            live = [places[host.id] for host in hosts if host.is_heard]
             found[number, : len(live)] = live
         return found
 
     @cached_property
-    def all_live(self) -> npt.NDArray[np.bool_]:
-        """Whether no replica of a range is down, by its number."""
+    def levels(self) -> tuple[Level, ...]:
+        """By number of a range the level at which a read meets one at least of the replicas in ``live``; LOCAL_ONE only
+        where no replica whose log is read is down."""
+        return tuple(map(_level, self.hosts))
+
+    @cached_property
+    def most_live(self) -> Mask:
+        """Whether LOCAL_QUORUM can be had, by number of the range."""
+        return np.array([_are_most([host.up for host in hosts if host.is_local]) for hosts in self.hosts], np.bool_)
+
+    @cached_property
+    def all_live(self) -> Mask:
+        """Whether ALL can be had, by number of the range: no replica is down, in no datacenter."""
         return np.array([all(host.up for host in hosts) for hosts in self.hosts], np.bool_)
+
+
+def _level(hosts: Sequence[Host]) -> Level:
+    if all(host.is_heard for host in hosts if host.is_local or host.is_read):
+        return "LOCAL_ONE"
+    return "LOCAL_QUORUM" if _are_most([host.is_heard for host in hosts if host.is_local]) else "ALL"
+
+
+def _are_most(which: Sequence[bool]) -> bool:
+    return 2 * sum(which) > len(which)
 
 
 def ranked(ring: RingSnapshot) -> RankedRing:
@@ -68,5 +94,5 @@ def ranked(ring: RingSnapshot) -> RankedRing:
     return RankedRing(
         ring,
         tuple(token_range for token_range, _ in found),
-        tuple(tuple(sorted(hosts, key=lambda host: not host.up)) for _, hosts in found),
+        tuple(tuple(sorted(hosts, key=lambda host: (not host.up, not host.is_read))) for _, hosts in found),
     )

@@ -27,6 +27,8 @@ class Host:
     :ivar id: the node's host id, a UUID as text
     :ivar address: where the node speaks CQL, with ``port``
     :ivar up: whether the driver believes it alive
+    :ivar is_local: it is of the datacenter that is asked for rows
+    :ivar is_read: its log is read
     """
 
     id: str
@@ -36,6 +38,13 @@ class Host:
     rack: str
     tokens: tuple[int, ...]
     up: bool = True
+    is_local: bool = True
+    is_read: bool = True
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether its log tells now what it has."""
+        return self.up and self.is_read
 
     @property
     def endpoint(self) -> str:

@@ -87,6 +87,9 @@ def _told(loop: str, status: Status) -> Iterator[str]:
     """What a loop itself says is wrong."""
     if status.get("error"):
         yield f"{loop}: {status['error']}"
+    if (busy := status.get("busy")) and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:
+        where = f", and is at {busy['with']}" if busy["with"] else ""
+        yield f"{loop}: has come to no end of its cycle for {age:.0f} s{where}: all else waits"
     named = status.get("broken", {})
     for file, reason in named.items():
         yield f"{loop}: {file} cannot be used: {reason}"

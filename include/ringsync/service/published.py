@@ -201,7 +201,7 @@ def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
     if seen.plan is None or seen.plan.interval.start < synced_ms:
         yield Left(CLOSE, "the loops have not begun the next window interval")
         return
-    for host in seen.plan.hosts:
+    for host in seen.plan.read_hosts:
         if not host.up:
             continue
         loop = f"commitlog_stage/{sync.queue_of(host.address, host.id)}"
@@ -307,7 +307,7 @@ def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> 
 
 def _notes(seen: Seen) -> Iterator[str]:
     for host in seen.plan.hosts if seen.plan else ():
-        if seen.plan and host.id in seen.plan.unread:
+        if not host.is_read:
             yield f"node {host.endpoint} is not read (sync.datacenters): what only it has logged does not come"
         elif not host.up:
             yield f"node {host.endpoint} is down: what only it has logged comes when it is back"

@@ -137,17 +137,18 @@ class BootstrapState:
                 "published of it"
             )
 
-    def cancel(self, bootstrap: Bootstrap) -> bool:
+    def cancel(self, bootstrap: Bootstrap, *, gone: bool = False) -> bool:
         """Say that it will not be finished; again is fine.
 
+        :param gone: its table was dropped: also one that has copied everything cannot be finished
         :returns: False: everything is copied by now, or the table has another one
         """
-        return self._advance(bootstrap, CANCELLED, (SCANNING, CANCELLED))
+        return self._advance(bootstrap, CANCELLED, (SCANNING, CANCELLED, *((PUBLISHING,) if gone else ())))
 
-    def _advance(self, bootstrap: Bootstrap, to: str, of: tuple[str, str]) -> bool:
+    def _advance(self, bootstrap: Bootstrap, to: str, of: tuple[str, ...]) -> bool:
         return self._state.conditional(
             f"UPDATE {self._keyspace}.bootstrap SET state = %s WHERE keyspace_name = %s AND table_name = %s "
-            "IF id = %s AND state IN (%s, %s)",
+            f"IF id = %s AND state IN ({', '.join(['%s'] * len(of))})",
             (to, bootstrap.keyspace, bootstrap.table, bootstrap.id, *of),
             lambda found: (found.get("id"), found.get("state")) == (bootstrap.id, to),
         )

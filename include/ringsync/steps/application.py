@@ -143,7 +143,11 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         "exit_code": int(code),
         **outcome,
     }
-    write_report(application.store, report)
+    try:
+        write_report(application.store, report)
+    except StorageError as error:
+        # What went wrong before says whether it is tried again.
+        return code or _fail(str(error), ExitCode.FATAL)
     return code
 
 

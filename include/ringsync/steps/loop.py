@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cassandra.cluster import Session
@@ -18,15 +20,22 @@ from cassandra.cluster import Session
 from ringsync.cluster.session import ClusterSettings, UnreachableError, connect
 from ringsync.config import ConfigError
 from ringsync.metrics import write_prometheus
+from ringsync.state.session import StateError
 from ringsync.status import STOP_KEY, read_statuses
-from ringsync.steps.application import StepError
-from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.steps.application import ExitCode, StepError
+from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
 PATIENCE_S = 120.0
 """So long a loop waits for the cluster when it begins."""
 
 MAX_FAILURES = 30
 """Cycles in a row that may fail before the loop does."""
+
+SAY_EVERY_S = 5.0
+"""So often a loop says that it lives while a cycle takes long."""
+
+PASSING = (UnavailableError, UnreachableError, StateError)
+"""What passes by itself, if it is not the configuration."""
 
 METRICS_EVERY = 5
 """Cycles from one writing of the metrics' file to the next."""
@@ -90,6 +99,25 @@ def start_workers(context: Any, *modules: str) -> None:
     context.parallelize(range(count), count).mapPartitions(load).collect()
 
 
+class AwayError(StepError):
+    """What a loop needs is away, maybe not for long: the loop is started again."""
+
+    code = ExitCode.INTERRUPTED
+
+
+@contextmanager
+def starts_again() -> Iterator[None]:
+    """Wraps what a loop does, from its beginning on: an exit code that is final would have it stand still until all
+    other loops of its DAG run have ended.
+
+    :raises AwayError: one of :data:`PASSING` was raised
+    """
+    try:
+        yield
+    except PASSING as error:
+        raise AwayError(str(error)) from error
+
+
 class Patience:
     """Lets a loop survive cycles that fail: nodes, brokers and stores go away and return.
 
@@ -99,11 +127,11 @@ class Patience:
     def __init__(self) -> None:
         self._failures = 0
 
-    def tried(self, cycle: Callable[[], None]) -> str | None:
+    def tried(self, cycle: Callable[[], object]) -> str | None:
         """Run a cycle.
 
         :returns: why it failed; None: it did not
-        :raises Exception: its own, after :data:`MAX_FAILURES` failures in a row
+        :raises AwayError: after :data:`MAX_FAILURES` failures in a row
         """
         try:
             cycle()
@@ -111,9 +139,9 @@ class Patience:
             raise
         except Exception as error:
             self._failures += 1
-            if self._failures >= MAX_FAILURES:
-                raise
             said = f"{type(error).__name__}: {error}"
+            if self._failures >= MAX_FAILURES:
+                raise AwayError(f"{MAX_FAILURES} cycles in a row failed, the last: {said[:2000]}") from error
             print(f"ringsync: warning: a cycle failed, it is tried again: {said[:2000]}", flush=True)
             return said
         self._failures = 0
@@ -140,8 +168,12 @@ def connect_patiently(
 
 
 def is_stopped(store: ObjectStore) -> bool:
-    """Whether somebody has asked the loops to end."""
-    return store.stat(STOP_KEY) is not None
+    """Whether somebody has asked the loops to end. Where that cannot be asked nobody has: what they do then is try."""
+    try:
+        return store.stat(STOP_KEY) is not None
+    except StorageError as error:
+        print(f"ringsync: warning: {error}", flush=True)
+        return False
 
 
 def put_status(store: ObjectStore, application: str, name: str, status: dict[str, Any]) -> None:
@@ -155,6 +187,46 @@ def put_status(store: ObjectStore, application: str, name: str, status: dict[str
         )
     except StorageError as error:
         print(f"ringsync: warning: {error}", flush=True)
+
+
+class SignOfLife:
+    """Says how a loop stands: after each cycle, and that it lives and what it is at while one takes long.
+
+    Then it is what was said last, with ``busy``: ``with`` what, and ``since_ms`` it has come to no end, ms since the
+    epoch. A loop that hangs is known by that.
+
+    :param name: of the loop among those of its application
+    :param at: what the loop is at just now
+    """
+
+    def __init__(self, store: ObjectStore, application: str, name: str, at: Callable[[], str | None]) -> None:
+        self._store, self._application, self._name, self._at = store, application, name, at
+        self._said: dict[str, Any] = {}
+        self._said_at = 0.0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._live, name=f"{application} lives", daemon=True)
+
+    def __enter__(self) -> SignOfLife:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def say(self, status: dict[str, Any]) -> None:
+        """Say how things stand after a cycle."""
+        with self._lock:
+            self._said, self._said_at = status, time.time()
+            put_status(self._store, self._application, self._name, status)
+
+    def _live(self) -> None:
+        while not self._ended.wait(SAY_EVERY_S):
+            with self._lock:
+                if self._said and time.time() >= self._said_at + SAY_EVERY_S:
+                    busy = {"with": self._at(), "since_ms": int(self._said_at * 1000)}
+                    put_status(self._store, self._application, self._name, {**self._said, "busy": busy})
 
 
 def put_metrics(store: ObjectStore, path: str | None, number: int) -> None:

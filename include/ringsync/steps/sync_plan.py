@@ -52,8 +52,8 @@ class SyncPlan:
     """The plan of one interval.
 
     :ivar interval: which
-    :ivar hosts: nodes that own tokens, and whether they are alive; those whose logs are not read count as dead
-    :ivar unread: host ids of nodes whose logs are not read, as ``sync.datacenters`` says
+    :ivar hosts: nodes that own tokens, whether they are alive, and whether their logs are read, as
+        ``sync.datacenters`` says
     :ivar replications: by keyspace of the tables
     :ivar tables: those that are followed
     :ivar left_out: why a table cannot be followed now, by its name
@@ -64,12 +64,11 @@ class SyncPlan:
     replications: Mapping[str, Replication]
     tables: tuple[SyncTable, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
 
     @property
     def read_hosts(self) -> tuple[Host, ...]:
         """The nodes whose logs are read."""
-        return tuple(host for host in self.hosts if host.id not in self.unread)
+        return tuple(host for host in self.hosts if host.is_read)
 
     def ring(self, keyspace: str) -> RingSnapshot:
         """The ring with the replication of a keyspace."""
@@ -87,7 +86,6 @@ class SyncPlan:
                     for table in self.tables
                 ],
                 "left_out": dict(self.left_out),
-                "unread": self.unread,
             }
         )
 
@@ -95,15 +93,17 @@ class SyncPlan:
     def from_json(text: str | bytes) -> SyncPlan:
         """Read what :meth:`to_json` wrote."""
         document = json.loads(text)
+        # Versions before named beside the nodes those that are not read.
+        unread = document.get("unread", ())
+        hosts = ({"is_read": host["id"] not in unread, **host} for host in document["hosts"])
         return SyncPlan(
             Bucket.parse(document["interval"]),
-            tuple(Host(**{**host, "tokens": tuple(host["tokens"])}) for host in document["hosts"]),
+            tuple(Host(**{**host, "tokens": tuple(host["tokens"])}) for host in hosts),
             {name: _replication(one) for name, one in document["replications"].items()},
             tuple(
                 SyncTable(version_from(one["version"]), one["topic"], one["by_arrival"]) for one in document["tables"]
             ),
             document["left_out"],
-            tuple(document["unread"]),
         )
 
 
@@ -151,7 +151,8 @@ def make_plan(
         for one in schema.unreadable
         if one.table_id in with_cdc
     }
-    hosts, unread = _read_or_not(config, read_hosts(session))
+    wanted = config.sync.datacenters
+    hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))
     replications: dict[str, Replication] = {}
     tables: list[SyncTable] = []
     for table in schema.tables:
@@ -164,7 +165,7 @@ def make_plan(
             left_out[table.full_name] = f"the ring of its keyspace cannot be had: {error}"
             continue
         tables.append(sync_table(store, config, table, known.get(table.table_id)))
-    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, unread)
+    return SyncPlan(interval, hosts, replications, tuple(tables), left_out)
 
 
 def sync_table(store: ObjectStore, config: Config, table: TableSchema, known: TableVersion | None = None) -> SyncTable:
@@ -174,10 +175,3 @@ def sync_table(store: ObjectStore, config: Config, table: TableSchema, known: Ta
     """
     by_arrival = config.sync.bucket_by_of(table.full_name) == "arrival"
     return SyncTable(version_of(store, table, known), data_topic(config.server_name, table), by_arrival)
-
-
-def _read_or_not(config: Config, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], tuple[str, ...]]:
-    """The nodes, and the host ids of those whose logs are not read: nobody waits for what they have."""
-    wanted = config.sync.datacenters
-    unread = tuple(host.id for host in hosts if wanted and host.datacenter not in wanted)
-    return tuple(replace(host, up=host.up and host.id not in unread) for host in hosts), unread

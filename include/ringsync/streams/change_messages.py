@@ -1,7 +1,8 @@
 """Messages of changes: what was written or deleted, and the row after it (docs/messages.md).
 
-``after`` says what is there, ``cells`` says since when; what a change deleted is in ``cells`` only. So whoever keeps
-the greatest time of each cell, element and deletion has the source's rows, in whatever order messages come.
+``after`` says what is there, ``cells`` says since when. What a change deleted is in ``cells`` only; so is what it wrote
+with a TTL that has ended since, as deleted at its own time. So whoever keeps the greatest time of each cell, element
+and deletion has the source's rows, in whatever order messages come.
 An event id is the digest of the change row: the same from every replica, whenever it is published.
 """
 
@@ -15,13 +16,14 @@ import pyarrow.compute as pc
 
 from ringsync.avro.mapping import Mapping
 from ringsync.avro.rows import encode_rows
-from ringsync.changes.flat import flat, spread
+from ringsync.changes.flat import FlatCells, by_column, flat, spread, together
 from ringsync.changes.keys.canonical import canonical_cells
 from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
-from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.changes.schema import CELL, EXPIRING, RANGE_DELETION, ROW, STATIC, TOMBSTONE
 from ringsync.compiled.arrow import Mask, integers
 from ringsync.cql.cells import Cells, cells_of
 from ringsync.cql.codec.decode import decode
+from ringsync.images.after import tombstones_of_ended
 from ringsync.images.schema import lake_names
 from ringsync.schema.table import Column, TableSchema
 from ringsync.streams.message_cells import (
@@ -47,6 +49,9 @@ from ringsync.streams.messages import (
 
 Columns = dict[str, pa.Array]
 """By CQL name."""
+
+CLOCK_SKEW_S = 60
+"""So far ahead of ours a node's clock may be: what it does not show any more may seem to live here."""
 
 
 def change_messages(
@@ -89,9 +94,9 @@ def change_messages(
     images = _only_shown(after, table, shown, kinds == STATIC)
     values = column_values(images, table, mapping)
     envelope = envelope_schema(table, server, mapping)
-    cells, _ = cells_record(
-        images, table, values, mapping, _row_times(changes, images, shown & (kinds == ROW)), _deletions(changes, table)
-    )
+    now_s = processed_at_ms // 1000
+    times = _row_times(changes, images, shown & (kinds == ROW), now_s)
+    cells, _ = cells_record(images, table, values, mapping, times, _deletions(changes, images, table, now_s))
     content = encode_content(envelope, row_record(table, values, pa.array(shown)), cells)
     count = len(changes)
     has_liveness = changes["liveness"].is_valid().to_numpy(zero_copy_only=False)
@@ -155,39 +160,62 @@ def _without(array: pa.Array, hidden: Mask) -> pa.Array:
     return array.take(pa.array(np.arange(len(array)), mask=hidden))
 
 
-def _row_times(changes: pa.RecordBatch, images: pa.RecordBatch, shown: Mask) -> Columns:
-    """Of the rows themselves: their liveness, as the image or else the change knows it; what the change deleted."""
+def _row_times(changes: pa.RecordBatch, images: pa.RecordBatch, shown: Mask, now_s: int) -> Columns:
+    """Of the rows themselves: their liveness, as the image or else the change knows it; what the change deleted.
+
+    Of a row that is there a liveness of the change that has ended says nothing: it lives by something else. Of one that
+    is not it hides those that are older.
+    """
+    is_shown, nothing = pa.array(shown), pa.scalar(None, pa.int64())
     live, expires_at = row_liveness(images)
-    written, written_expires_at = (pc.struct_field(changes["liveness"], name) for name in ("timestamp", "expires_at"))
-    nothing = pa.scalar(None, pa.int64())
+    written, ends = (pc.struct_field(changes["liveness"], name) for name in ("timestamp", "expires_at"))
+    told = pa.array(np.where(shown, ~_has_ended(ends, now_s), _has_ended(ends, now_s + CLOCK_SKEW_S)))
+    writes = pc.if_else(told, written, nothing)
+    ends = pc.if_else(is_shown, ends, pc.min_element_wise(ends, pa.scalar(now_s, pa.int64()), skip_nulls=False))
+    known = pc.and_(is_shown, live.is_valid())
     return {
-        "writetime": pc.if_else(pa.array(shown), pc.coalesce(live, written), nothing),
-        "expires_at": pc.if_else(pa.array(shown), pc.if_else(live.is_valid(), expires_at, written_expires_at), nothing),
+        "writetime": pc.if_else(known, live, writes),
+        "expires_at": pc.if_else(known, expires_at, pc.if_else(writes.is_valid(), ends, nothing)),
         "deleted_at": pc.struct_field(changes["deletion"], "timestamp"),
     }
 
 
-def _deletions(changes: pa.RecordBatch, table: TableSchema) -> dict[str, Deletions]:
-    """What the changes deleted of each column that still is there."""
-    cells, deletions = flat(changes["cells"]), flat(changes["complex_deletions"])
-    cells = cells.where(cells.integers("kind") == TOMBSTONE)
-    column_of_cell, column_of_deletion = cells.integers("column"), deletions.integers("column")
+def _has_ended(expires_at: pa.Array, now_s: int) -> Mask:
+    ends = pc.fill_null(pc.less_equal(expires_at, now_s), False)
+    return np.asarray(ends.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _deletions(changes: pa.RecordBatch, images: pa.RecordBatch, table: TableSchema, now_s: int) -> dict[str, Deletions]:
+    """What the changes deleted of each column that still is there, and what they wrote that has ended."""
+    every = flat(changes["cells"])
+    gone = together([every.where(every.integers("kind") == TOMBSTONE), _ended(every, images, table, now_s)], CELL)
+    gone = gone.take(np.argsort(gone.row, kind="stable"))
+    whole = flat(changes["complex_deletions"])
+    columns = table.value_columns
     found = {}
     # The columns that are there are numbered as they come (changes.tables.columns_of).
-    for number, column in enumerate(table.value_columns):
-        own = np.flatnonzero(column_of_cell == number)
-        whole = np.flatnonzero(column_of_deletion == number)
-        if not len(own) and not len(whole):
+    parts = (by_column(one, len(columns)) for one in (gone, whole))
+    for column, own, of_all in zip(columns, *parts, strict=True):
+        if not len(own.row) and not len(of_all.row):
             continue
-        gone, ended = cells.take(own), deletions.take(whole)
-        times = gone.cells.field("timestamp")
+        times = own.cells.field("timestamp")
         if column.is_multicell:
-            at = spread(ended.cells.field("timestamp"), ended.row, len(changes))
-            found[column.name] = Deletions(at, gone.row, gone.cells.field("path"), times)
+            at = spread(of_all.cells.field("timestamp"), of_all.row, len(changes))
+            found[column.name] = Deletions(at, own.row, own.cells.field("path"), times)
         else:
-            at = spread(times, gone.row, len(changes))
-            found[column.name] = Deletions(at, gone.row[:0], pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64()))
+            at = spread(times, own.row, len(changes))
+            found[column.name] = Deletions(at, own.row[:0], pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64()))
     return found
+
+
+def _ended(cells: FlatCells, images: pa.RecordBatch, table: TableSchema, now_s: int) -> FlatCells:
+    """Tombstones of what changes wrote that has expired, if the images do not hold it: it hides what is older."""
+    ends = _has_ended(cells.cells.field("local_deletion_time"), now_s + CLOCK_SKEW_S)
+    expired = cells.where((cells.integers("kind") == EXPIRING) & ends)
+    rows, place = np.unique(expired.row, return_inverse=True)
+    place_of = np.zeros(len(images), np.int64)
+    place_of[expired.row] = place
+    return tombstones_of_ended(expired, images.take(pa.array(rows)), place_of, table)
 
 
 def _keys(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_row: Mask) -> pa.Array:

@@ -49,6 +49,21 @@ class MessageBlock:
     tokens: pa.Array
     schema_version: int
 
+    def cut(self, first: int, count: int) -> MessageBlock:
+        """Some of them.
+
+        :param first: from 0
+        :param count: at most
+        """
+        end = first + count
+        return MessageBlock(
+            self.keys[first:end],
+            self.values[first:end],
+            self.event_ids[first:end],
+            self.tokens.slice(first, count),
+            self.schema_version,
+        )
+
 
 class PartIndex:
     """The index of a part in the making.

@@ -2,7 +2,9 @@
 
 Many keys are asked for in one request (requests.py), some requests at a time. One that fails is asked again as two
 with half of its keys each, down to single keys: so one key that cannot be read costs a few more requests, and only
-itself. Result pages go to the compiled decoders as they come, some requests' together, and nothing else is kept.
+itself. What the cluster does not give now is not waited for: whoever asked does so again later, and others wait behind
+him. So the pauses before a request is repeated are made once in vain, and a read that brings nothing ends. Result pages
+go to the compiled decoders as they come, some requests' together, and nothing else is kept.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ BYTES_AT_ONCE = 8 * 2**20
 """So much is decoded in one go, whichever comes first."""
 MAX_FAILURES = 100
 """After so many failed requests of one read those that fail are not asked again: more than single keys is broken."""
+NO_PROGRESS_S = 15.0
+"""Requests that fail for so long, and nothing comes: the read ends. As long as rows come it may take any time."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ def read_rows(
     misfits: Literal["error", "raw"],
     table_rows: float | None = None,
     in_flight: int = IN_FLIGHT,
+    of_all: bool = False,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> RowsRead:
     """Read rows by their keys.
 
@@ -100,13 +106,17 @@ def read_rows(
     :param table_rows: about so many rows the table has, one copy of it: lets small token ranges be read as a whole of
         which large parts are wanted; None: that is not done
     :param in_flight: requests at once
+    :param of_all: the rows are of use only if all of them come: the first key that cannot be read ends the read
     :param sleep: waits so many seconds before something is asked again
+    :param clock: s, of any beginning
     :raises NoPermissionError: when the user may not read the table
     :raises cassandra.InvalidRequest: when the table is gone
     :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, with ``misfits="error"``
     :raises ValueError: for a key that is not one of the table's
     """
-    reader = _Reader(session, row_keys(keys, table), ring, settings, permits, element_times, misfits, in_flight, sleep)
+    reader = _Reader(
+        session, row_keys(keys, table), ring, settings, permits, element_times, misfits, in_flight, of_all, sleep, clock
+    )
     reader.read(table_rows / RING_WIDTH if table_rows else None)
     return reader.result()
 
@@ -144,7 +154,9 @@ class _Reader:
         element_times: bool,
         misfits: Literal["error", "raw"],
         in_flight: int,
+        of_all: bool,
         sleep: Callable[[float], None],
+        clock: Callable[[], float],
     ) -> None:
         if session.now is None:
             raise ValueError("rows are read as of a moment: the session has none")
@@ -157,12 +169,17 @@ class _Reader:
         self._element_times = element_times
         self._misfits = misfits
         self._in_flight = in_flight
+        self._of_all = of_all
         self._sleep = sleep
+        self._clock = clock
         self._queries: dict[Kind, LookupQuery] = {}
         self._waiting: deque[Lookup] = deque()
         self._running: deque[_Running] = deque()
         self._most_keys = sys.maxsize
         self._failures = 0
+        self._failing_since: float | None = None
+        self._delays = [*RETRY_DELAYS_S]
+        self._ended: str | None = None
         self._unread: dict[int, str] = {}
         self._came: dict[Kind, _Came] = {}
         self._images: list[pa.RecordBatch] = []
@@ -175,6 +192,9 @@ class _Reader:
         self._waiting.extend(plan_lookups(self._keys, self._ring, every, rows_per_token=rows_per_token))
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self._in_flight:
+                if self._ended is not None:
+                    self._give_up(self._waiting.popleft(), self._ended)
+                    continue
                 if len(self._waiting[0].keys) > self._most_keys:
                     self._waiting.extend(self._smaller(self._waiting.popleft()))
                     continue
@@ -202,7 +222,7 @@ class _Reader:
         """Ask for a lookup's first page; None: that would take a wait, and others are on their way."""
         query = self._query(lookup.kind)
         request = request_of(lookup, query.cql, self._keys)
-        delays = RETRY_DELAYS_S if lookup.patient else ()
+        delays = self._delays if lookup.patient else ()
         pages = Pages(
             self._session,
             self._session.statements,
@@ -243,6 +263,7 @@ class _Reader:
             self._refused(lookup, error)
             return
         self._received += rows
+        self._failing_since = None
         if lookup.most_rows is not None and rows > lookup.most_rows:
             # A partition in it is larger than most: reading on costs more than reading rows by their keys.
             self._waiting.extend(plan_lookups(self._keys, self._ring, lookup.keys))
@@ -256,18 +277,32 @@ class _Reader:
             self._decode(lookup.kind)
 
     def _failed(self, lookup: Lookup, stuck: Stuck) -> None:
+        now = self._clock()
         self._failures += 1
-        if self._failures <= MAX_FAILURES:
+        if self._failing_since is None:
+            self._failing_since = now
+        elif now - self._failing_since > NO_PROGRESS_S:
+            self._end(stuck)
+        if self._ended is None and self._failures <= MAX_FAILURES:
             parts = self._smaller(lookup)
             if parts and not stuck.absent:
                 self._sleep(RETRY_DELAYS_S[0])
                 # Behind the others, which need not wait for what is slow.
                 self._waiting.extend(replace(part, patient=len(part.keys) == 1) for part in parts)
                 return
-            if not lookup.patient:
+            if not lookup.patient and self._delays:
                 self._waiting.append(replace(lookup, patient=True))
                 return
+        if lookup.patient:
+            self._delays.clear()
+        if self._of_all:
+            self._end(stuck)
         self._give_up(lookup, stuck.reason)
+
+    def _end(self, stuck: Stuck) -> None:
+        """Ask for nothing more; also what is on its way is not asked for again."""
+        self._ended = stuck.reason
+        self._delays.clear()
 
     def _smaller(self, lookup: Lookup) -> list[Lookup]:
         if lookup.kind == "slice":

@@ -161,7 +161,8 @@ class Pages:
     :param statements: what was prepared on this session, by its CQL; is added to
     :param endpoints: ``address:port`` of the replicas, the one to ask first in front
     :param sleep: waits so many seconds before a page is asked for again
-    :param delays: pauses (s) before a page is asked for again; none: each page is asked for once
+    :param delays: pauses (s) before a page is asked for again; none: each page is asked for once. Whoever gives a list
+        may shorten it meanwhile
     """
 
     def __init__(

@@ -32,20 +32,20 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
     """Cancel the unfinished bootstrap of a table; again is fine.
 
     :returns: what was cancelled
-    :raises StepError: there is none, or all of it is copied; another has begun meanwhile
+    :raises StepError: there is none, or all of it is copied, and the table is there; another has begun meanwhile
     """
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
-    if not state.cancel(latest):
+    table_id = str(json.loads(latest.specification)["table_id"])
+    table = read_tables(state.session).by_id().get(table_id)
+    if not state.cancel(latest, gone=table is None):
         raise StepError(
             f"bootstrap {latest.id} of {keyspace}.{name} has copied everything and is being published, or another has "
             "just begun: run cdcservice bootstrap with the same options, which finishes it and reads nothing anew"
         )
     # Whoever still works on it can commit no range any more, and stops.
     state.take_over(latest.id, f"cancelled on {socket.gethostname()}, {secrets.token_hex(8)}")
-    table_id = str(json.loads(latest.specification)["table_id"])
-    table = read_tables(state.session).by_id().get(table_id)
     if table is not None:
 
         def check() -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ringsync.compiled.arrow import Mask
 from ringsync.ledger.staging import Block, Bucket, Place
-from ringsync.ring.ranks import RankedRing
+from ringsync.ring.ranks import Level, RankedRing
 from ringsync.ring.tokens import WHOLE_RING, TokenRange
 
 Sums = npt.NDArray[np.uint64]
@@ -57,12 +57,14 @@ class Reading:
     :ivar ranges: without wrap
     :ivar rows: how many
     :ivar united: of all nodes, since they do not agree
+    :ivar level: at which a read meets a replica at least that has these rows; LOCAL_ONE: all replicas have them
     """
 
     files: tuple[tuple[Place, str], ...]
     ranges: tuple[TokenRange, ...]
     rows: int
     united: bool = False
+    level: Level = "LOCAL_ONE"
 
 
 @dataclass(frozen=True)
@@ -119,19 +121,17 @@ def settle(
         for number, _ in left:
             sums[number] = settled[number]
         is_closed &= not left
-        everywhere = bool(ring.all_live[fresh].all())
         same = agreed & _same_everywhere(totals, reference)
     else:
-        everywhere = False
         same = np.zeros(len(ring.ranges), np.bool_)
     united = open_bucket.united
     if is_closed and files.keys() - united:
         of_all = _of_all(files, ring, ~same, comparable)
         readings += of_all
-        everywhere &= not of_all
         united = set(files)
     if not readings and united == open_bucket.united:
         return None
+    everywhere = all(reading.level == "LOCAL_ONE" for _, reading in readings)
     return Settled(bucket, tuple(readings), sums, frozenset(united), everywhere, comparable)
 
 
@@ -208,7 +208,7 @@ def _of_primaries(
         for number, rows, *_ in file.sums:
             if number in own and primary[number] == node and key not in read.get(number, ()):
                 own[number].append((key, node, rows))
-    return [(number, _reading(ring.ranges[number], found)) for number, found in own.items() if found]
+    return [(number, _reading(ring, number, found, ring.levels[number])) for number, found in own.items() if found]
 
 
 def _up_to(
@@ -220,13 +220,15 @@ def _up_to(
     return readings[:taken], readings[taken:]
 
 
-def _reading(token_range: TokenRange, found: Sequence[tuple[Place, str, int]], *, united: bool = False) -> Reading:
+def _reading(ring: RankedRing, number: int, found: Sequence[tuple[Place, str, int]], level: Level | None) -> Reading:
     """Of one range.
 
     :param found: place, node and number of rows of blocks
+    :param level: at which a read meets a replica that has them; None: nodes do not agree
     """
     files = tuple((key, node) for key, node, _ in found)
-    return Reading(files, token_range.unwrap(), sum(rows for *_, rows in found), united)
+    rows = sum(rows for *_, rows in found)
+    return Reading(files, ring.ranges[number].unwrap(), rows, united=level is None, level=level or "ALL")
 
 
 def _of_all(
@@ -235,11 +237,11 @@ def _of_all(
     if not comparable:
         everything = tuple((key, node) for key, (node, _) in files.items())
         return [
-            (0, Reading(everything, WHOLE_RING.unwrap(), sum(file.rows for _, file in files.values()), united=True))
+            (0, Reading(everything, WHOLE_RING.unwrap(), sum(file.rows for _, file in files.values()), True, "ALL"))
         ]
     there: dict[int, list[tuple[Place, str, int]]] = {number: [] for number in np.flatnonzero(wanted).tolist()}
     for key, (node, file) in files.items():
         for number, rows, *_ in file.sums:
             if number in there:
                 there[number].append((key, node, rows))
-    return [(number, _reading(ring.ranges[number], found, united=True)) for number, found in there.items() if found]
+    return [(number, _reading(ring, number, found, None)) for number, found in there.items() if found]

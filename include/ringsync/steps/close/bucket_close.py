@@ -13,9 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from threading import Timer
 from typing import Any
-
-import numpy as np
 
 from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.control import ControlServer
@@ -32,6 +31,7 @@ from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.close.agreement import Settled, settle_together
+from ringsync.steps.close.close_status import status_of
 from ringsync.steps.close.close_task import CloseTask, Slice, SliceResult, forget_waiting
 from ringsync.steps.close.closing import progress
 from ringsync.steps.close.followed import Followed
@@ -40,12 +40,13 @@ from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState, plain
 from ringsync.steps.loop import (
     Patience,
+    SignOfLife,
     connect_patiently,
     cycles,
     put_metrics,
-    put_status,
     seconds_left,
     start_workers,
+    starts_again,
 )
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.kafka_feed import KafkaFeed
@@ -61,12 +62,14 @@ REPEATED_MS = 600_000
 """Writers that get no answer repeat a statement sooner than this."""
 
 
+@starts_again()
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Close and publish until the time is over.
 
     :returns: exit code 1 when a table could not be served at the end
-    :raises ClusterError: the cluster cannot be reached at the beginning
     :raises LayoutError: the state is of a version of ringsync that this one does not know
+    :raises AwayError: cluster or object store are away
+    :raises ClusterError: the cluster refuses us
     """
     from ringsync.replica.session import spark_session
 
@@ -85,12 +88,16 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         closer = Closer(application, session, spark.sparkContext, control, feed)
         patience = Patience()
         run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
-        for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
-            began_ms = int(time.time() * 1000)
-            error = patience.tried(closer.cycle)
-            status = {"began_ms": began_ms, "tables": closer.status(), "error": error, **closer.problems()}
-            put_status(store, "bucket_close", "close", status)
-            put_metrics(store, config.metrics.prometheus_file, number)
+        ending = Timer(run_s, closer.end)
+        ending.daemon = True
+        ending.start()
+        with SignOfLife(store, "bucket_close", "close", closer.at) as life:
+            life.say({"tables": {}, "error": None, **closer.problems()})
+            for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+                began_ms = _now_ms()
+                error = patience.tried(closer.cycle)
+                life.say({"began_ms": began_ms, "tables": closer.status(), "error": error, **closer.problems()})
+                put_metrics(store, config.metrics.prometheus_file, number)
     report = closer.report()
     return report, exit_code(report)
 
@@ -99,6 +106,10 @@ def exit_code(report: Report) -> ExitCode:
     """Of a run with this report."""
     failing = report["others_failed"] or any(one["error"] for one in report["tables"].values())
     return ExitCode.COMPLETED_WITH_ERRORS if failing else ExitCode.OK
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _driver_host(context: Any) -> str:
@@ -136,6 +147,8 @@ class Closer:
         self._unread: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
+        self._over = False
+        self._serving: TableState | None = None
         # A run that ends and begins again must not begin to wait anew; but nobody has waited while none was there.
         before = read_status(self._store, "bucket_close/close")
         lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
@@ -144,7 +157,7 @@ class Closer:
     def cycle(self) -> None:
         """Publish what is settled."""
         self._complete_until = None
-        now_ms = int(time.time() * 1000)
+        now_ms = _now_ms()
         plan = self._read_plan(now_ms)
         self._close_buckets(plan, now_ms)
         self._staged.read(self._tables, now_ms)
@@ -153,8 +166,10 @@ class Closer:
             self._looked = plan
             self._staged.give(self._tables, now_ms)
         for state in list(self._tables.values()):
-            if state.again_ms <= now_ms:
+            if state.again_ms <= now_ms and not (self._over and state.failures):
+                self._serving = state
                 self._serve(state, now_ms)
+        self._serving = None
         self._retire()
         self._complete_until = self._closed_until
 
@@ -163,6 +178,7 @@ class Closer:
 
         :raises ConfigError: the configuration is wrong, which is everybody's
         """
+        began_ms = _now_ms()
         try:
             if state.gone:
                 self._followed.publish_gone(state)
@@ -175,13 +191,26 @@ class Closer:
         except TableReplacedError as error:
             # Of one that the schema does not have what waits goes soon (_look_for_others); else it must not get lost.
             if state.table.table_id not in self._absent:
-                state.failed(error, now_ms)
+                state.failed(error, began_ms, _now_ms())
         except Exception as error:
             if _is_stopped(self._context):
                 raise
-            state.failed(error, now_ms)
+            if not (self._over and state.failures):  # else it was cut off, and its own error is told
+                state.failed(error, began_ms, _now_ms())
         else:
             state.served()
+
+    def end(self) -> None:
+        """The time of the run is over: tables that fail are not tried any more, and what one is at is cancelled. One
+        that is well is waited for: it makes progress, and a pass may take longer than a run. From any thread.
+        """
+        self._over = True
+        if (state := self._serving) is not None and state.failures:
+            self._context.cancelAllJobs()
+
+    def at(self) -> str | None:
+        """The table that is served just now."""
+        return state.table.schema.full_name if (state := self._serving) else None
 
     def _follow(self, state: TableState, now_ms: int) -> None:
         """Publish what is settled of a table, and see to what follows from its passes."""
@@ -189,10 +218,12 @@ class Closer:
         self._renew(state)
         follow_ups = state.follow_ups = state.follow_ups or self._begin(state.table)
         follow_ups.ring = ring
-        follow_ups.catch_up()
+        if not follow_ups.catch_up():
+            return  # what a pass is made with may be in the replica only
         settled = settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
         if settled and self._publish(state, follow_ups, settled, now_ms):
             follow_ups.catch_up()
+        follow_ups.tell_missed()
 
     def _begin(self, table: SyncTable) -> FollowUps:
         self._feed.watch(table.topic)
@@ -371,7 +402,8 @@ class Closer:
         for state in sorted(self._tables.values(), key=lambda state: not state.gone):
             if (before := found.pop(name := state.table.schema.full_name, None)) is not None:
                 found[f"{name} (table id {before['table_id']})"] = before
-            found[name] = self._status_of(state)
+            kafka = self._feed.status(state.table.topic) or {}
+            found[name] = status_of(state, kafka, self._closed_until, self._complete_until)
         return found
 
     def problems(self) -> dict[str, Any]:
@@ -382,33 +414,6 @@ class Closer:
             "left_out": dict(self._plan.left_out) if self._plan else {},
             "others_failed": dict(self._others_failed),
             **self._staged.problems(),
-        }
-
-    def _status_of(self, state: TableState) -> dict[str, Any]:
-        lags, agreements = state.lags_ms, state.agreement_ms
-        follow_ups = _status_of_follow_ups(state)
-        kafka = self._feed.status(state.table.topic) or {}
-        return {
-            "error": state.error,
-            "table_id": state.table.table_id,
-            "topic": state.table.topic,
-            "open_buckets": len(state.buckets),
-            "oldest_open_bucket_ms": min((bucket.start for bucket in state.buckets), default=None),
-            "rows_published": state.counts["rows"],
-            "messages": state.counts["messages"],
-            "duplicates": state.counts["repeated"] + state.counts["published_before"],
-            "rows_agreed": state.counts["agreed"],
-            "rows_read_at_close": state.counts["at_close"],
-            "only_one_replica": state.counts["only_one"],
-            "lag_ms": {
-                "message_p50": int(np.percentile(lags, 50)) if lags else None,
-                "message_p99": int(np.percentile(lags, 99)) if lags else None,
-                "agreement_p50": int(np.percentile(agreements, 50)) if agreements else None,
-            },
-            **follow_ups,
-            "complete_until_ms": self._complete_until if _is_complete(state, follow_ups, self._closed_until) else None,
-            "kafka_messages": kafka.get("messages"),
-            "kafka_error": kafka.get("error"),
         }
 
     def report(self) -> Report:
@@ -422,35 +427,6 @@ def _is_stopped(context: Any) -> bool:
         return bool(context._jsc.sc().isStopped())
     except Exception:  # whatever it is: a JVM that cannot be asked does no work
         return True
-
-
-def _status_of_follow_ups(state: TableState) -> dict[str, Any]:
-    """How far the table's passes have come; what cannot be asked now is not known."""
-    if state.follow_ups is None:
-        return {"last_pass": 0, "bootstrap": "", "replica_error": None, "replica_pass": None}
-    try:
-        return state.follow_ups.status()
-    except Exception as error:
-        return {
-            "last_pass": state.follow_ups.last,
-            "bootstrap": "",
-            "replica_error": plain(error),
-            "replica_pass": None,
-        }
-
-
-def _is_complete(state: TableState, follow_ups: Mapping[str, Any], closed: int) -> bool:
-    """Whether the replica has all that was written before the closed buckets' end, but for what came late.
-
-    :param follow_ups: their status
-    :param closed: ms since the epoch
-    """
-    return (
-        not state.table.by_arrival
-        and not follow_ups["bootstrap"]
-        and follow_ups["replica_pass"] == follow_ups["last_pass"]
-        and all(bucket.end > closed for bucket in state.buckets)
-    )
 
 
 def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:

@@ -116,8 +116,10 @@ def close_slice(
                     fresh[place].append(_chosen(new, chosen))
             seen = sorted_digests(np.concatenate([seen, halves[first & ~known]]))
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
-    disagreed = any(reading.united for one in buckets for reading in one.readings)
-    context = replace(context, reader=replace(context.reader, disagreed=disagreed))
+    levels = {reading.level for one in buckets for reading in one.readings}
+    one_is_enough = context.reader.one_is_enough and levels == {"LOCAL_ONE"}
+    reader = replace(context.reader, disagreed="ALL" in levels, one_is_enough=one_is_enough)
+    context = replace(context, reader=reader)
     if not by_place:
         return SliceResult(None, read, repeated, before, only_one)
     made = make_outputs(context, store, by_place, name)

@@ -17,7 +17,7 @@ SLICE_ROWS = 50_000
 def cut(settled: Sequence[Settled], published: Mapping[Bucket, tuple[str, ...]]) -> list[Slice]:
     """Cut what is settled.
 
-    What replicas disagree on goes to slices of its own: their rows are read from all replicas.
+    What no quorum need show goes to slices of its own: its rows are read from all replicas.
 
     :param published: by bucket, keys of the digests among which those of its rows may be
     """
@@ -25,9 +25,9 @@ def cut(settled: Sequence[Settled], published: Mapping[Bucket, tuple[str, ...]])
     for one in settled:
         for number, reading in one.readings:
             rows[number] += reading.rows
-    united = {number for one in settled for number, reading in one.readings if reading.united}
-    groups = group_ranges({number: rows[number] for number in rows.keys() - united}, SLICE_ROWS)
-    groups += group_ranges({number: rows[number] for number in united}, SLICE_ROWS)
+    few = {number for one in settled for number, reading in one.readings if reading.level == "ALL"}
+    groups = group_ranges({number: rows[number] for number in rows.keys() - few}, SLICE_ROWS)
+    groups += group_ranges({number: rows[number] for number in few}, SLICE_ROWS)
     found: list[tuple[SliceOfBucket, ...]] = []
     for group in groups:
         pieces = -(-sum(rows[number] for number in group) // SLICE_ROWS)

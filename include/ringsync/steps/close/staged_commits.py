@@ -68,7 +68,7 @@ class StagedCommits:
                 found = get_commit(self._store, key)
             except NotFoundError:
                 continue  # it was replaced by a newer one long ago
-            except (ChecksumError, ValueError, KeyError, TypeError) as error:
+            except ChecksumError as error:
                 self._broken[key] = f"{type(error).__name__}: {error}"
                 continue
             self._commits[key] = found

@@ -55,10 +55,15 @@ class TableState:
             if self.follow_ups is not None:
                 self.follow_ups.follow(table)
 
-    def failed(self, error: Exception, now_ms: int) -> None:
-        """It could not be served: it backs off alone."""
+    def failed(self, error: Exception, began_ms: int, now_ms: int) -> None:
+        """It could not be served: it backs off alone, for as long as the try took at least, which held up all others.
+
+        :param began_ms: when it was tried, ms since the epoch
+        :param now_ms: ms since the epoch
+        """
         self.error, self.failures = plain(error), self.failures + 1
-        self.again_ms = now_ms + min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(self.failures - 1, 10))
+        wait_ms = min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(self.failures - 1, 10))
+        self.again_ms = now_ms + max(wait_ms, now_ms - began_ms)
         print(f"ringsync: warning: {self.table.schema.full_name}, tried again later: {self.error}", flush=True)
 
     def served(self) -> None:

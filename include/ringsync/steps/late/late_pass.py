@@ -184,7 +184,8 @@ class LatePasses:
             try:
                 made = make_outputs(context, self._store, self._by_bucket(left), "late")
             except UnreadRowsError as error:
-                lost = new & ~_most_are_alive(context.reader.ring, rows)
+                ring = context.reader.ring
+                lost = new & ~ring.most_live[ring.numbers_of(integers(rows["token"]))]
                 if held.any() or not lost.any():
                     raise UnreadableRowsError(str(error)) from error
                 held = lost
@@ -212,13 +213,6 @@ class LatePasses:
             str(Bucket(start, length)) if start >= 0 else LATE: rows.filter(pa.array(starts == start))
             for start in np.unique(starts).tolist()
         }
-
-
-def _most_are_alive(ring: RankedRing, rows: pa.RecordBatch) -> Mask:
-    """Which rows have more replicas that are alive than others."""
-    alive = np.array([2 * sum(host.up for host in hosts) > len(hosts) for hosts in ring.hosts], np.bool_)
-    found: Mask = alive[ring.numbers_of(integers(rows["token"]))]
-    return found
 
 
 def _buckets_of(follow_ups: FollowUps, write_times_ms: Integers) -> list[str]:

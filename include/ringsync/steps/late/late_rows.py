@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,6 @@ BROKEN_NAMED = 20
 _FETCHERS = ThreadPoolExecutor(8)
 _FETCHED_TOGETHER = 64
 """Stages leave many small files: an object store answers many requests at once."""
-
-_Found = TypeVar("_Found")
-_Rows = TypeVar("_Rows")
 
 
 class UnreadableRowsError(Exception):
@@ -90,7 +87,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Broken:
-    """A file that cannot be used.
+    """A file that cannot be used, or a table that fails.
 
     :ivar attempts: how often it was tried
     :ivar again_s: when it is tried again, s since the epoch
@@ -137,57 +134,57 @@ class LateRows:
         self._unread: dict[str, tuple[int, int]] = {}
         self._broken: dict[str, _Broken] = {}
         self._tables_unknown: set[str] = set()
+        self._failing: dict[str, _Broken] = {}
+        self._not_forgotten: tuple[str, ...] = ()
         self.counts: Counter[str] = Counter()
-        self.error: str | None = None
 
     def cycle(self) -> None:
         """Admit what is new, and publish what is due.
 
         :raises StepError: the counts do not reconcile
         """
-        self.error = None
-        for table_id, files in self._new_files().items():
-            self._each(table_id, files, self._new_batches, self._publish_new)
-        due: dict[str, list[Shard]] = {}
-        for shard in sorted(self._waiting(), key=lambda shard: (shard.due_ms, shard.file, shard.number)):
-            if shard.due_ms <= self._now_ms() and self._may_be_tried(shard.file):
-                due.setdefault(_table_id(shard.file), []).append(shard)
-        for table_id, shards in due.items():
-            self._each(table_id, shards, self._batches, self._publish_due)
+        new = self._new_files()
+        for table_id in dict.fromkeys([*new, *(_table_id(shard.file) for shard in self._due())]):
+            self._each(table_id, new.get(table_id, ()))
         self._forget_gone()
         check_counts(self.counts)
 
-    def _each(
-        self,
-        table_id: str,
-        found: Sequence[_Found],
-        batches: Callable[[TableVersion, Sequence[_Found]], Iterator[_Rows]],
-        publish: Callable[[TableVersion, _Rows], None],
-    ) -> None:
-        """Publish batches of a table, until one fails: whatever goes wrong is this table's trouble alone.
+    def _due(self) -> list[Shard]:
+        """What is to be looked at again, what was due first in front."""
+        shards = (one for one in self._waiting() if one.due_ms <= self._now_ms() and self._may_be_tried(one.file))
+        return sorted(shards, key=lambda shard: (shard.due_ms, shard.file, shard.number))
 
-        :param found: files or shards, of which ``batches`` makes what ``publish`` takes
+    def _each(self, table_id: str, files: Sequence[str]) -> None:
+        """Publish batches of a table, until one fails: whatever goes wrong is this table's trouble alone. It is tried
+        again later, since others wait meanwhile. A batch counts when all of it is done; what was done of one that
+        failed is found done when it is tried again.
+
+        :param files: new ones
         :raises ConfigError: the configuration is wrong, which is everybody's
         :raises StateError: the cluster does not take the state of the queue, likewise
         """
-        counts, name = Counter(self.counts), f"table id {table_id}"
+        began_s, before, name = self._clock(), self._failing.get(table_id), f"table id {table_id}"
+        if before is not None and before.again_s > began_s:
+            return
         try:
-            version = self._table(table_id)
-            if version is None:
-                return
-            name = version.table.full_name
-            for batch in batches(version, found):
-                publish(version, batch)
-                counts = Counter(self.counts)
+            if (version := self._table(table_id)) is not None:
+                name = version.table.full_name
+                for new in self._new_batches(version, files):
+                    self.counts.update(self._publish_new(version, new))
+                due = [shard for shard in self._due() if _table_id(shard.file) == table_id]
+                for batch in self._batches(version, due):
+                    self.counts.update(self._publish_due(version, batch))
         except (ConfigError, StateError):
             raise
         except Exception as error:
-            # What was done of the failed batch is found done when it is tried again, and counted then.
-            self.counts = counts
-            self._failed(name, error)
+            self._failing[table_id] = _broken(before, f"{name}: {error}", began_s, self._clock())
+        else:
+            self._failing.pop(table_id, None)
 
-    def _failed(self, name: str, error: Exception) -> None:
-        self.error = f"{self.error}; {name}: {error}" if self.error else f"{name}: {error}"
+    @property
+    def error(self) -> str | None:
+        """What goes wrong with tables as a whole; None: nothing."""
+        return "; ".join([*(one.reason for one in self._failing.values()), *self._not_forgotten]) or None
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -206,13 +203,14 @@ class LateRows:
         :raises ConfigError: see :meth:`_each`, and likewise
         :raises StateError: this
         """
+        self._not_forgotten = ()
         try:
             for table_id in self._effects.gone(self._tables_unknown):
                 self._forget(table_id)
         except (ConfigError, StateError):
             raise
         except Exception as error:
-            self._failed("tables that the schema does not have", error)
+            self._not_forgotten = (f"tables that the schema does not have: {error}",)
 
     def _forget(self, table_id: str) -> None:
         """A table is gone, and so are its rows that wait: they are counted."""
@@ -234,7 +232,9 @@ class LateRows:
         there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
         for key in self._broken.keys() - set(there):
             self._lose_sight_of(key)
-        self._tables_unknown &= {_table_id(key) for key in there}
+        tables = {_table_id(key) for key in there}
+        self._tables_unknown &= tables
+        self._failing = {table_id: one for table_id, one in self._failing.items() if table_id in tables}
         new = [key for key in there if key not in self._shards and self._may_be_tried(key)]
         admitted = self._queue.find(new)
         found: dict[str, list[str]] = {}
@@ -265,16 +265,16 @@ class LateRows:
         if batch:
             yield batch
 
-    def _publish_new(self, version: TableVersion, files: Mapping[str, pa.RecordBatch]) -> None:
+    def _publish_new(self, version: TableVersion, files: Mapping[str, pa.RecordBatch]) -> Counter[str]:
         """Publish the rows of new files, and put those that have to wait into the queue.
 
         :param files: rows by file
+        :returns: what is to be counted
         """
         rows = pa.concat_batches(list(files.values()))
         for file, own in files.items():
             self._unread.setdefault(file, (own.num_rows, self._now_ms()))
-        waiting = self._publish(version, rows)
-        self.counts.update(files=len(files), read=len(rows))
+        waiting, counts = self._publish(version, rows)
         done = []
         start = 0
         for file, own in files.items():
@@ -289,6 +289,8 @@ class LateRows:
             del self._unread[file]
         for _ in _FETCHERS.map(self._store.delete, done):
             pass
+        counts.update(files=len(files), read=len(rows))
+        return counts
 
     def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
         """The rows of a file; None: it cannot be used, and is set aside, or is not there any more.
@@ -320,8 +322,8 @@ class LateRows:
             known.pop(file, None)
 
     def _set_aside(self, file: str, reason: str) -> None:
-        attempts = self._broken[file].attempts + 1 if file in self._broken else 1
-        self._broken[file] = _Broken(reason, attempts, self._clock() + _wait_s(attempts - 1))
+        now_s = self._clock()
+        self._broken[file] = _broken(self._broken.get(file), reason, now_s, now_s)
 
     def _may_be_tried(self, file: str) -> bool:
         """Whether a file is not set aside, or has been for long enough."""
@@ -356,21 +358,25 @@ class LateRows:
         known = sorted_digests(np.frombuffer(b"".join(waiting), np.uint64).reshape(-1, 2))
         return rows.filter(pa.array(first_of_each(halves) & among(halves, known)))
 
-    def _publish_due(self, version: TableVersion, batch: _Batch) -> None:
-        """Look at rows again that have waited."""
-        self._solve(batch, self._publish(version, batch.rows))
-        self.counts.update(due=len(batch.rows))
+    def _publish_due(self, version: TableVersion, batch: _Batch) -> Counter[str]:
+        """Look at rows again that have waited.
 
-    def _publish(self, version: TableVersion, rows: pa.RecordBatch) -> Mask:
-        """Publish rows; which of them have to wait."""
+        :returns: what is to be counted
+        """
+        waiting, counts = self._publish(version, batch.rows)
+        self._solve(batch, waiting)
+        counts.update(due=len(batch.rows))
+        return counts
+
+    def _publish(self, version: TableVersion, rows: pa.RecordBatch) -> tuple[Mask, Counter[str]]:
+        """Publish rows; which of them have to wait, and what is to be counted."""
         first = first_of_each(digest_halves(rows["digest"]))
         outcome = self._effects.publish(version.table, rows.filter(pa.array(first)))
         waiting = np.zeros(len(rows), np.bool_)
         waiting[first] = outcome.waiting
         postponed = int(np.count_nonzero(waiting))
         repeated = len(rows) - outcome.published - postponed
-        self.counts.update(published=outcome.published, postponed=postponed, repeated=repeated)
-        return waiting
+        return waiting, Counter(published=outcome.published, postponed=postponed, repeated=repeated)
 
     def _solve(self, batch: _Batch, waiting: Mask) -> None:
         """Take rows out of the queue that wait no more, and files none of whose rows do."""
@@ -435,6 +441,17 @@ def check_counts(of: Mapping[str, int]) -> None:
     """
     if of["read"] + of["due"] != of["published"] + of["repeated"] + of["postponed"]:
         raise StepError(f"the counts of late rows do not reconcile: {dict(of)}")
+
+
+def _broken(before: _Broken | None, reason: str, began_s: float, now_s: float) -> _Broken:
+    """Something has failed once more: it waits for as long as the try took at least.
+
+    :param before: how it has failed before; None: it has not
+    :param began_s: when the try began, s since the epoch
+    :param now_s: s since the epoch
+    """
+    attempts = before.attempts + 1 if before else 1
+    return _Broken(reason, attempts, now_s + max(_wait_s(attempts - 1), now_s - began_s))
 
 
 def _wait_s(attempts: int) -> int:

@@ -14,28 +14,29 @@ from ringsync.state.out_of_sequence import OutOfSequence
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.late.late_pass import LatePasses
 from ringsync.steps.late.late_rows import LateRows
-from ringsync.steps.loop import connect_patiently, cycles, is_stopped, put_status
+from ringsync.steps.loop import Patience, connect_patiently, cycles, is_stopped, put_status, starts_again
 from ringsync.steps.own_keyspace import create_state
 from ringsync.wiring import cluster_limits, cluster_settings
 
 STATUS_EVERY_S = 5.0
 
 
+@starts_again()
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Publish late rows until the time is over.
 
     :returns: exit code 1 when something keeps rows from being published
-    :raises ClusterError: the cluster cannot be reached at the beginning
     :raises LayoutError: the state is of a version of ringsync that this one does not know
-    :raises StateError: ringsync's own keyspace cannot be used
     :raises StepError: the counts do not reconcile
+    :raises AwayError: cluster or object store are away
+    :raises ClusterError: the cluster refuses us
     """
     config, store = application.config, application.store
     check_layout(store)
     session = connect_patiently(cluster_settings(config))
     create_state(session, config)
     end = time.monotonic() + config.sync.run_s
-    said = 0.0
+    patience, said = Patience(), 0.0
 
     def goes_on() -> bool:
         nonlocal said
@@ -49,8 +50,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         queue = OutOfSequence(session, config.state.keyspace)
         late = LateRows(store, queue, LatePasses(application, session, control.address), goes_on=goes_on)
         for _ in cycles(store, config.sync.run_s, config.out_of_sequence_processor_poll_interval_ms / 1000):
-            late.cycle()
-            put_status(store, "out_of_sequence", "queue", late.status())
-    problems = late.problems
+            error = patience.tried(late.cycle)
+            put_status(store, "out_of_sequence", "queue", {**late.status(), "error": error or late.error})
+    problems = [*late.problems, *([error] if error else [])]
     report = {"counts": dict(late.counts), **late.status(), "problems": problems}
     return report, ExitCode.COMPLETED_WITH_ERRORS if problems else ExitCode.OK

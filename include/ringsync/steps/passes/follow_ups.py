@@ -222,9 +222,7 @@ class FollowUps:
         self._application = application
         self._store = application.store
         self._table = table
-        self._context = context
-        self._control = control
-        self._announce = announce
+        self._context, self._control, self._announce = context, control, announce
         self.ring: RankedRing | None = None
         self._passes: dict[int, Pass] = {}
         take_topic(self._store, table.topic, table.table_id, int(time.time() * 1000))
@@ -236,7 +234,6 @@ class FollowUps:
         self._owed_at = 0
         self._has_new = False
         self._swept_at: float | None = None
-        self._replica_lag_ms: int | None = None
         self._versions: dict[str, int] = {}
         self._snapshots: KnownSnapshots = {}
 
@@ -352,8 +349,11 @@ class FollowUps:
         }
         check_goes_on(self._passes.get(self.last))
 
-    def catch_up(self) -> None:
-        """Do all that is left to do for all passes, and now and then remove what tries that failed have left."""
+    def catch_up(self) -> bool:
+        """Do what is left to do for all passes, and now and then remove what tries that failed have left.
+
+        :returns: False: the replica takes more passes in the next turn
+        """
         # Listed before the passes are read: of what becomes a pass meanwhile the pass tells.
         tries = list_tries(self._store, self._table.table_id) if self._is_sweep_due() else None
         for one in passes_behind(self._store, self._table.table_id, self.last):
@@ -362,9 +362,16 @@ class FollowUps:
         self._publish()
         if tries is not None:
             self._sweep(tries)
-        self._update_replica()
-        self._tell_missed()
+        has_all = self._update_replica()
         self._forget()
+        return has_all
+
+    def tell_missed(self) -> None:
+        """Tell what a bootstrap owes once the replica has all passes; last, so that nothing waits for it."""
+        state = self._replica_lately() if self._debts() and not self.bootstrap else None
+        if state is not None and state.applied == self.last and self._told_again(state, self._debts()[0]):
+            self._publish()
+            self._update_replica()
 
     def _publish(self) -> None:
         for number in sorted(self._passes):
@@ -375,8 +382,7 @@ class FollowUps:
 
     def _is_sweep_due(self) -> bool:
         """Once this run has seen a new pass, and seldom after that: a table that is idle costs nothing."""
-        long_ago = self._swept_at is None or time.monotonic() - self._swept_at >= SWEEP_EVERY_S
-        return self._has_new and long_ago
+        return self._has_new and (self._swept_at is None or time.monotonic() - self._swept_at >= SWEEP_EVERY_S)
 
     def _sweep(self, tries: Sequence[Try]) -> None:
         """Remove what is left of tries to make a pass that came to nothing.
@@ -388,13 +394,16 @@ class FollowUps:
         remove_tries(self._store, self._table.table_id, topics, lost)
         self._swept_at, self._has_new = time.monotonic(), False
 
-    def _update_replica(self) -> None:
-        """Bring the replica up to the last pass; while a bootstrap goes on, the one that it makes is waited for."""
-        table = self._table.schema
+    def _update_replica(self) -> bool:
+        """Bring the replica up to the last pass; while a bootstrap goes on, the one that it makes is waited for.
+
+        :returns: False: its turn is over. It was as long as a cycle takes at least, so the next one begins at once
+        """
+        end = time.monotonic() + self._application.config.sync.poll_interval_ms / 1000
         while not self.bootstrap:
             state = self._replica_lately()
             if state is None or not (waiting := [number for number in sorted(self._passes) if number > state.applied]):
-                return
+                break
             one = self._passes[waiting[0]]
             # Who was alive may have agreed on what only the smaller part of the replicas has.
             disagreed = one.late or not one.everywhere
@@ -406,22 +415,22 @@ class FollowUps:
                 files = [file for file in results if file]
             now_ms = int(time.time() * 1000)
             try:
-                append_pass(self._store, table, one.number, files, now_ms, seen=state)
+                append_pass(self._store, self._table.schema, one.number, files, now_ms, seen=state)
             except StaleStateError as error:
                 print(f"ringsync: {error}", flush=True)
             self._asked = None
+            if len(waiting) > 1 and time.monotonic() >= end:
+                return False
+        return True
 
-    def _tell_missed(self) -> None:
-        """Tell what bootstraps owe, once the replica has all passes: of one after the other, each in a pass."""
+    def _debts(self) -> tuple[Owed, ...]:
+        """What bootstraps owe."""
         if self._owed_at != self.last:
             config = self._application.config
             only_changes = config.sync.after_image_of(self._table.schema.full_name) == "none"
             self._owed = () if only_changes else owed(self.passes, digests_kept_ms(config))
             self._owed_at = self.last
-        state = self._replica_lately() if self._owed and not self.bootstrap else None
-        if state is not None and state.applied == self.last and self._told_again(state, self._owed[0]):
-            self._publish()
-            self._update_replica()
+        return self._owed
 
     def _told_again(self, state: ReplicaState, debt: Owed) -> bool:
         """Make the pass that a bootstrap owes.
@@ -463,7 +472,7 @@ class FollowUps:
         state = self._replica_lately()
         done = state.applied if state else self.last
         if state is not None or self._mismatch is not None:
-            done = min([done, *(debt.missed[0].number - 1 for debt in self._owed)])
+            done = min([done, *(debt.missed[0].number - 1 for debt in self._debts())])
         oldest_ms = time.time() * 1000 - digests_kept_ms(self._application.config) - FORGOTTEN_LATER_MS
         for number in sorted(self._passes)[:-1]:
             if self._passes[number].created_at_ms > oldest_ms or number > done:
@@ -476,7 +485,7 @@ class FollowUps:
         if self.bootstrap or self._published < self.last:
             return False
         state = self._replica()
-        return state is None or (state.applied >= self.last and not self._owed)
+        return state is None or (state.applied >= self.last and not self._debts())
 
     def status(self) -> dict[str, Any]:
         """How far the table's passes have come."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,10 @@ from ringsync.images.live import live_rows
 from ringsync.images.to_changes import has_clustering, image_keys
 from ringsync.ledger.passes import Digests, Pass, among, changes_key, digest_halves, pass_bucket, sorted_digests
 from ringsync.ledger.staging import decode_rows, encode_rows
+from ringsync.replica.lookup import copied_images
 from ringsync.schema.table import TableSchema
 from ringsync.steps.passes.make import Outputs, PassContext, own_name, write_messages
-from ringsync.steps.passes.rows_after import previous_of
+from ringsync.steps.passes.rows_after import previous_of, whole_partitions
 from ringsync.steps.passes.rows_before import Said, alive, places_of
 from ringsync.steps.passes.spared_rows import changes_of_nothing
 from ringsync.storage.port import NotFoundError
@@ -76,7 +77,8 @@ class MissedRows:
 
     :ivar context: its reader has the replica, with all passes
     :ivar bootstrap: whose rows were copied
-    :ivar copied_version: of the replica's base: the copied rows, and nothing else; None: they have never become a base
+    :ivar copied_version: of the replica's base: the copied rows, and nothing else, if the table still has the columns
+        that it had then; None: they have never become a base
     """
 
     context: PassContext
@@ -133,16 +135,16 @@ class MissedRows:
         assert state is not None
         own = row_images_of(rows, table, load_config(reader.config_path).replica.unrepresentable_values)
         images = _of_partitions(previous_of(state, table, rows, own), rows, table)
-        if self.copied_version is None:
+        found = self._copied(rows, own)
+        if found is None:
             # Nobody knows what was copied: whatever the changes touch.
             copies, differs, gone = images, np.ones(len(images), np.bool_), ~alive(images, table, now_s)
         else:
-            base = replace(state, base_version=self.copied_version, changes_version=-1)
-            copies = _of_partitions(previous_of(base, table, rows, own), rows, table)
+            copies = _of_partitions(found, rows, table)
             differs, gone = _differences(images, copies, table, now_s)
         partition, partition_of_copies = (image_keys(one, table)[0] for one in (images, copies))
         wrong = pa.concat_arrays([partition.filter(pa.array(differs)), partition_of_copies.filter(pa.array(gone))])
-        of_rows = rows if self.copied_version is None else rows.filter(pc.is_in(rows["partition_key"], wrong))
+        of_rows = rows if found is None else rows.filter(pc.is_in(rows["partition_key"], wrong))
         if not len(of_rows):
             return []
         kinds = integers(of_rows["kind"])
@@ -157,6 +159,13 @@ class MissedRows:
             self._told(copies.filter(pa.array(removed)), of_rows, visible=False),
             self._told(images.filter(pa.array(told)), of_rows, visible=True),
         ]
+
+    def _copied(self, rows: pa.RecordBatch, own: pa.RecordBatch) -> pa.RecordBatch | None:
+        """What was copied of the rows that changes touch; None: nobody knows."""
+        reader = self.context.reader
+        if self.copied_version is None or reader.replica is None:
+            return None
+        return copied_images(reader.replica, reader.table, self.copied_version, own, whole_partitions(rows))
 
     def _again(self, changes: pa.RecordBatch, images: pa.RecordBatch, now_s: int) -> Said:
         """Deletions and changes of static cells, with what is static now."""

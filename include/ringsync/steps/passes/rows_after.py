@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.columns import columns_of
 from ringsync.changes.flat import flat
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.reconcile.rows import merge
@@ -21,10 +22,10 @@ from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.compiled.arrow import Integers, Mask, Places, integers
 from ringsync.config import Config, load_config
 from ringsync.config.sections import ConsistencyLevel
+from ringsync.cql.types import ListType
 from ringsync.images.after import RowsAfter, rows_after, seen_instead
-from ringsync.images.digests import row_digests
 from ringsync.images.from_changes import row_images_of
-from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.images.schema import row_image_schema
 from ringsync.images.to_changes import has_clustering, image_keys
 from ringsync.images.visible import same_keys, visible
 from ringsync.ledger.staging import decode_rows
@@ -71,8 +72,8 @@ class AfterReader:
         again in the replica
     :ivar deletions_known_from_us: µs: what was written before may be hidden by other deletions, of which the replica
         shows nothing
-    :ivar disagreed: replicas had different rows, so all of them are asked: maybe only one has a change
-    :ivar one_is_enough: all that was published lately was on all replicas, so that each of them shows it
+    :ivar disagreed: no quorum need meet a replica that has the changes, so all of them are asked: maybe only one has
+    :ivar one_is_enough: these changes and all that was published lately were on all replicas: each of them shows it
     :ivar element_times: whether the server can tell the times of elements of collections
     :ivar before: whether messages say the row before the change, as far as there is a replica
     :ivar expand: whether rows that deletions of partitions and ranges have removed get messages of their own
@@ -172,58 +173,47 @@ def _from_source(
 ) -> tuple[pa.RecordBatch, Mask, Mask]:
     """What the source shows: the rows, whether they are there, and of which that is not known.
 
-    It is merged with the changes: that tells times that no SELECT shows. Where this makes a difference to what was
-    seen, all replicas are asked. What they do not show is hidden, by a deletion that nobody may have told us of.
+    It is merged with the changes: that tells times that no SELECT shows. Where a change does not show, something hides
+    it, maybe a deletion that nobody may have told us of: all replicas are asked, and what they show is right. As long
+    as one of them is down that may have the change alone nobody knows.
     """
     table, now_us = reader.table, now_s * 1_000_000
     rows = merged.take(pa.array(places))
     keys = rows.select(["token", "partition_key", "clustering"])
-    seen = read_keys(
-        reader, config, keys, ["LOCAL_ONE"] if reader.one_is_enough and not reader.disagreed else [], now_s
-    )
+    levels: list[ConsistencyLevel] = ["LOCAL_ONE"] if reader.one_is_enough and not reader.disagreed else []
+    seen = read_keys(reader, config, keys, levels, now_s)
     after = rows_after(seen.images, rows, table, live_known_from_us=0, misfits=config.replica.unrepresentable_values)
     images = _of_changes(after, np.arange(len(places)))
     instead = seen_instead(images, seen.images, now_us, table)
     unknown = after.unknown[after.of_change]
     images = _combined(images, unknown, instead.filter(pa.array(unknown)))
     living, there = alive(images, table, now_s), seen.there.copy()
-    hidden = np.where(there, ~_same_values(images, instead, table) & ~_has_expired(rows, now_s), living)
-    decided = hidden & seen.everywhere
-    if hidden.any() and not reader.disagreed:
-        # All that were alive have the change in their logs, so whoever answers knows what hides it.
-        decided = hidden
-        again = read_keys(replace(reader, disagreed=True), config, keys.filter(pa.array(hidden)), ["LOCAL_ONE"], now_s)
-        there[hidden] = again.there
-        shown = seen_instead(images.filter(pa.array(hidden)), again.images, now_us, table)
-    else:
+    hidden = ~visible(rows, seen.images, table, now_s)
+    # Messages tell the times of what has ended; a row that is seen all the same lives by something else.
+    ended = there & ~hidden & (_has_expired(rows, now_s) | ~living)
+    images = _combined(images, ended, instead.filter(pa.array(ended)))
+    if reader.disagreed:
+        decided = hidden & seen.everywhere
         shown = instead.filter(pa.array(decided))
+    else:
+        # Whoever answers at such a level has the change in its log, so it knows what hides it: what was read instead of
+        # images that are not certain is right.
+        decided = hidden = hidden & ~unknown
+        if hidden.any():
+            asked = keys.filter(pa.array(hidden))
+            again = read_keys(replace(reader, disagreed=True), config, asked, levels, now_s)
+            there[hidden] = again.there
+            instead = seen_instead(images.filter(pa.array(hidden)), again.images, now_us, table)
+        shown = instead
     return _combined(images, decided, shown), there | (living & ~hidden), hidden & ~decided
 
 
-def _same_values(images: pa.RecordBatch, others: pa.RecordBatch, table: TableSchema) -> Mask:
-    """Which of two batches' rows have the same values."""
-    names = [lake_names(table)[column.name] for column in table.value_columns]
-    if not names:
-        return np.ones(len(images), np.bool_)
-
-    def values(batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [batch[name] for name in names]
-        columns += [pc.struct_field(batch["_x"], [name, "raw"]) for name in names]
-        return pa.record_batch(columns, names=[str(place) for place in range(len(columns))])
-
-    digests = zip(row_digests(values(images)), row_digests(values(others)), strict=True)
-    same: Mask = np.logical_and(*(one == other for one, other in digests))
-    return same
-
-
 def _has_expired(rows: pa.RecordBatch, now_s: int) -> Mask:
-    """Which changes wrote a cell that no SELECT shows any more, but whose time consumers must know."""
-    lists = rows["cells"]
-    cells = lists.flatten()
-    row = np.repeat(np.arange(len(rows)), np.diff(integers(lists.offsets)))
-    expires = integers(pc.fill_null(cells.field("local_deletion_time"), 0))
+    """Which changes wrote a cell that no SELECT shows any more: nothing hides it."""
+    cells = flat(rows["cells"])
+    ends = (cells.integers("kind") == EXPIRING) & (cells.integers("local_deletion_time") <= now_s)
     found = np.zeros(len(rows), np.bool_)
-    found[row[(integers(cells.field("kind")) == EXPIRING) & (expires <= now_s)]] = True
+    found[cells.row[ends]] = True
     return found
 
 
@@ -326,8 +316,12 @@ def previous_of(
     :param merged: merged change rows of the table
     :param own: images of the changes of rows
     """
-    tokens = np.unique(integers(merged["token"])[integers(merged["kind"]) != ROW])
-    return previous_images(replica, table, own, pa.array(tokens, pa.int64()))
+    return previous_images(replica, table, own, whole_partitions(merged))
+
+
+def whole_partitions(merged: pa.RecordBatch) -> pa.Array:
+    """The tokens of partitions of which merged change rows touch any row there may be."""
+    return pa.array(np.unique(integers(merged["token"])[integers(merged["kind"]) != ROW]), pa.int64())
 
 
 def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordBatch, doubtful: Mask) -> RowsAfter:
@@ -350,23 +344,31 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
     keys = pa.RecordBatch.from_arrays([unknown["token"], partition_keys, clusterings], names=names)
     now_s = int(time.time())
     seen = read_keys(reader, config, keys, [], now_s)
-    images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
-    if reader.disagreed and doubtful.any():
-        open_images = _undecided(after, merged, doubtful, seen, table, now_s)
+    images = seen_instead(
+        unknown,
+        seen.images,
+        now_s * 1_000_000,
+        table,
+        deletions_known_from_us=reader.deletions_known_from_us,
+    )
+    if reader.disagreed and not any(column.is_counter for column in table.columns):
+        open_images = _undecided(after, merged, seen, table, now_s)
         images = _combined(images, open_images, unknown.filter(pa.array(open_images)))
     return replace(after, images=_combined(after.images, after.unknown, images))
 
 
-def _undecided(
-    after: RowsAfter, merged: pa.RecordBatch, doubtful: Mask, seen: Seen, table: TableSchema, now_s: int
-) -> Mask:
+def _undecided(after: RowsAfter, merged: pa.RecordBatch, seen: Seen, table: TableSchema, now_s: int) -> Mask:
     """Of which images that were read the log is believed: a replica that does not answer may be the only one that has
-    the change, and its copies, which come later, count as published.
+    the change, and its copies, which come later, count as published. Of which entry a list has lost it says nothing.
 
-    :param doubtful: which changes something may hide
     :param seen: what was read, in the place of all images that are not certain
     """
-    changes = np.flatnonzero(doubtful)
+    cells = flat(merged["cells"])
+    lists = [one.number for one in columns_of(table) if one.is_multicell and isinstance(one.type, ListType)]
+    says = after.of_change >= 0
+    says[says] = after.unknown[after.of_change[says]]
+    says[cells.row[(cells.integers("kind") == TOMBSTONE) & np.isin(cells.integers("column"), lists)]] = False
+    changes = np.flatnonzero(says)
     place = np.cumsum(after.unknown)[after.of_change[changes]] - 1  # among the images that were read
     is_open = ~seen.everywhere[place] & ~visible(merged.take(pa.array(changes)), seen.images, table, now_s)
     found = np.zeros(len(seen.everywhere), np.bool_)
@@ -424,10 +426,13 @@ def read_keys(
                     permits,
                     element_times=reader.element_times,
                     misfits=config.replica.unrepresentable_values,
+                    of_all=level == levels[-1],
                 )
                 images.append(found.images)
                 there[chosen[found.places]] = True
                 unread += [replace(one, place=int(chosen[one.place])) for one in found.unread]
+                if unread and level == levels[-1]:
+                    break
         return unread
 
     left, unread = np.arange(keys.num_rows), []
@@ -442,7 +447,7 @@ def read_keys(
         unread = ask(level, left) if len(left) else []
         left = np.array([one.place for one in unread], np.intp)
     if unread:
-        raise UnreadRowsError(f"{len(unread)} rows could not be read, the first: {unread[0].reason}")
+        raise UnreadRowsError(f"rows could not be read, the first: {unread[0].reason}")
     return Seen(pa.concat_batches(images), there, everywhere)
 
 

@@ -7,7 +7,7 @@ them, must follow it in the same pass (docs/messages.md). They are read from the
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,7 @@ from ringsync.images.visible import same_keys
 from ringsync.ledger.passes import Digests, among, digest_halves, first_of_each, sorted_digests
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.read import IN_FLIGHT, ROWS_AT_ONCE
-from ringsync.sources.scan.pages import PASSING_ERRORS, Asked, Pages, Request, Stuck, row_count
+from ringsync.sources.scan.pages import PASSING_ERRORS, RETRY_DELAYS_S, Asked, Pages, Request, Stuck, row_count
 from ringsync.sources.scan.scan import scan_query, scan_session
 from ringsync.sources.scan.where import all_of
 from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError, read_keys
@@ -142,12 +142,15 @@ def _pages(reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_
     session = scan_session(settings, now_s)
     waiting = deque(lookups)
     running: deque[tuple[_Lookup, Pages, Asked | None]] = deque()
+    delays = defaultdict[ConsistencyLevel, list[float]](lambda: [*RETRY_DELAYS_S])
     with ControlClient(reader.control) as permits:
         while waiting or running:
             while waiting and len(running) < IN_FLIGHT:
                 lookup = waiting[0]
                 level = replace(settings, consistency_level=lookup.levels[0])
-                pages = Pages(session, session.statements, lookup.endpoints, level, permits, time.sleep)
+                pages = Pages(
+                    session, session.statements, lookup.endpoints, level, permits, time.sleep, delays[lookup.levels[0]]
+                )
                 try:
                     asked = pages.ask(lookup.request, wait=not running)
                     if asked is None:
@@ -161,6 +164,7 @@ def _pages(reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_
                     if row_count(page):
                         yield lookup.place, page
             except Stuck as stuck:
+                delays[lookup.levels[0]].clear()  # as in row_reads.py: what was in vain once is not done again
                 if len(lookup.levels) == 1:
                     raise UnreadRowsError(f"{reader.table.full_name}: what a deletion has spared {stuck}") from stuck
                 waiting.append(replace(lookup, levels=lookup.levels[1:]))

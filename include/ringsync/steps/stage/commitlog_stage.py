@@ -26,9 +26,17 @@ from ringsync.schema.table import TableSchema
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, seconds_left, start_workers
+from ringsync.steps.loop import (
+    Patience,
+    connect_patiently,
+    cycles,
+    put_status,
+    seconds_left,
+    start_workers,
+    starts_again,
+)
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.stage.node_log import NodeLog, read_node_log, remove_segment
+from ringsync.steps.stage.node_log import NodeLog, read_node_log
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import ObjectStore
@@ -38,12 +46,14 @@ CYCLE_BYTES = 64 * 2**20
 """Of the log of one node that are staged in one cycle: a backlog comes in pieces, and each is committed."""
 
 
+@starts_again()
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Stage until the time is over.
 
-    :raises ClusterError: the cluster cannot be reached at the beginning
+    :returns: exit code 1 when a node could not be staged at the end
     :raises LayoutError: the state is of a version of ringsync that this one does not know
-    :raises StepError: the counts do not reconcile
+    :raises AwayError: cluster or object store are away
+    :raises ClusterError: the cluster refuses us
     """
     from ringsync.replica.session import spark_session
 
@@ -62,11 +72,11 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     for _ in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
         error = patience.tried(stager.cycle)
         put_status(store, "commitlog_stage", application.options.queue, {"nodes": stager.status(), "error": error})
-    return stager.report(), ExitCode.OK
+    return stager.report(), ExitCode.COMPLETED_WITH_ERRORS if stager.is_failing else ExitCode.OK
 
 
 class Stager:
-    """The nodes of one queue.
+    """The nodes of one queue, each on its own: one that fails is tried again later, and holds up no other.
 
     :param context: Spark's
     :param put_errors: makes records that could not be decoded durable: rows of ``ERRORS`` and the node's id
@@ -94,14 +104,15 @@ class Stager:
         self._gone: frozenset[str] = frozenset()
 
     def cycle(self) -> None:
-        """Stage what is new.
-
-        :raises StepError: the counts do not reconcile
-        """
+        """Stage what is new."""
         windows = self._windows()
-        logs = self._node_logs()
         now_ms = int(time.time() * 1000)
-        work = [one for log in logs for one in log.new_work(now_ms, CYCLE_BYTES)]
+        logs = self._node_logs(now_ms)
+        work: list[StageWork] = []
+        for log in logs:
+            with log.alone(now_ms):
+                work += log.new_work(now_ms, CYCLE_BYTES)
+        staged: list[Staged] = []
         # Asked after the indexes were read: what was logged for a table before it had cdc is no loss.
         if work:
             staged = self._stage(work, windows)
@@ -113,10 +124,13 @@ class Stager:
                     if one.work in again:
                         self._forget(one)
                 staged = [again.get(one.work, one) for one in staged]
-            for log in logs:
-                self._commit(log, [one for one in staged if one.work.node == log.node], now_ms)
         for log in logs:
+            if log.is_due(now_ms):
+                with log.alone(now_ms):
+                    self._commit(log, [one for one in staged if one.work.node == log.node], now_ms)
+                    log.served()
             log.look_back(now_ms)
+            log.remove_finished()
 
     def _windows(self) -> Windows:
         newest = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
@@ -127,14 +141,15 @@ class Stager:
             self._refresh_schema()
         return Windows(newest, closed_until(self._store))
 
-    def _node_logs(self) -> list[NodeLog]:
-        """The nodes of this queue; those that have left the ring are no longer read."""
+    def _node_logs(self, now_ms: int) -> list[NodeLog]:
+        """The nodes of this queue that are to be read now; those that have left the ring are so no longer."""
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
         for host in hosts:
-            log = self._logs.get(host.id)
-            if log is None or log.folder is None:
-                self._logs[host.id] = read_node_log(self._store, host, self._folder(host), int(time.time() * 1000))
-        return [self._logs[host.id] for host in hosts]
+            log = self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None))
+            if log.folder is None and log.is_due(now_ms):
+                with log.alone(now_ms):
+                    self._logs[host.id] = read_node_log(self._store, host, self._folder(host), now_ms)
+        return [log for host in hosts if (log := self._logs[host.id]).is_due(now_ms)]
 
     def _hosts(self) -> tuple[Host, ...]:
         return self._plan.read_hosts if self._plan else ()
@@ -230,7 +245,7 @@ class Stager:
         return True
 
     def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
-        """Make what was read of a node durable, and remove segments that end with it.
+        """Make what was read of a node durable.
 
         :raises StepError: the counts do not reconcile
         """
@@ -242,20 +257,22 @@ class Stager:
                 self._forget(one)
         if not taken:
             return
-        for one in taken:
-            check_counts(one, log.node)
-            self._keep_damaged(log, one)
-            if one.error_count:
-                self._put_errors(decode_rows(one.errors), log.node)
+        try:
+            for one in taken:
+                check_counts(one, log.node)
+                self._keep_damaged(log, one)
+                if one.error_count:
+                    self._put_errors(decode_rows(one.errors), log.node)
+        except Exception:
+            for one in taken:
+                self._forget(one)
+            raise
         commit = log.commit_of(taken)
         counting = put_commit(self._store, commit)
         if (counting.files, counting.late, counting.parts) != (commit.files, commit.late, commit.parts):
             for one in taken:
                 self._forget(one)
         log.take(counting)
-        for one in taken:
-            if one.part.finished and one.part.segment_id in log.finished:
-                remove_segment(Path(one.work.file))
 
     def _forget(self, staged: Staged) -> None:
         """Remove files that no commit will list."""
@@ -269,6 +286,11 @@ class Stager:
         file = Path(staged.work.file)
         if (staged.damage and (there is None or there.size != file.stat().st_size)) or (staged.part.finished and there):
             self._store.put(key, file.read_bytes())
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a node could not be staged when that was last tried."""
+        return any(log.failures for log in self._logs.values())
 
     def status(self) -> dict[str, Any]:
         """How far each node's log is staged."""

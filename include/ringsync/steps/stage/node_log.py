@@ -2,7 +2,8 @@
 
 Nothing here is silent: a folder that cannot be listed or has no segment, an index without its segment, a segment that
 cannot be read, a read that brings nothing are problems that ``cdcservice status`` names. They are tried again, ever
-more seldom, and hold up neither the other segments nor, after :data:`PATIENCE_MS`, the closing of buckets.
+more seldom, and hold up neither the other segments nor, after :data:`PATIENCE_MS`, the closing of buckets. So is what
+else goes wrong with a node: the others of its queue do not wait for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,16 @@ from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, is_segmen
 from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
 from ringsync.ledger.staging import StageCommit, commit_keys, get_commit
 from ringsync.ring.ring import Host
+from ringsync.steps.application import StepError
 from ringsync.steps.stage.stage_task import Staged, StageWork
-from ringsync.storage.port import AlreadyExistsError, ObjectStore, VersionMismatchError
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
 PATIENCE_MS = 60_000
 """So long what looks damaged is read again before it is taken for damaged: a mounted folder may show stale pages, and a
 node may know of a new column a moment after its writers do."""
 
 FIRST_WAIT_MS, LONGEST_WAIT_MS = 2_000, 60_000
-"""A segment that cannot be read is tried again after 2 s, 4 s, 8 s …"""
+"""A segment that cannot be read, or a node that cannot be staged, is tried again after 2 s, 4 s, 8 s …"""
 
 SEEN_EVERY_MS = 1_000
 """The end of a log is remembered so often at most, to tell later which moments are wholly staged."""
@@ -63,8 +66,10 @@ class NodeLog:
     :ivar doubts: segments that could not be read, by id
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment (ms since the epoch) is staged, but for what cannot be read
-    :ivar error: why the log as a whole cannot be read
+    :ivar error: why the log as a whole cannot be read, or not be staged
     :ivar refused: what this worker may not do there, though the log can be read
+    :ivar failures: how often in a row something went wrong that concerns all of the node
+    :ivar again_ms: when it is tried again after that, ms since the epoch
     """
 
     node: str
@@ -80,8 +85,37 @@ class NodeLog:
     clear_at_ms: int = 0
     error: str | None = None
     refused: str | None = None
+    failures: int = 0
+    again_ms: int = 0
     _seen: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
+    _segments: dict[int, Path] = field(default_factory=dict)
     _parts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @contextmanager
+    def alone(self, now_ms: int) -> Iterator[None]:
+        """Whatever goes wrong inside is this node's own trouble: it is told, and the node is left alone for a while.
+
+        :param now_ms: ms since the epoch
+        """
+        try:
+            yield
+        except Exception as error:
+            self.failures += 1
+            self.again_ms = now_ms + _wait_ms(self.failures)
+            said = str(error) if isinstance(error, StepError | StorageError) else f"{type(error).__name__}: {error}"
+            self.error = f"it cannot be staged: {said[:2000]}"
+            print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.error}", flush=True)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether it is not left alone.
+
+        :param now_ms: ms since the epoch
+        """
+        return self.again_ms <= now_ms
+
+    def served(self) -> None:
+        """Nothing has gone wrong."""
+        self.failures = 0
 
     def new_work(self, now_ms: int, most: int) -> list[StageWork]:
         """What is synced and not staged, the oldest segments first.
@@ -93,19 +127,19 @@ class NodeLog:
         try:
             found = list(self._synced_parts(now_ms))
         except OSError as error:
-            self.error = f"cdc_raw cannot be read: {error}: is it mounted, and may this user read and delete there?"
+            self.error = f"cdc_raw cannot be read: {error}: is it mounted, and may this user read there?"
             return []
         self.backlog = sum(size for _, _, size in found)
         self._remember_end(now_ms)
         work, left = [], most
         for identity, part, size in found:
-            if left > 0 and self._is_due(identity, now_ms):
+            if left > 0 and (identity not in self.doubts or self.doubts[identity].again_ms <= now_ms):
                 work.append(part)
                 left -= size
         return work
 
     def _synced_parts(self, now_ms: int) -> Iterator[tuple[int, StageWork, int]]:
-        """Id, work and about how many bytes of each part that is synced and not staged; finished segments are removed.
+        """Id, work and about how many bytes of each part that is synced and not staged.
 
         :raises OSError: the folder cannot be read
         """
@@ -119,12 +153,12 @@ class NodeLog:
         segments = {identity: name for name in names if (identity := segment_id(name)) is not None}
         for identity in self.doubts.keys() - segments.keys():
             del self.doubts[identity]
-        for identity in sorted(segments):
-            name = segments[identity]
-            file = self.folder / (segment_name(name) if name.endswith(INDEX_SUFFIX) else name)
-            if identity in self.finished or identity in self.folded:
-                # Cassandra links a segment again when it replays it after a crash.
-                remove_segment(file)
+        self._segments = {
+            identity: self.folder / (segment_name(name) if name.endswith(INDEX_SUFFIX) else name)
+            for identity, name in sorted(segments.items())
+        }
+        for identity, file in self._segments.items():
+            if self._is_finished(identity):
                 continue
             try:
                 found = _synced_part(file, self.node, self.ends.get(identity, 0), self.number + 1)
@@ -136,8 +170,22 @@ class NodeLog:
                 self._parts[identity] = (self.ends.get(identity, 0), synced)
                 yield identity, part, size
 
-    def _is_due(self, identity: int, now_ms: int) -> bool:
-        return identity not in self.doubts or self.doubts[identity].again_ms <= now_ms
+    def _is_finished(self, identity: int) -> bool:
+        return identity in self.finished or identity in self.folded
+
+    def remove_finished(self) -> None:
+        """Remove segments that are staged whole, also those that Cassandra has linked again when it replayed them
+        after a crash. What cannot be removed is told, and tried again in the next cycle.
+        """
+        for identity, file in self._segments.items():
+            if self._is_finished(identity):
+                try:
+                    _remove_segment(file)
+                except OSError as error:
+                    self.refused = self.refused or (
+                        f"{file} cannot be deleted ({error.strerror or error}), and the folder fills: "
+                        "give the user of this worker the right"
+                    )
 
     def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
         """Whether what was read of a segment may be committed; otherwise it is read again later.
@@ -167,9 +215,8 @@ class NodeLog:
         """A segment could not be read; it is tried again later."""
         known = self.doubts.get(identity)
         attempts = known.attempts + 1 if known else 1
-        wait_ms = min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(attempts - 1, 10))
         since_ms = known.since_ms if known else now_ms
-        self.doubts[identity] = Doubt(reason, since_ms, now_ms + wait_ms, attempts)
+        self.doubts[identity] = Doubt(reason, since_ms, now_ms + _wait_ms(attempts), attempts)
         return self.doubts[identity]
 
     def commit_of(self, staged: Sequence[Staged]) -> StageCommit:
@@ -252,6 +299,11 @@ class NodeLog:
         }
 
 
+def _wait_ms(failures: int) -> int:
+    """How long to wait after so many failures in a row."""
+    return min(LONGEST_WAIT_MS, FIRST_WAIT_MS << min(failures - 1, 10))
+
+
 def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageWork, int, int] | None:
     """What of a segment is synced behind a position; up to which position; about how many bytes that are.
 
@@ -281,6 +333,7 @@ def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: i
 
     :param folder: its ``cdc_raw``; None: unknown
     :param now_ms: ms since the epoch
+    :raises StorageError: its newest commit cannot be read, among others
     """
     log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id))
     keys = commit_keys(store, host.id)
@@ -298,7 +351,7 @@ def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: i
     return log
 
 
-def remove_segment(file: Path) -> None:
+def _remove_segment(file: Path) -> None:
     """Remove a segment and its index from ``cdc_raw``; the index last, so that what is left tells that it was read."""
     file.unlink(missing_ok=True)
     file.with_name(index_name(file.name)).unlink(missing_ok=True)

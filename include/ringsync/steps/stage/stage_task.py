@@ -6,8 +6,9 @@ import mmap
 import os
 import secrets
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from ringsync.ledger.staging import (
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import TableSchema
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import store_of
 
 ERRORS = UNDECODED.append(pa.field("file", pa.string()))
@@ -161,25 +162,32 @@ class StageTask:
     def __call__(self, works: Iterable[StageWork]) -> Iterator[Staged]:
         config = load_config(self.config_path)
         store = store_of(config)
+        keys = keys_in(config.sync.keystore, os.environ) if config.sync.keystore else None
         for work in works:
-            yield stage(work, self, store, config.sync.keystore)
+            try:
+                staged = stage(work, self, store, keys)
+            except StorageError:
+                raise
+            except Exception as error:  # whatever it is: the segments of all nodes are read by one job
+                traceback.print_exception(error)
+                staged = _unreadable(work, f"{Path(work.file).name}: {type(error).__name__}: {error}")
+            yield staged
 
 
-def stage(work: StageWork, task: StageTask, store: ObjectStore, keystore: str | None) -> Staged:
-    """Read a part of a segment and write its rows. A segment that cannot be read is told, not raised."""
-    name = Path(work.file).name
-    identity = segment_id(name)
-    if identity is None:
-        raise ValueError(f"{work.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
+def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[str], bytes] | None) -> Staged:
+    """Read a part of a segment and write its rows. A segment that cannot be read is told, not raised.
+
+    :param keys: of encrypted segments, by name
+    """
+    name, identity = Path(work.file).name, _segment_id(work)
     after, read_at_ms = work.wanted.after, int(time.time() * 1000)
-    keys = keys_in(keystore, os.environ) if keystore else None
     try:
         with open(work.file, "rb") as file:
             size = file.seek(0, 2)
             data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         found = read_log(memoryview(data), name, logged_tables(task.logged), work.wanted, key_of=keys)
     except (OSError, SegmentError) as error:
-        return Staged(work, LogPart(name, identity, after, after, False), read_at_ms, unreadable=str(error))
+        return _unreadable(work, str(error))
     files = _Files(task, store, work.node, work.commit, f"{identity}-{after}-{secrets.token_hex(4)}")
     undecoded: list[pa.RecordBatch] = []
     for changes in found.batches:
@@ -210,6 +218,18 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keystore: str | 
         damage=damages[0].reason if damages else "",
         stopped=stopped,
     )
+
+
+def _unreadable(work: StageWork, reason: str) -> Staged:
+    part = LogPart(Path(work.file).name, _segment_id(work), work.wanted.after, work.wanted.after, False)
+    return Staged(work, part, int(time.time() * 1000), unreadable=reason)
+
+
+def _segment_id(work: StageWork) -> int:
+    found = segment_id(Path(work.file).name)
+    if found is None:
+        raise ValueError(f"{work.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
+    return found
 
 
 def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[Damage], str]:

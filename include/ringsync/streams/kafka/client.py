@@ -7,6 +7,7 @@ and whoever begins later takes it away from whoever began before, who may be asl
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from ringsync.config import Tls
 from ringsync.streams.kafka.errors import AnotherRelayError, BrokerUnavailableError, RelayError
 from ringsync.streams.kafka.schema_registry import SchemaRegistry
+from ringsync.streams.kafka.sender import COMMIT_AFTER_S, TRANSACTION_S, Sender, serve
 from ringsync.streams.tokens import partition_of
 
 Serialisation = Literal["avro", "json"]
@@ -34,20 +36,17 @@ _BY_KEY = -1
 MAX_MESSAGE_BYTES = 64 << 20
 """Of the topics that are made here. Cassandra takes mutations of up to 16 MiB, and a row may be made of several."""
 
-COMMIT_AFTER_S = 10.0
-"""A transaction is not kept open for longer while messages are sent: those who read committed messages wait for it."""
-
-ABANDONED_S = 60.0
-"""On top of the time for delivery: then the broker itself ends a transaction that nobody goes on with."""
-
 TRANSACTIONAL_IDS = "ringsync-"
 """What our transactional ids begin with; brokers that check rights must allow us these."""
 
 LEADERS_S = 2.0
 """A topic with partitions that have no leader for so long is not sent to: it would take until the time for delivery."""
 
-_STEP_S = 2.0
+_STEP_S = 1.0
 """So long the cluster is waited for at a time, while it is asked whether to wait on."""
+
+_ANY_TOPIC = "ringsync"
+"""Whatever a cluster says of it, it answers."""
 
 _OVERHEAD_BYTES = 400
 """Of a message in librdkafka's queue, with its headers."""
@@ -91,7 +90,7 @@ class KafkaSettings:
     :ivar partition_by: what chooses a message's partition: Cassandra's partition key, by its token, so that all
         messages of a Cassandra partition are in one; or the message's whole key, as Java's producers do it
     :ivar answer_timeout_s: how long a broker may take to say that it is there
-    :ivar delivery_timeout_s: how long a message may wait for its confirmation
+    :ivar delivery_timeout_s: how long Kafka is waited for that takes nothing
     """
 
     bootstrap_servers: tuple[str, ...]
@@ -126,7 +125,7 @@ class KafkaTopics:
         self.registry = _registry(settings)
         self.confirmed = 0
         self.waits_since = math.inf
-        self._senders: dict[str, _Sender] = {}
+        self._senders: dict[str, Sender] = {}
         self._known: set[str] = set()
         self._last_error = ""
 
@@ -147,19 +146,28 @@ class KafkaTopics:
         :param stop: asked every second or so; True: it is not waited for any longer
         :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
         """
-        deadline = time.monotonic() + self.settings.answer_timeout_s
         try:
-            admin = AdminClient(connection_settings(self.settings, self._note))
+            admin = AdminClient({**connection_settings(self.settings, self._note), "allow.auto.create.topics": False})
         except KafkaException as error:  # a certificate that is just being replaced
             raise self._explained(error.args[0], "all topics") from error
-        while True:
+        found: list[KafkaError | None] = []
+
+        def ask() -> None:
+            # Of one topic, be it there or not: that of all topics is long.
             try:
-                admin.list_topics(timeout=min(_STEP_S, self.settings.answer_timeout_s))
-                return
+                admin.list_topics(_ANY_TOPIC, timeout=self.settings.answer_timeout_s)
+                found.append(None)
             except KafkaException as error:
-                admin.poll(0)  # calls _note
-                if stop() or time.monotonic() > deadline:
-                    raise self._explained(error.args[0], "all topics") from error
+                found.append(error.args[0])
+
+        asking = threading.Thread(target=ask, name="kafka-answers", daemon=True)
+        asking.start()
+        while asking.is_alive() and not stop():
+            asking.join(_STEP_S)
+        reason = found[0] if found else KafkaError(KafkaError._TIMED_OUT)
+        if reason is not None:
+            admin.poll(0)  # calls _note
+            raise self._explained(reason, "all topics")
 
     def is_open(self, topic: str) -> bool:
         """Whether messages can be sent and confirmed: after an error of the broker they cannot."""
@@ -208,12 +216,12 @@ class KafkaTopics:
         tokens: pa.Array,
         version: int,
     ) -> None:
-        """Hand messages over, in order, after :meth:`open`.
+        """Hand messages over, in order, after :meth:`open`: as fast as Kafka takes them.
 
         :param event_ids: go into the header ``event_id``
         :param tokens: int64, of the Cassandra partitions
         :param version: of the schema; goes into the header ``schema_version``
-        :raises BrokerUnavailableError: an earlier message was not delivered in time
+        :raises BrokerUnavailableError: Kafka has taken nothing for ``delivery_timeout_s``
         :raises AnotherRelayError: another process has opened the topic since
         :raises RelayError: the broker refused an earlier message
         """
@@ -228,34 +236,36 @@ class KafkaTopics:
             sender.begin()
             sender.message_bytes = _OVERHEAD_BYTES + (sum(map(len, keys)) + sum(map(len, values))) // max(len(keys), 1)
             produce = sender.producer.produce
+            room = 0
             for key, value, event_id, partition in zip(keys, values, event_ids, partitions, strict=True):
                 headers: Any = [("event_id", event_id), schema_version]
+                if not room:
+                    with self.waits():
+                        room = sender.room()
+                room -= 1
+                sender.handed_over += 1
                 while True:
                     try:
                         produce(topic, value, key, partition, headers=headers)
                         break
                     except BufferError:
-                        self._wait_for_room(sender.producer)
+                        with self.waits():
+                            sender.wait_for_half()
             sender.sent += len(keys)
-            _serve(sender.producer.poll, 0)
-            if time.monotonic() - sender.begun_at > COMMIT_AFTER_S:
-                with self.waits():
-                    sender.commit()
+            serve(sender.producer.poll, 0)
         except KafkaException as error:
             raise self._failed(topic, error) from error
 
-    def _wait_for_room(self, producer: Producer) -> None:
-        """Wait until a full queue is half empty."""
-        full = len(producer)
-        with self.waits():
-            while len(producer) > full // 2:
-                _serve(producer.poll, 0.1)
+    def is_long(self, topic: str) -> bool:
+        """Whether what was sent is to be confirmed now: the transaction is open for long, as Kafka is slow."""
+        sender = self._senders.get(topic)
+        return sender is not None and time.monotonic() - sender.begun_at > COMMIT_AFTER_S
 
     def confirm(self, topic: str) -> int:
         """Wait until Kafka has all that was sent since the last time, on all in-sync replicas.
 
         :returns: the number of messages
-        :raises BrokerUnavailableError: one was not delivered in time
+        :raises BrokerUnavailableError: Kafka has taken nothing for ``delivery_timeout_s``
         :raises AnotherRelayError: another process has opened the topic since: who reads committed messages gets none
         :raises RelayError: the broker refused one
         """
@@ -290,22 +300,19 @@ class KafkaTopics:
             reason = sender.reason(reason)
             sender.producer.purge()
             with suppress(KafkaException):
-                _serve(sender.producer.poll, 0)  # calls _note
+                serve(sender.producer.poll, 0)  # calls _note
         return self._explained(reason, f"topic {topic}")
 
-    def _begin(self, topic: str) -> _Sender:
+    def _begin(self, topic: str) -> Sender:
         """A producer that takes the topic away from all that began before; what they have not committed is aborted."""
-        own = {
-            "transactional.id": f"{TRANSACTIONAL_IDS}{topic}",
-            "transaction.timeout.ms": int((self.settings.delivery_timeout_s + ABANDONED_S) * 1000),
-        }
+        own = {"transactional.id": f"{TRANSACTIONAL_IDS}{topic}"}
         producer = Producer({**producer_settings(self.settings, self._note), **own})
         try:
             producer.init_transactions(self.settings.answer_timeout_s)
         except KafkaException:
-            _serve(producer.poll, 0)  # calls _note
+            serve(producer.poll, 0)  # calls _note
             raise
-        return _Sender(producer)
+        return Sender(producer, self.settings.delivery_timeout_s)
 
     def _make(self, topic: str) -> None:
         admin = AdminClient(connection_settings(self.settings, self._note))
@@ -362,74 +369,6 @@ class KafkaTopics:
         return BrokerUnavailableError(f"Kafka at {servers} is not available, {where}: {reason}")
 
 
-class _Sender:
-    """The producer of a topic, and its transaction.
-
-    :ivar partitions: of the topic
-    :ivar sent: messages since the last confirmation
-    :ivar used: whether something was ever sent
-    :ivar begun_at: when the open transaction began, by the monotonic clock; infinite: none is open
-    :ivar message_bytes: what a message takes in memory, of those that were handed over lately
-    """
-
-    def __init__(self, producer: Producer) -> None:
-        self.producer = producer
-        self.partitions = 0
-        self.sent = 0
-        self.used = False
-        self.begun_at = math.inf
-        self.message_bytes = 0
-
-    def begin(self) -> None:
-        """Begin a transaction, unless one is open."""
-        if math.isinf(self.begun_at):
-            self.producer.begin_transaction()
-            self.begun_at, self.used = time.monotonic(), True
-
-    def commit(self) -> None:
-        """End the transaction that is open, if one is."""
-        if math.isinf(self.begun_at):
-            return
-        # In small steps, so that signals are heard; the rest takes the time of a few requests.
-        while _serve(self.producer.flush, 1.0):
-            pass
-        self.producer.commit_transaction()
-        self.begun_at = math.inf
-
-    def abort(self, seconds: float) -> None:
-        """Take the open transaction back if the broker answers; else whoever begins next does it, or its timeout."""
-        if math.isinf(self.begun_at):
-            return
-        try:
-            self.producer.abort_transaction(seconds)
-        except KafkaException:
-            self.producer.purge()
-
-    def reason(self, error: KafkaError) -> KafkaError:
-        """Why there is this error: after a failure producing says only that there was one, committing says which."""
-        if error.code() not in (KafkaError._STATE, KafkaError._FATAL):
-            return error
-        try:
-            self.producer.commit_transaction(0)
-        except KafkaException as found:
-            error = found.args[0]
-        return error
-
-
-def _serve(wait: Callable[[float], int], seconds: float) -> int:
-    """Wait for librdkafka, which tells meanwhile what went wrong.
-
-    :raises KafkaException: the producer cannot be used any more
-    """
-    try:
-        return wait(seconds)
-    except SystemError as error:
-        # The client has called our code while its own exception was on its way.
-        if isinstance(error.__cause__, KafkaException):
-            raise error.__cause__ from None
-        raise
-
-
 def _is_there(admin: AdminClient, topic: str, timeout: float) -> bool:
     try:
         admin.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic].result()
@@ -459,7 +398,9 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
         "enable.idempotence": True,
         # A report of each message would be a Python object made of it: what is not delivered cannot be committed.
         "delivery.report.only.error": True,
-        "message.timeout.ms": int(settings.delivery_timeout_s * 1000),
+        # How long a message waits is no matter, as long as others are taken (kafka_sender).
+        "message.timeout.ms": int(TRANSACTION_S * 1000),
+        "transaction.timeout.ms": int(TRANSACTION_S * 1000),
         # For partition_by primary_key. Java's default, so that other producers put a key into the same partition.
         "partitioner": "murmur2_random",
         "compression.type": "lz4",

@@ -31,6 +31,7 @@ class Cursor:
     :ivar names: relayed buckets without a number
     :ivar bucket: in the middle of which it is; empty: of none
     :ivar parts: of this bucket that it has relayed
+    :ivar messages: of the part behind them that it has relayed, where Kafka is slow
     """
 
     kafka_topic: str
@@ -38,6 +39,7 @@ class Cursor:
     names: frozenset[str] = frozenset()
     bucket: str = ""
     parts: int = 0
+    messages: int = 0
 
     def __contains__(self, bucket: str) -> bool:
         """Whether the whole bucket was relayed."""
@@ -60,17 +62,21 @@ class Cursor:
         """Parts of a bucket, from its first, that were relayed."""
         return self.parts if bucket == self.bucket else 0
 
-    def within(self, bucket: str, parts: int) -> Cursor:
-        """The cursor after some parts of a bucket."""
-        return replace(self, bucket=bucket, parts=parts)
+    def messages_of(self, bucket: str, part: int) -> int:
+        """Messages of a part of a bucket (number, from 0), from its first, that were relayed."""
+        return self.messages if (bucket, part) == (self.bucket, self.parts) else 0
+
+    def within(self, bucket: str, parts: int, messages: int = 0) -> Cursor:
+        """The cursor after some parts of a bucket, and some messages of the part behind them."""
+        return replace(self, bucket=bucket, parts=parts, messages=messages)
 
     def behind(self, bucket: str) -> Cursor:
         """The cursor after a whole bucket."""
         series, number = _series(bucket)
         if not series:
-            return replace(self, names=self.names | {bucket}, bucket="", parts=0)
+            return replace(self, names=self.names | {bucket}, bucket="", parts=0, messages=0)
         runs = {**self.runs, series: _merged((*self.runs.get(series, ()), (number, number)))}
-        return replace(self, runs=runs, bucket="", parts=0)
+        return replace(self, runs=runs, bucket="", parts=0, messages=0)
 
 
 class CursorObject:
@@ -152,6 +158,7 @@ def cursor_to_json(cursor: Cursor) -> bytes:
         "names": sorted(cursor.names),
         "bucket": cursor.bucket,
         "parts": cursor.parts,
+        "messages": cursor.messages,
     }
     return json.dumps(document, indent=1).encode()
 
@@ -164,7 +171,12 @@ def cursor_from_json(data: bytes) -> Cursor:
     document = json.loads(data)
     runs = {series: tuple((int(a), int(b)) for a, b in runs) for series, runs in document["runs"].items()}
     return Cursor(
-        document["kafka_topic"], runs, frozenset(document["names"]), document["bucket"], int(document["parts"])
+        document["kafka_topic"],
+        runs,
+        frozenset(document["names"]),
+        document["bucket"],
+        int(document["parts"]),
+        int(document.get("messages", 0)),  # versions before confirmed whole parts
     )
 
 

@@ -12,7 +12,7 @@ before what this one sends, this one goes on from what is stored, and nobody els
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ringsync.avro.mapping import AvroRecord
@@ -26,6 +26,9 @@ from ringsync.streams.part_index import MessageBlock
 
 CONFIRM_AFTER = 100_000
 """Messages between two confirmations, at least: the cursor of small buckets is not written for each of them."""
+
+PIECE_BYTES = 256 << 10
+"""About so much of a part is handed over at a time: then it is seen whether that takes long."""
 
 Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
 """Keys and values of messages as they go to Kafka."""
@@ -62,7 +65,8 @@ def relay(
     :param kafka_topic: None: the same name
     :param buckets: published ones to look at, in order; where there are none, or their numbers show that some are left
         out, what is behind the newest that Kafka has is listed. None: all, which lists every file of the stream
-    :param stop: asked after every part; True ends the relay, which has then kept how far it came
+    :param stop: asked after every part, and after what takes long; True ends the relay, which has then kept how far it
+        came
     :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
     :raises RelayError: Kafka or the registry refuses
@@ -138,13 +142,14 @@ def _relay(
         parts = stream.parts(bucket)
         if parts is None:
             raise StreamError(f"bucket {bucket!r} of {stream.topic} is not published")
-        for number in range(cursor.parts_of(bucket), len(parts)):
-            _send(stream.blocks(bucket, parts[number]), stream, target, kafka, serialisers)
-            cursor = cursor.within(bucket, number + 1)
-            handed_over.append(parts[number])
-            unconfirmed += parts[number].records
-            stopped = stop()
-            if unconfirmed >= CONFIRM_AFTER or stopped:
+        for piece, behind, part in _pieces(stream, bucket, parts, cursor):
+            _send(piece, stream, target, kafka, serialisers)
+            cursor, unconfirmed = behind, unconfirmed + len(piece.keys)
+            if part is not None:
+                handed_over.append(part)
+            is_long = kafka.is_long(target)
+            stopped = (part is not None or is_long) and stop()
+            if stopped or is_long or (part is not None and unconfirmed >= CONFIRM_AFTER):
                 confirmed += kafka.confirm(target)
                 place.save(cursor)
                 handed_over.clear()
@@ -158,22 +163,40 @@ def _relay(
     return Relayed(tuple(done), confirmed)
 
 
+def _pieces(
+    stream: FileStream, bucket: str, parts: Sequence[Part], cursor: Cursor
+) -> Iterator[tuple[MessageBlock, Cursor, Part | None]]:
+    """What of a bucket Kafka does not have yet, some messages at a time; the cursor behind them; and the part that ends
+    with them.
+    """
+    for number in range(cursor.parts_of(bucket), len(parts)):
+        part, relayed = parts[number], cursor.messages_of(bucket, number)
+        first = 0  # of the block
+        for block in stream.blocks(bucket, part):
+            count = len(block.keys)
+            size = sum(map(len, block.keys)) + sum(map(len, block.values))
+            most = max(1, PIECE_BYTES * count // max(1, size))
+            while first <= relayed < first + count:
+                piece = block.cut(relayed - first, most)
+                relayed += len(piece.keys)
+                if relayed < part.records:
+                    yield piece, cursor.within(bucket, number, relayed), None
+                else:
+                    yield piece, cursor.within(bucket, number + 1), part
+            first += count
+
+
 def _send(
-    blocks: Iterable[MessageBlock],
-    stream: FileStream,
-    target: str,
-    kafka: KafkaTopics,
-    serialisers: dict[int, Serialise],
+    piece: MessageBlock, stream: FileStream, target: str, kafka: KafkaTopics, serialisers: dict[int, Serialise]
 ) -> None:
-    for block in blocks:
-        version = block.schema_version
-        if version not in serialisers:
-            serialisers[version] = _serialiser(*stream.schemas(version), target, kafka)
-        try:
-            keys, values = serialisers[version](block)
-        except ValueError as error:
-            raise StreamDamagedError(f"{stream.topic}, version {version} of its schemas: {error}") from error
-        kafka.send(target, keys, values, block.event_ids, block.tokens, version)
+    version = piece.schema_version
+    if version not in serialisers:
+        serialisers[version] = _serialiser(*stream.schemas(version), target, kafka)
+    try:
+        keys, values = serialisers[version](piece)
+    except ValueError as error:
+        raise StreamDamagedError(f"{stream.topic}, version {version} of its schemas: {error}") from error
+    kafka.send(target, keys, values, piece.event_ids, piece.tokens, version)
 
 
 def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:

@@ -1,0 +1,136 @@
+"""The producer of a Kafka topic: its transaction, and how much is handed over to it before Kafka has taken the rest.
+
+However slowly Kafka takes messages, what waits for it is about what it takes in the time of a transaction: so a
+transaction ends long before its time is over, and what is given up is only a Kafka that takes nothing at all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+COMMIT_AFTER_S = 10.0
+"""A transaction is not kept open for longer while messages are sent: those who read committed messages wait for it."""
+
+TRANSACTION_S = 300.0
+"""Then the broker itself ends a transaction. It allows 15 minutes (``transaction.max.timeout.ms``) by default."""
+
+FIRST_BYTES = 256 << 10
+"""So much is handed over before anything is known of Kafka's speed."""
+
+_POLL_S = 0.01
+
+
+class Sender:
+    """The producer of a topic, and its transaction.
+
+    :param patience_s: Kafka is given up when it takes nothing for so many seconds
+    :ivar partitions: of the topic
+    :ivar sent: messages since the last confirmation
+    :ivar used: whether something was ever sent
+    :ivar begun_at: when the open transaction began, by the monotonic clock; infinite: none is open
+    :ivar handed_over: messages of the transaction
+    :ivar message_bytes: what a message takes in memory, of those that were handed over lately
+    """
+
+    def __init__(self, producer: Producer, patience_s: float) -> None:
+        self.producer = producer
+        self.partitions = 0
+        self.sent = 0
+        self.used = False
+        self.begun_at = math.inf
+        self.handed_over = 0
+        self.message_bytes = 1
+        self._patience_s = patience_s
+        self._proven = 0
+
+    def begin(self) -> None:
+        """Begin a transaction, unless one is open."""
+        if math.isinf(self.begun_at):
+            self.producer.begin_transaction()
+            self.begun_at, self.used = time.monotonic(), True
+            self.handed_over = 0
+
+    def room(self) -> int:
+        """How many messages may be handed over now.
+
+        Kafka may have yet to take :data:`FIRST_BYTES`, and as many messages as it has taken in this transaction, or in
+        one before it that was short. Where there are as many it is waited until half of them are taken.
+
+        :raises KafkaException: Kafka takes nothing
+        """
+        if len(self.producer) >= self._most():
+            self._wait_until(lambda: len(self.producer) <= self._most() // 2)
+        return self._most() - len(self.producer)
+
+    def _most(self) -> int:
+        taken = self.handed_over - len(self.producer)
+        return max(1, FIRST_BYTES // self.message_bytes) + max(taken, self._proven)
+
+    def wait_for_half(self) -> None:
+        """Wait until a full queue is half empty.
+
+        :raises KafkaException: Kafka takes nothing
+        """
+        full = len(self.producer)
+        self._wait_until(lambda: len(self.producer) <= full // 2)
+
+    def commit(self) -> None:
+        """End the transaction that is open, if one is.
+
+        :raises KafkaException: Kafka takes nothing, or refuses
+        """
+        if math.isinf(self.begun_at):
+            return
+        # In small steps, so that signals are heard; the rest takes the time of a few requests.
+        self._wait_until(lambda: not serve(self.producer.flush, 1.0))
+        self.producer.commit_transaction(self._patience_s)
+        is_short = time.monotonic() - self.begun_at < COMMIT_AFTER_S
+        self._proven = max(self._proven, self.handed_over) if is_short else 0
+        self.begun_at = math.inf
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        least, since = len(self.producer), time.monotonic()
+        while not done():
+            serve(self.producer.poll, _POLL_S)
+            if len(self.producer) < least:
+                least, since = len(self.producer), time.monotonic()
+            elif time.monotonic() - since > self._patience_s:
+                told = f"Kafka has taken nothing for {self._patience_s:.0f} s; {least:,} messages wait"
+                raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT, told))
+
+    def abort(self, seconds: float) -> None:
+        """Take the open transaction back if the broker answers; else whoever begins next does it, or its timeout."""
+        if math.isinf(self.begun_at):
+            return
+        try:
+            self.producer.abort_transaction(seconds)
+        except KafkaException:
+            self.producer.purge()
+
+    def reason(self, error: KafkaError) -> KafkaError:
+        """Why there is this error: after a failure producing says only that there was one, committing says which."""
+        if error.code() not in (KafkaError._STATE, KafkaError._FATAL):
+            return error
+        try:
+            self.producer.commit_transaction(0)
+        except KafkaException as found:
+            error = found.args[0]
+        return error
+
+
+def serve(wait: Callable[[float], int], seconds: float) -> int:
+    """Wait for librdkafka, which tells meanwhile what went wrong.
+
+    :raises KafkaException: the producer cannot be used any more
+    """
+    try:
+        return wait(seconds)
+    except SystemError as error:
+        # The client has called our code while its own exception was on its way.
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise

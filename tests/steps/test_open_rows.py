@@ -1,0 +1,250 @@
+"""What only a replica that is down may have waits, whatever it writes or deletes; nothing waits where all answer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ringsync.changes.identity import TableVersion
+from ringsync.changes.reconcile.rows import merge
+from ringsync.changes.schema import EXPIRING, LIVE, TOMBSTONE
+from ringsync.config.sections import ConsistencyLevel
+from ringsync.cql.types import ListType, MapType, Native, SetType
+from ringsync.images.from_changes import row_images_of
+from ringsync.images.schema import row_image_schema
+from ringsync.ledger.staging import STAGED_ROWS, encode_blocks, rows_key
+from ringsync.ring.tokens import WHOLE_RING
+from ringsync.schema.table import Column, TableSchema
+from ringsync.steps.close.agreement import Reading
+from ringsync.steps.close.close_task import SliceOfBucket, StagedFiles, close_slice
+from ringsync.steps.passes import rows_after
+from ringsync.steps.passes.make import PassContext
+from ringsync.steps.passes.rows_after import AfterReader, Seen, complete_rows, images_after
+from tests.replica.bases import state_of, write_base
+from tests.steps.late_files import Write, change_rows
+from tests.steps.test_close import INT, NOW, RING, TABLE, VERSION, Lake
+
+AT = int(time.time() - 3600) * 10**6
+"""µs, when the change was written."""
+BEFORE = AT - 10**6
+TEXT = Native("text")
+INSERTED = {"liveness": {"timestamp": BEFORE}}
+DELETED = {"deletion": {"timestamp": AT, "local_deletion_time": AT // 10**6}}
+
+
+def table_of(*types: Any) -> TableSchema:
+    keys = (Column("id", "partition_key", INT), Column("seq", "clustering", INT))
+    return TableSchema(
+        "shop", "t", "5" * 32, (*keys, *(Column(f"v{n}", "regular", one) for n, one in enumerate(types)))
+    )
+
+
+def cell(value: str, at: int = AT, *, column: int = 0, path: bytes | None = None, **others: Any) -> dict[str, Any]:
+    return {"column": column, "path": path, "value": value.encode(), "timestamp": at, "kind": LIVE, **others}
+
+
+def tombstone(*, column: int = 0, path: bytes | None = None) -> dict[str, Any]:
+    gone = {"value": None, "local_deletion_time": AT // 10**6, "kind": TOMBSTONE}
+    return cell("", column=column, path=path) | gone
+
+
+def entry(number: int) -> bytes:
+    return uuid.uuid1(node=number, clock_seq=number).bytes
+
+
+def row(table: TableSchema, content: Mapping[str, Any], digest: bytes = b"2" * 16) -> pa.RecordBatch:
+    found = Write(1, 1, "", AT).row(table, "a") | {"cells": [], "liveness": None, "deletion": None, "digest": digest}
+    return merge(pa.RecordBatch.from_pylist([found | content], STAGED_ROWS), table)
+
+
+def selected(table: TableSchema, content: Mapping[str, Any], element_times: bool) -> pa.RecordBatch:
+    """A row as a SELECT shows it: of its liveness nothing, no names of entries, maybe no times of elements."""
+    shown = row_images_of(row(table, content, b"1" * 16), table, "raw").to_pylist()
+    for one in shown:
+        one["_merge"], one["_row"]["live"] = None, None
+        if not element_times and one["v0"]:
+            one["_x"] = {"id": None, "seq": None, "v0": {"d": [], "e": [], "raw": None}}
+    return pa.RecordBatch.from_pylist(shown, row_image_schema(table))
+
+
+@dataclass
+class Source:
+    """Shows one row, or nothing.
+
+    :ivar all_alive: whether all replicas answer, if they are asked
+    """
+
+    images: pa.RecordBatch
+    all_alive: bool = False
+
+    def read_keys(self, reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+        count = len(keys)
+        there = np.full(count, len(self.images) > 0)
+        return Seen(self.images, there, np.full(count, reader.disagreed and self.all_alive))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What there is where the change has not come, the change, and what there is where it has."""
+
+    table: TableSchema
+    there: Mapping[str, Any]
+    change: Mapping[str, Any]
+    after: Mapping[str, Any] | None
+    element_times: bool = True
+
+
+LISTS, SETS, MAPS, TEXTS = (table_of(one) for one in (ListType(TEXT), SetType(TEXT), MapType(TEXT, TEXT), TEXT))
+KEYS_ONLY = table_of()
+_OLD = cell("old", BEFORE, path=entry(1))
+_ADDED = cell("x", path=entry(2))
+_NEWER = cell("newer", AT + 10, path=entry(3))
+_IN_SET, _X_IN_SET = cell("", BEFORE, path=b"old"), cell("", path=b"x")
+_IN_MAP, _NEW_IN_MAP = cell("old", BEFORE, path=b"k"), cell("new", path=b"k")
+CASES = {
+    "value": Case(TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, {"cells": [cell("x")]}, {"cells": [cell("x")]}),
+    "list entry": Case(LISTS, {"cells": [_OLD]}, {"cells": [_ADDED]}, {"cells": [_OLD, _ADDED]}),
+    "list entry beside a newer one": Case(
+        LISTS, {"cells": [_OLD, _NEWER]}, {"cells": [_ADDED]}, {"cells": [_OLD, _ADDED, _NEWER]}
+    ),
+    "list entry's removal": Case(
+        LISTS, {"cells": [_OLD, _NEWER]}, {"cells": [tombstone(path=_OLD["path"])]}, {"cells": [_NEWER]}
+    ),
+    "set element": Case(SETS, {"cells": [_IN_SET]}, {"cells": [_X_IN_SET]}, {"cells": [_IN_SET, _X_IN_SET]}),
+    "set element without times": Case(
+        SETS, {"cells": [_IN_SET]}, {"cells": [_X_IN_SET]}, {"cells": [_IN_SET, _X_IN_SET]}, element_times=False
+    ),
+    "set element's removal without times": Case(
+        SETS, INSERTED | {"cells": [_IN_SET]}, {"cells": [tombstone(path=b"old")]}, INSERTED, element_times=False
+    ),
+    "map value without times": Case(
+        MAPS, {"cells": [_IN_MAP]}, {"cells": [_NEW_IN_MAP]}, {"cells": [_NEW_IN_MAP]}, element_times=False
+    ),
+    "map without times that is replaced": Case(
+        MAPS,
+        {"cells": [_IN_MAP, cell("", BEFORE, path=b"l")]},
+        {"cells": [_NEW_IN_MAP], "complex_deletions": [{"column": 0, "timestamp": AT - 1, "local_deletion_time": 1}]},
+        {"cells": [_NEW_IN_MAP]},
+        element_times=False,
+    ),
+    "the only value's deletion": Case(
+        TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, {"cells": [tombstone()]}, INSERTED
+    ),
+    "deletion of a row with a value": Case(TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, DELETED, None),
+    "deletion of a row without values": Case(TEXTS, INSERTED, DELETED, None),
+    "deletion of a row of keys only": Case(KEYS_ONLY, INSERTED, DELETED, None),
+    "deletion of a row without times": Case(SETS, {"cells": [_IN_SET]}, DELETED, None, element_times=False),
+}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def reader_of(lake: Lake, table: TableSchema) -> AfterReader:
+    version = TableVersion.first(table)
+    return AfterReader(str(lake.conf), version, "source", RING, control=None, replica=None, disagreed=True)  # type: ignore[arg-type]
+
+
+def shown_by(monkeypatch: pytest.MonkeyPatch, images: pa.RecordBatch) -> Source:
+    source = Source(images)
+    monkeypatch.setattr(rows_after, "read_keys", source.read_keys)
+    return source
+
+
+def nothing_of(table: TableSchema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], row_image_schema(table))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_quorum_does_not_show_waits_for_a_replica_that_is_down(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    case = CASES[name]
+    before = selected(case.table, case.there, case.element_times)
+    source = shown_by(monkeypatch, before)
+    reader, change = reader_of(lake, case.table), row(case.table, case.change)
+    assert images_after(reader, change).open.tolist() == [True]
+    source.all_alive = True
+    found = images_after(reader, change)
+    assert (found.open.tolist(), found.visible.tolist()) == ([False], [True]), "something hides it"
+    names = [column.name for column in case.table.value_columns]
+    assert found.images.select(names).to_pylist() == before.select(names).to_pylist()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "list" not in name])
+def test_what_a_quorum_shows_waits_for_nobody(lake: Lake, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of removals from lists nobody can tell."""
+    case = CASES[name]
+    after = nothing_of(case.table)
+    if case.after is not None:
+        after = selected(case.table, case.after, case.element_times)
+    shown_by(monkeypatch, after)
+    found = images_after(reader_of(lake, case.table), row(case.table, case.change))
+    assert (found.open.tolist(), found.visible.tolist()) == ([False], [case.after is not None])
+
+
+def test_an_entry_that_a_quorum_shows_waits_for_nobody(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown_by(monkeypatch, selected(LISTS, {"cells": [_OLD, _ADDED, _NEWER]}, True))
+    assert not images_after(reader_of(lake, LISTS), row(LISTS, {"cells": [_ADDED]})).open.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "believed"),
+    [
+        ("list entry", {"cells": [_OLD, _ADDED]}),
+        ("set element without times", {"cells": [_IN_SET, _X_IN_SET]}),
+        ("list entry's removal", {"cells": [_OLD, _NEWER]}),
+    ],
+)
+@pytest.mark.parametrize("all_alive", [False, True])
+def test_the_replica_believes_the_log_as_long(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, name: str, believed: Mapping[str, Any], all_alive: bool
+) -> None:
+    """But for what the log cannot say: which of the entries that were read is removed."""
+    case = CASES[name]
+    before = selected(case.table, case.there, case.element_times)
+    shown_by(monkeypatch, before).all_alive = all_alive
+    write_base(lake.conf.parent / "lake", case.table, pa.Table.from_batches([before]))
+    replica = state_of(lake.conf.parent / "lake", case.table)
+    reader = replace(reader_of(lake, case.table), mode="replica", replica=replica)
+    found = complete_rows(reader, row(case.table, case.change)).images
+    expected = before if all_alive else selected(case.table, believed, True)
+    assert found["v0"].to_pylist() == expected["v0"].to_pylist()
+
+
+def test_a_cell_that_has_expired_does_not_excuse_others(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer deletion of ``v1`` was published before; all replicas answer."""
+    table = table_of(TEXT, TEXT)
+    shown_by(monkeypatch, selected(table, INSERTED, True)).all_alive = True
+    expired = cell("beat", kind=EXPIRING, ttl=60, local_deletion_time=AT // 10**6 + 60)
+    change = row(table, {"cells": [expired, cell("hidden", column=1)]})
+    found = images_after(reader_of(lake, table), change)
+    assert (found.visible.tolist(), found.open.tolist()) == ([True], [False])
+    assert found.images["v1"].to_pylist() == [None]
+
+
+@pytest.mark.parametrize(("level", "is_open"), [("LOCAL_ONE", False), ("LOCAL_QUORUM", False), ("ALL", True)])
+def test_what_a_read_may_not_meet_waits(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, level: ConsistencyLevel, is_open: bool
+) -> None:
+    """Where few replicas were alive when they agreed, they may be down by now, and the others back without hints."""
+    shown_by(monkeypatch, nothing_of(TABLE))
+    write = Write(1, 1, "alone", NOW.start * 1000)
+    data, places = encode_blocks([VERSION.to_store(change_rows([write], TABLE))], rows_key("a", 1, "file"))
+    lake.store.put(places[0].key, data)
+    reader = replace(reader_of(lake, TABLE), version=VERSION, disagreed=False)
+    context = PassContext(str(lake.conf), reader, "test.shop.t", 1, "00000001", "", False, {}, 1)
+    reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 1, level=level)
+    slices = [SliceOfBucket(str(NOW), (reading,), ())]
+    found = close_slice(context, lake.store, StagedFiles(lake.store, VERSION), "0000", slices, by_arrival=False)
+    assert (found.open, found.outputs is None) == (is_open, is_open)
