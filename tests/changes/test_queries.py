@@ -51,6 +51,23 @@ def changes_of(paths: list[Path], tables: list[TableSchema]) -> dict[str, pa.Rec
     return found
 
 
+def test_a_row_has_its_query_also_alone(tmp_path: Path) -> None:
+    """Some have none: of the removal of a list's entry CQL cannot say which."""
+    paths = unpacked(FIXTURE, tmp_path)
+    tables = parse_schema(FIXTURE.schema + FIXTURE.dropped, "schema.cql").by_id()
+    rows = changes_of(paths, list(tables.values()))
+    without = 0
+    for table_id, changes in rows.items():
+        merged = merge(changes, tables[table_id])
+        texts = queries(merged, tables[table_id])
+        for place in range(min(60, len(merged))):
+            assert queries(merged.slice(place, 1), tables[table_id]).to_pylist() == [texts[place].as_py()]
+        without += texts.null_count
+        nothing = merged.filter(texts.is_null())
+        assert queries(nothing, tables[table_id]).null_count == len(nothing)
+    assert without
+
+
 @pytest.mark.server
 @pytest.mark.usefixtures("empty")
 def test_a_server_that_executes_the_queries_shows_what_the_model_replays(

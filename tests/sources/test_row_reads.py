@@ -308,6 +308,18 @@ def test_a_read_that_brings_nothing_ends(odd: Source, error: Exception, of_all: 
     assert all(hint in row.reason for row in found.unread)
 
 
+@pytest.mark.parametrize("error", [timeout(), Unavailable("injected")], ids=["slow", "away"])
+def test_what_comes_only_in_small_portions_comes(odd: Source, error: Exception) -> None:
+    clock = Clock()
+    timed_out = slow(clock, error)
+
+    def fault(statement: Any) -> Exception | None:
+        return timed_out(statement) if int.from_bytes(statement.values[0][:4], "big") > 2 else None
+
+    rows = [key for key in odd.keys if key.clustering]
+    odd.check(rows, session=faulty(odd, fault), sleep=clock.sleep, clock=clock, of_all=True)
+
+
 def test_a_read_that_is_slow_goes_on(odd: Source) -> None:
     """Time is limited only while nothing comes."""
     clock = Clock()

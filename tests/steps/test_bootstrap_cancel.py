@@ -16,7 +16,7 @@ from ringsync.config import load_config
 from ringsync.ledger.passes import Pass, TableReplacedError, get_pass, mark, pass_bucket, pass_numbers, put_pass
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.ring.tokens import TokenRange
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import Schema, TableSchema, UnreadableTable
 from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, SCANNING, Bootstrap, BootstrapState
 from ringsync.status import read_statuses
 from ringsync.steps.application import Application, ExitCode, Report, StepError
@@ -133,6 +133,20 @@ def test_what_is_copied_is_finished_and_not_cancelled(followed: Followed, capsys
     assert cancel(followed) == ExitCode.FATAL
     assert f"{followed.name} has no unfinished bootstrap" in capsys.readouterr().err
     assert prepare(followed.conf, followed.name, "three") != first
+
+
+def test_the_bootstrap_of_a_table_that_cannot_be_read_is_not_taken_for_one_of_a_dropped_table(
+    followed: Followed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prepare(followed.conf, followed.name, "one")
+    followed.state.publishing(followed.found())
+    mark(followed.store, followed.table.table_id, "rows", first, 1)
+    keyspace, name = followed.name.split(".")
+    unreadable = UnreadableTable(keyspace, name, followed.table.table_id, "its column v has an unknown type")
+    monkeypatch.setattr(bootstrap_cancel, "read_tables", lambda session: Schema((), (unreadable,)))
+    assert cancel(followed) == ExitCode.FATAL
+    assert "its schema cannot be read: its column v has an unknown type" in capsys.readouterr().err
+    assert followed.found().state == PUBLISHING
 
 
 def test_a_drain_that_was_killed_behind_its_cutover_is_repeated(followed: Followed) -> None:

@@ -1,5 +1,6 @@
 """Loops: how long they work, and what ends them."""
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_loop_shows_that_it_lives_and_what_keeps_it(tmp_path: Path, monkeypatc
     store = open_store(str(tmp_path))
     monkeypatch.setattr(loop, "SAY_EVERY_S", 0.01)
     begun = time.time()
-    with SignOfLife(store, "bucket_close", "close", lambda: "shop.a") as life:
+    with SignOfLife(store, "bucket_close", "close", lambda: "shop.a", {"error": None}) as life:
         life.say({"tables": {"shop.b": {"error": None}}, "error": None})
         first = read_status(store, "bucket_close/close")
         assert first is not None
@@ -85,9 +86,40 @@ def test_a_loop_shows_that_it_lives_and_what_keeps_it(tmp_path: Path, monkeypatc
         "bucket_close/close: has come to no end of its cycle for 95 s, and is at shop.a: all else waits"
     }
     threads = threading.active_count()
-    with SignOfLife(store, "bucket_close", "close", lambda: None):
+    with SignOfLife(store, "bucket_close", "close", lambda: None, {"error": None}):
         pass
     assert threading.active_count() == threads
+
+
+def test_a_loop_that_is_killed_in_each_first_cycle_is_known_by_its_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path))
+    monkeypatch.setattr(loop, "SAY_EVERY_S", 0.01)
+    ended_ms = int(time.time() * 1000) - 90_000
+    said = {"at_ms": ended_ms, "tables": {"shop.a": {"error": None}}, "error": None}
+    store.put("status/bucket_close/close.json", json.dumps(said).encode())
+    for _ in range(2):
+        with SignOfLife(store, "bucket_close", "close", lambda: None, {"tables": {}, "error": None}):
+            begun = time.time()
+            while (now := read_status(store, "bucket_close/close")) is None or now["at_ms"] < begun * 1000 - 1:
+                assert time.time() < begun + 20
+        assert now["tables"] == said["tables"]
+        assert now["busy"]["since_ms"] == ended_ms
+        found = problems({"bucket_close/close": now}, {}, (), False, time.time())
+        assert any("has come to no end of its cycle for 9" in problem for problem in found)
+
+
+def test_a_loop_that_has_never_ended_a_cycle_says_what_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path))
+    monkeypatch.setattr(loop, "SAY_EVERY_S", 0.01)
+    begun = time.time()
+    with SignOfLife(store, "bucket_close", "close", lambda: None, {"tables": {}, "error": None}):
+        while (now := read_status(store, "bucket_close/close")) is None:
+            assert time.time() < begun + 20
+    assert (now["tables"], now["error"]) == ({}, None)
 
 
 class Away:

@@ -109,6 +109,8 @@ def _unpacked(found: pa.Array) -> pa.Array:
 
 def _by_row(statements: Sequence[Statements], count: int) -> pa.Array:
     """The statements of each row as one: a batch if there are several."""
+    if not statements:
+        return pa.nulls(count, pa.string())
     rows = np.concatenate([one.rows for one in statements])
     texts = pa.concat_arrays([one.texts.cast(pa.string()) for one in statements])
     said = np.flatnonzero(valid_mask(texts))

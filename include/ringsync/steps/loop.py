@@ -21,7 +21,7 @@ from ringsync.cluster.session import ClusterSettings, UnreachableError, connect
 from ringsync.config import ConfigError
 from ringsync.metrics import write_prometheus
 from ringsync.state.session import StateError
-from ringsync.status import STOP_KEY, read_statuses
+from ringsync.status import STOP_KEY, read_status, read_statuses
 from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
@@ -193,16 +193,21 @@ class SignOfLife:
     """Says how a loop stands: after each cycle, and that it lives and what it is at while one takes long.
 
     Then it is what was said last, with ``busy``: ``with`` what, and ``since_ms`` it has come to no end, ms since the
-    epoch. A loop that hangs is known by that.
+    epoch. A loop that hangs is known by that, and one that is killed in each first cycle, too: what the run before has
+    said is repeated until a cycle has come to its end.
 
     :param name: of the loop among those of its application
     :param at: what the loop is at just now
+    :param first: what to say of a loop that has never come to the end of a cycle
     """
 
-    def __init__(self, store: ObjectStore, application: str, name: str, at: Callable[[], str | None]) -> None:
+    def __init__(
+        self, store: ObjectStore, application: str, name: str, at: Callable[[], str | None], first: dict[str, Any]
+    ) -> None:
         self._store, self._application, self._name, self._at = store, application, name, at
-        self._said: dict[str, Any] = {}
-        self._said_at = 0.0
+        before = read_status(store, f"{application}/{name}") or {"at_ms": int(time.time() * 1000), **first}
+        self._said = {key: value for key, value in before.items() if key not in ("at_ms", "busy")}
+        self._said_at = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"{application} lives", daemon=True)
@@ -224,7 +229,7 @@ class SignOfLife:
     def _live(self) -> None:
         while not self._ended.wait(SAY_EVERY_S):
             with self._lock:
-                if self._said and time.time() >= self._said_at + SAY_EVERY_S:
+                if time.time() >= self._said_at + SAY_EVERY_S:
                     busy = {"with": self._at(), "since_ms": int(self._said_at * 1000)}
                     put_status(self._store, self._application, self._name, {**self._said, "busy": busy})
 

@@ -42,7 +42,8 @@ BYTES_AT_ONCE = 8 * 2**20
 MAX_FAILURES = 100
 """After so many failed requests of one read those that fail are not asked again: more than single keys is broken."""
 NO_PROGRESS_S = 15.0
-"""Requests that fail for so long, and nothing comes: the read ends. As long as rows come it may take any time."""
+"""A read ends when requests have failed for so long, even the smallest, and nothing came; one request may take longer
+(``request_timeout_s``), and has its time. As long as rows come a read may take any time."""
 
 
 @dataclass(frozen=True)
@@ -279,12 +280,15 @@ class _Reader:
     def _failed(self, lookup: Lookup, stuck: Stuck) -> None:
         now = self._clock()
         self._failures += 1
+        parts = self._smaller(lookup)
         if self._failing_since is None:
             self._failing_since = now
-        elif now - self._failing_since > NO_PROGRESS_S:
+        elif parts and not stuck.absent and len(lookup.keys) // 2 < self._most_keys:
+            # Nothing comes at this size: all that waits is asked for in smaller portions, and has its time anew.
+            self._most_keys, self._failing_since = len(lookup.keys) // 2, now
+        elif now - self._failing_since > max(NO_PROGRESS_S, self._settings.request_timeout_s):
             self._end(stuck)
         if self._ended is None and self._failures <= MAX_FAILURES:
-            parts = self._smaller(lookup)
             if parts and not stuck.absent:
                 self._sleep(RETRY_DELAYS_S[0])
                 # Behind the others, which need not wait for what is slow.

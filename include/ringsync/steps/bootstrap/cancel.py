@@ -32,13 +32,18 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
     """Cancel the unfinished bootstrap of a table; again is fine.
 
     :returns: what was cancelled
-    :raises StepError: there is none, or all of it is copied, and the table is there; another has begun meanwhile
+    :raises StepError: there is none; the table cannot be read; all of it is copied, and the table is there; another has
+        begun meanwhile
     """
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
     table_id = str(json.loads(latest.specification)["table_id"])
-    table = read_tables(state.session).by_id().get(table_id)
+    schema = read_tables(state.session)
+    table = schema.by_id().get(table_id)
+    for unreadable in schema.unreadable:
+        if unreadable.table_id == table_id:
+            raise StepError(f"{keyspace}.{name}: its schema cannot be read: {unreadable.reason}")
     if not state.cancel(latest, gone=table is None):
         raise StepError(
             f"bootstrap {latest.id} of {keyspace}.{name} has copied everything and is being published, or another has "

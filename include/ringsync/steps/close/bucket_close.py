@@ -91,8 +91,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         ending = Timer(run_s, closer.end)
         ending.daemon = True
         ending.start()
-        with SignOfLife(store, "bucket_close", "close", closer.at) as life:
-            life.say({"tables": {}, "error": None, **closer.problems()})
+        with SignOfLife(store, "bucket_close", "close", closer.at, {"tables": {}, "error": None}) as life:
             for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
                 began_ms = _now_ms()
                 error = patience.tried(closer.cycle)
