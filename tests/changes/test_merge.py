@@ -94,5 +94,5 @@ def test_nothing_is_merged_to_nothing() -> None:
 
 def test_rows_of_another_table_are_refused() -> None:
     (_, _, own), (other, *_) = [entry for entry in logged(LOGS[0]) if len(entry[2])][:2]
-    with pytest.raises(ValueError, match="merge a table at a time"):
+    with pytest.raises(ValueError, match="merge one table at a time"):
         merge(own, other)
