@@ -1,4 +1,7 @@
-"""Which replica of a token range is read first: the same for everybody who holds the same ring snapshot."""
+"""Ranks of replicas: the order in which the replicas of a token range are read.
+
+All tasks with the same ring snapshot compute the same ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from ringsync.ring.tokens import TokenRange
 class RankedRing:
     """The token ranges of a ring, numbered from 0 in token order, each with its replicas by rank.
 
-    Range 0 wraps. Ranks are the natural order, in which the owner of the range's end comes first, so that primaries are
-    spread as the tokens are; but replicas that are alive come before those that are not.
+    Range 0 wraps. Live replicas come before those that are down. Otherwise ranks are the natural order: the owner of
+    the range's end comes first, so that primaries are spread like the tokens.
 
-    :ivar ring: what it was made from
+    :ivar ring: ring snapshot
     :ivar ranges: token ranges, by number
     :ivar hosts: replicas, by number of the range, then by rank
     """
@@ -35,38 +38,38 @@ class RankedRing:
         return np.array([token_range.end for token_range in self.ranges], np.int64)
 
     def numbers_of(self, tokens: Integers) -> Integers:
-        """The number of the range that each token lies in."""
+        """Find the number of each token's range."""
         return np.searchsorted(self.ends, tokens, side="left") % len(self.ranges)
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """The host ids of all that replicate any range."""
+        """The ids of all hosts that replicate any range."""
         return tuple(sorted({host.id for hosts in self.hosts for host in hosts}))
 
     @cached_property
     def live(self) -> Integers:
-        """The live replicas by number of the range, then by rank: places in ``nodes``; behind them −1."""
+        """The live replicas by number of the range, then by rank: places in ``nodes``, followed by −1."""
         places = {node: place for place, node in enumerate(self.nodes)}
-        found = np.full((len(self.hosts), max(map(len, self.hosts), default=0)), -1, np.int64)
+        table = np.full((len(self.hosts), max(map(len, self.hosts), default=0)), -1, np.int64)
         for number, hosts in enumerate(self.hosts):
             live = [places[host.id] for host in hosts if host.up]
-            found[number, : len(live)] = live
-        return found
+            table[number, : len(live)] = live
+        return table
 
     @cached_property
     def all_live(self) -> npt.NDArray[np.bool_]:
-        """Whether no replica of a range is down, by its number."""
+        """Whether all replicas of a range are alive, by its number."""
         return np.array([all(host.up for host in hosts) for hosts in self.hosts], np.bool_)
 
 
 def ranked(ring: RingSnapshot) -> RankedRing:
-    """Rank the replicas of every token range.
+    """Rank the replicas of each token range.
 
-    :raises RingError: as :func:`ringsync.ring.ring.replicas`
+    :raises RingError: see :func:`ringsync.ring.ring.replicas`
     """
-    found = replicas(ring)
+    owned = replicas(ring)
     return RankedRing(
         ring,
-        tuple(token_range for token_range, _ in found),
-        tuple(tuple(sorted(hosts, key=lambda host: not host.up)) for _, hosts in found),
+        tuple(token_range for token_range, _ in owned),
+        tuple(tuple(sorted(hosts, key=lambda host: not host.up)) for _, hosts in owned),
     )
