@@ -106,7 +106,7 @@ def deletion_array(column: Integers, timestamp: pa.Array, local_deletion_time: p
 
 
 def kept(cells: FlatCells, table: TableSchema) -> FlatCells:
-    """Leave out cells that were written before their column was dropped."""
+    """Leave out cells of dropped columns, and cells from before their column was dropped and added again."""
     dropped = {column.name: column.dropped_at for column in table.dropped}
     limits = [_NEVER if column.dropped else dropped.get(column.name, _EVER) for column in columns_of(table)]
     if set(limits) <= {_EVER}:

@@ -76,7 +76,7 @@ def decode_pages(pages: Sequence[Page], types: Sequence[CqlType]) -> PageColumns
 
     :param pages: bodies of result pages with the same columns
     :param types: types of the columns
-    :raises ValueError: a page is cut off or has extra bytes; the message names the byte position
+    :raises ValueError: a page is malformed or cut off; the message names the byte position
     """
     ways = [_way(NATIVES[kind.name]) if isinstance(kind, Native) else _CELL for kind in types]
     decoded = _decode_usual(pages, types, ways)

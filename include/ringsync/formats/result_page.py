@@ -53,7 +53,7 @@ def page_cells(body: Page | PaddedPage, column_count: int) -> tuple[int, list[Ce
     :param body: bytes after the metadata in a RESULT/Rows message
     :param column_count: number of columns of the result
     :returns: number of rows, and the cells of each column in the order of the result
-    :raises ValueError: the page is cut off or has extra bytes; the message names the byte position
+    :raises ValueError: the page is malformed or cut off; the message names the byte position
     """
     page = body if isinstance(body, PaddedPage) else _padded(body)
     buffer, size = page.buffer, len(page)

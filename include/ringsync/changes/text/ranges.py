@@ -17,7 +17,7 @@ def range_conditions(table: TableSchema, start: Bound, end: Bound) -> list[list[
 
     A bound has values of some of the first clustering columns. If both bounds have several values beyond those that
     they share, as in ``(2, 5) ≤ (a, b) < (4, 7)``, the range is split into ``a = 2 AND b >= 5``, ``a > 2 AND a < 4``
-    and ``a = 4 AND b < 7``. This also holds if some columns are descending, in which case CQL cannot compare tuples.
+    and ``a = 4 AND b < 7``. This also holds if the columns' orders differ, in which case CQL cannot compare tuples.
 
     A DELETE without a condition would delete static columns, too. If the table has some, all rows of a partition are
     two ranges: values less than some value, and the rest.
