@@ -1,4 +1,4 @@
-"""Segment files: descriptors, sync markers, sections of every codec, and each way in which they can be damaged."""
+"""Tests of segment files: descriptors, sync markers, sections of all codecs, and all kinds of damage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENCRYPTED = {"encCipher": "AES/CBC/PKCS5Padding", "encKeyAlias": "test:1", "encI
 
 
 def insert(number: int) -> bytes:
-    """A record that inserts a row whose timestamp is the number."""
+    """Make a record that inserts a row with the number as its timestamp."""
     row = {"kind": "row", "raw_clustering": [], "liveness": {"timestamp": number}}
     return record(mutation([UpdateWriter(tables()["flat"], _Never()).write(b"%d" % number, [row])]))
 
