@@ -1,4 +1,4 @@
-"""Committed commit logs as change rows per table, and what the plain-Python model shows of them."""
+"""Committed commit logs as change rows per table, and the rows that the plain-Python model shows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.commitlog_model.values import decode
 from tests.commitlogs.fixtures import fixture_named, unpacked
 
 Cells = dict[str, tuple[Any, ...]]
-"""A row by column: JSON value, bytes, writetime, expiry."""
+"""A row: JSON value, bytes, writetime and expiry, by column."""
 
 GROWN = ("u", "fu", "ft", "p", "su", "mu")
-"""Columns with a type that gets another field while the log is written: then its bytes lack the last field."""
+"""Columns with a type that gets a field while the log is written: earlier bytes lack this field."""
 
 
 @dataclass(frozen=True)
 class LoggedTable:
-    """A table, its change rows, and the same for the model."""
+    """A table and its change rows, for ringsync and for the model."""
 
     table: TableSchema
     rows: pa.RecordBatch
@@ -41,7 +41,7 @@ class LoggedTable:
     state: replay.State
 
     def expected(self, now_s: int) -> list[str]:
-        """The rows that a SELECT shows, in a form that can be compared."""
+        """Return the rows that a SELECT shows, in a form that can be compared."""
         shown = [
             {name: (cell.value, cell.raw, cell.writetime, cell.expires_at) for name, cell in row.items()}
             for row in replay.rows(self.state, self.model, now_s)
@@ -49,7 +49,7 @@ class LoggedTable:
         return comparable(self.model, shown)
 
     def shown(self, images: pa.RecordBatch, now_s: int) -> list[str]:
-        """The live rows of images, in the same form."""
+        """Return the live rows of images, in the same form."""
         return comparable(self.model, [self._row(row) for row in selected(images, self.table, now_s)])
 
     def _row(self, row: dict[str, Any]) -> Cells:
@@ -64,7 +64,7 @@ class LoggedTable:
 
 
 def logged(name: str) -> list[LoggedTable]:
-    """The tables of a fixture that have changes."""
+    """Return the tables of a fixture that have changes."""
     fixture = fixture_named(name)
     text = fixture.schema + fixture.dropped
     schema, models = parse_schema(text, "schema.cql"), cql_schema.parse_schema(text)
@@ -86,7 +86,7 @@ def logged(name: str) -> list[LoggedTable]:
 
 
 def selected(images: pa.RecordBatch, table: TableSchema, now_s: int) -> list[dict[str, tuple[Any, Any, Any]]]:
-    """What the view shows: (bytes, writetime, expiry) by column. As it does, but without Spark."""
+    """Return what the replica's view shows, without Spark: (bytes, writetime, expiry) by column."""
     live = live_rows(images, table, now_s)
     keys = image_keys(images, table)[0].to_pylist()
     alive, static = (live[mark].to_pylist() for mark in ("#alive", "#static"))
@@ -114,7 +114,7 @@ def selected(images: pa.RecordBatch, table: TableSchema, now_s: int) -> list[dic
 
 
 def comparable(model: Table, rows: list[Cells]) -> list[str]:
-    """Each row as a text, sorted."""
+    """Write each row as a text, and sort them."""
     return sorted(
         repr(
             [

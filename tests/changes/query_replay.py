@@ -1,4 +1,4 @@
-"""Executes ``source.query`` as of the second in which the change was made."""
+"""Execution of ``source.query`` with the TTLs of the second in which the change was made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TTL = re.compile(r" USING TIMESTAMP -?\d+ AND TTL (\d+) /\* expires_at (\d+) \*
 
 
 def statements(query: str) -> Iterator[tuple[str, int | None]]:
-    """The query, if nothing in it expires; else its parts, each with the second in which its TTL began."""
+    """Return the query if nothing in it expires; otherwise its parts, each with the second in which its TTL began."""
     if not _TTL.search(query):
         yield query, None
         return
@@ -27,7 +27,7 @@ def statements(query: str) -> Iterator[tuple[str, int | None]]:
 
 
 def replay_queries(session: Any, queries: Iterable[str | None]) -> int:
-    """Execute queries; the number of statements.
+    """Execute queries. Return the number of statements.
 
     :param session: of the driver, for this only
     """

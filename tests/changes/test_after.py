@@ -1,4 +1,4 @@
-"""Row images of merged changes, and what later changes make of them; the plain-Python model is the oracle."""
+"""Tests of row images of changes, and of images after later changes. The plain-Python model is the oracle."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def overlaid(before: pa.RecordBatch, newer: pa.RecordBatch, table: TableSchema) 
 
 
 def halves(rows: pa.RecordBatch, seed: int) -> list[pa.RecordBatch]:
-    """Two halves. Deletions of partitions and ranges are in both: of what they hit later no image is left."""
+    """Split rows into halves. Deletions of partitions and ranges are in both: no image keeps them for later rows."""
     chosen = np.random.default_rng(seed).random(len(rows)) < 0.5
     both = np.isin(rows["kind"].to_numpy(), (PARTITION_DELETION, RANGE_DELETION))
     return [rows.take(pa.array(np.flatnonzero(mask))) for mask in (chosen | both, ~chosen | both)]
@@ -110,7 +110,7 @@ def test_images_say_all_that_the_rows_say(tables: list[LoggedTable]) -> None:
 
 
 def as_bits(images: pa.RecordBatch) -> pa.Array:
-    """Values that are equal when their bits are."""
+    """Return values that are equal if their bits are."""
     return canonical(pa.StructArray.from_arrays(images.columns, fields=list(images.schema)))
 
 
@@ -132,7 +132,7 @@ def cell(column: int, value: int | None, at: int, path: bytes | None = None, exp
 
 
 def changes(*rows: dict[str, Any]) -> pa.RecordBatch:
-    """Change rows of partition 1; ``c`` None: of static cells."""
+    """Make change rows of partition 1; ``c`` None: a static row."""
     found = []
     for number, row in enumerate(rows):
         c = row.pop("c", 1)
@@ -144,7 +144,7 @@ def changes(*rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def image(c: int | None = 1, **columns: Any) -> dict[str, Any]:
-    """As a scan gives it: written at 900."""
+    """Make an image like that of a scan, with cells written at 900."""
     return {"token": 7, "p": 1, "c": c, "_row": {"writetime": 900}, **columns}
 
 
@@ -166,7 +166,7 @@ def of_row(found: RowsAfter, c: int = 1) -> tuple[dict[str, Any], bool]:
 
 
 def shown(found: pa.RecordBatch, now_s: int = 50) -> list[dict[str, int]]:
-    """Keys and values of the integer columns."""
+    """Return keys and values of the integer columns."""
     rows = selected(found, TABLE, now_s)
     return [{n: int.from_bytes(raw, "big") for n, (raw, *_) in row.items() if n not in "lz"} for row in rows]
 

@@ -1,4 +1,4 @@
-"""What statements say of lists and counters, whose cells CQL cannot name; the rest is proven by executing it."""
+"""Tests of statements for lists and counters, whose cells CQL cannot name. Replays on servers prove the others."""
 
 from __future__ import annotations
 

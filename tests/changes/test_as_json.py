@@ -1,4 +1,4 @@
-"""Change rows as JSON: what the model reads from the commit logs of real servers, object for object."""
+"""Tests of change rows as JSON: equal to the model's objects from the commit logs of real servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREATEST_FLOAT = {3.402823466e38: "3.4028235e+38", -3.402823466e38: "-3.4028235e
 
 
 def differences(model: Any, ours: Any, at: str = "") -> list[str]:
-    """What differs, in words: 1.0 and 1.00 are two decimals."""
+    """List the differences in words; 1.0 and 1.00 are two decimals."""
     if isinstance(model, dict) and isinstance(ours, dict) and model.keys() == ours.keys():
         return [found for key in model for found in differences(model[key], ours[key], f"{at}.{key}")]
     if isinstance(model, list) and isinstance(ours, list) and len(model) == len(ours):

@@ -1,4 +1,4 @@
-"""One spelling for all that Cassandra takes for equal: canonical bytes are equal where places in the order are."""
+"""Tests of canonical keys: their bytes are equal if and only if their places in the order are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def canonical(cql_type: CqlType, *values: bytes | None) -> list[bytes | None]:
 
 
 def respelled(data: st.DataObject, cql_type: CqlType, value: bytes) -> bytes:
-    """The same value in another spelling, or something that is no value."""
+    """Return the same value in another spelling, or bytes that are no value."""
     if not value:
         return value
     match cql_type:

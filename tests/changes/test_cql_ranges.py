@@ -1,4 +1,4 @@
-"""Ranges as conditions: they choose exactly the rows that lie between the bounds in the table's order."""
+"""Tests of ranges as conditions: they select exactly the rows between the bounds in the table's order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def place(values: tuple[int, ...], descending: list[bool]) -> tuple[int, ...]:
 def bound_place(
     bound: tuple[tuple[int, ...], bool], descending: list[bool], is_start: bool
 ) -> tuple[tuple[int, ...], int]:
-    """Where a bound lies: before or behind all rows that begin with its values."""
+    """Return a bound's place: before or after all rows that begin with its values."""
     values, inclusive = bound
     return place(values, descending), -1 if inclusive == is_start else 1
 
@@ -66,7 +66,7 @@ def test_the_conditions_choose_what_lies_between_the_bounds(
         row for row in rows if is_before(first, place(row, descending)) and not is_before(last, place(row, descending))
     }
     if not inside:
-        return  # Cassandra writes no range that holds nothing
+        return  # Cassandra writes no empty range
     table = TableSchema("ks", "t", "0" * 32, (Column("k", "partition_key", Native("int")), *columns, *static))
     bounds = [Bound(tuple(map(str, values)), inclusive) for values, inclusive in (start, end)]
     pieces = range_conditions(table, *bounds)

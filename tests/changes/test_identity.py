@@ -1,4 +1,4 @@
-"""A cell comes out under the column that it was written to, whatever is altered while its row waits."""
+"""Tests of column ids: a stored cell keeps its column, even if the table is altered while its row waits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ KEY = Column("id", "partition_key", INT)
 
 
 def table_of(names: list[str], dropped: list[str] | None = None) -> TableSchema:
-    """A table with these columns, all of type int, in the order in which Cassandra has them."""
+    """Make a table with these columns, all of type int, in Cassandra's order."""
     gone = tuple(DroppedColumn(name, "regular", INT, 5) for name in sorted(dropped or []))
     return TableSchema("shop", "t", "5" * 32, (KEY, *(Column(name, "regular", INT) for name in sorted(names))), gone)
 
 
 def row_of(table: TableSchema, values: dict[str, int]) -> pa.RecordBatch:
-    """A change row that writes these values, as the reader decodes it under this schema."""
+    """Make a change row that writes these values, decoded under this schema."""
     numbers = {column.name: column.number for column in columns_of(table)}
     cells = [
         {"column": numbers[name], "value": value.to_bytes(4, "big"), "timestamp": 10, "kind": LIVE}
@@ -50,7 +50,7 @@ def row_of(table: TableSchema, values: dict[str, int]) -> pa.RecordBatch:
 
 
 def values_of(rows: pa.RecordBatch, table: TableSchema) -> dict[str, Any]:
-    """What a row's image shows."""
+    """Return the values in a row's image."""
     images = row_images_of(merge(rows, table), table, "error")
     return {column.name: images[column.name][0].as_py() for column in table.value_columns}
 
@@ -69,7 +69,7 @@ def test_a_column_that_is_added_while_a_row_waits_gets_none_of_its_values(tmp_pa
     assert values_of(rows, new) == {"discount": None, "price": 999, "qty": 3}
     assert "price" in queries(merge(rows, new), new)[0].as_py()
     assert "discount" not in queries(merge(rows, new), new)[0].as_py()
-    # And under the schema of its day as well.
+    # The schema under which it was written gives the same.
     assert values_of(version_of(store, old).from_store(decode_rows(encode_rows(staged))), old) == {
         "price": 999,
         "qty": 3,
@@ -94,7 +94,7 @@ def test_ids_are_given_once(tmp_path: Path) -> None:
     assert [version.number for version in versions] == [1, 2, 3, 4, 5]
     assert versions[-1].names == ("b", "a", "c")
     assert version_of(store, versions[-1].table) == latest_version(store, "5" * 32) == versions[-1]
-    # A node that is behind tells of an older one: a version more, and the same ids.
+    # A node that lags behind reports an older schema: that adds a version, with the same ids.
     behind = version_of(store, versions[1].table)
     assert (behind.number, behind.names) == (6, versions[-1].names)
     assert latest_version(store, "6" * 32) is None

@@ -1,4 +1,4 @@
-"""Merged change rows say what the change rows said, by the plain-Python model, in whatever order and however split."""
+"""Tests of reconciliation by the plain-Python model: order and splits of the change rows do not matter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.formats.commitlog.sources import model_tables_of, sources, tables_of
 
 LOGS = ("4.0-plain", "4.1-plain", "5.0-v7-plain", "5.0-v8-plain")
 SOURCE = ("digest", "schema_version", "file", "position")
-"""What depends on how a merge is split."""
+"""Columns that depend on how the rows are split."""
 
 
 def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -33,7 +33,7 @@ def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 @cache
 def logged(name: str) -> list[tuple[TableSchema, Table, pa.RecordBatch]]:
-    """The change rows of a commit log by table."""
+    """Return the change rows of a commit log by table."""
     tables = tables_of(name)
     batches = [
         batch.rows
@@ -42,15 +42,15 @@ def logged(name: str) -> list[tuple[TableSchema, Table, pa.RecordBatch]]:
     ]
     whole = joined(batches)
     models = {table.id.replace("-", ""): table for table in model_tables_of(name).values()}
-    found = []
+    compared = []
     for table in tables.tables:
-        own = whole.filter(pc.equal(whole["table_id"], pa.scalar(bytes.fromhex(table.table_id), pa.binary(16))))
-        found.append((table, models[table.table_id], own))
-    return found
+        of_table = whole.filter(pc.equal(whole["table_id"], pa.scalar(bytes.fromhex(table.table_id), pa.binary(16))))
+        compared.append((table, models[table.table_id], of_table))
+    return compared
 
 
 def shown(batch: pa.RecordBatch, table: TableSchema, model: Table, now: int) -> list[Any]:
-    """What SELECT shows after these change rows."""
+    """Return what SELECT shows after these change rows."""
     changes = of_package([SimpleNamespace(rows=batch)], logged_tables([table]))  # type: ignore[list-item]
     return sorted(rows(replay(changes), model, now), key=repr)
 
@@ -94,5 +94,5 @@ def test_nothing_is_merged_to_nothing() -> None:
 
 def test_rows_of_another_table_are_refused() -> None:
     (_, _, own), (other, *_) = [entry for entry in logged(LOGS[0]) if len(entry[2])][:2]
-    with pytest.raises(ValueError, match="merge a table at a time"):
+    with pytest.raises(ValueError, match="merge one table at a time"):
         merge(own, other)

@@ -1,4 +1,4 @@
-"""The merge of made-up change rows, full of ties, against the plain-Python model."""
+"""Tests of reconciliation with generated change rows, full of ties, against the plain-Python model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def cells(draw: st.DrawFn, table: str, name: str) -> dict[str, Any]:
 
 @st.composite
 def counter_cells(draw: st.DrawFn) -> dict[str, Any]:
-    """Contexts of global and remote shards: local ones are not as idempotent in Cassandra either."""
+    """Generate contexts of global and remote shards. Local ones are not idempotent in Cassandra either."""
     ids = sorted(draw(st.sets(st.integers(0, 3), max_size=3)))
     shards, header = b"", b""
     for place, one in enumerate(ids):
@@ -101,7 +101,7 @@ def counter_cells(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def unique(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One cell per column and path, as in any change row."""
+    """Keep one cell per column and path, as in all change rows."""
     return [*{(cell["column"], cell["path"]): cell for cell in found}.values()]
 
 
@@ -133,13 +133,13 @@ def change_rows(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def counter_rows(draw: st.DrawFn) -> dict[str, Any]:
-    found = unique(draw(st.lists(counter_cells(), max_size=3)))
+    cells = unique(draw(st.lists(counter_cells(), max_size=3)))
     place = clustering([struct.pack(">i", draw(st.integers(0, 1)))])
-    return {"kind": ROW, "clustering": place, "cells": found, "complex_deletions": []}
+    return {"kind": ROW, "clustering": place, "cells": cells, "complex_deletions": []}
 
 
 def batch_of(found: list[dict[str, Any]], table: TableSchema) -> pa.RecordBatch:
-    """Change rows whose token, times, digest and source are as they would be."""
+    """Make change rows with plausible tokens, times, digests and sources."""
     whole = []
     for number, row in enumerate(found):
         times = [part["timestamp"] for part in [*row["cells"], *row["complex_deletions"]]]
@@ -164,7 +164,7 @@ def batch_of(found: list[dict[str, Any]], table: TableSchema) -> pa.RecordBatch:
 
 
 def shown(batch: pa.RecordBatch, name: str, now: int) -> list[Any]:
-    """What SELECT shows; of equal decimals any one."""
+    """Return what SELECT shows; equal decimals count as one."""
     found = rows(replay(of_package([SimpleNamespace(rows=batch)], logged_tables([TABLES[name]]))), MODELS[name], now)  # type: ignore[list-item]
     lines = []
     for row in found:

@@ -1,4 +1,4 @@
-"""The order of encoded keys is Cassandra's: by the plain-Python model, and by what a server's SELECT gives."""
+"""Tests of the order of encoded keys: it is that of the plain-Python model, and of a server's SELECT."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PAIR = UserType("k", "pair", ("a", "b"), (Native("uuid"), Native("varint")))
 
 
 def model_type(cql_type: CqlType) -> Type:
-    """The model's form of a type; all that is in there is frozen."""
+    """Return the model's form of a type; all types inside are frozen."""
     match cql_type:
         case Native(name):
             return Type(name)
@@ -76,7 +76,7 @@ def ordered(left: Any, right: Any) -> int:
 
 
 def clustering_bytes(values: Sequence[bytes | None], *inclusive: bool) -> bytes:
-    """As in change rows; with a last byte for bounds."""
+    """Encode a clustering as in change rows; bounds have a last byte."""
     parts = [struct.pack("<i", -1) if one is None else struct.pack("<i", len(one)) + one for one in values]
     return struct.pack("<i", len(values)) + b"".join(parts) + bytes(inclusive)
 
@@ -162,7 +162,7 @@ def test_what_is_no_clustering_of_the_table_is_refused() -> None:
 
 
 def has_no_nulls(value: Any) -> bool:
-    """A server cannot compare collections with nulls inside; tuples with nulls come short instead."""
+    """Tell whether a value has no nulls: servers cannot compare collections with nulls inside, and shorten tuples."""
     return "None" not in repr(value)
 
 
@@ -187,7 +187,7 @@ def test_a_server_sorts_rows_as_their_keys_are(raw_session: Any, keyspace: str, 
     compared: list[int] = []
 
     def stored(value: Any) -> bytes:
-        """Sets and maps as servers store them: sorted, without repetitions."""
+        """Sort sets and maps, without repetitions, as servers store them."""
         if isinstance(cql_type, SetType):
             value = sorted(set(value), key=str.encode)
         elif isinstance(cql_type, MapType):
@@ -210,7 +210,7 @@ def test_a_server_sorts_rows_as_their_keys_are(raw_session: Any, keyspace: str, 
             try:
                 raw_session.execute(bound)
             except (InvalidRequest, ServerError):
-                assert b"" in pair  # not every type has empty values
+                assert b"" in pair  # some types have no empty values
                 continue
             expected[key] = number
         shown = [row.n for row in raw_session.execute(select, (partition,))]

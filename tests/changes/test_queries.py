@@ -1,4 +1,4 @@
-"""``source.query``: on a real server it writes what the log that it was made from has."""
+"""Tests of ``source.query``: on a real server it writes the content of its log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["empty"]
 
 
 def changes_of(paths: list[Path], tables: list[TableSchema]) -> dict[str, pa.RecordBatch]:
-    """The change rows of some segments, by table id."""
+    """Read the change rows of some segments, by table id."""
     logged = logged_tables(tables)
     batches = [b.rows for path in paths for b in read_log(path.read_bytes(), path.name, logged).batches]
     rows = pa.Table.from_batches(batches).combine_chunks()
@@ -122,7 +122,7 @@ def test_a_row_that_was_read_has_the_liveness_of_its_own_cells_not_of_static_one
 
 
 def compare(model: Any, wanted: list[Any], answer: dict[str, Any], unsayable: set[tuple[str, str]]) -> int:
-    """Compare a table's rows with what the server shows; how many there are.
+    """Compare a table's rows with the server's. Return their number.
 
     :param unsayable: lists of which entries were changed: CQL cannot write them again
     """

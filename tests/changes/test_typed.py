@@ -1,4 +1,4 @@
-"""Typed change rows; the JSON form, which is proven by the model, is the oracle."""
+"""Tests of typed change rows. The JSON form, which the model proves, is the oracle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.commitlogs.fixtures import fixture_named, unpacked
 
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[TableSchema, pa.RecordBatch, list[dict[str, Any]]]]:
-    """For each table its change rows, and their JSON objects with raw values."""
+    """Return for each table its change rows, and their JSON objects with raw values."""
     fixture = fixture_named("5.0-v8-plain")
     schema = parse_schema(fixture.schema + fixture.dropped, "schema.cql")
     logged = logged_tables(schema.tables)
@@ -31,16 +31,16 @@ def changes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[TableSchema,
     for path in unpacked(fixture, tmp_path_factory.mktemp("log")):
         rows += [batch.rows for batch in read_log(path.read_bytes(), path.name, logged).batches]
     together = pa.concat_batches(rows)
-    found = []
+    tables = []
     for table in schema.tables:
-        own = together.filter(pc.equal(together["table_id"], pa.scalar(bytes.fromhex(table.table_id), pa.binary(16))))
-        if own.num_rows:
-            found.append((table, own, [json.loads(line) for line in json_lines(own, schema.by_id(), raw=True)[0]]))
-    return found
+        part = together.filter(pc.equal(together["table_id"], pa.scalar(bytes.fromhex(table.table_id), pa.binary(16))))
+        if part.num_rows:
+            tables.append((table, part, [json.loads(line) for line in json_lines(part, schema.by_id(), raw=True)[0]]))
+    return tables
 
 
 def same_times(cell: dict[str, Any], decoded: Any) -> bool:
-    """Whether a typed cell has the times of the JSON form, and is as deleted."""
+    """Tell whether a typed cell has the times of the JSON form, and is deleted if that is."""
     times = (cell["timestamp"], cell.get("ttl"), cell.get("expires_at"), cell.get("deleted", False))
     return times == (decoded["timestamp"], decoded["ttl"], decoded["expires_at"], decoded["deleted"])
 
@@ -78,7 +78,7 @@ def test_every_cell_is_in_its_column(
 def cells_of(
     changes: list[tuple[TableSchema, pa.RecordBatch, list[dict[str, Any]]]],
 ) -> Iterator[tuple[LoggedColumn, Any, list[dict[str, Any]]]]:
-    """Each column of each row: its typed value, and its cells in the JSON form."""
+    """Yield for each column of each row its typed value, and its cells in the JSON form."""
     for table, rows, objects in changes:
         for row, expected in zip(_plain(typed_rows(rows, table)), objects, strict=True):
             for column in columns_of(table):
@@ -124,7 +124,7 @@ def test_ranges_have_typed_bounds(changes: list[tuple[TableSchema, pa.RecordBatc
 
 
 def _plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Python values, but for those of columns with times, which Python cannot hold all."""
+    """Return Python values, without columns with times, because Python cannot hold all of them."""
     types = [str(field.type) for field in rows.schema]
     chosen = [place for place, kind in enumerate(types) if "timestamp[" not in kind and "date32" not in kind]
     found: list[dict[str, Any]] = rows.select(chosen).to_pylist()

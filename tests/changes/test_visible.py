@@ -1,4 +1,4 @@
-"""What is called visible makes no difference to what a SELECT shows, by the plain-Python model."""
+"""Tests of visible rows, by the plain-Python model: a SELECT shows the same after them as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Avro values of the exact mapping as Arrow values again: what the tests of messages compare with."""
+"""Avro values of the exact mapping converted back to Arrow values, for comparisons in the tests of messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ringsync.cql.types import (
 
 
 def arrow_values(cql_type: CqlType, data: Sequence[Any]) -> pa.Array:
-    """The way back, from the exact mapping: Arrow values from Python objects as an Avro reader gives them.
+    """Convert Python objects of an Avro reader back to Arrow values, by the exact mapping.
 
     :param data: numbers, str, bytes, lists, dicts and None, read by :func:`without_logical_types` of the schema,
         since Python's date and datetime end at the year 9999 and Cassandra's do not
@@ -62,7 +62,7 @@ def arrow_values(cql_type: CqlType, data: Sequence[Any]) -> pa.Array:
 
 
 def big_decimal_text(data: bytes) -> str:
-    """A big-decimal as Java's BigDecimal.toString prints it; with scale 0 that is an integer's plain form."""
+    """Write a big-decimal like Java's BigDecimal.toString; with scale 0 that is an integer's plain form."""
     length, start = _read_long(data, 0)
     scale, _ = _read_long(data, start + length)
     # By way of Decimal: Python's own int → str refuses more than 4300 digits.
@@ -71,7 +71,7 @@ def big_decimal_text(data: bytes) -> str:
 
 
 def _read_long(data: bytes, position: int) -> tuple[int, int]:
-    """An Avro long at a position: (value, position behind it)."""
+    """Read an Avro long at a position. Return the value and the position after it."""
     zigzag = shift = 0
     while True:
         byte = data[position]

@@ -59,7 +59,7 @@ _STRUCT = {
 
 
 def cql_types(max_depth: int = 2) -> st.SearchStrategy[CqlType]:
-    """Types nested up to ``max_depth`` levels below the outermost; what is nested is frozen. No counters inside."""
+    """Generate types nested up to ``max_depth`` levels below the outermost. Nested types are frozen and no counters."""
     scalar = st.sampled_from([name for name in NATIVE_NAMES if name != "counter"]).map(Native)
     if max_depth == 0:
         return scalar
@@ -79,7 +79,7 @@ def cql_types(max_depth: int = 2) -> st.SearchStrategy[CqlType]:
 
 
 def typed_values(cql_type: CqlType, missing_tails: bool = True) -> st.SearchStrategy[tuple[Any, bytes]]:
-    """(Python value, serialised bytes) of values of this type that its Arrow type can hold; never null.
+    """Generate (Python value, serialised bytes) of values that the Arrow type can hold; never null.
 
     :param missing_tails: whether tuples and UDTs may lack fields at their end, as after ALTER TYPE … ADD;
         such values decode to null fields, which encode to other bytes
@@ -88,7 +88,7 @@ def typed_values(cql_type: CqlType, missing_tails: bool = True) -> st.SearchStra
 
 
 def python_values(cql_type: CqlType, missing_tails: bool = True) -> st.SearchStrategy[Any]:
-    """Python values of this type; never null, but elements, fields and map values inside may be."""
+    """Generate Python values of this type; never null, but elements, fields and map values inside may be null."""
 
     def nullable(inner: CqlType) -> st.SearchStrategy[Any]:
         return st.one_of(python_values(inner, missing_tails), st.none())
@@ -163,7 +163,7 @@ def _integers(bits: int) -> st.SearchStrategy[int]:
 
 
 def serialise(cql_type: CqlType, value: Any) -> bytes:
-    """Cassandra's bytes of a value (docs/formats.md, 2.6). ``value`` is not null."""
+    """Serialise a value as Cassandra does (docs/formats.md, 2.6). ``value`` is not null."""
     match cql_type:
         case Native(name):
             return _serialise_native(name, value)
@@ -184,7 +184,7 @@ def serialise(cql_type: CqlType, value: Any) -> bytes:
 
 
 def vector_element_length(cql_type: CqlType) -> int | None:
-    """Bytes of every vector element of this type; None: elements are prefixed with their length."""
+    """Return the bytes of each vector element of this type; None: elements follow their length."""
     if isinstance(cql_type, VectorType):
         inner = vector_element_length(cql_type.element)
         return None if inner is None else inner * cql_type.dimension
@@ -192,7 +192,7 @@ def vector_element_length(cql_type: CqlType) -> int | None:
 
 
 def unsigned_vint(value: int) -> bytes:
-    """Unsigned vint (docs/formats.md, 2.1)."""
+    """Encode an unsigned vint (docs/formats.md, 2.1)."""
     for extra in range(8):
         if value < 1 << (7 * (extra + 1)):
             ones = (0xFF00 >> extra) & 0xFF
@@ -201,12 +201,12 @@ def unsigned_vint(value: int) -> bytes:
 
 
 def signed_vint(value: int) -> bytes:
-    """Zigzag, then unsigned vint."""
+    """Encode the zigzag form as an unsigned vint."""
     return unsigned_vint((value << 1) ^ (value >> 63) if value >= 0 else (~value << 1) | 1)
 
 
 def minimal_bytes(value: int) -> bytes:
-    """The shortest two's complement, as BigInteger.toByteArray gives it."""
+    """Encode the shortest two's complement, like BigInteger.toByteArray."""
     return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
 
 
@@ -245,7 +245,7 @@ def _unscaled(value: decimal.Decimal) -> int:
 
 
 def expected(cql_type: CqlType, value: Any) -> Any:
-    """What the Arrow value of this type holds, as plain Python: timestamps as µs, dates as days, inet and uuid as text.
+    """Return the content of the Arrow value as plain Python: timestamps in µs, dates in days, inet and uuid as text.
 
     The counterpart of an Arrow array whose timestamps and dates were cast to integers, see :func:`plain`.
     """
@@ -280,12 +280,12 @@ def _expected_native(name: str, value: Any) -> Any:
 
 
 def _bits(value: float) -> bytes:
-    """The bits of a double, with one NaN for all."""
+    """Return the bits of a double; all NaN have the same."""
     return b"NaN" if math.isnan(value) else struct.pack(">d", value)
 
 
 def plain(array: Any) -> list[Any]:
-    """An Arrow array as the Python of :func:`expected`: structs as tuples, maps as pairs, floats as bits."""
+    """Convert an Arrow array to the Python of :func:`expected`: structs as tuples, maps as pairs, floats as bits."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         return list(array.cast(pa.int64()).to_pylist())

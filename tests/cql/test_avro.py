@@ -1,4 +1,4 @@
-"""CQL values through Avro and back, in both mappings; fastavro and Cassandra's bytes are the judges."""
+"""Tests of CQL values to Avro and back, in both mappings. fastavro and Cassandra's bytes are the oracles."""
 
 import io
 import json
@@ -39,7 +39,7 @@ BOTH: list[Mapping] = ["exact", "classic"]
 
 
 def decoded(cql_type: CqlType, values: list[bytes | None]) -> pa.Array:
-    """The Arrow values of Cassandra's bytes, as a slice of a longer array, as batches often are."""
+    """Decode Cassandra's bytes to a slice of a longer Arrow array, because batches are often slices."""
     lengths = np.array([-1, *(-1 if one is None else len(one) for one in values)], np.int32)
     offsets = np.cumsum(np.maximum(lengths, 0), dtype=np.int32) - np.maximum(lengths, 0)
     found = decode(cql_type, Cells(padded(b"".join(one or b"" for one in values)), offsets, lengths))
@@ -48,7 +48,7 @@ def decoded(cql_type: CqlType, values: list[bytes | None]) -> pa.Array:
 
 
 def through_avro(cql_type: CqlType, mapping: Mapping, values: pa.Array, logical: bool = False) -> list[Any]:
-    """What fastavro reads of the values, with numbers as written or with Python's dates and uuids."""
+    """Read the values by fastavro, with plain numbers or with Python's dates and uuids."""
     schema: Any = ["null", avro_type(cql_type, mapping, "server.ks.t.value.c")]
     rows = encode_rows(schema, avro_values(cql_type, mapping, values)).to_pylist()
     reader_schema = fastavro.parse_schema(schema if logical else without_logical_types(schema))
@@ -56,13 +56,13 @@ def through_avro(cql_type: CqlType, mapping: Mapping, values: pa.Array, logical:
 
 
 def as_multicell(cql_type: CqlType) -> CqlType:
-    """The same type not frozen, as a column of its own has it."""
+    """Return the type as that of a column, not frozen."""
     can_be = isinstance(cql_type, ListType | SetType | MapType | UserType)
     return replace(cql_type, frozen=False) if can_be else cql_type
 
 
 def storable(cql_type: CqlType, value: Any) -> Any:
-    """The value as Cassandra can have it: a key once in a map, no null element in what is not frozen."""
+    """Return the value in a form that Cassandra allows: no key twice in a map, no null element unless frozen."""
     if value is None:
         return None
     match cql_type:

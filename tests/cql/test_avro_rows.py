@@ -1,4 +1,4 @@
-"""Compiled Avro rows against fastavro, byte by byte, on random schemas and values."""
+"""Tests of the compiled Avro encoder against fastavro, byte by byte, on random schemas and values."""
 
 import io
 from itertools import count
@@ -29,7 +29,7 @@ SCALARS: list[tuple[Any, pa.DataType, st.SearchStrategy[Any]]] = [
 
 @st.composite
 def schemas(draw: st.DrawFn, depth: int, names: Any) -> tuple[Any, pa.DataType, st.SearchStrategy[Any]]:
-    """An Avro schema, an Arrow type for it and the values of it, as both fastavro and pyarrow take them."""
+    """An Avro schema, its Arrow type, and values for both fastavro and pyarrow."""
     kind = draw(st.sampled_from(["scalar", "scalar", "fixed", "record", "array", "map"][: 6 if depth else 3]))
     if kind == "scalar":
         schema, arrow, values = draw(st.sampled_from(SCALARS))
@@ -66,7 +66,7 @@ def records(draw: st.DrawFn, depth: int, names: Any) -> tuple[Any, pa.DataType, 
 
 
 def arrow_value(value: Any, arrow: pa.DataType) -> Any:
-    """pyarrow wants a map as pairs."""
+    """Turn maps into pairs for pyarrow."""
     if value is None:
         return None
     if pa.types.is_map(arrow):

@@ -1,4 +1,4 @@
-"""Serialised values to Arrow. The oracles are the plain serialiser of tests/cql/strategies.py and the driver's."""
+"""Tests of decoding to Arrow. The oracles are the plain serialiser of tests/cql/strategies.py and the driver's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cells(*values: bytes | None) -> Cells:
 
 
 def decoded(cql_type: CqlType, *values: bytes | None) -> list[Any]:
-    """Decode values that all fit."""
+    """Decode values without misfits."""
     found = decode(cql_type, cells(*values))
     found.values.validate(full=True)
     assert found.misfits is None

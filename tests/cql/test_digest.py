@@ -1,4 +1,4 @@
-"""Hashes against published vectors, the driver's two implementations, and a node's own token()."""
+"""Tests of hashes against published vectors, the driver's two implementations, and a node's own token()."""
 
 import struct
 
@@ -29,7 +29,7 @@ def test_published_vectors(text: bytes, digest: str) -> None:
 
 
 def reference_128(data: bytes) -> tuple[int, int]:
-    """MurmurHash3_x64_128 after Austin Appleby's C++, with Python's numbers."""
+    """Compute MurmurHash3_x64_128 like Austin Appleby's C++, with Python's numbers."""
     mask, c1, c2 = 2**64 - 1, 0x87C37B91114253D5, 0x4CF5AD432745937F
 
     def rotate(value: int, bits: int) -> int:

@@ -1,4 +1,4 @@
-"""Encoding against the plain-Python serialiser of strategies.py, on random types and values, and at the extremes."""
+"""Tests of encoding against the plain-Python serialiser of strategies.py: random types and values, and extremes."""
 
 import decimal
 import ipaddress
@@ -33,7 +33,7 @@ INT, TEXT = Native("int"), Native("text")
 
 
 def arrow_value(cql_type: CqlType, value: Any) -> Any:
-    """The value as pyarrow takes it; decimal, varint, uuid and inet as text."""
+    """Convert the value for pyarrow; decimal, varint, uuid and inet become text."""
     if value is None:
         return None
     match cql_type:

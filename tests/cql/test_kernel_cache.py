@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept."""
+"""Tests of the folder for compiled kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Literals: what inspect and messages write differently, and that a value's neighbours do not matter."""
+"""Tests of literals: differences between inspect and messages, and independence of a value's neighbours."""
 
 from __future__ import annotations
 

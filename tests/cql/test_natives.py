@@ -1,4 +1,4 @@
-"""Every native type lacks nothing: whatever is in the table can be read, written, printed, compared and published."""
+"""Tests of the table of native types: each type can be read, written, printed, compared and published."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ringsync.formats.page_columns import decode_pages
 from tests.commitlog_model.types import FIXED_LENGTHS, NATIVE
 
 ODD = [b"", b"\x00", b"\x02", b"\xff", b"\x00\x00", b"\xff" * 4, b"\x7f" + b"\xff" * 7, b"\x80" * 9, b"\x00" * 17]
-"""Bytes of which no type but blob takes all."""
+"""Bytes of which each type except blob refuses some."""
 DOCS = Path(__file__).parents[2] / "docs" / "types.md"
 
 every_type = pytest.mark.parametrize("name", NATIVES)
 
 
 def sample(native: NativeType) -> pa.Array:
-    """The type's sample and null, as Arrow."""
+    """Return the type's sample and null, as Arrow."""
     physical = {pa.date32(): pa.int32(), pa.timestamp("us", "UTC"): pa.int64()}.get(native.arrow, native.arrow)
     return pa.array([native.sample, None], physical).cast(native.arrow)
 

@@ -1,4 +1,4 @@
-"""Type strings as system_schema prints them."""
+"""Tests of the type strings in system_schema."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Keys from keystores that the JDK's own tools make, and from text; every message is without secrets."""
+"""Tests of keys from keystores of the JDK's own tools, and from text. No message has secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for (var alias : new String[] {{{aliases}}}) {{
 
 @dataclass(frozen=True)
 class Made:
-    """Keystores of the JDK's keytool, and what Java says which keys are in them."""
+    """Make keystores with the JDK's keytool, and list their keys by Java."""
 
     folder: Path
     jceks: list[str]

@@ -1,4 +1,4 @@
-"""Result pages to Arrow in one pass; decoding cell by cell is the oracle."""
+"""Tests of result pages decoded to Arrow in one pass. Decoding cell by cell is the oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPES: list[CqlType] = [*map(Native, WIDTHS), *map(Native, ("text", "ascii", "bl
 
 
 def usual_value(kind: CqlType) -> st.SearchStrategy[bytes | None]:
-    """Bytes of this type, or null."""
+    """Generate bytes of this type, or null."""
     match str(kind):
         case "text" | "ascii":
             values = st.text(st.characters(codec="ascii"), max_size=40).map(str.encode)
@@ -57,7 +57,7 @@ def body(rows: list[list[bytes | None]]) -> bytes:
 
 
 def check(kinds: list[CqlType], pages: list[bytes]) -> bool:
-    """Compare with decoding cell by cell; tells whether one pass sufficed."""
+    """Compare with decoding cell by cell. Tell whether one pass was enough."""
     found = decode_pages(pages, kinds)
     rows, cells = page_cells(join_pages(pages), len(kinds))
     assert found.rows == rows

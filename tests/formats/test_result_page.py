@@ -1,4 +1,4 @@
-"""Finding the cells of result pages; the driver's own parser is the oracle."""
+"""Tests of finding the cells of result pages. The driver's own parser is the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row images from pages, against a model in plain Python that keeps each cell's absolute times."""
+"""Tests of row images from pages, against a model in plain Python that keeps each cell's absolute times."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def table_rows(draw: st.DrawFn) -> dict[str, Cell | None]:
 
 
 def all_times(row: dict[str, Cell | None], lacking: str | None) -> list[Times]:
-    """The times of every cell of a row."""
+    """Return the times of all cells of a row."""
     found: list[Times] = []
     for column, cell in row.items():
         if cell is not None and cell.times is not None and column != lacking:

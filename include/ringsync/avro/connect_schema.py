@@ -1,4 +1,4 @@
-"""Avro schemas as Kafka Connect's JsonConverter writes schemas. docs/kafka.md says how each type is written."""
+"""Avro schemas in the form of Kafka Connect's JsonConverter. docs/kafka.md has the form of each type."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _CONNECT_NAMES = {
 
 
 def connect_schema(schema: AvroRecord) -> dict[str, Any]:
-    """A record of messages, with its logical types; structs are inlined wherever they are used."""
+    """Convert the schema of a record of messages, with its logical types. Structs are repeated at each use."""
     return _connect(schema, {})
 
 
 def not_null(union: list[Any]) -> Any:
-    """The other branch of a union with null; there are no other unions in messages."""
-    (found,) = (branch for branch in union if branch != "null")
-    return found
+    """Return the other branch of a union with null; messages have no other unions."""
+    (other,) = (branch for branch in union if branch != "null")
+    return other
 
 
 def full_name(record: AvroRecord) -> str:
-    """What a schema calls a record where it is used again."""
+    """Return the name by which a schema uses a record again."""
     return f"{record['namespace']}.{record['name']}" if "namespace" in record else str(record["name"])
 
 

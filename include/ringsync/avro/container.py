@@ -1,4 +1,4 @@
-"""Avro object container files made of rows that are already encoded.
+"""Avro object container files, written from encoded rows.
 
 https://avro.apache.org/docs/1.12.0/specification/#object-container-files
 """
@@ -20,10 +20,10 @@ from ringsync.avro.mapping import without_logical_types
 from ringsync.cql.natives import AvroSchema
 
 Codec = Literal["null", "deflate"]
-"""The codecs that every Avro reader has; fastavro has zstandard only with a further package."""
+"""The codecs that all Avro readers have; fastavro needs another package for zstandard."""
 
 _DEFLATE_LEVEL = 1
-"""ISA-L's level 2 and 3 take longer and save nothing of messages."""
+"""ISA-L's levels 2 and 3 take longer and do not make messages smaller."""
 
 _SYNC_BYTES = 16
 _HEADER = parse_schema(
@@ -41,10 +41,10 @@ _LONG = parse_schema("long")
 
 
 class ContainerWriter:
-    """One container file in the making, in memory. The same calls give the same bytes.
+    """A writer of one container file in memory. The same calls give the same bytes.
 
-    :param schema: the Avro schema of a row
-    :param sync: the 16 bytes between blocks; different for each file
+    :param schema: Avro schema of a row
+    :param sync: 16 bytes between blocks; different for each file
     :param rows_per_block: greatest number of rows in a block
     :raises ValueError: ``sync`` is not 16 bytes long
     """
@@ -61,13 +61,13 @@ class ContainerWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """The number of bytes so far."""
         return self._file.tell()
 
     def add(self, rows: pa.Array) -> None:
-        """Append rows that are encoded already.
+        """Append encoded rows.
 
-        :param rows: binary array, each element one datum
+        :param rows: binary array, one datum per element
         :raises ValueError: a row is null
         """
         for count, data in _blocks(rows, self._rows_per_block):
@@ -77,16 +77,16 @@ class ContainerWriter:
         self.rows += len(rows)
 
     def finish(self) -> bytes:
-        """The file."""
+        """Return the file."""
         return self._file.getvalue()
 
 
 def read_container(data: bytes) -> Iterator[dict[str, Any]]:
-    """The rows of a container file, with numbers and text as written: logical types are not applied.
+    """Read the rows of a container file, with plain numbers and text: logical types are not applied.
 
     Python's date and datetime end at the year 9999; Cassandra's values do not.
 
-    :raises ValueError: it is not a container file
+    :raises ValueError: the data is no container file
     """
     schema, blocks = read_blocks(data)
     reader_schema = parse_schema(without_logical_types(schema))
@@ -97,17 +97,17 @@ def read_container(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def read_blocks(data: bytes) -> tuple[AvroSchema, Iterator[tuple[int, bytes]]]:
-    """A container file's schema, and of each block the number of rows and their bytes, decompressed.
+    """Read a container file's schema, and for each block the number of rows and their decompressed bytes.
 
-    :raises ValueError: it is not a container file, or has a codec other than null and deflate
+    :raises ValueError: the data is no container file, or has a codec other than null and deflate
     """
     stream = BytesIO(data)
     if not data.startswith(b"Obj\x01"):
-        raise ValueError("it is not an Avro container file: it does not begin with 'Obj' and 1")
+        raise ValueError("it is not an Avro container file: it does not begin with 'Obj' and the byte 1")
     header: Any = schemaless_reader(stream, _HEADER)
     codec = header["meta"].get("avro.codec", b"null").decode()
     if codec not in ("null", "deflate"):
-        raise ValueError(f"it has the Avro codec {codec!r}; null and deflate are written")
+        raise ValueError(f"it has the Avro codec {codec!r}; only null and deflate can be read")
     return json.loads(header["meta"]["avro.schema"]), _decompressed(stream, len(data), codec, header["sync"])
 
 
@@ -124,24 +124,24 @@ def _decompressed(stream: BytesIO, end: int, codec: str, sync: bytes) -> Iterato
 def _raw_deflate(data: memoryview) -> bytes:
     """Deflate without zlib's header and checksum (Avro 1.12, "Required Codecs").
 
-    By ISA-L: a fifth of zlib's time at its fastest level, and some percent fewer bytes.
+    ISA-L takes a fifth of the time that zlib takes at its fastest level, and gives some percent fewer bytes.
     """
     return isal_zlib.compress(data, level=_DEFLATE_LEVEL, wbits=-15)
 
 
 def _zigzag(number: int) -> bytes:
-    """A number from 0 as Avro writes a long."""
+    """Encode a number that is not negative as an Avro long."""
     rest = number << 1
-    found = bytearray()
+    encoded = bytearray()
     while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
+        encoded.append(rest & 0x7F | 0x80)
         rest >>= 7
-    found.append(rest)
-    return bytes(found)
+    encoded.append(rest)
+    return bytes(encoded)
 
 
 def _blocks(rows: pa.Array, rows_per_block: int) -> Iterator[tuple[int, memoryview]]:
-    """Cut the array's one buffer at row boundaries: number of rows, their bytes."""
+    """Cut the array's buffer at row boundaries. Yield the number of rows and the bytes of each block."""
     if rows.null_count:
         raise ValueError(f"{rows.null_count} of {len(rows)} rows are null: a container file holds only encoded rows")
     width = np.int64 if pa.types.is_large_binary(rows.type) else np.int32

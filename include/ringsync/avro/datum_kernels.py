@@ -1,6 +1,6 @@
-"""Compiled reading of Avro datums, value by value; and the one value of an envelope that Kafka's partition needs.
+"""Compiled readers of values in Avro datums, and of the one value in an envelope that decides Kafka's partition.
 
-``p`` and ``end`` are addresses in the datum; ``p`` becomes :data:`DAMAGED` where it does not go on as it should.
+``p`` and ``end`` are addresses in the datum. ``p`` becomes :data:`DAMAGED` if the datum does not follow its schema.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ DAMAGED = 0
 
 LONG, TEXT, BOOLEAN = range(3)
 STEP_BYTES = 16
-"""A step to a value: what is passed over, and which branch of its union is null; −1: it is no union."""
+"""Bytes of a step to a value: the kind of value to skip, and the null branch of its union; −1: no union."""
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_long(p: int, end: int) -> tuple[int, int]:
-    """An int or long: (value, address behind it)."""
+    """Read an int or long. Return the value and the address after it."""
     number = 0
     shift = 0
     while p < end and shift < 64:
@@ -33,7 +33,7 @@ def read_long(p: int, end: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_length(p: int, end: int) -> tuple[int, int]:
-    """Of a string or bytes: (bytes, address behind the length)."""
+    """Read the length of a string or bytes. Return it and the address after it."""
     length, p = read_long(p, end)
     if p == DAMAGED or length < 0 or length > end - p:
         return 0, DAMAGED
@@ -42,12 +42,13 @@ def read_length(p: int, end: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_longs(steps: int, count: int, data: int, bounds: int, rows: int, found: int) -> int:
-    """Of each datum the long that comes after these steps.
+    """Read from each datum the long that follows these steps.
 
-    :param count: of the steps
-    :param bounds: where datums begin and end in ``data``, int64[2 · rows]
-    :param found: gets the numbers, int64[rows]
-    :returns: −1; or the first datum that is damaged
+    :param steps: address of the steps
+    :param count: number of steps
+    :param bounds: address of int64[2 · rows]: start and end of each datum in ``data``
+    :param found: output: address of int64[rows] for the numbers
+    :returns: −1, or the first damaged datum
     """
     for row in range(rows):
         p = data + load64_native(bounds + 16 * row)

@@ -1,8 +1,8 @@
-"""CQL types as Avro types, and the values of row images in the shape that an Avro writer needs.
+"""The mappings from CQL types to Avro types, and the conversion of row images to the shape that the Avro writer needs.
 
-There are two mappings. ``exact`` loses nothing: decimal and varint with every digit, UDTs and tuples as records,
-nulls inside collections. ``classic`` is the table of the original CDC design, as lossy as it is there: decimal is a
-double, varint a long, and whatever is frozen is Cassandra's bytes. docs/types.md shows both beside the lake's types.
+There are two mappings. ``exact`` loses nothing: decimal and varint keep all digits, UDTs and tuples are records,
+collections may hold nulls. ``classic`` is the lossy table of the original CDC design: decimal is a double, varint a
+long, and frozen values are Cassandra's bytes. docs/types.md shows both beside the lake's types.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from ringsync.cql.types import (
 Mapping = Literal["exact", "classic"]
 
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-"""Names that no record may have, in any namespace (Avro specification, "Names")."""
+"""Names that no record may have in any namespace (Avro specification, "Names")."""
 
 _BIG_DECIMAL: AvroSchema = {
     "type": "record",
     "name": "BigDecimal",
     "fields": [{"name": "unscaled", "type": "bytes"}, {"name": "scale", "type": "int"}],
 }
-"""What is inside the bytes of the logical type big-decimal (Java: Conversions.BigDecimalConversion)."""
+"""The content of a value of the logical type big-decimal (Java: Conversions.BigDecimalConversion)."""
 
 
 class AvroMappingError(ValueError):
-    """A value that the chosen mapping cannot express; the message names the value and what to do."""
+    """An error: the chosen mapping cannot express a value. The message names the value and says what to do."""
 
 
 def avro_type(cql_type: CqlType, mapping: Mapping, path: str) -> AvroSchema:
-    """The Avro type of a CQL type, not nullable at the top.
+    """Return the Avro type of a CQL type, not nullable at the top.
 
-    Every record gets the namespace ``path``, which grows by a name for each level (a field's name, or ``element``,
-    ``key``, ``value``), so that no two records of a schema share a full name.
+    Records get the namespace ``path``, which grows by a name at each level (a field's name, or ``element``, ``key``,
+    ``value``), so that no two records of a schema share a full name.
 
-    :param path: full name of the place where the type is used, e.g. ``server.shop.orders.value.address``
+    :param path: full name of the place that uses the type, e.g. ``server.shop.orders.value.address``
     """
     if _is_opaque(cql_type, mapping):
         return "bytes"
@@ -85,25 +85,25 @@ def avro_type(cql_type: CqlType, mapping: Mapping, path: str) -> AvroSchema:
 
 
 def record(name: str, namespace: str, fields: Sequence[AvroSchema]) -> dict[str, Any]:
-    """An Avro record."""
+    """Make an Avro record."""
     return {"type": "record", "name": name, "namespace": namespace, "fields": list(fields)}
 
 
 def nullable_field(name: str, cql_name: str, avro: AvroSchema) -> dict[str, Any]:
-    """A record field that may be null, and is null where an older writer did not know it.
+    """Make a record field that may be null, and is null in data of older writers without it.
 
-    Where Avro cannot hold the CQL name it stands in the attribute ``cql``.
+    If Avro does not allow the CQL name, the attribute ``cql`` has it.
     """
     attribute = {} if name == cql_name else {"cql": cql_name}
     return {"name": name, "type": ["null", avro], "default": None, **attribute}
 
 
 def avro_values(cql_type: CqlType, mapping: Mapping, values: pa.Array) -> pa.Array:
-    """The values of a row image's column as :func:`ringsync.avro.rows.encode_rows` takes them.
+    """Convert a column of row images to the form that :func:`ringsync.avro.rows.encode_rows` takes.
 
-    :param values: an array of ``arrow_type(cql_type)``
-    :returns: an array that fits ``["null", avro_type(cql_type, mapping, …)]``; nulls stay null
-    :raises AvroMappingError: classic only: a varint that is no long or a decimal that is no finite double
+    :param values: array of ``arrow_type(cql_type)``
+    :returns: array that fits ``["null", avro_type(cql_type, mapping, …)]``; nulls stay null
+    :raises AvroMappingError: classic only: a varint is no long, or a decimal is no finite double
     """
     if _is_opaque(cql_type, mapping):
         return values if isinstance(cql_type, CustomType) else encode(cql_type, values)
@@ -128,7 +128,7 @@ def avro_values(cql_type: CqlType, mapping: Mapping, values: pa.Array) -> pa.Arr
 
 
 def without_logical_types(schema: AvroSchema) -> AvroSchema:
-    """The same schema with nothing but Avro's own types, so that a reader gives the numbers as written."""
+    """Remove the logical types from a schema, so that a reader returns plain numbers."""
     if isinstance(schema, str):
         return schema
     if isinstance(schema, AnyMapping):
@@ -145,7 +145,7 @@ def without_logical_types(schema: AvroSchema) -> AvroSchema:
 
 
 def _is_opaque(cql_type: CqlType, mapping: Mapping) -> bool:
-    """Whether the mapping leaves the value as Cassandra's bytes."""
+    """Tell whether values stay Cassandra's bytes in this mapping."""
     if isinstance(cql_type, CustomType):
         return True
     if mapping == "exact" or isinstance(cql_type, Native | VectorType):
@@ -158,7 +158,7 @@ def _is_text(cql_type: CqlType) -> bool:
 
 
 def _in_collection(collection: CqlType, inner: AvroSchema) -> AvroSchema:
-    """The type of an element: bytes that were frozen may hold nulls, cells of their own and vectors cannot."""
+    """Return the type of an element. Only frozen collections can hold nulls; multi-cell ones and vectors cannot."""
     frozen = isinstance(collection, ListType | SetType | MapType) and collection.frozen
     return ["null", inner] if frozen else inner
 
@@ -178,7 +178,7 @@ def _native_type(name: str, mapping: Mapping) -> AvroSchema:
 
 
 def _native_values(name: str, mapping: Mapping, values: pa.Array) -> pa.Array:
-    """Values in the shape of their Avro type, where their Arrow type has another."""
+    """Convert values whose Arrow type differs in shape from their Avro type."""
     arrow = NATIVES[name].arrow
     match _native_type(name, mapping):
         case {"logicalType": "big-decimal"}:
@@ -204,8 +204,8 @@ def _big_decimals(name: str, values: pa.Array) -> pa.Array:
 
 
 def _unscaled_and_scale(decimals: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Cassandra's decimals without their first four bytes, and these bytes: the scale. Nulls become b"" and 0."""
-    # In numpy, since pyarrow's binary_slice (26.0) fails without a stop.
+    """Split Cassandra's decimals into unscaled bytes and the scale, their first four bytes. Null gives b"" and 0."""
+    # NumPy, because binary_slice of pyarrow 26.0 fails without a stop.
     _, offset_buffer, data_buffer = decimals.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[decimals.offset : decimals.offset + len(decimals) + 1]
     data = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
@@ -233,7 +233,7 @@ def _longs(values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.int64())
     except pa.ArrowInvalid:
-        _refuse(next(one for one in values if one.is_valid and not _is_long(one)), "varint", "a long of 64 bits")
+        _refuse(next(v for v in values if v.is_valid and not _is_long(v)), "varint", "a long of 64 bits")
 
 
 def _is_long(text: pa.Scalar) -> bool:
@@ -251,21 +251,21 @@ def _refuse(value: pa.Scalar, cql: str, avro: str) -> None:
 
 
 def _offsets(values: pa.Array) -> tuple[pa.Array, int, int]:
-    """A list or map array's offsets, counted from its first item, and where its items are among its child's."""
+    """Return a list or map array's offsets, counted from its first item, and the range of its items in its child."""
     offsets = values.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
     return pa.array(offsets - first), first, last
 
 
 def _map_parts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Keys and values of a map array, or of the list of entries that stands for a map."""
+    """Return keys and values of a map array, or of the list of entries that replaces a map."""
     if pa.types.is_map(values.type):
         return values.keys, values.items
     return values.values.field("key"), values.values.field("value")
 
 
 def _map_array(key: CqlType, offsets: pa.Array, keys: pa.Array, items: pa.Array, mask: pa.Array) -> pa.Array:
-    """A map for Avro: only text keys make an Avro map."""
+    """Make an Avro map if the keys are text; otherwise a list of entries."""
     if _is_text(key):
         return pa.MapArray.from_arrays(offsets, keys, items, mask=mask)
     return pa.ListArray.from_arrays(offsets, _entry_structs(keys, items), mask=mask)

@@ -1,15 +1,15 @@
-"""The compiled loops of :mod:`ringsync.avro.rows`: lengths of Avro values, and their bytes.
+"""The compiled loops of :mod:`ringsync.avro.rows`: they measure and write Avro values.
 
-Arguments that all kernels share, each an int64:
+All kernels share these arguments, each an int64:
 
-* ``bitmap``, ``first_bit``: address of the Arrow validity bitmap (0: no nulls) and the bit of the first row
-* ``null_branch``: the byte that says null in a union (0 or 2), or −1 where there is no union
+* ``bitmap``, ``first_bit``: address of the Arrow validity bitmap (0: no nulls), and the bit of the first row
+* ``null_branch``: byte of the null branch of a union (0 or 2); −1: no union
 * ``rows``: number of rows
 * ``lengths``: address of int64[rows], length of each row so far; −1: the row is hidden under a null, skip it
-* ``cursors``: address of int64[rows], where each row's next byte goes; 0: hidden, skip it
+* ``cursors``: address of int64[rows], address of each row's next byte; 0: the row is hidden, skip it
 
-Kernels that measure give the first row with a null (or a length) that the schema does not allow, or −1.
-Values are copied with exact lengths: a neighbour's bytes may already be there.
+Kernels that measure return the first row with a null (or a length) that the schema does not allow, or −1.
+Values are copied with exact lengths, because a neighbour's bytes may already be written.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from ringsync.compiled.memory import (
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def zigzag(value: int) -> int:
-    """Signed to unsigned so that small magnitudes stay small; the result is to be read as unsigned."""
+    """Turn a signed number into an unsigned one so that small magnitudes stay small. Read the result as unsigned."""
     return (value << 1) ^ (value >> 63)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def varint_length(unsigned: int) -> int:
-    """Bytes of a base-128 varint: one for each 7 bits."""
+    """Return the bytes of a base-128 varint: one for each 7 bits."""
     highest_bit: int = 63 - count_leading_zeros(unsigned | 1)
     return (highest_bit * 9 + 73) >> 6
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def write_varint(p: int, unsigned: int) -> int:
-    """Write a base-128 varint, low bits first; gives the address behind it."""
+    """Write a base-128 varint, low bits first. Return the address after it."""
     while unsigned & ~0x7F:
         store8(p, (unsigned & 0x7F) | 0x80)
         unsigned = (unsigned >> 7) & 0x01FF_FFFF_FFFF_FFFF
@@ -53,7 +53,7 @@ def write_varint(p: int, unsigned: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def write_branch(p: int, null_branch: int, valid: bool) -> int:
-    """Write the union's branch, if there is a union; gives the address behind it."""
+    """Write the union's branch, if there is a union. Return the address after it."""
     if null_branch < 0:
         return p
     store8(p, 2 - null_branch if valid else null_branch)
@@ -129,7 +129,7 @@ def measure_bytes(
 ) -> int:
     """Add the lengths of byte strings, given by their int64 offsets.
 
-    :param size: −1: each has a length prefix; otherwise none has one, and each must be that long
+    :param size: required length of byte strings without a length prefix; −1: all have a length prefix
     """
     branch = 1 if null_branch >= 0 else 0
     for row in range(rows):
@@ -172,7 +172,7 @@ def write_bytes(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def measure_record(bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int, inner: int) -> int:
-    """Add the union's branch, and start the lengths of the fields at ``inner``: 0, or −1 where there is no record."""
+    """Add the union's branch, and start the lengths of the fields at ``inner``: 0, or −1 if there is no record."""
     branch = 1 if null_branch >= 0 else 0
     for row in range(rows):
         length = load64_native(lengths + 8 * row)
@@ -188,7 +188,7 @@ def measure_record(bitmap: int, first_bit: int, null_branch: int, rows: int, len
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def add_lengths(inner: int, rows: int, lengths: int) -> None:
-    """Add the lengths of a record's fields where there is a record."""
+    """Add the lengths of the fields in rows that have a record."""
     for row in range(rows):
         added = load64_native(inner + 8 * row)
         if added > 0:
@@ -197,7 +197,7 @@ def add_lengths(inner: int, rows: int, lengths: int) -> None:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def write_record(bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int, inner: int) -> None:
-    """Write the union's branch; ``inner`` becomes the cursors of the fields, 0 where there is no record."""
+    """Write the union's branch. ``inner`` becomes the cursors of the fields, 0 if there is no record."""
     for row in range(rows):
         p = load64_native(cursors + 8 * row)
         store64(inner + 8 * row, 0)
@@ -212,7 +212,7 @@ def write_record(bitmap: int, first_bit: int, null_branch: int, rows: int, curso
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def advance_cursors(inner: int, rows: int, cursors: int) -> None:
-    """Move the cursors behind the fields where there is a record."""
+    """Move the cursors of rows that have a record past the fields."""
     for row in range(rows):
         p = load64_native(inner + 8 * row)
         if p != 0:
@@ -223,7 +223,7 @@ def advance_cursors(inner: int, rows: int, cursors: int) -> None:
 def reveal_items(
     offsets: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int, item_lengths: int
 ) -> int:
-    """Start the lengths of the items at 0 in the rows that are there and not null; all others stay hidden."""
+    """Start the lengths of items at 0 in rows that are neither hidden nor null. All other items stay hidden."""
     for row in range(rows):
         if load64_native(lengths + 8 * row) < 0:
             continue
@@ -239,7 +239,7 @@ def reveal_items(
 def measure_items(
     offsets: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int, item_lengths: int
 ) -> None:
-    """Add the lengths of the items, of their count and of the end mark."""
+    """Add the lengths of the items, their count and the end mark."""
     branch = 1 if null_branch >= 0 else 0
     for row in range(rows):
         length = load64_native(lengths + 8 * row)
@@ -266,7 +266,7 @@ def write_items(
     item_lengths: int,
     item_cursors: int,
 ) -> None:
-    """Write counts and end marks (one block; empty: the end mark alone), and point each item's cursor to its place."""
+    """Write counts and end marks (one block; if empty, only the end mark), and set each item's cursor to its place."""
     for row in range(rows):
         p = load64_native(cursors + 8 * row)
         if p == 0:

@@ -1,9 +1,9 @@
-"""Avro rows from Arrow columns, compiled: each row of an array becomes one Avro datum.
+"""The compiled Avro encoder: each row of an Arrow array becomes one Avro datum.
 
-The Avro schema and the Arrow type are walked together into a tree of nodes. Two sweeps over that tree do the
-work, a column at a time: the first adds up the length of every row, the second writes every value to its
-final place, so that no byte is copied twice. Both sweeps carry one number per row — its length so far, then
-the address where its next byte goes — and a mark for rows that are hidden under a null parent.
+The Avro schema and the Arrow type together give a tree of nodes. Two sweeps visit this tree, one column at a time. The
+first adds up the length of each row. The second writes each value to its final place, so that no byte is copied twice.
+The first sweep keeps the length of each row so far, the second the address of its next byte. A special value marks rows
+that are hidden under a null parent.
 
 Avro's binary form: https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -35,18 +35,18 @@ _LARGEST_BINARY = 2**31 - 1
 
 
 def encode_rows(schema: AvroSchema, values: pa.Array) -> pa.Array:
-    """Encode every row as one Avro datum, without any header.
+    """Encode each row as one Avro datum, without a header.
 
-    Arrow types and the Avro types they may have: bool → boolean; integers, date32 → int, long; timestamp in
-    any unit → long (µs, or ms rounded down when the logical type is timestamp-millis); float, double; text and
-    binary → string, bytes, fixed; fixed-size binary → fixed; struct → record (fields by name, further struct
-    fields are ignored); list → array; map with text keys → map. ``["null", T]`` or ``[T, "null"]`` takes nulls.
+    Allowed Arrow and Avro types: bool → boolean; integers, date32 → int, long; timestamp in any unit → long (µs, or ms
+    rounded down if the logical type is timestamp-millis); float, double; text and binary → string, bytes, fixed;
+    fixed-size binary → fixed; struct → record (fields by name, extra struct fields are ignored); list → array; map with
+    text keys → map. ``["null", T]`` and ``[T, "null"]`` allow nulls.
 
-    :param schema: the Avro schema of a row, parsed or plain
+    :param schema: Avro schema of a row, parsed or plain
     :param values: one row per element; a struct array for a record
     :returns: pa.binary(), or pa.large_binary() from 2 GiB on
-    :raises ValueError: for a null under a schema without null, a missing field, a number or a length that the
-        Avro type cannot hold, or types that do not fit each other; the message names the field
+    :raises ValueError: a null under a schema without null, a missing field, a number or a length that the Avro type
+        cannot hold, or types that do not fit each other; the message names the field
     """
     node = _node(schema, values, "row", {})
     lengths = np.zeros(len(values), np.int64)
@@ -62,10 +62,11 @@ def encode_rows(schema: AvroSchema, values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Values:
-    """What every node has: where it stands in the schema, how many rows, and which of them are null.
+    """A node of the schema: the common part of all kinds.
 
-    :ivar null_branch: the byte that says null in the union, or NOT_NULLABLE
-    :ivar array: keeps the memory alive that addresses point into
+    :ivar path: place in the schema, for messages
+    :ivar null_branch: byte of the union's null branch, or NOT_NULLABLE
+    :ivar array: values; the node keeps their memory alive for the kernels
     """
 
     path: str
@@ -74,7 +75,7 @@ class _Values:
 
     @property
     def validity(self) -> tuple[int, int]:
-        """Address of the validity bitmap (0: nothing is null), and the bit of the first row."""
+        """The address of the validity bitmap (0: nothing is null), and the bit of the first row."""
         return bitmap_of(self.array)
 
 
@@ -85,21 +86,21 @@ class _Integers(_Values):
 
 @dataclass(frozen=True)
 class _FixedWidth(_Values):
-    """Values of one length, written as they are in memory."""
+    """Values of one length, written exactly as in memory."""
 
     width: int
 
 
 @dataclass(frozen=True)
 class _Bytes(_Values):
-    """large_binary values, written with their length; or each of ``size`` bytes, written without."""
+    """large_binary values: of ``size`` bytes each, or LENGTH_PREFIXED: written after their length."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class _Record(_Values):
-    """A struct: its fields follow each other."""
+    """A struct, written field by field."""
 
     fields: tuple[_Node, ...]
 
@@ -108,9 +109,9 @@ class _Record(_Values):
 class _Items(_Values):
     """A list or map: the count, the items, and an end mark.
 
-    :ivar offsets: int64, number of rows + 1: where each row's items are among the parts
-    :ivar parts: nodes whose values make up one item: the element, or key and value
-    :ivar item_lengths: filled by the first sweep for the second
+    :ivar offsets: int64[rows + 1]: place of each row's first item in the parts
+    :ivar parts: nodes of one item: the element, or key and value
+    :ivar item_lengths: bytes of each item; the first sweep fills it for the second
     """
 
     offsets: Int64Array
@@ -122,7 +123,7 @@ _Node = _Integers | _FixedWidth | _Bytes | _Record | _Items
 
 
 def _node(schema: AvroSchema, values: pa.Array, path: str, named: dict[str, AvroSchema]) -> _Node:
-    """The node for these values; ``named`` collects the named types seen so far, as later references need them."""
+    """Make the node for these values. ``named`` collects the named types so far, for later references to them."""
     schema, null_branch = _without_null(schema, path)
     if isinstance(schema, str) and schema in named:
         schema = named[schema]
@@ -146,7 +147,7 @@ def _node(schema: AvroSchema, values: pa.Array, path: str, named: dict[str, Avro
 
 
 def _without_null(schema: AvroSchema, path: str) -> tuple[AvroSchema, int]:
-    """Split a nullable schema: (the other branch, the byte that says null)."""
+    """Split a nullable schema. Return the other branch, and the byte of the null branch."""
     if isinstance(schema, str | Mapping):
         return schema, NOT_NULLABLE
     if len(schema) != 2 or "null" not in schema:
@@ -156,7 +157,7 @@ def _without_null(schema: AvroSchema, path: str) -> tuple[AvroSchema, int]:
 
 
 def _scalar(attributes: Mapping[str, Any], values: pa.Array, path: str, null_branch: int) -> _Node:
-    """Bring a column to the one Arrow type that the kernels read for this Avro type."""
+    """Cast a column to the Arrow type that the kernels read for this Avro type."""
     kind = attributes["type"]
     if kind in ("int", "long"):
         return _Integers(path, null_branch, _integers(attributes, values))
@@ -180,7 +181,7 @@ def _integers(attributes: Mapping[str, Any], values: pa.Array) -> pa.Array:
 
 
 def _milliseconds(micros: pa.Array) -> pa.Array:
-    """Microseconds to milliseconds, rounded down."""
+    """Convert microseconds to milliseconds, rounded down."""
     milliseconds = numbers_of(micros, np.dtype(np.int64)) // 1000
     return pa.array(milliseconds, mask=micros.is_null().to_numpy(zero_copy_only=False))
 
@@ -218,7 +219,7 @@ def _items(
 
 
 def _measure(node: _Node, lengths: Int64Array) -> None:
-    """First sweep: add the node's length in each row to ``lengths``, save in rows that are HIDDEN_LENGTH."""
+    """Make the first sweep: add the node's length in each row to ``lengths``, except in rows with HIDDEN_LENGTH."""
     rows = (*node.validity, node.null_branch, len(lengths), address(lengths))
     match node:
         case _Integers(array=array):
@@ -239,14 +240,14 @@ def _measure(node: _Node, lengths: Int64Array) -> None:
                 _measure(part, item_lengths)
             kernels.measure_items(address(offsets), *rows, address(item_lengths))
     if bad_row >= 0:
-        found = (
+        problem = (
             "has another length than the schema's" if node.array[bad_row].is_valid else "is null, the schema has none"
         )
-        raise ValueError(f"Avro field {node.path}: the value of entry {bad_row} {found}")
+        raise ValueError(f"Avro field {node.path}: the value of entry {bad_row} {problem}")
 
 
 def _write(node: _Node, cursors: Int64Array) -> None:
-    """Second sweep: write each row's value at its cursor and move the cursor behind it, save at HIDDEN_ADDRESS."""
+    """Make the second sweep: write each row's value at its cursor and move the cursor, except at HIDDEN_ADDRESS."""
     rows = (*node.validity, node.null_branch, len(cursors), address(cursors))
     match node:
         case _Integers(array=array):

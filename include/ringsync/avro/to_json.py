@@ -1,7 +1,7 @@
-"""Avro messages as JSON, with schema and payload as the original CDC design shows them (Kafka Connect's form).
+"""Avro messages as JSON in Kafka Connect's form, which the original CDC design uses: schema and payload.
 
-An Avro schema is compiled to a program, which :mod:`ringsync.avro.to_json_kernels` carries out for each datum.
-docs/kafka.md says how each type is written.
+An Avro schema is compiled to a program. :mod:`ringsync.avro.to_json_kernels` runs it for each datum. docs/kafka.md has
+the form of each type.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ringsync.compiled.memory import PADDING, address, padded
 from ringsync.cql.codec.text_forms import DIGITS_PER_BYTE
 
 JsonConverter = Callable[[Sequence[bytes]], list[bytes]]
-"""Avro datums of one schema to UTF-8 JSON."""
+"""A function that turns Avro datums of one schema into UTF-8 JSON."""
 
 _ROOM = 8 << 20
-"""Bytes that are written at once, unless a single message is longer."""
+"""Bytes of output at once, unless a single message is longer."""
 
 _OF_KIND = {
     "boolean": kernels.BOOLEAN,
@@ -38,11 +38,12 @@ _FLOAT_BYTES = {"double": 8, "float": 4}
 
 
 def json_converter(schema: AvroRecord, *, with_schema: bool = True) -> JsonConverter:
-    """What turns Avro datums of this schema into ``{"schema": …, "payload": …}``, or into the payload alone.
+    """Return a function that turns Avro datums of this schema into ``{"schema": …, "payload": …}``.
 
-    It raises ValueError for a datum that does not follow the schema.
+    The function raises ValueError if a datum does not follow the schema.
 
-    :param schema: of a key or an envelope, with its logical types
+    :param schema: schema of a key or an envelope, with its logical types
+    :param with_schema: False: the payload alone is written
     """
     program = _Program()
     program.write(f'{{"schema":{_compact(connect_schema(schema))},"payload":' if with_schema else "")
@@ -51,22 +52,22 @@ def json_converter(schema: AvroRecord, *, with_schema: bool = True) -> JsonConve
     instructions, literals, depth = program.finished()
 
     def convert(data: Sequence[bytes]) -> list[bytes]:
-        found: list[bytes] = []
+        texts: list[bytes] = []
         room = _ROOM
         buffer, offsets = padded(b"".join(data)), np.zeros(len(data) + 1, np.int64)
         np.cumsum([len(datum) for datum in data], out=offsets[1:])
-        while len(found) < len(data):
-            written = _written(instructions, literals, depth, buffer, offsets, len(found), room)
-            found += written
+        while len(texts) < len(data):
+            written = _written(instructions, literals, depth, buffer, offsets, len(texts), room)
+            texts += written
             if not written:
                 room *= 2
-        return found
+        return texts
 
     return convert
 
 
 class _Program:
-    """A program in the making: instructions, with neighbouring literals as one."""
+    """A builder of programs. It joins neighbouring literals to one."""
 
     def __init__(self) -> None:
         self._instructions: list[tuple[int, int, int]] = []
@@ -75,22 +76,22 @@ class _Program:
         self._depth = self._deepest = 0
 
     def write(self, text: str) -> None:
-        """A literal."""
+        """Add a literal."""
         self._literals += text.encode()
 
     def add(self, kind: int, a: int = 0, b: int = 0) -> int:
-        """An instruction; gives its place."""
+        """Add an instruction. Return its place."""
         self._end_literal()
         self._instructions.append((kind, a, b))
         return len(self._instructions) - 1
 
     def here(self) -> int:
-        """Where the next instruction is, in bytes."""
+        """Return the place of the next instruction in bytes."""
         self._end_literal()
         return len(self._instructions) * kernels.INSTRUCTION_BYTES
 
     def go_here(self, place: int) -> None:
-        """Have the instruction at this place go on with the next one."""
+        """Make the instruction at this place jump to the next one."""
         kind, a, _ = self._instructions[place]
         self._instructions[place] = (kind, a, self.here())
 
@@ -100,7 +101,7 @@ class _Program:
         self._deepest = max(self._deepest, self._depth)
 
     def finished(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], int]:
-        """Instructions, int64[count, 3]; literals; the greatest number of arrays and maps in each other."""
+        """Return instructions, int64[count, 3]; literals; the deepest nesting of arrays and maps."""
         self.add(kernels.END)
         return np.array(self._instructions, np.int64), padded(bytes(self._literals)), self._deepest
 
@@ -167,7 +168,7 @@ def _written(
     first: int,
     room: int,
 ) -> list[bytes]:
-    """The JSON of as many datums as have room, in bytes; those before ``first`` are left out."""
+    """Write the JSON of the datums from ``first`` on, as many as fit into ``room`` bytes."""
     rows = len(offsets) - 1
     output, ends, stack = np.empty(room + PADDING, np.uint8), np.empty(rows, np.int64), np.empty(depth + 1, np.int64)
     floats = np.zeros(1 + 3 * (1 + (len(buffer) if (instructions[:, 0] == kernels.FLOAT).any() else 0) // 4), np.int64)
@@ -200,14 +201,14 @@ def _with_floats(
     noted: npt.NDArray[np.int64],
     buffer: npt.NDArray[np.uint8],
 ) -> list[bytes]:
-    """The output as messages; the digits of its floats are set in.
+    """Cut the output into messages, and insert the digits of its floats.
 
-    :param ends: where each message ends
+    :param ends: end of each message in the output
     :param noted: place in the output, address and bytes of each float
     """
     if not len(noted):
         return _cut(output, ends).to_pylist()  # type: ignore[no-any-return]
-    # What is before each float, and before each end.
+    # The output is cut before each float and at the end of each message.
     limits = np.concatenate([noted[:, 0], ends])
     order = np.argsort(limits, kind="stable")
     behind = pa.concat_arrays([_texts_of(noted, buffer), pa.array([""] * len(ends), pa.string())])
@@ -220,18 +221,18 @@ def _with_floats(
 
 
 def _texts_of(noted: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> pa.Array:
-    """The digits of floats, text."""
+    """Write the digits of floats."""
     texts, rows = [], []
     for width, kind in ((4, np.float32), (8, np.float64)):
-        own = np.flatnonzero(noted[:, 2] == width)
-        places = noted[own, 1, np.newaxis] - address(buffer) + np.arange(width)
+        chosen = np.flatnonzero(noted[:, 2] == width)
+        places = noted[chosen, 1, np.newaxis] - address(buffer) + np.arange(width)
         texts.append(_float_texts(pa.array(buffer[places].view(kind).ravel())))
-        rows.append(own)
+        rows.append(chosen)
     return pa.concat_arrays(texts).take(pa.array(np.argsort(np.concatenate(rows))))
 
 
 def _float_texts(values: pa.Array) -> pa.Array:
-    """The shortest digits that give the same number; JSON has no NaN and no infinities: they are strings."""
+    """Write the shortest digits that give the same number. JSON has no NaN and no infinities: they become strings."""
     texts = values.cast(pa.string())
     whole = pc.match_substring_regex(texts, r"^-?\d+$")
     texts = pc.if_else(whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
@@ -241,7 +242,7 @@ def _float_texts(values: pa.Array) -> pa.Array:
 
 
 def _cut(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
-    """Bytes one behind the other as an array, by where each ends."""
+    """Cut bytes into an array of values, by the end of each."""
     offsets = np.concatenate([[0], ends]).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(output)])
 

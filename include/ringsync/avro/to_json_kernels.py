@@ -1,25 +1,25 @@
 """The compiled loop of :mod:`ringsync.avro.to_json`: Avro datums become JSON.
 
-A program says how: instructions of three int64, an operation and two numbers ``a`` and ``b``. Those of an Avro schema
-follow each other as its values do in a datum:
+A program is a list of instructions: three int64, an operation and two numbers ``a`` and ``b``. The instructions of an
+Avro schema have the order of the values in a datum:
 
 ========== ============================================================================================
 LITERAL    write the ``b`` bytes at place ``a`` of the literals
-UNION      read the branch; of branch ``a``, which is null, write ``null`` and go on at byte ``b``
+UNION      read the branch; if it is ``a``, which is null, write ``null`` and jump to byte ``b``
 LONG       write an int or long
 BOOLEAN    write a boolean
 TEXT       write a string
 BYTES      write bytes as a string of base64
-DECIMAL    write a big-decimal as a string, as BigDecimal.toString prints it
-FLOAT      note the ``a`` bytes (4 or 8) and the place: its digits are set in later
-ITEMS      read the number of items of an array or map; where there are none, go on at byte ``b``
-NEXT       after an item: go back to byte ``b`` for the next one, or on behind the last
+DECIMAL    write a big-decimal as a string, like BigDecimal.toString
+FLOAT      note the ``a`` bytes (4 or 8) and the place: the digits are inserted later
+ITEMS      read the number of items of an array or map; if there are none, jump to byte ``b``
+NEXT       after an item: jump back to byte ``b`` for the next one; after the last go on
 END        the datum is complete
 ========== ============================================================================================
 
-``p`` and ``end`` are addresses in the datum, ``q`` and ``limit`` in the output; behind all buffers
-:data:`~ringsync.compiled.memory.PADDING` bytes are spare. ``p`` becomes ``DAMAGED`` where a datum does not go on as the
-program says (:mod:`ringsync.avro.datum_kernels`), ``q`` becomes :data:`FULL` where the output is too small.
+``p`` and ``end`` are addresses in the datum, ``q`` and ``limit`` in the output. All buffers end in
+:data:`~ringsync.compiled.memory.PADDING` spare bytes. ``p`` becomes ``DAMAGED`` if a datum does not fit the program
+(:mod:`ringsync.avro.datum_kernels`). ``q`` becomes :data:`FULL` if the output is too small.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LAST_OF_FALSE = ord("e")
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 
-# The same byte eight times.
+# Words of eight equal bytes.
 _ONES, _SPACES, _QUOTES, _BACKSLASHES = (int.from_bytes(bytes([byte] * 8), "little") for byte in (1, 32, 34, 92))
 _HIGH_BITS = -0x7F7F_7F7F_7F7F_7F80
 
@@ -65,15 +65,16 @@ def write_json(
     scratch: int,
     scratch_end: int,
 ) -> int:
-    """Write datums one behind the other.
+    """Write the JSON of datums, one after the other.
 
-    :param offsets: of the datums in ``data``, int64[rows + 1]
-    :param first: the datum to begin with
-    :param ends: gets where the JSON of each datum ends in the output, int64[rows]
-    :param floats: gets the number of floats, and of each the place in the output, its address and its bytes, int64
-    :param stack: room for an int64 for each level of nested arrays and maps
-    :param scratch: room for the digits of the longest big-decimal, see :mod:`ringsync.cql.codec.text_forms`
-    :returns: the first datum that is not written, as the output is full; or −1 − row of one that is damaged
+    :param offsets: address of int64[rows + 1]: offsets of the datums in ``data``
+    :param first: number of the first datum to write
+    :param ends: output: address of int64[rows]: end of each datum's JSON in the output
+    :param floats: output: address of int64: number of floats, then for each its place in the output, address and bytes
+    :param stack: address of one int64 per level of nested arrays and maps
+    :param scratch: address of room for the digits of the longest big-decimal, see
+        :mod:`ringsync.cql.codec.text_forms`
+    :returns: number of the first datum that did not fit, or ``rows``; −1 − row: this datum is damaged
     """
     q = output
     noted = 0
@@ -166,7 +167,7 @@ def _write_value(kind: int, p: int, end: int, q: int, limit: int, scratch: int, 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _read_count(p: int, end: int) -> tuple[int, int]:
-    """Of the items of a block; a negative one is followed by the block's bytes. Each item has a byte at least."""
+    """Read the number of items in a block. If it is negative, the block's bytes follow. An item has at least a byte."""
     count, p = read_long(p, end)
     if p != DAMAGED and count < 0:
         _, p = read_long(p, end)
@@ -204,7 +205,7 @@ def _write_word(word: int, q: int, limit: int) -> int:
 def _write_long(value: int, q: int, limit: int) -> int:
     if limit - q < _LONGEST_LONG:
         return FULL
-    # The least int64 has no positive counterpart: its last digit is taken off while it is negative.
+    # The least int64 has no positive counterpart, so the last digit is taken off before the sign.
     last = value % 10
     rest = value // 10
     if value < 0:
@@ -237,7 +238,7 @@ def _write_boolean(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_text(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
-    """A string; quotes, backslashes and control characters are escaped, all else stays as it is."""
+    """Write a string; only quotes, backslashes and control characters are escaped."""
     length, p = read_length(p, end)
     if p == DAMAGED:
         return p, q
@@ -299,7 +300,7 @@ def _write_base64(p: int, end: int, q: int, limit: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_decimal(p: int, end: int, q: int, limit: int, scratch: int, scratch_end: int) -> tuple[int, int]:
-    """Bytes with the unscaled number as bytes, and the scale (Avro's logical type big-decimal)."""
+    """Write a big-decimal: bytes that hold the unscaled number as bytes, and the scale (Avro's logical type)."""
     length, p = read_length(p, end)
     if p == DAMAGED:
         return p, q

@@ -1,4 +1,4 @@
-"""The tables that change rows may belong to, as the kernels look them up: by table id, and columns by name."""
+"""Tables in the form that the kernels read: they find a table by its id and a column by its name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TABLE_WORDS, COLUMN_WORDS = 8, 6
 
 @dataclass(frozen=True)
 class LoggedColumn:
-    """A static or regular column, as commit logs name it.
+    """A static or regular column that commit logs may name.
 
-    :ivar number: what ``column`` of a cell says: its place among :func:`columns_of`
-    :ivar dropped: it is no longer in the table, but older records name it
+    :ivar number: its place among :func:`columns_of`; the field ``column`` of a cell holds this number
+    :ivar dropped: whether it was dropped from the table; older records still name it
     """
 
     number: int
@@ -40,8 +40,8 @@ class LoggedColumn:
 
     @property
     def value_type(self) -> CqlType | None:
-        """The type of its cells' values. None: those of sets are empty, and of user-defined types each field has
-        another, whose bytes change when fields are added to the types in it."""
+        """The type of its cells' values. None for sets, whose values are empty, and for user-defined types, whose
+        fields differ in type and whose bytes change when a type inside gets new fields."""
         if not self.is_multicell:
             return self.type
         match self.type:
@@ -51,23 +51,23 @@ class LoggedColumn:
 
 
 def columns_of(table: TableSchema) -> tuple[LoggedColumn, ...]:
-    """The columns that cells of a table may belong to: static and regular ones, then dropped ones, by number."""
+    """List the columns that cells of a table may belong to: static and regular ones, then dropped ones, by number."""
     present = [(column.name, column.type, column.kind == "static", False) for column in table.value_columns]
     names = {name for name, *_ in present}
     gone = [(column.name, column.type, column.kind == "static", True) for column in table.dropped]
-    found = present + [entry for entry in gone if entry[0] not in names]
-    return tuple(LoggedColumn(number, *entry) for number, entry in enumerate(found))
+    columns = present + [entry for entry in gone if entry[0] not in names]
+    return tuple(LoggedColumn(number, *entry) for number, entry in enumerate(columns))
 
 
 @dataclass(frozen=True)
 class LoggedTables:
     """Tables in the form that kernels read.
 
-    :ivar tables: in the order of the kernels' table numbers
+    :ivar tables: the tables; the kernels' number of a table is its place here
     :ivar directory: int64[tables, 8]: id (two words), number of clustering columns, address of their lengths
-        (int32 each), address and number of static columns, of regular columns
-    :ivar lookup: int64, a power of two: table numbers by hash of the id, -1 where there is none
-    :ivar kept: what ``directory`` points to
+        (int32 each), address and number of the static columns, address and number of the regular columns
+    :ivar lookup: int64[a power of two]: table numbers by hash of the id; -1: empty slot
+    :ivar kept: the arrays that ``directory`` points to
     """
 
     tables: tuple[TableSchema, ...]
@@ -77,14 +77,14 @@ class LoggedTables:
 
     @property
     def most_columns(self) -> int:
-        """Of any table, static and regular ones."""
+        """The greatest number of static and regular columns in one table."""
         return int((self.directory[:, 5] + self.directory[:, 7]).max(initial=0))
 
 
 def logged_tables(tables: Sequence[TableSchema]) -> LoggedTables:
     """Describe tables to the kernels.
 
-    :raises ValueError: when two have the same id
+    :raises ValueError: two tables have the same id
     """
     seen: dict[str, TableSchema] = {}
     for table in tables:
@@ -113,7 +113,7 @@ def logged_tables(tables: Sequence[TableSchema]) -> LoggedTables:
 
 
 def _lookup(directory: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """At most half full, so that a search for an unknown id ends soon."""
+    """Make the hash table, at most half full, so that a search for an unknown id ends soon."""
     size = 2 << len(directory).bit_length()
     lookup = np.full(size, -1, np.int64)
     for number, entry in enumerate(directory):
@@ -127,8 +127,9 @@ def _lookup(directory: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def _described(
     table: TableSchema, is_static: bool, hashes: dict[str, int], kept: list[npt.NDArray[np.generic]]
 ) -> npt.NDArray[np.int64]:
-    """int64[columns, 6] in the order of column lists: address and bytes of the name, number, length of values (-1:
-    each says), whether it has many cells, hash. Simple columns come first, each kind by name (docs/formats.md, 2.5)."""
+    """Describe columns in int64[columns, 6]: address and length of the name, number, length of values (-1: variable),
+    whether the column is multi-cell, hash of the name. The order is that of the column lists in commit logs: simple
+    columns first, then multi-cell ones, each sorted by name (docs/formats.md, 2.5)."""
     columns = [column for column in columns_of(table) if column.is_static == is_static]
     columns.sort(key=lambda column: (column.is_multicell, column.name.encode()))
     described = np.zeros((len(columns), COLUMN_WORDS), np.int64)

@@ -1,6 +1,6 @@
-"""The times that most cells of a row share, and the small Arrow tools that times are put together with.
+"""The times that most cells of a row share.
 
-Times of cells are two int64 per cell: writetime (µs) and expiry (s since the epoch, or one of the two below).
+A cell has two times, both int64: writetime (µs) and expiry (s since the epoch, ``NO_EXPIRY`` or ``NO_CELL``).
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import KERNEL, address, load32_native, load64_native, store64
 
 NO_CELL = -2
-"""Expiry of what is not there; its writetime means nothing."""
+"""Expiry of a cell that is not there; its writetime means nothing."""
 
 
 @dataclass(frozen=True)
 class ElementTimes:
     """Times of the elements of a multi-cell column.
 
-    :ivar starts: int32[rows + 1], where each row's elements begin; a row without any is null or of unknown times
-    :ivar writetimes: of each element, µs
-    :ivar expiries: of each element, s; :data:`NO_CELL` for a UDT field that is not set
+    :ivar starts: int32[rows + 1]: place of each row's first element; a row without elements is null or its times are
+        unknown
+    :ivar writetimes: writetime of each element, µs
+    :ivar expiries: expiry of each element, s; :data:`NO_CELL` for a UDT field that is not set
     """
 
     starts: npt.NDArray[np.int32]
@@ -42,9 +43,9 @@ class ElementTimes:
 class RowTimes:
     """The times that most cells of each row share.
 
-    :ivar writetimes: by row, µs
-    :ivar expiries: by row, s; :data:`NO_CELL` where a row has no cell
-    :ivar mixed: whether any row has a cell of other times
+    :ivar writetimes: common writetime of each row, µs
+    :ivar expiries: common expiry of each row, s; :data:`NO_CELL` if the row has no cell
+    :ivar mixed: whether any row has a cell with other times
     """
 
     writetimes: Integers
@@ -53,11 +54,11 @@ class RowTimes:
 
 
 def common_times(writetimes: Integers, expiries: Integers, elements: Sequence[ElementTimes], rows: int) -> RowTimes:
-    """The (writetime, expiry) that most cells of each row have; among equally many the greatest.
+    """Find the (writetime, expiry) that most cells of each row have; among equally common ones the greatest.
 
-    :param writetimes: of the columns of one cell, int64[columns, rows]
-    :param expiries: the same; :data:`NO_CELL` where there is none
-    :param elements: of the multi-cell columns
+    :param writetimes: writetimes of the single-cell columns, int64[columns, rows]
+    :param expiries: their expiries, int64[columns, rows]; :data:`NO_CELL` if there is no cell
+    :param elements: times of the multi-cell columns
     """
     lists = np.empty((len(elements), 3), np.int64)
     most_cells = len(writetimes)
@@ -93,10 +94,10 @@ def _common_times(
     row_writetimes: int,
     row_expiries: int,
 ) -> int:
-    """Fill the rows' times; the number of rows whose cells are not all alike.
+    """Fill the rows' times. Return the number of rows whose cells differ in their times.
 
     :param lists: int64[list_count, 3]: addresses of starts, writetimes and expiries
-    :param scratch: memory for two words per cell of a row and three per slot
+    :param scratch: memory for two words per cell of a row and three words per slot
     """
     mixed = 0
     for row in range(rows):
@@ -125,7 +126,7 @@ def _common_times(
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _add_cell(scratch: int, cells: int, alike: bool, writetime_at: int, expiry_at: int) -> tuple[int, bool]:
-    """Append a cell's times to the row's in ``scratch``; how many there are now, and whether all are alike."""
+    """Append a cell's times to those in ``scratch``. Return their number now, and whether all are alike."""
     expiry = load64_native(expiry_at)
     if expiry == NO_CELL:
         return cells, alike
@@ -138,7 +139,7 @@ def _add_cell(scratch: int, cells: int, alike: bool, writetime_at: int, expiry_a
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _most_common(pairs: int, count: int) -> int:
-    """Address of the commonest of ``count`` pairs, the greatest of equally common ones: a count by hashing."""
+    """Count ``count`` pairs by hashing. Return the address of the commonest; of equally common ones the greatest."""
     table = pairs + 16 * count
     mask = 1
     while mask < 2 * count:
@@ -168,4 +169,4 @@ def _most_common(pairs: int, count: int) -> int:
 
 
 NO_EXPIRY = -1
-"""``_x.<column>.e``: this cell has no expiry although the row's common value is one."""
+"""Expiry of a cell that does not expire. ``_x.<column>.e`` has it if the row's common value is an expiry."""

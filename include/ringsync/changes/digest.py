@@ -1,4 +1,4 @@
-"""The digest of a change row's content: 128 bits, the same on every replica that has the mutation.
+"""The digest of a change row's content: 128 bits, equal on all replicas that have the mutation.
 
 MurmurHash3 x64_128 with seed 0 of these bytes, all numbers little-endian::
 
@@ -13,7 +13,7 @@ MurmurHash3 x64_128 with seed 0 of these bytes, all numbers little-endian::
         [else: i32 length and bytes of the value]
     i32 count of complex deletions, each: i64 column, i64 timestamp, i64 local_deletion_time
 
-where a column is the first half of the same hash of its name, since a name's place among the columns may change.
+A column is the first half of the same hash of its name, because its place among the columns may change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIGEST_BYTES = 16
 
 
 def column_hashes(names: Iterable[str]) -> dict[str, int]:
-    """What stands for columns in a digest: a signed 64-bit number by name."""
+    """Hash the names of columns to the signed 64-bit numbers that stand for them in a digest."""
     names = list(names)
     hashes, _ = murmur3_128(raw_values(cells_of_values([name.encode() for name in names])))
     return dict(zip(names, hashes.tolist(), strict=True))
@@ -38,9 +38,9 @@ def column_hashes(names: Iterable[str]) -> dict[str, int]:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def store_digest(output: int, p: int, length: int) -> None:
-    """Store the digest of the ``length`` bytes at ``p``, which 16 writable bytes follow.
+    """Store the digest of the ``length`` bytes at ``p``; 16 writable bytes must follow them.
 
-    Both halves have their highest byte first, so that the digest's hexadecimal digits are those of the two numbers.
+    Both halves are big-endian: the digest's hexadecimal digits are those of the two numbers.
     """
     store64(p + length, 0)
     store64(p + length + 8, 0)

@@ -1,4 +1,4 @@
-"""The cells of many rows side by side, as row images are put together from them and taken apart into them."""
+"""The cells of many rows in one flat array: row images are built from it and taken apart into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringsync.schema.table import TableSchema
 Places = npt.NDArray[np.int64]
 
 UNKNOWN_TTL = -1
-"""``ttl`` of a cell, or of a row's liveness, whose time is not known: only that it is not later than ``timestamp``."""
+"""``ttl`` of a cell, or of a row's liveness, whose write time is unknown: it is ``timestamp`` or earlier."""
 
 _EVER, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -29,40 +29,40 @@ _EVER, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 class FlatCells:
     """Cells, or complex deletions, of many rows.
 
-    :ivar row: the row of each
-    :ivar cells: of type ``CELL`` or ``COMPLEX_DELETION``
+    :ivar row: number of each cell's row
+    :ivar cells: structs of type ``CELL`` or ``COMPLEX_DELETION``
     """
 
     row: Places
     cells: pa.StructArray
 
     def take(self, places: npt.NDArray[np.integer[Any]]) -> FlatCells:
-        """Those at these places."""
+        """Take the cells at these places."""
         return FlatCells(self.row[places], self.cells.take(pa.array(places)))
 
     def where(self, mask: Mask) -> FlatCells:
-        """Those that the mask names."""
+        """Keep the cells for which the mask is true."""
         return self.take(np.flatnonzero(mask))
 
     def integers(self, name: str) -> Integers:
-        """A field of integers, 0 where it is null."""
+        """Return a field of integers, with 0 for null."""
         return integers(self.cells.field(name))
 
     @property
     def expiries(self) -> Integers:
-        """When each cell that is no tombstone expires: s since the epoch, NO_EXPIRY."""
+        """The expiry of each cell that is no tombstone: s since the epoch, or NO_EXPIRY."""
         local = self.cells.field("local_deletion_time")
         return np.where(valid_mask(local), integers(local), NO_EXPIRY)
 
     @property
     def unknown(self) -> Mask:
-        """Cells of unknown times."""
+        """Whether the write time of each cell is unknown."""
         ttl = self.cells.field("ttl")
-        found: Mask = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
-        return found
+        unknown: Mask = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
+        return unknown
 
     def lists(self, rows: int) -> pa.ListArray:
-        """Lists by row, each in the order in which its cells are here; nothing else is sorted by."""
+        """Collect the cells of each of ``rows`` rows in a list. Cells of one row keep their order."""
         order = np.argsort(self.row, kind="stable")
         return pa.ListArray.from_arrays(
             starts_of(np.bincount(self.row, minlength=rows)), self.cells.take(pa.array(order))
@@ -70,7 +70,7 @@ class FlatCells:
 
 
 def flat(lists: pa.ListArray) -> FlatCells:
-    """The cells, or complex deletions, of change rows, by row."""
+    """Flatten the cells, or complex deletions, of change rows, sorted by row."""
     counts = np.diff(integers(lists.offsets))
     counts[~valid_mask(lists)] = 0
     return FlatCells(np.repeat(np.arange(len(lists)), counts), lists.flatten())
@@ -85,7 +85,7 @@ def cell_array(
     local_deletion_time: pa.Array,
     kind: Integers,
 ) -> pa.StructArray:
-    """Cells from their fields."""
+    """Make cells from their fields."""
     everywhere = np.ones(len(column), np.bool_)
     arrays = [
         int64_array(column, everywhere).cast(pa.int32()),
@@ -100,13 +100,13 @@ def cell_array(
 
 
 def deletion_array(column: Integers, timestamp: pa.Array, local_deletion_time: pa.Array) -> pa.StructArray:
-    """Complex deletions from their fields."""
+    """Make complex deletions from their fields."""
     number = int64_array(column, np.ones(len(column), np.bool_)).cast(pa.int32())
     return pa.StructArray.from_arrays([number, timestamp, local_deletion_time], fields=list(COMPLEX_DELETION))
 
 
 def kept(cells: FlatCells, table: TableSchema) -> FlatCells:
-    """Without what belongs to columns that were dropped."""
+    """Leave out cells of dropped columns, and cells from before their column was dropped and added again."""
     dropped = {column.name: column.dropped_at for column in table.dropped}
     limits = [_NEVER if column.dropped else dropped.get(column.name, _EVER) for column in columns_of(table)]
     if set(limits) <= {_EVER}:
@@ -116,7 +116,7 @@ def kept(cells: FlatCells, table: TableSchema) -> FlatCells:
 
 
 def by_column(cells: FlatCells, count: int) -> list[FlatCells]:
-    """The cells of each of ``count`` columns, in their order."""
+    """Split the cells by column, for ``count`` columns. Cells of one column keep their order."""
     column = cells.integers("column")
     order = np.argsort(column, kind="stable")
     ordered = cells.take(order)
@@ -128,26 +128,26 @@ def by_column(cells: FlatCells, count: int) -> list[FlatCells]:
 
 
 def together(parts: Sequence[FlatCells], kind: pa.DataType) -> FlatCells:
-    """All of these; of the kind ``CELL`` or ``COMPLEX_DELETION``."""
+    """Concatenate cells of type ``CELL``, or complex deletions of type ``COMPLEX_DELETION``."""
     rows = [part.row for part in parts]
     arrays = [pa.array([], kind), *(part.cells for part in parts)]
     return FlatCells(np.concatenate([np.zeros(0, np.int64), *rows]), pa.concat_arrays(arrays))
 
 
 def shown_by(cells: FlatCells, source: Places) -> FlatCells:
-    """The cells that each row shows when it shows those of another row.
+    """Give each row a copy of the cells of its source row.
 
-    :param cells: in the order of their rows
-    :param source: for each row the row whose cells it shows
+    :param cells: cells sorted by row
+    :param source: for each row, the row whose cells it gets
     """
     counts = np.bincount(cells.row, minlength=len(source))
     starts = np.cumsum(counts) - counts
-    own = counts[source]
-    return FlatCells(np.repeat(np.arange(len(source)), own), cells.cells.take(pa.array(runs(starts[source], own))))
+    shown = counts[source]
+    return FlatCells(np.repeat(np.arange(len(source)), shown), cells.cells.take(pa.array(runs(starts[source], shown))))
 
 
 def spread(values: pa.Array, rows: Places, count: int) -> pa.Array:
-    """Values at the rows they belong to; null in all other rows of ``count``."""
+    """Place values at their rows. The other rows of ``count`` are null."""
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))
     return values.take(pa.array(places, mask=places < 0))

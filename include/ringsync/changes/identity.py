@@ -1,8 +1,8 @@
-"""Which column a cell belongs to, whatever the table looks like by the time somebody reads it.
+"""Stable ids of columns: stored cells find their column again after the table was altered.
 
-In memory a cell names its column by the place that :func:`ringsync.changes.columns.columns_of` gives it. An ``ALTER
-TABLE`` moves these places, so they are never stored: files name columns by ids, which a table gives once to each name
-and never again, and say under which version of the table they were written.
+In memory a cell names its column by its place among :func:`ringsync.changes.columns.columns_of`. An ``ALTER TABLE``
+moves these places, so files do not store them. Files name a column by an id. A table gives each name one id and never
+reuses it. Files also store the version of the table under which they were written.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _NOWHERE = -1
 
 
 class UnresolvedRowsError(Exception):
-    """Stored rows name a column that the table does not have; the message names both versions of the table."""
+    """An error: stored rows name a column that this version of the table does not have."""
 
 
 @dataclass(frozen=True)
 class TableVersion:
-    """A table as it was from some moment on, and the ids of its columns.
+    """One version of a table, and the ids of its columns.
 
-    :ivar number: from 1
-    :ivar names: static and regular columns by id, those of all versions before included. A name stands for one column
-        as long as the table lives: Cassandra lets nobody add a dropped column again with another type or kind
+    :ivar number: number of the version, from 1
+    :ivar names: names of static and regular columns by id, including those of all earlier versions. A name stands for
+        one column as long as the table exists: Cassandra refuses to add a dropped column again with another type or
+        kind
     """
 
     table: TableSchema
@@ -45,45 +46,45 @@ class TableVersion:
 
     @staticmethod
     def first(table: TableSchema) -> TableVersion:
-        """The first version that anybody has seen of a table."""
+        """Return the first known version of a table."""
         return TableVersion(table, 1, tuple(column.name for column in columns_of(table)))
 
     def followed_by(self, table: TableSchema) -> TableVersion:
-        """The next version: new columns get new ids."""
+        """Return the next version: new columns get new ids."""
         new = (column.name for column in columns_of(table) if column.name not in self.names)
         return TableVersion(table, self.number + 1, (*self.names, *new))
 
     @cached_property
     def _ids(self) -> npt.NDArray[np.int32]:
-        """By place."""
+        """Ids of columns by place."""
         return np.array([self.names.index(column.name) for column in columns_of(self.table)], np.int32)
 
     @cached_property
     def _places(self) -> npt.NDArray[np.int32]:
-        """By id; -1: the table has no such column, nor a dropped one."""
+        """Places of columns by id; -1: the table has no such column, not even a dropped one."""
         places = {column.name: column.number for column in columns_of(self.table)}
         return np.array([places.get(name, _NOWHERE) for name in self.names], np.int32)
 
     def to_store(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Change rows as files hold them: with ids of columns, and the number of this version.
+        """Return change rows for files: with ids of columns, and the number of this version.
 
-        :param rows: of this table, decoded under this version
+        :param rows: change rows of this table, decoded under this version
         """
         at = rows.schema.get_field_index("schema_version")
         version = pa.array(np.full(rows.num_rows, self.number, np.int32))
         return _renumbered(rows, self._ids).set_column(at, rows.schema.field(at), version)
 
     def from_store(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Stored change rows with the places that columns have in this version.
+        """Return stored change rows with the places of their columns in this version.
 
-        :raises UnresolvedRowsError: they name a column that this version does not know
+        :raises UnresolvedRowsError: they name a column that this version does not have, or have no version
         """
         highest = int(integers(rows["schema_version"]).max(initial=0))
         lowest = int(integers(rows["schema_version"]).min(initial=highest))
         if rows.num_rows and lowest < 1:
             raise UnresolvedRowsError(
                 f"rows of {self.table.full_name} were staged without a version of its schema, by an older ringsync; "
-                f"version {self.number} is known, and nobody can tell whether they follow it"
+                f"whether they follow version {self.number}, which is known, cannot be told"
             )
         for name in ("cells", "complex_deletions"):
             ids = integers(rows[name].flatten().field(0))
@@ -94,13 +95,14 @@ class TableVersion:
                 known = self.names[named] if 0 <= named < len(self.names) else f"with id {named}"
                 raise UnresolvedRowsError(
                     f"rows of {self.table.full_name} were staged under version {highest} of its schema and have the "
-                    f"column {known}, which version {self.number} does not have: they wait until the newer one is read"
+                    f"column {known}, which version {self.number} does not have: they wait until the newer version "
+                    "is read"
                 )
         return _renumbered(rows, self._places)
 
 
 def _renumbered(rows: pa.RecordBatch, by: npt.NDArray[np.int32]) -> pa.RecordBatch:
-    """The rows with the numbers of columns replaced, by their number."""
+    """Replace the number of each cell's column by ``by[number]``."""
     if np.array_equal(by, np.arange(len(by))):
         return rows
     for name in ("cells", "complex_deletions"):

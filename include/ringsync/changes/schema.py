@@ -1,9 +1,9 @@
-"""Change rows: what was written, a row-level piece of a mutation each, as Arrow.
+"""The Arrow schema of change rows. A change row is one row-level piece of a mutation.
 
-Values, keys and paths are the bytes that Cassandra wrote. ``clustering`` and ``range_end`` are an int32 count and each
-value as int32 length (-1 null, 0 empty) and bytes, all little-endian, and for a range a last byte that says whether
-the bound belongs to it; exactly so they enter the digest. (An encoding whose order is the clustering order could not
-give every value back: 1.0 and 1.00 are one clustering.)
+Values, keys and paths are the bytes that Cassandra wrote. ``clustering`` and ``range_end`` are an int32 count, then for
+each value an int32 length (-1 null, 0 empty) and the bytes, all little-endian. For a range a last byte follows: whether
+the bound belongs to the range. The digest covers exactly these bytes. (An encoding that sorts like the clustering order
+could not give every value back: 1.0 and 1.00 are one clustering.)
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import pyarrow as pa
 
 ROW, STATIC, PARTITION_DELETION, RANGE_DELETION = range(4)
 KINDS = ("row", "static", "partition_deletion", "range_deletion")
-"""Names of ``kind``."""
+"""Names of a row's ``kind``, by number."""
 
 LIVE, EXPIRING, TOMBSTONE = 1, 2, 3
-"""``kind`` of a cell."""
+"""Numbers of a cell's ``kind``."""
 
 LIVENESS = pa.struct([("timestamp", pa.int64()), ("ttl", pa.int32()), ("expires_at", pa.int64())])
-"""Of the row itself, as INSERT makes it: µs, s, s; no TTL: null, null."""
+"""Liveness of the row itself, which INSERT writes: µs, s, s. Without a TTL the last two are null."""
 DELETION = pa.struct([("timestamp", pa.int64()), ("local_deletion_time", pa.int64())])
-"""Of a row, a partition or a range: µs, s."""
+"""Deletion of a row, a partition or a range: µs, s."""
 CELL = pa.struct(
     [
         ("column", pa.int32()),
@@ -32,8 +32,8 @@ CELL = pa.struct(
         ("kind", pa.int8()),
     ]
 )
-"""``column``: see :func:`ringsync.changes.columns.columns_of`; ``path``: null for a column of one cell; ``value``: null
-for a tombstone; ``local_deletion_time``: s, of an expiring cell when it expires."""
+"""``column``: see :func:`ringsync.changes.columns.columns_of`; ``path``: null for a single-cell column; ``value``: null
+for a tombstone; ``local_deletion_time``: s; for an expiring cell the time when it expires."""
 COMPLEX_DELETION = pa.struct([("column", pa.int32()), ("timestamp", pa.int64()), ("local_deletion_time", pa.int64())])
 
 CHANGE_ROWS = pa.schema(
@@ -55,6 +55,6 @@ CHANGE_ROWS = pa.schema(
         ("position", pa.int64()),
     ]
 )
-"""``clustering``: null for static rows and partition deletions; ``range_end``: null but for ranges; ``write_time``:
-the greatest timestamp inside, µs; ``digest``: of the content (:mod:`ringsync.changes.digest`); ``position``: logical,
-behind the record in ``file``."""
+"""``clustering``: null for static rows and partition deletions; ``range_end``: null except for ranges; ``write_time``:
+the greatest timestamp in the row, µs; ``digest``: see :mod:`ringsync.changes.digest`; ``position``: logical position
+after the record in ``file``."""

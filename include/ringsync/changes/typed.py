@@ -1,26 +1,27 @@
-"""Change rows of one table with typed columns: what a person, or a job that knows the table, wants to see.
+"""Change rows of one table with typed columns, for people and for jobs that know the table.
 
-Beside the table's own columns (names as in the replica) there are, each null where it does not apply:
+These columns are added to the table's own, whose names are as in the replica. A column that does not apply is null:
 
 ==================  ========================================================================================
 ``_kind``           ``row``, ``static``, ``partition_deletion``, ``range_deletion``
-``_token``          of the partition
-``_write_time``     µs, the greatest timestamp inside
-``_liveness``       of the row itself: timestamp (µs), ttl (s), expires_at (s)
-``_deletion``       of the row, partition or range: timestamp (µs), local_deletion_time (s)
-``_range``          of a range: for ``start`` and ``end`` the first clustering columns, how many of them count
-                    (``columns``), and whether what begins with them belongs to the range (``inclusive``)
-``_partition_key``  as Cassandra's bytes, and ``_clustering`` as in change rows: a key column is null where its
-                    type in the lake cannot hold the value (an empty int, say)
-``_digest``         of the content
-``_file``           the segment, and ``_position`` the logical position behind the record in it
+``_token``          token of the partition
+``_write_time``     greatest timestamp in the row, µs
+``_liveness``       liveness of the row itself: timestamp (µs), ttl (s), expires_at (s)
+``_deletion``       deletion of the row, partition or range: timestamp (µs), local_deletion_time (s)
+``_range``          bounds of a range: ``start`` and ``end`` have the first clustering columns, the number of columns
+                    that count (``columns``), and whether rows that begin with them belong to it (``inclusive``)
+``_partition_key``  Cassandra's bytes; with ``_clustering`` it keeps key values that the type in the lake cannot
+                    hold (an empty int, say): such a key column is null
+``_clustering``     bytes as in change rows
+``_digest``         digest of the content
+``_file``           name of the segment; ``_position`` is the logical position after the record in it
 ==================  ========================================================================================
 
-Key columns are typed values. Any other column is a cell, null where the change does not touch it: ``value`` (null if
-``deleted``), ``raw`` (its bytes, where the type cannot hold it), ``timestamp`` (µs), ``ttl`` and ``expires_at`` (s),
-``deleted``. Of collections that are not frozen it is a struct of ``deletion`` (of what was there before; null: none)
-and ``cells``, each with its ``path``: list entry (timeuuid), set element, map key. Of UDTs that are not frozen the
-``path`` is the field's number and the value stays bytes, since each field has another type.
+Key columns are typed values. Any other column is a cell, null if the change does not touch it: ``value`` (null if
+``deleted``), ``raw`` (the bytes of a value that the type cannot hold), ``timestamp`` (µs), ``ttl`` and ``expires_at``
+(s), ``deleted``. A collection that is not frozen is a struct of ``deletion`` (the deletion of its earlier content;
+null: none) and ``cells``. Each of these has a ``path``: list entry (timeuuid), set element or map key. In a UDT that is
+not frozen the ``path`` is the field's number, and the value stays bytes, because the fields differ in type.
 """
 
 from __future__ import annotations
@@ -60,19 +61,19 @@ OWN_NAMES = (
 
 
 def typed_schema(table: TableSchema) -> pa.Schema:
-    """The schema of :func:`typed_rows`."""
+    """Return the schema of :func:`typed_rows`."""
     names = _names(table)
     fields = [pa.field(names[column.name], arrow_type(column.type)) for column in table.key_columns]
     fields += [pa.field(names[column.name], _column_type(column)) for column in columns_of(table)]
-    own = [pa.string(), pa.int64(), pa.int64(), LIVENESS, DELETION, _range_type(table)]
-    own += [pa.binary(), pa.binary(), pa.binary(16)]
-    return pa.schema([*fields, *map(pa.field, OWN_NAMES, [*own, pa.string(), pa.int64()])])
+    types = [pa.string(), pa.int64(), pa.int64(), LIVENESS, DELETION, _range_type(table)]
+    types += [pa.binary(), pa.binary(), pa.binary(16), pa.string(), pa.int64()]
+    return pa.schema([*fields, *map(pa.field, OWN_NAMES, types)])
 
 
 def typed_rows(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     """Type the columns of change rows.
 
-    :param rows: of ``CHANGE_ROWS``, all of this table
+    :param rows: batch of ``CHANGE_ROWS``, all of this table
     """
     keys = cells_of(rows["partition_key"])
     parts = [keys] if len(table.partition_key) == 1 else composite_parts(keys, len(table.partition_key))
@@ -115,10 +116,10 @@ def _range_type(table: TableSchema) -> pa.StructType:
 
 
 def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[pa.Array]]:
-    """One side of ranges, or the clustering of rows: as a struct, and its columns."""
+    """Decode one side of ranges, or the clustering of rows. Return it as a struct, and its columns."""
     cells = cells_of(encoded)
     there = cells.lengths >= 0
-    # What is null has nothing that could be read as a count.
+    # Null has no bytes to read a count from.
     rows = np.flatnonzero(there)
     counts, parts, ends = clustering_parts(only(cells, rows), len(table.clustering))
     places = np.full(len(encoded), -1)
@@ -154,7 +155,7 @@ def _column_type(column: LoggedColumn) -> pa.DataType:
 
 
 def _column(rows: pa.RecordBatch, column: LoggedColumn, cells: pa.StructArray, row_of_cell: Places) -> pa.Array:
-    """A column of all rows, from its cells and the row of each."""
+    """Make a column of all rows from its cells and the row of each cell."""
     typed = _cells(column, cells)
     count = len(rows)
     if not column.is_multicell:
@@ -163,8 +164,8 @@ def _column(rows: pa.RecordBatch, column: LoggedColumn, cells: pa.StructArray, r
     lists = pa.ListArray.from_arrays(starts, typed, pa.list_(typed.type))
     deletions = _complex_deletions(rows["complex_deletions"], column, count)
     touched = pc.or_(pc.greater(pc.list_value_length(lists), 0), deletions.is_valid())
-    found = pa.StructArray.from_arrays([deletions, lists], fields=list(_column_type(column)))
-    return pc.if_else(touched, found, pa.scalar(None, found.type))
+    values = pa.StructArray.from_arrays([deletions, lists], fields=list(_column_type(column)))
+    return pc.if_else(touched, values, pa.scalar(None, values.type))
 
 
 def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
@@ -196,6 +197,6 @@ def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
 
 def _complex_deletions(lists: pa.ListArray, column: LoggedColumn, count: int) -> pa.StructArray:
     every = flat(lists)
-    own = every.where(every.integers("column") == column.number)
-    fields = [own.cells.field("timestamp"), own.cells.field("local_deletion_time")]
-    return spread(pa.StructArray.from_arrays(fields, fields=list(DELETION)), own.row, count)
+    deletions = every.where(every.integers("column") == column.number)
+    fields = [deletions.cells.field("timestamp"), deletions.cells.field("local_deletion_time")]
+    return spread(pa.StructArray.from_arrays(fields, fields=list(DELETION)), deletions.row, count)

@@ -1,6 +1,6 @@
-"""Arrow arrays as NumPy arrays and back, without pandas.
+"""Conversion between Arrow and NumPy arrays without pandas.
 
-``to_numpy`` and ``pa.array`` of a mask import pandas, which costs a Spark worker a second.
+``to_numpy`` and ``pa.array`` with a mask import pandas, which costs a Spark worker a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Places = npt.NDArray[np.intp]
 
 
 def integers(array: pa.Array) -> Integers:
-    """An integer array as int64, 0 where it is null."""
+    """Return an integer array as int64, with 0 for null."""
     kind = np.dtype(f"i{array.type.bit_width // 8}")
     if not len(array):
         return np.empty(0, np.int64)
@@ -29,21 +29,21 @@ def integers(array: pa.Array) -> Integers:
 
 
 def int64_array(values: Integers, valid: npt.NDArray[np.bool_]) -> pa.Array:
-    """These integers, null where the mask does not say ``valid``.
+    """Make an Arrow array of integers, null where they are not ``valid``.
 
-    ``pa.array`` does the same, but imports pandas for it, which takes a worker as long as all else together.
+    ``pa.array`` would import pandas, which takes a worker as long as everything else.
     """
     buffers = [bitmap(valid), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.int64(), len(values), buffers)
 
 
 def bitmap(mask: npt.NDArray[np.bool_]) -> pa.Buffer:
-    """Arrow's bitmap of a mask."""
+    """Make Arrow's bitmap of a mask."""
     return pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where an array is not null. (``to_numpy`` tells the same, but imports pandas for it: a second per worker.)"""
+    """Return the mask of values that are not null, without ``to_numpy``, which would import pandas."""
     if not array.null_count:
         return np.ones(len(array), np.bool_)
     first = array.offset // 8
@@ -53,17 +53,17 @@ def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """An array in Arrow's memory pool: for arrays of megabytes numpy would ask the system for new pages every time."""
+    """Allocate an array in Arrow's memory pool. For megabytes NumPy would ask the system for new pages each time."""
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
 def runs(starts: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]) -> Places:
-    """The numbers start, start + 1, … of each run, one run after the other."""
+    """List the numbers start, start + 1, … of each run, one run after the other."""
     ends = np.cumsum(counts)
-    found: Places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
-    return found
+    places: Places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return places
 
 
 def starts_of(counts: npt.NDArray[np.integer[Any]]) -> pa.Array:
-    """Arrow's offsets of lists of so many elements."""
+    """Make Arrow's offsets of lists from their numbers of elements."""
     return pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))

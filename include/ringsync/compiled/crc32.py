@@ -1,8 +1,8 @@
-"""CRC-32 (polynomial 0xEDB88320, as zlib's) in a kernel: for each record a call of zlib would cost more than the work.
+"""CRC-32 (polynomial 0xEDB88320, like zlib's) in kernels: a call of zlib per record would cost more than the work.
 
-Where the processor multiplies without carries (x86-64 with PCLMULQDQ), 16 bytes at a time are folded into what is
-left of those before (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel 2009, for
-reflected CRCs); elsewhere, and for what is shorter, eight at a time by eight tables ("slicing by 8").
+If the processor multiplies without carries (x86-64 with PCLMULQDQ), the state is folded with 16 bytes at a time
+(V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel 2009, for reflected CRCs).
+Other processors, and shorter data, use eight tables for eight bytes at a time ("slicing by 8").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WIDE = ir.IntType(128)
 _FOLD_LOW, _FOLD_HIGH = 0x1751997D0, 0x0CCAA009E
 _FOLD_64 = 0x163CD6124
 _BARRETT_QUOTIENT, _BARRETT_POLYNOMIAL = 0x1F7011641, 0x1DB710641
-"""Bit-reflected: x^(128+32) and x^(128-32), x^64, floor(x^64 / P) and P itself, modulo P and times x."""
+"""Constants, bit-reflected: x^(128+32) and x^(128-32), x^64, floor(x^64 / P) and P itself, modulo P and times x."""
 
 
 def _tables() -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
@@ -44,13 +44,13 @@ def _tables() -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
 
 
 CRC_TABLES = _tables()
-"""uint32[8, 256]; kernels take its address."""
+"""Tables uint32[8, 256]; kernels take their address."""
 
 
 def can_fold() -> bool:
-    """Whether kernels are compiled for a processor that multiplies without carries."""
+    """Tell whether kernels are compiled for a processor that multiplies without carries."""
     if platform.machine().lower() not in ("x86_64", "amd64") or config.CPU_NAME or config.CPU_FEATURES is not None:
-        return False  # numba has been told to compile for another processor
+        return False  # numba may compile for another processor than this one
     return bool(llvm.get_host_cpu_features().get("pclmul"))
 
 
@@ -61,7 +61,7 @@ def _entry(tables: int, table: int, index: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def crc32_by_tables(tables: int, p: int, length: int, crc: int) -> int:
-    """The CRC of what ``crc`` (0 for nothing) stands for and of ``length`` bytes at the address ``p``."""
+    """Continue the CRC ``crc`` (0: no bytes yet) with ``length`` bytes at the address ``p``."""
     state = crc ^ _MASK
     end = p + length
     while end - p >= 8:
@@ -94,7 +94,7 @@ def crc32_by_tables(tables: int, p: int, length: int, crc: int) -> int:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fold(_context: Any, _p: Any, _length: Any, _state: Any) -> Any:
-    """The state of the CRC (int64) after ``length`` bytes, 16 or more."""
+    """Return the state of the CRC (int64) after ``length`` bytes, 16 or more."""
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         p, length, state = arguments
@@ -117,14 +117,15 @@ def _fold(_context: Any, _p: Any, _length: Any, _state: Any) -> Any:
         def words(wide: Any) -> Any:
             return builder.bitcast(wide, _WORDS)
 
-        # The first block is what the others leave over, with zeros before it, which change nothing: so there is no
-        # rest. The state so far belongs to the first four bytes; what the first block lacks of them, to the second.
+        # The first block has 1 to 16 bytes after zeros, which change nothing, so that all other blocks are full. The
+        # state belongs to the first four bytes. If the first block has fewer, the rest of the state spills into the
+        # second block.
         first = builder.add(builder.and_(builder.sub(length, number(1)), number(15)), number(1))
         wide_state = builder.zext(state, _WIDE)
         shift = builder.zext(builder.shl(builder.sub(number(16), first), number(3)), _WIDE)
         block = builder.shl(builder.xor(load(p), wide_state), shift)
         shift = builder.zext(builder.shl(first, number(3)), _WIDE)
-        # Shifting by all of the 128 bits is not defined.
+        # A shift by all 128 bits is undefined.
         shift = builder.select(builder.icmp_unsigned("<", first, number(4)), shift, number(32, _WIDE))
         folded = cgutils.alloca_once_value(builder, words(block))
         spilt = cgutils.alloca_once_value(builder, words(builder.lshr(wide_state, shift)))
@@ -156,7 +157,7 @@ def _fold(_context: Any, _p: Any, _length: Any, _state: Any) -> Any:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def crc32_by_folding(tables: int, p: int, length: int, crc: int) -> int:
-    """As :func:`crc32_by_tables`, if :func:`can_fold`."""
+    """Do the same as :func:`crc32_by_tables`; needs :func:`can_fold`."""
     if length < 16:
         return crc32_by_tables(tables, p, length, crc)
     return _fold(p, length, crc ^ _MASK) ^ _MASK

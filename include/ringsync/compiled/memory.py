@@ -1,11 +1,11 @@
 """Primitives of the compiled kernels: loads and stores at raw addresses.
 
-Kernels take int64 addresses instead of arrays: an array argument costs reference counting and index checks
-in every inlined helper, which makes the loops four to five times slower. The price is that nothing checks bounds:
-every kernel must check lengths against the end of its buffer before it reads, with ``n > end - p``, never
-``p + n > end``, and buffers carry :data:`PADDING` spare bytes behind their end.
+Kernels take int64 addresses instead of arrays. An array argument costs reference counting and index checks in each
+inlined helper, which makes the loops four to five times slower. The price is that nothing checks bounds. A kernel must
+compare lengths with the end of its buffer before it reads, by ``n > end - p``, never by ``p + n > end``. Buffers end in
+:data:`PADDING` spare bytes.
 
-All integers of Cassandra's formats are big-endian; ``load*`` swap, ``load*_native`` do not.
+All integers of Cassandra's formats are big-endian: ``load*`` swap bytes, ``load*_native`` do not.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numba.extending import intrinsic
 
 
 def _require_cache() -> None:
-    """numba's own message does not say which folder it wanted.
+    """Check numba's cache folder, because numba's own message does not name it.
 
-    :raises RuntimeError: when compiled kernels cannot be kept
+    :raises RuntimeError: compiled kernels cannot be kept
     """
     folder = os.environ["NUMBA_CACHE_DIR"]
     try:
@@ -36,27 +36,27 @@ def _require_cache() -> None:
 
 
 _NO_CACHE = (
-    "compiled kernels cannot be kept in {}: {}; let the variable NUMBA_CACHE_DIR name a folder that this user can "
+    "compiled kernels cannot be kept in {}: {}; set the variable NUMBA_CACHE_DIR to a folder that this user can "
     "write to (docs/commitlog.md)"
 )
 _require_cache()
 
 PADDING = 64
-"""Bytes that must be readable behind the end of every buffer given to a kernel."""
+"""Spare bytes that must be readable after the end of each buffer that a kernel gets."""
 
 KERNEL: dict[str, bool] = {"nogil": True, "cache": True}
-"""Options of every kernel: ``@njit(**KERNEL)``."""
+"""Options of all kernels: ``@njit(**KERNEL)``."""
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Address of an array's first byte. The caller keeps the array alive while a kernel uses it."""
+    """Return the address of an array's first byte. The caller keeps the array alive while a kernel uses it."""
     return int(array.__array_interface__["data"][0])
 
 
 def padded(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
-    """Copy bytes into a buffer that kernels may read: followed by :data:`PADDING` zero bytes."""
+    """Copy bytes into a buffer for kernels, with :data:`PADDING` zero bytes at its end."""
     buffer = np.zeros(len(data) + PADDING, np.uint8)
     buffer[: len(data)] = np.frombuffer(data, np.uint8)
     return buffer
@@ -106,7 +106,7 @@ store64 = _store(64)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def count_leading_zeros(_context: Any, _value: Any) -> Any:
-    """Leading zero bits of a 64-bit value (64 for zero)."""
+    """Count the leading zero bits of a 64-bit value (64 for zero)."""
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -129,7 +129,7 @@ def copy16(_context: Any, _destination: Any, _source: Any) -> Any:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def copy_bytes(destination: int, source: int, length: int) -> None:
-    """Copy ``length`` bytes 16 at a time: up to 15 bytes behind either end are read and written too."""
+    """Copy ``length`` bytes, 16 at a time: up to 15 bytes after both ends are read and written, too."""
     done = 0
     while done < length:
         copy16(destination + done, source + done)
@@ -138,7 +138,7 @@ def copy_bytes(destination: int, source: int, length: int) -> None:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def copy_twice(first: int, second: int, source: int, length: int) -> None:
-    """As :func:`copy_bytes`, to two addresses."""
+    """Copy like :func:`copy_bytes`, to two addresses."""
     done = 0
     while done < length:
         copy16(first + done, source + done)
@@ -148,7 +148,7 @@ def copy_twice(first: int, second: int, source: int, length: int) -> None:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def load_unsigned_vint(p: int) -> tuple[int, int]:
-    """Read an unsigned vint at address ``p`` (docs/formats.md, 2.1): (value, address behind it)."""
+    """Read an unsigned vint at address ``p`` (docs/formats.md, 2.1). Return the value and the address after it."""
     first = load8(p)
     if first < 0x80:
         return first, p + 1
@@ -164,7 +164,7 @@ def load_unsigned_vint(p: int) -> tuple[int, int]:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def copy_exactly(destination: int, source: int, length: int) -> None:
-    """Copy ``length`` bytes and touch no other byte of either side; they must not overlap."""
+    """Copy ``length`` bytes and touch no other byte. Source and destination must not overlap."""
     if length >= 16:
         for done in range(0, length - 16, 16):
             copy16(destination + done, source + done)
@@ -182,5 +182,5 @@ def copy_exactly(destination: int, source: int, length: int) -> None:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def is_valid(bitmap: int, bit: int) -> bool:
-    """Whether an Arrow validity bitmap at the address ``bitmap`` (0: nothing is null) has this bit set."""
+    """Tell whether an Arrow validity bitmap at the address ``bitmap`` (0: nothing is null) has this bit set."""
     return bitmap == 0 or (load8(bitmap + (bit >> 3)) >> (bit & 7)) & 1 == 1

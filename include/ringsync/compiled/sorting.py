@@ -1,7 +1,8 @@
-"""Sorting by a number, bytes, and bytes again, as compiled kernels do it: a stable merge sort of row numbers.
+"""A compiled, stable merge sort of row numbers, by a number, then bytes, then bytes again.
 
-A record says by what a row is sorted: int64[6] of a number, the address and length of bytes, the first eight of the
-other bytes as a number (:func:`prefix`), and the address and length of these. So most comparisons touch nothing else.
+A record is the sort key of a row: int64[6] of a number, the address and length of the first bytes, the first eight of
+the second bytes as a number (:func:`prefix`), and the address and length of the second bytes. Most comparisons need
+nothing but the records.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ RECORD_BYTES = 48
 NUMBER, FIRST, FIRST_LENGTH, PREFIX, SECOND, SECOND_LENGTH = range(0, RECORD_BYTES, 8)
 _SIGN = -(2**63)
 _BLOCK = 12
-"""Rows that are sorted by insertion."""
+"""Number of rows that are sorted by insertion."""
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def compare_bytes(p: int, p_length: int, q: int, q_length: int) -> int:
-    """Negative, zero or positive: unsigned byte order, what is shorter first."""
+    """Compare bytes by unsigned order, the shorter first. Return a negative number, zero or a positive number."""
     shorter = min(p_length, q_length)
     done = 0
     while done + 8 <= shorter:
@@ -41,7 +42,7 @@ def compare_bytes(p: int, p_length: int, q: int, q_length: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def prefix(p: int, length: int) -> int:
-    """The first eight bytes as a number that sorts as they do; there must be spare bytes behind them."""
+    """Return the first eight bytes as a number with the same order. Spare bytes must follow them."""
     if length == 0:
         return _SIGN
     spare = 8 * max(8 - length, 0)
@@ -51,7 +52,7 @@ def prefix(p: int, length: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def put_record(record: int, number: int, first: int, first_length: int, second: int, second_length: int) -> None:
-    """Describe a row."""
+    """Write the record of a row."""
     store64(record + NUMBER, number)
     store64(record + FIRST, first)
     store64(record + FIRST_LENGTH, first_length)
@@ -62,7 +63,7 @@ def put_record(record: int, number: int, first: int, first_length: int, second: 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def compare_first(a: int, b: int) -> int:
-    """Compare two records by the number and the first bytes only."""
+    """Compare two records only by the number and the first bytes."""
     x, y = load64_native(a + NUMBER), load64_native(b + NUMBER)
     if x != y:
         return -1 if x < y else 1
@@ -73,32 +74,32 @@ def compare_first(a: int, b: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def compare_second(a: int, b: int, without: int) -> int:
-    """Compare two records by the second bytes only, leaving out so many at their ends."""
+    """Compare two records only by the second bytes, without the last ``without`` of them."""
     x, y = load64_native(a + PREFIX), load64_native(b + PREFIX)
     if x != y and without == 0:
         return -1 if x < y else 1
     length = load64_native(a + SECOND_LENGTH) - without
     other = load64_native(b + SECOND_LENGTH) - without
-    found: int = compare_bytes(load64_native(a + SECOND), length, load64_native(b + SECOND), other)
-    return found
+    order: int = compare_bytes(load64_native(a + SECOND), length, load64_native(b + SECOND), other)
+    return order
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _is_behind(records: int, i: int, j: int) -> bool:
     a, b = records + RECORD_BYTES * i, records + RECORD_BYTES * j
-    found: int = compare_first(a, b)
-    if found == 0:
-        found = compare_second(a, b, 0)
-    return found > 0
+    order: int = compare_first(a, b)
+    if order == 0:
+        order = compare_second(a, b, 0)
+    return order > 0
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def sort_records(records: int, count: int, order: Places, spare: Places) -> None:
-    """Sort row numbers; rows that are equal keep their order.
+    """Sort row numbers; equal rows keep their order.
 
     :param records: address of the rows' records
-    :param order: gets the row numbers
-    :param spare: as long
+    :param order: output: row numbers
+    :param spare: memory as long as ``order``
     """
     for start in range(0, count, _BLOCK):
         for row in range(start, min(start + _BLOCK, count)):

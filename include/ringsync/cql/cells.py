@@ -1,4 +1,4 @@
-"""One column's values as they lie in a buffer: where each begins and how long it is. Nothing is copied."""
+"""One column's values in a buffer, by the offset and length of each. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringsync.compiled.memory import PADDING, address, padded
 from ringsync.cql.codec.gather import count_nulls, gather_bytes, sum_lengths
 
 NULL_LENGTH = -1
-"""Length of a null value; a length of 0 is an existing, empty value."""
+"""Length of a null; a length of 0 is an empty value."""
 
 _BINARY = pa.binary()
 
@@ -24,10 +24,10 @@ _BINARY = pa.binary()
 class Cells:
     """The serialised values of one column.
 
-    :ivar buffer: the bytes, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes
-    :ivar offsets: where in the buffer each value begins
+    :ivar buffer: bytes, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes
+    :ivar offsets: start of each value in the buffer
     :ivar lengths: bytes of each value; -1: null, 0: an empty value
-    :ivar arguments: what every kernel begins with: the three addresses and the number of rows
+    :ivar arguments: first arguments of each kernel: the three addresses and the number of rows
     """
 
     buffer: npt.NDArray[np.uint8]
@@ -44,59 +44,59 @@ class Cells:
         return len(self.lengths)
 
     def value(self, row: int) -> bytes | None:
-        """One value's bytes: for messages, not for hot paths."""
+        """Return one value's bytes, for messages. Too slow for hot paths."""
         start, length = int(self.offsets[row]), int(self.lengths[row])
         return None if length < 0 else self.buffer[start : start + length].tobytes()
 
     def take(self, places: npt.NDArray[np.integer[Any]]) -> Cells:
-        """The cells at these places."""
+        """Take the cells at these places."""
         return Cells(self.buffer, self.offsets[places], self.lengths[places])
 
     def without(self, rows: npt.NDArray[np.bool_]) -> Cells:
-        """The same cells, null in the rows of this mask."""
+        """Make the cells in these rows null."""
         return Cells(self.buffer, self.offsets, np.where(rows, np.int32(NULL_LENGTH), self.lengths))
 
 
 def gathered(cells: Cells) -> tuple[pa.Buffer, pa.Buffer]:
-    """Copy the values one behind the other: Arrow's offsets and the bytes, with spare bytes behind them.
+    """Copy the values into one buffer. Return Arrow's offsets, and the bytes, followed by spare bytes.
 
-    :raises ValueError: when the values together exceed the 2 GiB that Arrow's 32-bit offsets reach
+    :raises ValueError: the values together exceed the 2 GiB that Arrow's 32-bit offsets reach
     """
     base, offsets, lengths, count = cells.arguments
     starts = pa.allocate_buffer(4 * count + 4)
     total = sum_lengths(lengths, count, starts.address)
     if total > np.iinfo(np.int32).max:
-        raise ValueError(f"{count} values have {total} bytes together: give fewer rows at once (2 GiB at most)")
+        raise ValueError(f"{count} values have {total} bytes together: pass fewer rows at once (2 GiB at most)")
     data = pa.allocate_buffer(total + PADDING)
     gather_bytes(base, offsets, lengths, count, starts.address, data.address)
     return starts, data.slice(0, total)
 
 
 def validity(cells: Cells) -> tuple[pa.Buffer | None, int]:
-    """Arrow's validity bitmap (None: no nulls) and the number of nulls."""
+    """Return Arrow's validity bitmap (None: no nulls) and the number of nulls."""
     nulls = count_nulls(cells.arguments[2], len(cells))
     return (pa.py_buffer(np.packbits(cells.lengths >= 0, bitorder="little")) if nulls else None), nulls
 
 
 def raw_values(cells: Cells, kind: pa.DataType = _BINARY) -> pa.Array:
-    """The values as Arrow binary, or as text that is known to be UTF-8; null where the cell is null."""
+    """Return the values as Arrow binary, or as text if they are known to be UTF-8. Null cells stay null."""
     bitmap, nulls = validity(cells)
     return pa.Array.from_buffers(kind, len(cells), [bitmap, *gathered(cells)], null_count=nulls)
 
 
 def cells_of_values(values: Sequence[bytes]) -> Cells:
-    """A few values as cells, and by :func:`raw_values` as Arrow.
+    """Make cells of a few values; :func:`raw_values` then makes Arrow of them.
 
-    ``pa.array`` does the latter, too, but imports pandas for it, which takes a new process a second.
+    ``pa.array`` would also do that, but it imports pandas, which takes a new process a second.
     """
     lengths = np.array([len(value) for value in values], np.int32)
     return Cells(padded(b"".join(values)), np.cumsum(lengths, dtype=np.int32) - lengths, lengths)
 
 
 def cells_of(array: pa.Array) -> Cells:
-    """The cells of an Arrow binary array. The bytes are copied unless its buffer has spare bytes at the end.
+    """Return the cells of an Arrow array. The bytes are copied unless its buffer has spare bytes at the end.
 
-    :param array: of type ``pa.binary()``
+    :param array: array of type ``pa.binary()``
     """
     count = len(array)
     _, starts, data = array.buffers()

@@ -1,7 +1,7 @@
-"""Counters as commit logs and SSTables hold them: contexts of shards, of which the value is the sum.
+"""Counters in commit logs and SSTables: a counter is a context of shards, and its value is their sum.
 
-A context is an int16 number of header elements, that many int16, then shards of 32 bytes: id, int64 clock, int64
-count (docs/formats.md, 2.6; C: db/context/CounterContext).
+A context is an int16 number of header elements, the elements (int16 each), then shards of 32 bytes: id, int64 clock,
+int64 count (docs/formats.md, 2.6; C: db/context/CounterContext).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ SHARD_BYTES = 32
 
 
 def counter_totals(contexts: pa.Array) -> pa.Array:
-    """The value of each context, int64, wrapped as Java does (C: CounterContext.total); null where it is null.
+    """Return the value of each context, int64, wrapped as in Java (C: CounterContext.total). Nulls stay null.
 
-    :param contexts: of type ``pa.binary()``
+    :param contexts: array of type ``pa.binary()``
     """
     cells = cells_of(contexts)
     totals = pa.allocate_buffer(8 * len(cells))

@@ -1,4 +1,4 @@
-"""CQL identifiers: quoting on the way out, reading what users type on the way in."""
+"""CQL identifiers: quoting, reading of names that users type, and names for the lake and Avro."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ norecursive not null of on or order primary rename replace revoke schema select 
 unset update use using view where with
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
-"""Words that name nothing unless they are in quotes (C: cql3/reserved_keywords.txt)."""
+"""Words that are names only in quotes (C: cql3/reserved_keywords.txt)."""
 _NAME = re.compile(r'\s*("(?:[^"]|"")+"|[A-Za-z]\w*)\s*')
 _PIECE = re.compile(r'"(?:[^"]|"")+"|\w+|\*', re.ASCII)
 _PATTERN = re.compile(rf"\s*((?:{_PIECE.pattern})+)\s*\.\s*((?:{_PIECE.pattern})+)\s*", re.ASCII)
 
 
 def quote(identifier: str) -> str:
-    """Quote an identifier so that CQL reads exactly this name, whatever it contains or is reserved for."""
+    """Quote an identifier so that CQL reads exactly this name."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 def parse_table_name(text: str) -> tuple[str, str]:
     """Read ``keyspace.table`` as a user types it; double quotes keep case and odd characters, as in CQL.
 
-    :raises ValueError: when it is not two identifiers joined by a dot
+    :raises ValueError: the text is not two identifiers joined by a dot
     """
     first = _NAME.match(text)
     if first and text[first.end() : first.end() + 1] == ".":
@@ -40,10 +40,10 @@ def parse_table_name(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class TablePattern:
-    """What names tables: as in CQL, where ``*`` outside double quotes stands for any characters.
+    """A pattern for names of tables: ``*`` outside double quotes stands for any characters.
 
-    :ivar keyspace: pieces of its first part, each a text or, for ``*``, None
-    :ivar table: those of the second
+    :ivar keyspace: pieces of the keyspace's name, each a text or, for ``*``, None
+    :ivar table: pieces of the table's name
     """
 
     keyspace: tuple[str | None, ...]
@@ -51,15 +51,15 @@ class TablePattern:
 
     @property
     def is_name(self) -> bool:
-        """Whether it is a table's name: without any ``*``."""
+        """Whether the pattern is one table's name: it has no ``*``."""
         return None not in (*self.keyspace, *self.table)
 
     def matches(self, keyspace: str, table: str) -> bool:
-        """Whether it names a table, whose names are given as they are, without quotes."""
+        """Tell whether the pattern matches a table. Both names are without quotes."""
         return _matches(self.keyspace, keyspace) and _matches(self.table, table)
 
     def __str__(self) -> str:
-        """The pattern, quoted only where it must be."""
+        """Write the pattern, with quotes only where CQL needs them."""
         return ".".join(
             "".join("*" if piece is None else _printable_piece(piece, len(part) == 1) for piece in part)
             for part in (self.keyspace, self.table)
@@ -69,11 +69,11 @@ class TablePattern:
 def parse_table_pattern(text: str) -> TablePattern:
     """Read ``keyspace.table`` or a pattern, e.g. ``shop.*`` or ``*.tmp_*``; double quotes as in CQL.
 
-    :raises ValueError: when it is neither
+    :raises ValueError: the text is neither
     """
-    found = _PATTERN.fullmatch(text)
-    if found:
-        pattern = TablePattern(*(_pieces(part) for part in found.groups()))
+    match = _PATTERN.fullmatch(text)
+    if match:
+        pattern = TablePattern(*(_pieces(part) for part in match.groups()))
         if not pattern.is_name:
             return pattern
     try:
@@ -101,7 +101,7 @@ def _printable_piece(piece: str, whole: bool) -> str:
 def parse_column_names(text: str) -> tuple[str, ...]:
     """Read ``name, name, …`` as a user types it, with double quotes as in CQL.
 
-    :raises ValueError: when it is not identifiers joined by commas
+    :raises ValueError: the text is not identifiers joined by commas
     """
     names = []
     position = 0
@@ -121,19 +121,19 @@ def _unquote(name: str) -> str:
 
 
 def printable(identifier: str) -> str:
-    """The identifier as CQL's own tools print it: quoted only where CQL needs it."""
+    """Write an identifier as CQL's own tools print it: with quotes only if CQL needs them."""
     return identifier if _PLAIN.fullmatch(identifier) and identifier not in _RESERVED else quote(identifier)
 
 
 def portable_names(names: Iterable[str], reserved: Collection[str] = ()) -> tuple[str, ...]:
-    """Names for a lake and for Avro that stand for these identifiers, in order, each different from all others.
+    """Make distinct names for the lake and Avro from these identifiers, in their order.
 
-    Delta, Spark and Avro know neither spaces nor most signs in names, and Delta takes ``a`` and ``A`` for the
-    same. A name that they can hold stays as it is; other characters become ``_``; what collides (also with
-    ``reserved``) gets underscores appended.
+    Delta, Spark and Avro allow neither spaces nor most signs in names. For Delta ``a`` and ``A`` are one name. A name
+    that all of them allow stays. Other characters become ``_``. A name that is taken, or ``reserved``, gets underscores
+    appended.
     """
     taken = {name.lower() for name in reserved}
-    found = []
+    portables = []
     for name in names:
         portable = re.sub(r"[^A-Za-z0-9_]", "_", name)
         if portable[:1].isdigit():
@@ -141,5 +141,5 @@ def portable_names(names: Iterable[str], reserved: Collection[str] = ()) -> tupl
         while portable.lower() in taken:
             portable += "_"
         taken.add(portable.lower())
-        found.append(portable)
-    return tuple(found)
+        portables.append(portable)
+    return tuple(portables)

@@ -1,4 +1,4 @@
-"""MurmurHash3 over byte strings, compiled: row digests, and the tokens of Cassandra's Murmur3Partitioner."""
+"""Compiled MurmurHash3 of byte strings, for row digests and the tokens of Cassandra's Murmur3Partitioner."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _MIX_2 = 0xC4CEB9FE1A85EC53 - 2**64
 
 
 def murmur3_128(values: pa.Array) -> tuple[Int64Array, Int64Array]:
-    """MurmurHash3 x64_128 with seed 0, as everybody but Cassandra computes it.
+    """Compute the standard MurmurHash3 x64_128 with seed 0. Cassandra's differs, see :func:`tokens`.
 
     :param values: binary array without nulls
-    :returns: the first and the second 64 bits of each hash, as signed numbers
-    :raises ValueError: when a value is null
+    :returns: first and second 64 bits of each hash, as signed numbers
+    :raises ValueError: a value is null
     """
     return _hash(values, sign_extend=False)
 
 
 def tokens(partition_keys: pa.Array) -> Int64Array:
-    """The Murmur3Partitioner's token of each partition key.
+    """Compute the Murmur3Partitioner's token of each partition key.
 
-    The first half of a MurmurHash3 whose last bytes (those behind the last 16-byte block) are taken as signed
-    numbers, a mistake kept for compatibility (Cassandra: utils/MurmurHash, CASSANDRA-2975); the lowest token
-    stands for no key, so that a hash of this value becomes the highest, and the empty key gets it.
+    A token is the first half of a MurmurHash3 that takes the bytes after the last 16-byte block as signed numbers, a
+    mistake kept for compatibility (Cassandra: utils/MurmurHash, CASSANDRA-2975). The lowest token belongs to the empty
+    key alone: a hash of this value becomes the highest token.
 
     :param partition_keys: binary array of serialised partition keys, see :func:`.encode.partition_key_bytes`
-    :raises ValueError: when a key is null
+    :raises ValueError: a key is null
     """
-    found, _ = _hash(partition_keys, sign_extend=True)
-    found[found == LOWEST_TOKEN] = HIGHEST_TOKEN
-    found[np.diff(offsets_of(partition_keys)) == 0] = LOWEST_TOKEN
-    return found
+    hashes, _ = _hash(partition_keys, sign_extend=True)
+    hashes[hashes == LOWEST_TOKEN] = HIGHEST_TOKEN
+    hashes[np.diff(offsets_of(partition_keys)) == 0] = LOWEST_TOKEN
+    return hashes
 
 
 def _hash(values: pa.Array, sign_extend: bool) -> tuple[Int64Array, Int64Array]:
@@ -67,7 +67,7 @@ def _rotate_left(value: int, bits: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _shift_right(value: int, bits: int) -> int:
-    """As if the number were unsigned."""
+    """Shift a number right as if it were unsigned."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -81,9 +81,9 @@ def _finish(value: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _tail(p: int, length: int, sign_extend: int) -> int:
-    """Up to 8 bytes, low byte first; each as a signed number if ``sign_extend``, so that it flips those above it."""
+    """Load up to 8 bytes, low byte first. With ``sign_extend`` a byte of 0x80 or above flips all bits above it."""
     if length >= 4:
-        # The first four and the last four of them.
+        # Two loads, of the first four and the last four bytes, are faster than a loop.
         word = (load32_native(p) & 0xFFFFFFFF) | ((load32_native(p + length - 4) & 0xFFFFFFFF) << (8 * length - 32))
         if not sign_extend or word & _HIGHEST_BITS == 0:
             return word
@@ -98,7 +98,7 @@ def _tail(p: int, length: int, sign_extend: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def murmur_mix(h1: int, h2: int, low: int, high: int) -> tuple[int, int]:
-    """MurmurHash3 x64_128 after one more block of two words, each with its low byte first."""
+    """Mix one more block of two words, each with its low byte first, into the state of MurmurHash3 x64_128."""
     h1 ^= _rotate_left(low * _FIRST, 31) * _SECOND
     h1 = (_rotate_left(h1, 27) + h2) * 5 + 0x52DCE729
     h2 ^= _rotate_left(high * _SECOND, 33) * _FIRST
@@ -108,7 +108,7 @@ def murmur_mix(h1: int, h2: int, low: int, high: int) -> tuple[int, int]:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def murmur_finish(h1: int, h2: int, low: int, high: int, length: int) -> tuple[int, int]:
-    """The hash, from the last 0 to 15 bytes as two words (zeros behind them) and the length of all."""
+    """Finish the hash with the last 0 to 15 bytes as two words, filled up with zeros, and the length of all bytes."""
     h2 ^= _rotate_left(high * _SECOND, 33) * _FIRST
     h1 ^= _rotate_left(low * _FIRST, 31) * _SECOND
     h1 ^= length
@@ -123,7 +123,7 @@ def murmur_finish(h1: int, h2: int, low: int, high: int, length: int) -> tuple[i
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def murmur_of(p: int, length: int, sign_extend: int) -> tuple[int, int]:
-    """MurmurHash3 x64_128, seed 0, of the bytes at an address; ``sign_extend``: with Cassandra's mistake."""
+    """Compute MurmurHash3 x64_128, seed 0, of the bytes at an address; ``sign_extend``: with Cassandra's mistake."""
     h1 = h2 = 0
     for _ in range(length >> 4):
         h1, h2 = murmur_mix(h1, h2, load64_native(p), load64_native(p + 8))
@@ -134,7 +134,7 @@ def murmur_of(p: int, length: int, sign_extend: int) -> tuple[int, int]:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def token_of(p: int, length: int) -> int:
-    """The token of the partition key at an address, see :func:`tokens`."""
+    """Compute the token of the partition key at an address, see :func:`tokens`."""
     if length == 0:
         return LOWEST_TOKEN
     token, _ = murmur_of(p, length, 1)
@@ -143,7 +143,7 @@ def token_of(p: int, length: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _hash_rows(offsets: int, data: int, rows: int, sign_extend: int, first: int, second: int) -> None:
-    """MurmurHash3 x64_128, seed 0, of each byte string; ``first`` and ``second`` are addresses of int64[rows]."""
+    """Hash each byte string by MurmurHash3 x64_128, seed 0; ``first`` and ``second``: addresses of int64[rows]."""
     for row in range(rows):
         start, end = load64_native(offsets + 8 * row), load64_native(offsets + 8 * row + 8)
         h1, h2 = murmur_of(data + start, end - start, sign_extend)

@@ -1,6 +1,6 @@
-"""The native CQL types, one record each: all that the rest of the package has to know to tell them apart.
+"""The native CQL types, one record each, with all facts in which they differ.
 
-A new type is an entry here, a kernel for whatever it does as no other type does, and a line in docs/types.md.
+A new type is an entry here, a kernel for behaviour that no other type has, and a line in docs/types.md.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ AvroSchema = str | Mapping[str, Any] | Sequence[Any]
 Codec = Literal[
     "ascii", "blob", "boolean", "date", "decimal", "duration", "fixed", "inet", "text", "timestamp", "uuid", "varint"
 ]
-"""How bytes and Arrow become each other: :mod:`ringsync.cql.codec.decode`, :mod:`ringsync.cql.codec.encode`, and, where
-result pages have a faster way, :mod:`ringsync.formats.page_columns`. ``fixed``: a number of ``width`` bytes."""
+"""Conversion between bytes and Arrow: :mod:`ringsync.cql.codec.decode`, :mod:`ringsync.cql.codec.encode`; for result
+pages, and faster: :mod:`ringsync.formats.page_columns`. ``fixed``: a number of ``width`` bytes."""
 
 Text = Literal["bare", "blob", "date", "duration", "float", "inet", "quoted", "string", "time", "timestamp"]
-"""How a value is printed: :mod:`ringsync.cql.text.natives`. Of ``bare`` (no quotes in JSON), ``quoted`` and ``string``
-(special characters are escaped there) Arrow's text is Cassandra's."""
+"""Printed form of a value: :mod:`ringsync.cql.text.natives`. Arrow's text equals Cassandra's for ``bare`` (no quotes in
+JSON), ``quoted`` and ``string`` (JSON escapes its special characters)."""
 
 BYTES, SIGNED, UNSIGNED, BOOLEAN, FLOAT, VARINT, DECIMAL, UUID, TIMEUUID = range(9)
-"""How values compare, and which are equal (:mod:`ringsync.changes.keys.order_kernels`, ``canonical_kernels``)."""
+"""Order and equality of values (:mod:`ringsync.changes.keys.order_kernels`, ``canonical_kernels``)."""
 
 DATE_EPOCH = 2**31
 """The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
@@ -33,22 +33,21 @@ DATE_EPOCH = 2**31
 
 @dataclass(frozen=True)
 class NativeType:
-    """What there is to know of a native type.
+    """A native type.
 
-    :ivar name: its CQL name
-    :ivar arrow: the Arrow type of its values, in row images and in the lake
-    :ivar codec: how bytes become that Arrow type, and back
-    :ivar text: how values are printed
-    :ivar exact: the Avro type in the mapping ``exact``; a record without its namespace
-    :ivar classic: that in the mapping ``classic``; None: the same
-    :ivar width: bytes of every value; 0: they differ
-    :ivar has_prefix: whether vectors, commit logs and SSTables write the length before a value, although all may
-        have the same (C: AbstractType.valueLengthIfFixed)
-    :ivar order: how values compare
-    :ivar misfit: a phrase for messages, what bytes are that have the right length and are no value; ``{length}`` is
-        their number
-    :ivar sample: some value, as Arrow takes it
-    :ivar literal: some value, as CQL takes it
+    :ivar name: CQL name
+    :ivar arrow: Arrow type of the values, in row images and in the lake
+    :ivar codec: conversion between bytes and that Arrow type
+    :ivar text: printed form of the values
+    :ivar exact: Avro type in the mapping ``exact``; a record has no namespace yet
+    :ivar classic: Avro type in the mapping ``classic``; None: the same
+    :ivar width: bytes of each value; 0: they differ
+    :ivar has_prefix: whether vectors, commit logs and SSTables write the length before a value; they do so for some
+        types whose values have one length (C: AbstractType.valueLengthIfFixed)
+    :ivar order: order of the values
+    :ivar misfit: phrase for messages about bytes of the right length that are no value; ``{length}`` is their number
+    :ivar sample: some value in a form that Arrow takes
+    :ivar literal: some value as a CQL literal
     """
 
     name: str
@@ -66,7 +65,7 @@ class NativeType:
 
     @property
     def is_text(self) -> bool:
-        """Whether values are characters that a user wrote."""
+        """Whether values are text of users."""
         return self.codec in ("ascii", "text")
 
 
@@ -83,7 +82,7 @@ def _number(
     misfit: str = "",
     sample: int = 1,
 ) -> NativeType:
-    """A type whose values are as long in Cassandra as in Arrow."""
+    """Make a type whose values have the same length in Cassandra and in Arrow."""
     width = arrow.bit_width // 8
     return NativeType(name, arrow, codec, text, exact, classic, width, has_prefix, order, misfit, sample)
 
@@ -128,7 +127,7 @@ _ALL = (
         sample=True,
         literal="false",
     ),
-    # The original design has int for counters; they are 64-bit, and a total that wraps is of no use to anybody.
+    # Not Avro's int, as in the original design: counters have 64 bits, and a total that wraps is useless.
     _number("counter", pa.int64(), "bare", "long", has_prefix=True),
     _number("date", pa.date32(), "date", _DATE, "int", codec="date", order=UNSIGNED, has_prefix=True),
     NativeType(
@@ -221,4 +220,4 @@ _ALL = (
     ),
 )
 NATIVES: Mapping[str, NativeType] = {native.name: native for native in _ALL}
-"""By their CQL names; ``varchar`` is ``text``."""
+"""Native types by their CQL names; ``varchar`` is ``text``."""

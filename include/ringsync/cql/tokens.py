@@ -1,4 +1,4 @@
-"""The words of a CQL text, with their places in it: of types, conditions and schemas alike."""
+"""The tokenizer of CQL texts: types, conditions and schemas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, NoReturn
 _TOKEN = re.compile(
     r"""
     (?P<space> [\s\ufeff]++ )
-  # Cassandra hides tables of COMPACT STORAGE in a comment; what it says about them is read, as far as it goes.
+  # Cassandra hides tables of COMPACT STORAGE in a comment. Their statements are read as well as they can be.
   | (?P<hidden>
       /\*\s*+Warning:\ Table\ [^\r\n]*\ omitted\ because\ (?:(?!\*/|CREATE\ TABLE).)*+ (?=CREATE\ TABLE)
       | \*/
@@ -31,9 +31,9 @@ class Token(NamedTuple):
     """One word, string, number or sign.
 
     :ivar kind: ``name``, ``quoted``, ``string``, ``uuid``, ``blob``, ``number``, ``sign``; ``end`` after the last one
-    :ivar text: as it is written
-    :ivar value: what it means: a name in its exact case, a string without its quotes
-    :ivar offset: characters before it
+    :ivar text: text of the token in the CQL
+    :ivar value: meaning of the token: a name in its exact case, a string without its quotes
+    :ivar offset: number of characters before the token
     """
 
     kind: str
@@ -47,40 +47,40 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """The tokens of a text of one line, to be taken one after another. Comments do not belong into such a text.
+    """A reader of the tokens of a text of one line, without comments.
 
-    :param text: the CQL
-    :param what: its name in messages, e.g. ``CQL type``
-    :param error: the class of the errors that are raised
+    :param text: CQL text
+    :param what: name of the text in messages, e.g. ``CQL type``
+    :param error: class of the errors that are raised
     """
 
     skipped: ClassVar[tuple[str, ...]] = ("space",)
-    """Kinds that are no tokens."""
+    """Kinds that are skipped."""
 
     def __init__(self, text: str, what: str, error: type[ValueError]) -> None:
         self.text = text
         self._what = what
         self._error = error
-        self._tokens = [_token(found) for found in _TOKEN.finditer(text) if found.lastgroup not in self.skipped]
+        self._tokens = [_token(match) for match in _TOKEN.finditer(text) if match.lastgroup not in self.skipped]
         self._tokens.append(Token("end", "", "", len(text)))
         self._position = 0
 
     @property
     def next(self) -> Token:
-        """The token that comes next; of kind ``end`` for ever after the last one."""
+        """The next token; after the last one always a token of kind ``end``."""
         return self._tokens[self._position]
 
     def take(self) -> Token:
-        """Go on by one token and return it."""
+        """Take the next token and return it."""
         token = self.next
         if token.kind != "end":
             self._position += 1
         return token
 
     def accept(self, *words: str) -> bool:
-        """Take these keywords or signs if all of them come next, in this order.
+        """Take these keywords or signs if all of them come next, in this order. Tell whether they did.
 
-        :param words: keywords in lower case, signs as they are
+        :param words: keywords in lower case, and signs
         """
         end = self._position + len(words)
         for token, word in zip(self._tokens[self._position : end], words, strict=False):
@@ -92,7 +92,7 @@ class Tokens:
     def expect(self, *words: str) -> None:
         """Take these keywords or signs.
 
-        :raises ValueError: of the text's class, when something else comes next; so do :meth:`name` and :meth:`fail`
+        :raises ValueError: something else comes next; the class is ``error``, also in :meth:`name` and :meth:`fail`
         """
         for word in words:
             if not self.accept(word):
@@ -101,26 +101,26 @@ class Tokens:
     def name(self, expected: str) -> str:
         """Take an identifier.
 
-        :param expected: what it names, for the message
+        :param expected: description of the identifier, for the message
         """
         if not self.next.is_name:
             self.fail(expected)
         return self.take().value
 
     def fail(self, expected: str) -> NoReturn:
-        """Say what was expected instead of the next token."""
+        """Raise an error that says what was expected instead of the next token."""
         place = self.next.offset
         rest = self.text[place:].rstrip()
         shown = repr(rest if len(rest) <= _LONGEST_SHOWN else rest[:_LONGEST_SHOWN] + "…") if rest else "the end"
         self.error(f"expected {expected} at character {place + 1}, found {shown}", self.next)
 
     def error(self, problem: str, _token: Token) -> NoReturn:
-        """Say what is wrong with a token."""
+        """Raise an error that says what is wrong with a token."""
         raise self._error(f"{self._what} {self.text!r}: {problem}")
 
 
-def _token(found: re.Match[str]) -> Token:
-    kind, text = found.lastgroup or "", found.group()
+def _token(match: re.Match[str]) -> Token:
+    kind, text = match.lastgroup or "", match.group()
     value = text
     if kind == "name":
         value = text.lower()
@@ -128,4 +128,4 @@ def _token(found: re.Match[str]) -> Token:
         value = text[1:-1].replace('""', '"')
     elif kind == "string":
         value = text[2:-2] if text[0] == "$" else text[1:-1].replace("''", "'")
-    return Token(kind, text, value, found.start())
+    return Token(kind, text, value, match.start())

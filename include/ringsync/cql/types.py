@@ -1,7 +1,7 @@
-"""The CQL type system: what a type string of ``system_schema.columns`` means, and which Arrow type holds its values.
+"""The CQL type system: the types in ``system_schema.columns``, and the Arrow type of each.
 
-The Arrow type of a CQL type is also its type in the lake, so every choice here is one that Spark, Delta and
-other engines can read. docs/types.md explains the table to users.
+The Arrow type of a CQL type is also its type in the lake, so Spark, Delta and other engines must be able to read it.
+docs/types.md explains the types to users.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ringsync.cql.natives import NATIVES
 from ringsync.cql.tokens import Token, Tokens
 
 VARIABLE = -1
-"""Stands for the length of values that do not all have the same."""
+"""Length that means: the values of this type differ in length."""
 _CUSTOM_LENGTH = {"EmptyType": 0, "LexicalUUIDType": 16, "LegacyTimeUUIDType": 16}
 
 
 class CqlTypeError(ValueError):
-    """A type string that cannot be understood: the message quotes it and says where it stops making sense."""
+    """An error: a type string cannot be read. The message quotes it and says where the problem is."""
 
 
 class UnknownTypeError(CqlTypeError):
-    """A name that is neither a native type nor one of the user-defined types."""
+    """An error: a name is neither a native type nor one of the user-defined types."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class TupleType:
 
 @dataclass(frozen=True)
 class UserType:
-    """A user-defined type with its fields as they are in the schema now."""
+    """A user-defined type with its fields in the current schema."""
 
     keyspace: str
     name: str
@@ -121,18 +121,18 @@ class CustomType:
 
 COUNTER = Native("counter")
 EMPTY = CustomType("org.apache.cassandra.db.marshal.EmptyType")
-"""What Cassandra prints as ``empty``, although no statement may say so; the value of some COMPACT STORAGE tables."""
+"""The type of values in some COMPACT STORAGE tables. Cassandra prints it as ``empty``, but takes it in no statement."""
 
 CqlType = Native | ListType | SetType | MapType | TupleType | UserType | VectorType | CustomType
 
 
 def is_multicell(cql_type: CqlType) -> bool:
-    """Whether Cassandra stores each element as a cell of its own, with its own writetime and TTL."""
+    """Tell whether Cassandra stores each element as a cell of its own, with its own writetime and TTL."""
     return isinstance(cql_type, ListType | SetType | MapType | UserType) and not cql_type.frozen
 
 
 def types_inside(cql_type: CqlType) -> tuple[CqlType, ...]:
-    """The types of which a type is made: of an element, of key and value, of each field."""
+    """Return the types inside a type: of its element, of its key and value, or of its fields."""
     match cql_type:
         case ListType(element) | SetType(element) | VectorType(element):
             return (element,)
@@ -145,9 +145,9 @@ def types_inside(cql_type: CqlType) -> tuple[CqlType, ...]:
 
 
 def stored_length(cql_type: CqlType) -> int:
-    """Bytes of every value of this type in a vector, commit log or SSTable (C: AbstractType.valueLengthIfFixed).
+    """Return the bytes of each value in a vector, commit log or SSTable (C: AbstractType.valueLengthIfFixed).
 
-    :data:`VARIABLE`: each has its length before it.
+    :returns: number of bytes; :data:`VARIABLE`: each value follows its length
     """
     match cql_type:
         case Native(name):
@@ -161,11 +161,11 @@ def stored_length(cql_type: CqlType) -> int:
 
 
 def arrow_type(cql_type: CqlType) -> pa.DataType:
-    """The Arrow type that holds the values of a CQL type, in row images and in the lake.
+    """Return the Arrow type of a CQL type's values, in row images and in the lake.
 
-    decimal and varint are text, because no lake type holds every scale and every number of digits;
-    time is nanoseconds of the day (int64); a map whose key contains a map becomes a list of (key, value),
-    since Spark forbids such keys; tuple fields are called ``field_1`` ….
+    decimal and varint are text, because no lake type holds all scales and all numbers of digits. time is nanoseconds of
+    the day (int64). A map whose key contains a map becomes a list of (key, value), because Spark forbids such keys.
+    Tuple fields are called ``field_1`` ….
     """
     match cql_type:
         case Native(name):
@@ -190,23 +190,23 @@ def arrow_type(cql_type: CqlType) -> pa.DataType:
 
 
 def tuple_field_name(index: int) -> str:
-    """Name of the tuple field with this zero-based index."""
+    """Return the name of the tuple field with this zero-based index."""
     return f"field_{index + 1}"
 
 
 def parse_type(
     text: str, user_types: Mapping[str, UserType], frozen: bool = False, unknown: CqlType | None = None
 ) -> CqlType:
-    """Parse a type as ``system_schema`` prints it, e.g. ``map<text, frozen<list<int>>>``.
+    """Parse a type string of ``system_schema``, e.g. ``map<text, frozen<list<int>>>``.
 
-    :param text: the type string
-    :param user_types: the keyspace's user-defined types by unquoted name (any frozenness)
+    :param text: type string
+    :param user_types: user-defined types of the keyspace by unquoted name, frozen or not
     :param frozen: whether the whole type stands inside a ``frozen<…>``
-    :param unknown: stands for every type name that is not known; None: such a name is an error
-    :raises UnknownTypeError: for an unknown type name
-    :raises CqlTypeError: for a syntax error
+    :param unknown: replacement for unknown type names; None: such a name is an error
+    :raises UnknownTypeError: a type name is unknown
+    :raises CqlTypeError: the text has a syntax error
     """
-    if text in NATIVES:  # most are, and a cluster has many columns
+    if text in NATIVES:  # a shortcut: most types are native, and a cluster has many columns
         return Native(text)
     parser = _Parser(text, user_types, unknown)
     parsed = parser.type(frozen)
@@ -216,7 +216,7 @@ def parse_type(
 
 
 class _Parser:
-    """Recursive descent over the tokens of one type string."""
+    """A recursive descent parser of one type string."""
 
     def __init__(self, text: str, user_types: Mapping[str, UserType], unknown: CqlType | None) -> None:
         self.tokens = Tokens(text, "CQL type", CqlTypeError)
@@ -229,9 +229,9 @@ class _Parser:
         start = self.tokens.next
         name = self.tokens.name("a type")
         if start.kind == "name" and self.tokens.accept("<"):
-            found = self.vector() if name == "vector" else self.parametrised(start, frozen)
+            parsed = self.vector() if name == "vector" else self.parametrised(start, frozen)
             self.tokens.expect(">")
-            return found
+            return parsed
         if start.kind == "name" and (name in NATIVES or name == "varchar"):
             return Native("text" if name == "varchar" else name)
         if name in self.user_types:
@@ -258,10 +258,10 @@ class _Parser:
         self.tokens.error(f"{start.value!r} does not take {len(parts)} parameters", start)
 
     def arguments(self, frozen: bool) -> list[CqlType]:
-        found = [self.type(frozen)]
+        types = [self.type(frozen)]
         while self.tokens.accept(","):
-            found.append(self.type(frozen))
-        return found
+            types.append(self.type(frozen))
+        return types
 
     def vector(self) -> VectorType:
         element = self.type(frozen=True)

@@ -1,9 +1,8 @@
-"""Result pages decoded to Arrow: the columns of some pages of one result, one behind the other.
+"""Result pages decoded to Arrow: the columns of some pages of one result.
 
-Nearly all values of nearly all tables are numbers, times, uuids and texts that are what their type says. Those are
-stored as Arrow has them in the pass that finds where each cell ends, from the bytes as they were received: a copy of
-the pages, or a second pass, costs as much as all of this. Pages that hold anything else are put together and decoded
-cell by cell (:mod:`ringsync.cql.codec.decode`).
+Nearly all values of nearly all tables are well-formed numbers, times, uuids and texts. One pass over the received bytes
+finds the end of each cell and stores such values in Arrow's form. A copy of the pages, or a second pass, would cost as
+much again. Pages that hold anything else are joined and decoded cell by cell (:mod:`ringsync.cql.codec.decode`).
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ _WAY: dict[Codec, int] = {
     "uuid": _UUID,
 }
 _WAY_OF_WIDTH = {4: _FOUR, 8: _EIGHT}
-"""How the values of a native type are stored in the pass; those of other types are decoded after it."""
+"""The way in which the pass stores values of a native type. Values of other types are decoded after it."""
 _VALUE_WIDTH = {_FOUR: 4, _EIGHT: 8, _DATE: 4, _MILLISECONDS: 8}
 
 _FIRST, _SECOND, _VALID, _NULLS, _SIZE = range(8, 48, 8)
 _ENTRY = 48
-"""The kernel's table has six int64 per column: the way; the addresses of values or offsets, of lengths or starts, of
-the validity bitmap; the number of nulls so far; the bytes of texts so far."""
+"""The kernel's table has six int64 per column: the way; the address of values or offsets; the address of lengths or
+starts; the address of the validity bitmap; the number of nulls so far; the bytes of texts so far."""
 _UNUSUAL = 1 << 62
-"""What the kernel returns when a value is not what its type says."""
+"""Return value of the kernel: some value does not fit its type."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ class PageColumns:
     """The columns of some result pages.
 
     :ivar rows: number of rows
-    :ivar decoded: the columns in the order of the result
-    :ivar cells: the same as bytes; None where every value is one that its Arrow type holds
+    :ivar decoded: columns in the order of the result
+    :ivar cells: the same columns as bytes; None if the Arrow types hold all values
     """
 
     rows: int
@@ -76,8 +75,8 @@ def decode_pages(pages: Sequence[Page], types: Sequence[CqlType]) -> PageColumns
     """Decode some pages of one result.
 
     :param pages: bodies of result pages with the same columns
-    :param types: of the columns
-    :raises ValueError: when a page is not exactly its rows and columns, naming the byte position
+    :param types: types of the columns
+    :raises ValueError: a page is malformed or cut off; the message names the byte position
     """
     ways = [_way(NATIVES[kind.name]) if isinstance(kind, Native) else _CELL for kind in types]
     decoded = _decode_usual(pages, types, ways)
@@ -94,8 +93,8 @@ def _way(native: NativeType) -> int:
 
 
 def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequence[int]) -> PageColumns | None:
-    """Decode pages whose every value is what its type says; None: they have another one."""
-    # What is decoded after the pass needs all cells in one buffer, with spare bytes at its end.
+    """Decode pages if all values fit their types; None: some value does not."""
+    # Columns that are decoded after the pass need all cells in one buffer, with spare bytes at its end.
     joined = join_pages(pages).buffer if _CELL in ways else None
     bodies = [np.frombuffer(page, np.uint8) for page in pages] if joined is None else [joined[:-PADDING]]
     counts = [page_rows(body, len(types)) for body in bodies]
@@ -132,10 +131,10 @@ class _Room:
 
     :ivar table: int64[columns, 6], see ``_ENTRY``
     :ivar valid: uint8[columns, bytes], validity bitmaps
-    :ivar offsets: int32[rows] by column, where cells are not stored in the pass
-    :ivar lengths: the same
-    :ivar values: Arrow buffers by column, where they are
-    :ivar starts: Arrow's offsets by column of texts
+    :ivar offsets: int32[rows] offsets of cells, for columns that are decoded after the pass
+    :ivar lengths: int32[rows] lengths of cells, for the same columns
+    :ivar values: Arrow buffers of columns that the pass stores
+    :ivar starts: Arrow's offsets of columns of texts
     """
 
     table: npt.NDArray[np.int64]
@@ -146,25 +145,25 @@ class _Room:
     starts: dict[int, pa.Buffer]
 
     def buffers(self, place: int, way: int) -> list[pa.Buffer]:
-        """Arrow's buffers of a column that was stored in the pass, but for the validity."""
+        """Return Arrow's buffers of a column that the pass stored, without the validity bitmap."""
         if way not in (_TEXT, _UUID):
             return [self.values[place]]
         size = int(self.table[place, _SIZE // 8])
         np.frombuffer(self.starts[place], np.int32)[-1:] = size
         data = self.values[place]
         if way == _TEXT:
-            # There was room for all bytes of all pages; a batch that waits shall not keep it.
+            # There was room for all bytes of all pages. A batch that waits must not keep so much memory.
             data.resize(size + PADDING, shrink_to_fit=True)
         return [self.starts[place], data.slice(0, size)]
 
 
 def _room(ways: Sequence[int], rows: int, size: int) -> _Room:
-    """Memory for so many rows whose cells have ``size`` bytes at most.
+    """Allocate memory for ``rows`` rows whose cells have ``size`` bytes at most.
 
-    :raises ValueError: for more bytes than Arrow's offsets can count
+    :raises ValueError: there are more bytes than Arrow's offsets can count
     """
     if size > np.iinfo(np.int32).max:
-        raise ValueError(f"{rows} rows have {size} bytes together: give fewer pages at once (2 GiB at most)")
+        raise ValueError(f"{rows} rows have {size} bytes together: pass fewer pages at once (2 GiB at most)")
     room = _Room(
         np.zeros((len(ways), _ENTRY // 8), np.int64),
         np.full((len(ways), (rows + 7) // 8), 255, np.uint8),
@@ -191,7 +190,7 @@ def _room(ways: Sequence[int], rows: int, size: int) -> _Room:
 
 
 def _is_text(buffers: Sequence[pa.Buffer], rows: int, native: NativeType) -> bool:
-    """Whether all values are UTF-8, or ASCII."""
+    """Tell whether all values are valid UTF-8, or ASCII for this type."""
     starts, data = buffers
     if not has_high_bit(data.address, data.size):
         return True
@@ -204,7 +203,7 @@ def _is_text(buffers: Sequence[pa.Buffer], rows: int, native: NativeType) -> boo
 def _decode_page(base: int, size: int, first_row: int, rows: int, columns: int, table: int) -> int:
     """Store a page's cells from row ``first_row`` on.
 
-    Returns the position behind the last cell, or minus the position of a truncated cell, or ``_UNUSUAL``.
+    Return the position after the last cell, or minus the position of a truncated cell, or ``_UNUSUAL``.
     """
     p, end = base + 4, base + size
     for row in range(first_row, first_row + rows):
@@ -216,7 +215,7 @@ def _decode_page(base: int, size: int, first_row: int, rows: int, columns: int, 
             if length > end - p:
                 return base - p + 4
             way, first = load64_native(column), load64_native(column + _FIRST)
-            # Going on by a constant, not by ``length``: the processor need not wait for it to find the next cell.
+            # ``p`` grows by a constant, not by ``length``: the processor need not wait for the length.
             if way == _EIGHT and length == 8:
                 store64(first + 8 * row, load64(p))
                 p += 8
@@ -244,7 +243,7 @@ def _decode_page(base: int, size: int, first_row: int, rows: int, columns: int, 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _store_text(column: int, row: int, p: int, length: int, end: int) -> None:
-    """Append the bytes at ``p`` to a column of texts, which has spare bytes behind them; the page has none."""
+    """Append the bytes at ``p`` to a column of texts. The column has spare bytes at its end, the page has none."""
     first, position = load64_native(column + _FIRST), load64_native(column + _SIZE)
     store32(load64_native(column + _SECOND) + 4 * row, position)
     if length < 0:
@@ -259,7 +258,7 @@ def _store_text(column: int, row: int, p: int, length: int, end: int) -> None:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _store_converted(column: int, row: int, p: int, length: int) -> bool:
-    """Store a value that Arrow has otherwise than Cassandra; False: it is not what its type says."""
+    """Store a value whose form differs in Arrow and Cassandra; False: it does not fit its type."""
     way, first = load64_native(column), load64_native(column + _FIRST)
     if way == _UUID and length == 16:
         position = load64_native(column + _SIZE)
@@ -279,7 +278,7 @@ def _store_converted(column: int, row: int, p: int, length: int) -> bool:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _store_null(column: int, row: int) -> None:
-    """A null in a column of values: 0 or an empty text stands where it would."""
+    """Store a null in a column of values, as 0 or an empty text."""
     way, first = load64_native(column), load64_native(column + _FIRST)
     if way == _UUID:
         store32(load64_native(column + _SECOND) + 4 * row, load64_native(column + _SIZE))

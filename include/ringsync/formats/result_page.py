@@ -1,7 +1,7 @@
-"""Result pages of the native protocol: where each cell lies.
+"""Cells in result pages of the native protocol.
 
-A page's body is an int32 number of rows, then row after row each cell as an int32 length (negative: null) and that
-many bytes (native_protocol_v5.spec, section 4.2.5.2).
+A page's body is an int32 number of rows, then the cells, row by row. A cell is an int32 length (negative: null) and
+its bytes (native_protocol_v5.spec, section 4.2.5.2).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Page = bytes | memoryview
 class PaddedPage:
     """The body of a result page, ready for the kernels.
 
-    :ivar buffer: the bytes, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes
+    :ivar buffer: bytes of the page, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes
     """
 
     buffer: npt.NDArray[np.uint8]
@@ -35,7 +35,7 @@ class PaddedPage:
 
 
 def join_pages(bodies: Sequence[Page]) -> PaddedPage:
-    """Several pages of one result as one page."""
+    """Join several pages of one result to one page."""
     rows = sum(int.from_bytes(body[:4], "big") for body in bodies)
     buffer = pooled(4 + sum(len(body) - 4 for body in bodies) + PADDING, np.uint8)
     buffer[:4] = np.frombuffer(rows.to_bytes(4, "big"), np.uint8)
@@ -48,12 +48,12 @@ def join_pages(bodies: Sequence[Page]) -> PaddedPage:
 
 
 def page_cells(body: Page | PaddedPage, column_count: int) -> tuple[int, list[Cells]]:
-    """The cells of a result page.
+    """Find the cells of a result page.
 
-    :param body: what follows the metadata in a RESULT/Rows message
-    :param column_count: columns of the result
-    :return: number of rows, and the cells of each column in the order of the result
-    :raises ValueError: when the page is not exactly this many rows and columns, naming the byte position
+    :param body: bytes after the metadata in a RESULT/Rows message
+    :param column_count: number of columns of the result
+    :returns: number of rows, and the cells of each column in the order of the result
+    :raises ValueError: the page is malformed or cut off; the message names the byte position
     """
     page = body if isinstance(body, PaddedPage) else _padded(body)
     buffer, size = page.buffer, len(page)
@@ -69,9 +69,10 @@ def page_cells(body: Page | PaddedPage, column_count: int) -> tuple[int, list[Ce
 
 
 def page_rows(page: npt.NDArray[np.uint8], column_count: int) -> int:
-    """Number of rows of a page, without what may be behind it.
+    """Return the number of rows of a page.
 
-    :raises ValueError: when so many rows and columns cannot be in a page of this size
+    :param page: bytes of the page, without spare bytes
+    :raises ValueError: a page of this size cannot hold so many rows and columns
     """
     rows = int.from_bytes(page[:4].tobytes(), "big", signed=True)
     if len(page) < 4 or not 0 <= rows * column_count * 4 <= len(page) - 4:
@@ -82,18 +83,18 @@ def page_rows(page: npt.NDArray[np.uint8], column_count: int) -> int:
 
 
 def check_end(stop: int, size: int, rows: int, column_count: int) -> None:
-    """Check that the last cell ended where the page does.
+    """Check that the page ends with its last cell.
 
-    :param stop: the position behind the last cell, or minus the position of a cell that runs past the end
+    :param stop: position after the last cell, or minus the position of a cell that runs past the end
     :param size: bytes of the page
-    :raises ValueError: when it did not
+    :raises ValueError: the page ends within a cell, or bytes follow the last one
     """
     if stop < 0:
         raise ValueError(f"truncated result page: the cell at byte {-stop} runs past the end at byte {size}")
     if stop < size:
         raise ValueError(
             f"malformed result page: {size - stop} bytes are left at byte {stop}, "
-            f"behind {rows} rows of {column_count} columns"
+            f"after {rows} rows of {column_count} columns"
         )
 
 
@@ -106,7 +107,7 @@ def _padded(body: Page) -> PaddedPage:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _find_cells(base: int, size: int, rows: int, columns: int, offsets: int, lengths: int) -> int:
-    """Fill int32[columns, rows] offsets and lengths; the end position, or minus the position of a truncated cell."""
+    """Fill int32[columns, rows] offsets and lengths. Return the end, or minus the position of a truncated cell."""
     p, end = base + 4, base + size
     for row in range(rows):
         offset, length = offsets + 4 * row, lengths + 4 * row

@@ -1,4 +1,7 @@
-"""Which replica of a token range is read first: the same for everybody who holds the same ring snapshot."""
+"""Ranks of replicas: the order in which the replicas of a token range are read.
+
+All tasks with the same ring snapshot compute the same ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ Level = Literal["LOCAL_ONE", "LOCAL_QUORUM", "ALL"]
 class RankedRing:
     """The token ranges of a ring, numbered from 0 in token order, each with its replicas by rank.
 
-    Range 0 wraps. Ranks are the natural order, in which the owner of the range's end comes first, so that primaries are
-    spread as the tokens are; but replicas that are alive come before those that are not, and of these first those whose
-    logs are read.
+    Range 0 wraps. Live replicas come before those that are down, and of the live ones those first whose logs are read.
+    Otherwise ranks are the natural order: the owner of the range's end comes first, so that primaries are spread like
+    the tokens.
 
-    :ivar ring: what it was made from
+    :ivar ring: ring snapshot
     :ivar ranges: token ranges, by number
     :ivar hosts: replicas, by number of the range, then by rank
     """
@@ -39,39 +42,40 @@ class RankedRing:
         return np.array([token_range.end for token_range in self.ranges], np.int64)
 
     def numbers_of(self, tokens: Integers) -> Integers:
-        """The number of the range that each token lies in."""
+        """Find the number of each token's range."""
         return np.searchsorted(self.ends, tokens, side="left") % len(self.ranges)
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """The host ids of all that replicate any range."""
+        """The ids of all hosts that replicate any range."""
         return tuple(sorted({host.id for hosts in self.hosts for host in hosts}))
 
     @cached_property
     def live(self) -> Integers:
-        """The live replicas whose logs are read, by number of the range, then by rank: places in ``nodes``; behind
-        them −1."""
+        """Live replicas whose logs are read, by number of the range, then by rank: places in ``nodes``, then −1."""
         places = {node: place for place, node in enumerate(self.nodes)}
-        found = np.full((len(self.hosts), max(map(len, self.hosts), default=0)), -1, np.int64)
+        table = np.full((len(self.hosts), max(map(len, self.hosts), default=0)), -1, np.int64)
         for number, hosts in enumerate(self.hosts):
             live = [places[host.id] for host in hosts if host.is_heard]
-            found[number, : len(live)] = live
-        return found
+            table[number, : len(live)] = live
+        return table
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """By number of a range the level at which a read meets one at least of the replicas in ``live``; LOCAL_ONE only
-        where no replica whose log is read is down."""
+        """Level, by number of the range, at which a read meets at least one of the replicas in ``live``.
+
+        LOCAL_ONE only where no replica whose log is read is down.
+        """
         return tuple(map(_level, self.hosts))
 
     @cached_property
     def most_live(self) -> Mask:
-        """Whether LOCAL_QUORUM can be had, by number of the range."""
+        """Whether LOCAL_QUORUM can be reached, by number of the range."""
         return np.array([_are_most([host.up for host in hosts if host.is_local]) for hosts in self.hosts], np.bool_)
 
     @cached_property
     def all_live(self) -> Mask:
-        """Whether ALL can be had, by number of the range: no replica is down, in no datacenter."""
+        """Whether ALL can be reached, by number of the range: no replica is down, in any datacenter."""
         return np.array([all(host.up for host in hosts) for hosts in self.hosts], np.bool_)
 
 
@@ -86,13 +90,13 @@ def _are_most(which: Sequence[bool]) -> bool:
 
 
 def ranked(ring: RingSnapshot) -> RankedRing:
-    """Rank the replicas of every token range.
+    """Rank the replicas of each token range.
 
-    :raises RingError: as :func:`ringsync.ring.ring.replicas`
+    :raises RingError: see :func:`ringsync.ring.ring.replicas`
     """
-    found = replicas(ring)
+    owned = replicas(ring)
     return RankedRing(
         ring,
-        tuple(token_range for token_range, _ in found),
-        tuple(tuple(sorted(hosts, key=lambda host: (not host.up, not host.is_read))) for _, hosts in found),
+        tuple(token_range for token_range, _ in owned),
+        tuple(tuple(sorted(hosts, key=lambda host: (not host.up, not host.is_read))) for _, hosts in owned),
     )

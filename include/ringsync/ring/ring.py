@@ -1,7 +1,7 @@
-"""The ring: which hosts there are, which tokens they own, and which of them hold a range's replicas.
+"""The ring: the hosts, the tokens that they own, and the replicas of each token range.
 
-A :class:`RingSnapshot` is the cluster at one moment. Everything computed from it is a pure function, so that
-every task that holds the same snapshot comes to the same answer.
+A :class:`RingSnapshot` is the cluster at one moment. All functions of it are pure, so that all tasks with the same
+snapshot get the same answers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ringsync.ring.tokens import TokenRange
 
 
 class RingError(ValueError):
-    """The ring cannot be understood; the message says why."""
+    """An error: the ring's replicas cannot be computed. The message says why."""
 
 
 @dataclass(frozen=True)
 class Host:
     """A node that owns tokens.
 
-    :ivar id: the node's host id, a UUID as text
-    :ivar address: where the node speaks CQL, with ``port``
-    :ivar up: whether the driver believes it alive
-    :ivar is_local: it is of the datacenter that is asked for rows
-    :ivar is_read: its log is read
+    :ivar id: host id of the node, a UUID as text
+    :ivar address: address at which the node takes CQL connections; ``port``: its port
+    :ivar up: whether the driver considers the node alive
+    :ivar is_local: whether the node is in the datacenter that is asked for rows
+    :ivar is_read: whether the node's log is read
     """
 
     id: str
@@ -48,15 +48,15 @@ class Host:
 
     @property
     def endpoint(self) -> str:
-        """``address:port``: the name by which plans and the driver know it."""
+        """``address:port``: the node's name in plans and in the driver."""
         return f"{self.address}:{self.port}"
 
 
 @dataclass(frozen=True)
 class Replication:
-    """How a keyspace is replicated.
+    """The replication of a keyspace.
 
-    :ivar strategy: the class's simple name
+    :ivar strategy: simple name of the strategy's class
     :ivar factors: (datacenter, replicas) for NetworkTopologyStrategy, ("", replicas) for SimpleStrategy
     """
 
@@ -73,12 +73,12 @@ class RingSnapshot:
 
     @cached_property
     def owners(self) -> tuple[tuple[int, Host], ...]:
-        """All tokens in ring order, each with the host that owns it."""
+        """All tokens in ring order, each with its owner."""
         return tuple(sorted(((t, host) for host in self.hosts for t in host.tokens), key=lambda pair: pair[0]))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of the topology, the "ring epoch": hosts, tokens, replication, but not who is alive."""
+        """SHA-256 (hex) of the topology, the "ring epoch": hosts, tokens, replication, but not which hosts are up."""
         description = [
             sorted([h.id, h.address, h.port, h.datacenter, h.rack, sorted(h.tokens)] for h in self.hosts),
             [self.replication.strategy, sorted(self.replication.factors)],
@@ -87,9 +87,9 @@ class RingSnapshot:
 
 
 def token_ranges(ring: RingSnapshot) -> tuple[TokenRange, ...]:
-    """The ranges between neighbouring tokens, each owned by the host of its end; the first one wraps.
+    """List the ranges between neighbouring tokens. The owner of its end owns a range. The first range wraps.
 
-    :raises RingError: when no host owns a token, or two own the same
+    :raises RingError: no host owns a token, or two hosts own the same token
     """
     tokens = [token for token, _ in ring.owners]
     if not tokens:
@@ -101,9 +101,9 @@ def token_ranges(ring: RingSnapshot) -> tuple[TokenRange, ...]:
 
 
 def replicas(ring: RingSnapshot) -> tuple[tuple[TokenRange, tuple[Host, ...]], ...]:
-    """Every token range with the hosts that hold it, the owner of its token first.
+    """List the token ranges, each with the hosts that hold it, its owner first.
 
-    :raises RingError: for an unknown replication strategy, a keyspace that no node holds, or a broken ring
+    :raises RingError: the replication strategy is unknown, no node holds the keyspace, or the ring is broken
     """
     choose = {"SimpleStrategy": _simple, "NetworkTopologyStrategy": _by_topology, "EverywhereStrategy": _everywhere}
     strategy = ring.replication.strategy
@@ -127,7 +127,7 @@ def _clockwise(hosts: Sequence[Host], first: int) -> Iterator[Host]:
 
 @dataclass(frozen=True)
 class _Limits:
-    """What the strategies need to know of the whole ring, by datacenter ("": all of it)."""
+    """The number of replicas and of racks in each datacenter ("": the whole ring)."""
 
     replicas: Mapping[str, int]
     racks: Mapping[str, int]
@@ -145,28 +145,28 @@ def _limits(ring: RingSnapshot) -> _Limits:
 
 
 def _simple(clockwise: Iterable[Host], limits: _Limits) -> list[Host]:
-    """The next different hosts around the ring (C: SimpleStrategy.calculateNaturalReplicas)."""
-    found: list[Host] = []
+    """Take the next different hosts around the ring (C: SimpleStrategy.calculateNaturalReplicas)."""
+    holders: list[Host] = []
     for host in clockwise:
-        if len(found) == limits.replicas[""]:
+        if len(holders) == limits.replicas[""]:
             break
-        if host not in found:
-            found.append(host)
-    return found
+        if host not in holders:
+            holders.append(host)
+    return holders
 
 
 def _by_topology(clockwise: Iterable[Host], limits: _Limits) -> list[Host]:
-    """In each datacenter the next hosts on different racks (C: NetworkTopologyStrategy.DatacenterEndpoints).
+    """Take the next hosts on different racks in each datacenter (C: NetworkTopologyStrategy.DatacenterEndpoints).
 
-    A rack may repeat only as often as the datacenter has fewer racks than replicas.
+    Racks repeat only if the datacenter has fewer racks than replicas, as often as racks are missing.
     """
     missing = dict(limits.replicas)
     repeats = {datacenter: count - limits.racks[datacenter] for datacenter, count in missing.items()}
     racks: set[tuple[str, str]] = set()
-    found: list[Host] = []
+    holders: list[Host] = []
     for host in clockwise:
         datacenter = host.datacenter
-        if missing.get(datacenter, 0) <= 0 or host in found:
+        if missing.get(datacenter, 0) <= 0 or host in holders:
             continue
         if (datacenter, host.rack) in racks:
             if repeats[datacenter] <= 0:
@@ -174,21 +174,21 @@ def _by_topology(clockwise: Iterable[Host], limits: _Limits) -> list[Host]:
             repeats[datacenter] -= 1
         racks.add((datacenter, host.rack))
         missing[datacenter] -= 1
-        found.append(host)
+        holders.append(host)
         if not any(missing.values()):
             break
-    return found
+    return holders
 
 
 def _everywhere(clockwise: Iterable[Host], limits: _Limits) -> list[Host]:
-    """Every host, nearest first."""
+    """Take all hosts, nearest first."""
     return list(dict.fromkeys(clockwise))
 
 
 def parse_replication(options: Mapping[str, str]) -> Replication:
     """Read the replication options of ``system_schema.keyspaces``, e.g. ``{'class': …, 'dc1': '3'}``.
 
-    Transient replicas (``'3/1'``: three, one of them transient) count, since they hold unrepaired data.
+    Transient replicas (``'3/1'``: three, one of them transient) count, because they hold unrepaired data.
     """
     strategy = options["class"].rpartition(".")[2]
     factors = {

@@ -1,9 +1,9 @@
-"""Cut a table's ring into the tasks of a scan.
+"""The cut of a table's ring into splits, the tasks of a scan.
 
-A split is an equal share of the ring, and thus nearly of the rows, since Murmur3 spreads keys evenly. It is
-contiguous, so that what a task writes is contiguous in token order, which lets readers of the replica skip
-files. Inside, it is cut where the replicas change, so that every query goes to a node that has the data itself,
-and in two where they do not.
+Splits are equal shares of the ring. Murmur3 spreads keys evenly, so they have nearly equal numbers of rows. A split is
+contiguous, and so are the tokens in the files that a task writes: readers of the replica can skip files. Inside, a
+split is cut where the replicas change, so that each query goes to a node that has the data itself. If the replicas do
+not change, it is cut in two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringsync.ring.tokens import RING_WIDTH, WHOLE_RING, TokenRange
 
 @dataclass(frozen=True)
 class SizeEstimate:
-    """What Cassandra believes a table to hold: one copy of it, in the whole ring. May be wrong by any factor."""
+    """Cassandra's estimate of the size of one copy of a table, in the whole ring. It may be wrong by any factor."""
 
     partitions: int
     bytes: int
@@ -28,9 +28,9 @@ class SizeEstimate:
 
 @dataclass(frozen=True)
 class ReplicaRange:
-    """A range without wrap, to be read by one query after another.
+    """A range without wrap that a task reads by one query after another.
 
-    :ivar endpoints: ``address:port`` of the hosts that hold it, the one to ask first in front
+    :ivar endpoints: ``address:port`` of the hosts that hold the range; the task asks the first one first
     """
 
     range: TokenRange
@@ -41,8 +41,8 @@ class ReplicaRange:
 class Split:
     """The work of one task: adjacent ranges in token order.
 
-    :ivar estimated_partitions: None when nothing is known
-    :ivar estimated_bytes: None when nothing is known
+    :ivar estimated_partitions: None: unknown
+    :ivar estimated_bytes: None: unknown
     """
 
     ranges: tuple[ReplicaRange, ...]
@@ -51,7 +51,7 @@ class Split:
 
     @property
     def endpoint(self) -> str:
-        """The host that is asked for most of the split."""
+        """The host that serves most of the split."""
         widths: defaultdict[str, int] = defaultdict(int)
         for part in self.ranges:
             widths[part.endpoints[0]] += part.range.width
@@ -68,16 +68,16 @@ def plan_splits(
     datacenter: str | None = None,
     within: Sequence[TokenRange] = (WHOLE_RING,),
 ) -> tuple[Split, ...]:
-    """Cut the ring, or what is left of it, into tasks; every token is in exactly one.
+    """Cut the ring, or the rest of it, into tasks. Each token is in exactly one task.
 
-    :param estimate: the size of the whole table; None gives ``minimum`` splits
+    :param estimate: size of the whole table; None: there are ``minimum`` splits
     :param split_size_bytes: target size of a split, bytes
     :param minimum: least number of splits
-    :param maximum: greatest number of splits, whatever the estimate says; wins over ``minimum``
-    :param datacenter: ask hosts of this one first
-    :param within: the tokens to read, disjoint ranges: each is at least one split
-    :returns: splits in such an order that neighbours ask different hosts as far as possible
-    :raises RingError: when the ring's replicas cannot be computed
+    :param maximum: greatest number of splits; wins over the estimate and ``minimum``
+    :param datacenter: datacenter whose hosts are asked first
+    :param within: disjoint ranges of the tokens to read; each is at least one split
+    :returns: splits, in an order in which neighbours ask different hosts if possible
+    :raises RingError: the ring's replicas cannot be computed
     """
     width = sum(part.width for part in within)
     wanted = math.ceil(estimate.bytes * width / RING_WIDTH / split_size_bytes) if estimate else minimum
@@ -95,7 +95,7 @@ def plan_splits(
             for part, holders in _cut_at_replicas(piece, ends, hosts)
         )
         if len(ranges) == 1:
-            # A task has two ranges in flight, so that its server need not wait for it.
+            # A task reads two ranges at a time, so that its server need not wait for it.
             ranges = tuple(replace(ranges[0], range=half) for half in ranges[0].range.split(2))
         fraction = share.width / RING_WIDTH
         splits.append(
@@ -109,7 +109,7 @@ def plan_splits(
 
 
 def _preferred(holders: Sequence[Host], datacenter: str | None) -> tuple[Host, ...]:
-    """The hosts to read a range from: those alive, of the wanted datacenter; all where there is none such."""
+    """Choose the hosts to read a range from: live ones if there are any, of these the wanted datacenter's if any."""
     alive = [host for host in holders if host.up] or list(holders)
     near = [host for host in alive if host.datacenter == datacenter] or alive
     return tuple(sorted(near, key=lambda host: host.endpoint))
@@ -118,10 +118,10 @@ def _preferred(holders: Sequence[Host], datacenter: str | None) -> tuple[Host, .
 def _cut_at_replicas(
     piece: TokenRange, ends: Sequence[int], hosts: Sequence[tuple[Host, ...]]
 ) -> list[tuple[TokenRange, tuple[Host, ...]]]:
-    """The piece (no wrap) as parts that each have one set of replicas, neighbours with equal sets joined."""
+    """Cut the piece (no wrap) where the set of replicas changes."""
     parts: list[tuple[TokenRange, tuple[Host, ...]]] = []
     start = piece.start
-    # The owner of a token is the first host token at or after it, or the first of all behind the last.
+    # The owner of a token has the first host token at or after it. After the last host token the first one counts.
     index = bisect_left(ends, start + 1)
     while start < piece.end:
         end = min(piece.end, ends[index]) if index < len(ends) else piece.end
@@ -136,7 +136,7 @@ def _cut_at_replicas(
 
 
 def _least_loaded_first(holders: Sequence[Host], width: int, load: defaultdict[str, int]) -> tuple[str, ...]:
-    """Endpoints of the holders; the one in front is charged with the range, so that all get equal shares."""
+    """Sort the holders' endpoints by load. Charge the first one with the range, so that all get equal shares."""
     endpoints = sorted((host.endpoint for host in holders), key=lambda endpoint: (load[endpoint], endpoint))
     if endpoints:
         load[endpoints[0]] += width
@@ -144,7 +144,7 @@ def _least_loaded_first(holders: Sequence[Host], width: int, load: defaultdict[s
 
 
 def _interleave(splits: Sequence[Split]) -> tuple[Split, ...]:
-    """Deal the splits out host by host, so that tasks started together ask different hosts."""
+    """Order the splits so that tasks that start together ask different hosts."""
     by_host: dict[str, deque[Split]] = defaultdict(deque)
     for split in splits:
         by_host[split.endpoint].append(split)

@@ -1,11 +1,11 @@
-"""Tokens and token ranges of Murmur3Partitioner, as Cassandra counts them."""
+"""Tokens and token ranges of Cassandra's Murmur3Partitioner."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MIN_TOKEN = -(2**63)
-"""Below every token: no key has it (C: Murmur3Partitioner.MINIMUM), so ``> MIN_TOKEN`` leaves nothing out."""
+"""A token less than that of any key (C: Murmur3Partitioner.MINIMUM), so ``> MIN_TOKEN`` selects all keys."""
 MAX_TOKEN = 2**63 - 1
 RING_WIDTH = 2**64
 
@@ -31,14 +31,14 @@ class TokenRange:
 
     @property
     def width(self) -> int:
-        """Number of tokens, of which the whole ring has 2^64."""
+        """The number of tokens; the whole ring has 2^64."""
         return (self.end - self.start) % RING_WIDTH or RING_WIDTH
 
     def __contains__(self, token: int) -> bool:
         return (token - self.start - 1) % RING_WIDTH < self.width
 
     def unwrap(self) -> tuple[TokenRange, ...]:
-        """The same tokens as one or two ranges with start < end, which is what CQL's comparisons need."""
+        """Return the same tokens as at most two ranges with start < end, which CQL's comparisons need."""
         if self.start < self.end:
             return (self,)
         upper = (TokenRange(self.start, MAX_TOKEN),) if self.start < MAX_TOKEN else ()
@@ -46,7 +46,7 @@ class TokenRange:
         return upper + lower
 
     def split(self, parts: int) -> tuple[TokenRange, ...]:
-        """Cut into this many adjacent ranges, equal but for one token; fewer where there are fewer tokens."""
+        """Cut the range into adjacent parts that differ by at most one token; fewer if there are fewer tokens."""
         if parts < 1:
             raise ValueError(f"a range cannot be cut into {parts} parts")
         parts = min(parts, self.width)
@@ -57,7 +57,7 @@ class TokenRange:
 def parse_token_range(text: str) -> TokenRange:
     """Read ``START:END`` as a user types it: tokens above START, up to and including END; START ≥ END wraps.
 
-    :raises ValueError: when it is not two tokens joined by a colon
+    :raises ValueError: the text is not two tokens joined by a colon
     """
     start, colon, end = text.partition(":")
     try:

@@ -1,6 +1,6 @@
-"""The statements of a CQL text that describe tables, as they are written: types are text still.
+"""The parser of the statements in a CQL text that describe tables. Types stay text here.
 
-What the text of Cassandra 4.0, 4.1 and 5.0 holds: schema/TableMetadata.appendCqlTo, schema/ColumnMetadata,
+The texts of Cassandra 4.0, 4.1 and 5.0 come from schema/TableMetadata.appendCqlTo, schema/ColumnMetadata,
 schema/ViewMetadata and db/SchemaCQLHelper.
 """
 
@@ -14,26 +14,26 @@ from ringsync.cql.tokens import Token, Tokens
 from ringsync.schema.table import SchemaError
 
 DEEPEST_TYPE = 50
-"""Types inside types; a limit only so that a damaged text cannot exhaust the stack."""
+"""The deepest nesting of types; the limit keeps a damaged text from exhausting the stack."""
 
 _NO_TABLES = {
     "CREATE": ("keyspace", "schema", "function", "aggregate", "index", "custom", "trigger", "role", "user"),
     "ALTER": ("keyspace", "schema", "role", "user", "materialized"),
 }
-"""What is created or altered by statements that say nothing about tables."""
+"""Words after CREATE and ALTER in statements that say nothing about tables."""
 _UNFINISHED = {'"': "quoted name", "'": "string", "$$": "string", "/*": "comment"}
 
 
 class SchemaTextError(SchemaError):
-    """A text is not the CQL that was expected; the message says where: ``file:line:column: …``."""
+    """An error: a text is not the expected CQL. The message says where: ``file:line:column: …``."""
 
 
 class SchemaTokens(Tokens):
-    """The tokens of a text of many lines, between comments.
+    """A reader of the tokens of a text with many lines and comments.
 
     :param text: CQL statements and comments
-    :param source_name: the file, for messages
-    :raises SchemaTextError: for a string, quoted name or comment without its end
+    :param source_name: name of the file, for messages
+    :raises SchemaTextError: a string, quoted name or comment has no end
     """
 
     skipped = ("space", "hidden", "comment")
@@ -46,9 +46,9 @@ class SchemaTokens(Tokens):
                     self.error(f"this {what} never ends", token)
 
     def skip_until(self, *words: str) -> None:
-        """Take everything before the first of these keywords or signs that is in no bracket, or before the end.
+        """Skip all tokens before the first of these keywords or signs outside brackets, or before the end.
 
-        :raises SchemaTextError: for a bracket that is not closed
+        :raises SchemaTextError: a bracket is not closed
         """
         opened: list[Token] = []
         while opened or not (self.next.kind in ("name", "sign") and self.next.value in words):
@@ -63,12 +63,12 @@ class SchemaTokens(Tokens):
                 opened.pop()
 
     def fail(self, expected: str) -> NoReturn:
-        """Say what was expected instead of the next token."""
-        found = self.next.text or "the end"
-        self.error(f"expected {expected}, found {found if len(found) < 60 else found[:60] + '…'}", self.next)
+        """Raise an error that says what was expected instead of the next token."""
+        text = self.next.text or "the end"
+        self.error(f"expected {expected}, found {text if len(text) < 60 else text[:60] + '…'}", self.next)
 
     def error(self, problem: str, token: Token) -> NoReturn:
-        """Say what is wrong with a token."""
+        """Raise an error that says what is wrong with a token."""
         before = self.text[: token.offset]
         line, column = before.count("\n") + 1, token.offset - (before.rfind("\n") + 1) + 1
         raise SchemaTextError(f"{self._what}:{line}:{column}: {problem}")
@@ -76,7 +76,7 @@ class SchemaTokens(Tokens):
 
 @dataclass(frozen=True)
 class ColumnText:
-    """A column of a table or a field of a type; ``start`` is its name."""
+    """A column of a table or a field of a type; ``start`` is the token of its name."""
 
     start: Token
     name: str
@@ -86,14 +86,14 @@ class ColumnText:
 
 @dataclass
 class TableText:
-    """A table or a materialised view; ``start`` is its name.
+    """A table or a materialised view; ``start`` is the token of its name.
 
-    :ivar columns: by name; empty for a view
-    :ivar partition_key: column names, in order; as ``clustering``
-    :ivar descending: whether the order is DESC, by clustering column
-    :ivar table_id: 32 hexadecimal digits; empty: not told
-    :ivar dropped: the column and the time of its drop (µs), by name
-    :ivar base: keyspace and name of the table of a view
+    :ivar columns: columns by name; empty for a view
+    :ivar partition_key: names of columns, in order; ``clustering`` likewise
+    :ivar descending: whether the order is DESC, by name of the clustering column
+    :ivar table_id: 32 hexadecimal digits; empty: the text does not have it
+    :ivar dropped: dropped columns and the time of the drop (µs), by name
+    :ivar base: keyspace and name of a view's table
     :ivar selected: columns that a view selects; None: all
     """
 
@@ -116,12 +116,12 @@ class TableText:
 
 
 class Statements:
-    """What the statements of a text say; the later one counts.
+    """The content of a text's statements; the later of two statements counts.
 
     :ivar user_types: name token and fields, by keyspace and type name
-    :ivar tables: by id, or by keyspace and name where no id is told
-    :ivar newest: the table or view that was created last, by keyspace and name
-    :raises SchemaTextError: for anything but the statements that DESCRIBE and snapshots write
+    :ivar tables: tables by id, or by keyspace and name if the text has no id
+    :ivar newest: table or view that was created last, by keyspace and name
+    :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write
     """
 
     def __init__(self, tokens: SchemaTokens) -> None:
@@ -171,7 +171,7 @@ class Statements:
         self.tokens.skip_until(";")
 
     def qualified_name(self, what: str) -> tuple[str, str]:
-        """``keyspace.name``, or a name after USE."""
+        """Read ``keyspace.name``, or a name after USE."""
         start = self.tokens.next
         name = self.tokens.name(what)
         if self.tokens.accept("."):
@@ -207,7 +207,7 @@ class Statements:
                 self.column(table)
             if tokens.accept(")"):
                 break
-            # Some patch versions of Cassandra forget the comma between dropped columns.
+            # Some patch versions of Cassandra omit the comma between dropped columns.
             if not tokens.accept(",") and not tokens.next.is_name:
                 tokens.fail("a comma or )")
         if tokens.accept("with"):
@@ -240,13 +240,13 @@ class Statements:
         self.newest[table.keyspace, table.name] = table
 
     def names(self, what: str) -> list[str]:
-        found = [self.tokens.name(what)]
+        names = [self.tokens.name(what)]
         while self.tokens.accept(","):
-            found.append(self.tokens.name(what))
-        return found
+            names.append(self.tokens.name(what))
+        return names
 
     def primary_key(self, table: TableText) -> None:
-        """What follows PRIMARY KEY: ``((a, b), c, d)``."""
+        """Read the columns after PRIMARY KEY: ``((a, b), c, d)``."""
         tokens = self.tokens
         if table.partition_key:
             tokens.error(f"{table.full_name} has a second PRIMARY KEY", tokens.next)
@@ -265,19 +265,19 @@ class Statements:
         return ColumnText(start, self.tokens.name("a name"), self.type_text(keyspace))
 
     def column(self, table: TableText) -> None:
-        """``name type [STATIC] [MASKED WITH …] [PRIMARY KEY]``."""
+        """Read ``name type [STATIC] [MASKED WITH …] [PRIMARY KEY]``."""
         tokens = self.tokens
-        found = self.field(table.keyspace)
+        column = self.field(table.keyspace)
         static = tokens.accept("static")
         if tokens.accept("masked", "with") and not tokens.accept("default"):
             self.function_call()
         if tokens.accept("primary", "key"):
             if table.partition_key:
-                tokens.error(f"{table.full_name} has a second PRIMARY KEY", found.start)
-            table.partition_key = [found.name]
-        if found.name in table.columns:
-            tokens.error(f"{table.full_name} has two columns {found.name}", found.start)
-        table.columns[found.name] = ColumnText(found.start, found.name, found.type_text, static)
+                tokens.error(f"{table.full_name} has a second PRIMARY KEY", column.start)
+            table.partition_key = [column.name]
+        if column.name in table.columns:
+            tokens.error(f"{table.full_name} has two columns {column.name}", column.start)
+        table.columns[column.name] = ColumnText(column.start, column.name, column.type_text, static)
 
     def function_call(self) -> None:
         self.tokens.name("a function's name")
@@ -288,7 +288,7 @@ class Statements:
         self.tokens.expect(")")
 
     def type_text(self, keyspace: str) -> str:
-        """A type as ``parse_type`` reads it: without the keyspace of a user-defined type."""
+        """Read a type as text for ``parse_type``: without the keyspace of user-defined types."""
         tokens = self.tokens
         parts = []
         depth = 0
@@ -309,7 +309,7 @@ class Statements:
             parts.append(", ")
 
     def type_word(self, keyspace: str, inside: bool) -> str:
-        """A type's name, a class in quotes or, inside a type, a vector's dimension."""
+        """Read a type's name, a class in quotes or, inside a type, a vector's dimension."""
         tokens = self.tokens
         token = tokens.next
         dimension = inside and token.kind == "number" and len(token.text) < 10
@@ -324,7 +324,7 @@ class Statements:
         return f"'{token.value}'" if token.kind == "string" else token.text
 
     def options(self, table: TableText) -> None:
-        """What follows WITH."""
+        """Read the options after WITH."""
         tokens = self.tokens
         while True:
             if tokens.accept("compact", "storage"):

@@ -1,4 +1,4 @@
-"""A table's schema as plain JSON, in the words of ``system_schema``: what a plan carries to the executors."""
+"""A table's schema as plain JSON, in the words of ``system_schema``. Plans carry it to the executors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KIND_ORDER = ("partition_key", "clustering", "static", "regular")
 
 
 class UserTypeError(CqlTypeError):
-    """The user-defined type ``name`` has a field whose type cannot be understood."""
+    """An error: the user-defined type ``name`` has a field whose type cannot be read."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -20,7 +20,7 @@ class UserTypeError(CqlTypeError):
 
 
 def describe(table: TableSchema) -> dict[str, Any]:
-    """The table as JSON values; :func:`from_description` gives an equal table back."""
+    """Describe a table by JSON values; :func:`from_description` gives back an equal table."""
     positions = dict.fromkeys(_KIND_ORDER, 0)
     columns = []
     for column in table.columns:
@@ -53,18 +53,18 @@ def describe(table: TableSchema) -> dict[str, Any]:
 
 
 def from_description(description: Mapping[str, Any]) -> TableSchema:
-    """The table that a description stands for. Columns may come in any order.
+    """Build the table of a description. Columns may come in any order.
 
     :param description: keys ``keyspace``, ``table``, ``table_id``; ``columns``: list of ``name``, ``kind``,
-        ``position``, ``type``, ``descending``; ``user_types``: list of [field, type] by type name; perhaps
+        ``position``, ``type``, ``descending``; ``user_types``: list of [field, type] by type name; optional
         ``dropped``: list of ``name``, ``kind``, ``type``, ``dropped_at`` (µs)
-    :raises CqlTypeError: for a type that cannot be understood
+    :raises CqlTypeError: a type cannot be read
     """
     return build_table(description, resolve_user_types(description["keyspace"], description["user_types"]))
 
 
 def build_table(description: Mapping[str, Any], user_types: Mapping[str, UserType]) -> TableSchema:
-    """As :func:`from_description`, with user-defined types that are resolved already (``user_types`` is not read)."""
+    """Build a table like :func:`from_description`, with resolved user-defined types (``user_types`` is not read)."""
     columns = sorted(
         description["columns"],
         key=lambda c: (
@@ -84,22 +84,22 @@ def build_table(description: Mapping[str, Any], user_types: Mapping[str, UserTyp
 
 
 def parse_dropped_type(text: str, user_types: Mapping[str, UserType]) -> CqlType:
-    """The type of a dropped column.
+    """Parse the type of a dropped column.
 
-    Cassandra spells user-defined types out as tuples here, except inside a vector. The type may have been dropped
-    since, and a snapshot does not write its CREATE TYPE; blob stands for it then, whose bytes have the same layout.
+    Cassandra writes user-defined types as tuples here, except inside a vector. Such a type may be dropped by now, and a
+    snapshot does not write its CREATE TYPE. Then blob replaces it, whose bytes have the same layout.
 
-    :raises CqlTypeError: for a syntax error
+    :raises CqlTypeError: the text has a syntax error
     """
     return parse_type(text, user_types, unknown=Native("blob"))
 
 
 def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str]]]) -> dict[str, UserType]:
-    """User-defined types by name, each field parsed, whatever type contains whatever other.
+    """Parse the fields of user-defined types, which may contain each other. Return the types by name.
 
-    :param keyspace: where the types live
+    :param keyspace: keyspace of the types
     :param fields: pairs of field name and type string, by type name
-    :raises UserTypeError: for a field type that cannot be understood; the message names type and field
+    :raises UserTypeError: the type of a field cannot be read; the message names type and field
     """
     pending = {name: [(field, text) for field, text in pairs] for name, pairs in fields.items()}
     resolved: dict[str, UserType] = {}
@@ -126,5 +126,5 @@ def _collect_user_types(cql_type: CqlType, found: dict[str, list[list[str]]]) ->
     if isinstance(cql_type, UserType):
         fields = zip(cql_type.field_names, cql_type.field_types, strict=True)
         found[cql_type.name] = [[field, str(kind)] for field, kind in fields]
-    for one in types_inside(cql_type):
-        _collect_user_types(one, found)
+    for inner in types_inside(cql_type):
+        _collect_user_types(inner, found)

@@ -1,4 +1,4 @@
-"""Table schemas from CQL text: what DESCRIBE prints, and the schema.cql of a snapshot."""
+"""Table schemas from CQL text: the output of DESCRIBE, or the schema.cql of a snapshot."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ringsync.schema.table import Column, DroppedColumn, Schema, SchemaError, Ta
 def parse_schema(text: str, source_name: str) -> Schema:
     """Read the tables and materialised views that a CQL text describes.
 
-    The text may be several files one after another. Of two CREATE TABLE with the same id the later one counts, with
-    what follows it; tables with the same name and different ids are different tables. Of two CREATE TYPE of one name
-    the later one counts. A table whose text has no id (as DESCRIBE prints it without WITH INTERNALS) gets an empty
-    one. Keyspaces, indexes, functions, roles and the like are passed over.
+    The text may be several files, joined. The later of two CREATE TABLE with the same id counts, with the statements
+    that follow it. Tables with the same name and different ids are different tables. The later of two CREATE TYPE with
+    one name counts. A table without an id (DESCRIBE without WITH INTERNALS) gets an empty one. Keyspaces, indexes,
+    functions, roles and the like are ignored.
 
-    Unreadable are tables with COMPACT STORAGE, views without their table, and tables with a type that the text does
-    not create: the schema.cql of a snapshot leaves out types that are used only inside other types, and DESCRIBE TABLE
-    all of them.
+    Unreadable are tables with COMPACT STORAGE, views without their table, and tables with a type that the text does not
+    create: the schema.cql of a snapshot leaves out types that are used only inside other types, and DESCRIBE TABLE
+    leaves out all types.
 
-    :param text: what ``DESCRIBE SCHEMA | KEYSPACE | TABLE … [WITH INTERNALS]`` prints, or schema.cql files
-    :param source_name: the file, for messages
-    :raises SchemaTextError: for anything else; names file, line and column, and what was expected
+    :param text: output of ``DESCRIBE SCHEMA | KEYSPACE | TABLE … [WITH INTERNALS]``, or schema.cql files
+    :param source_name: name of the file, for messages
+    :raises SchemaTextError: the text has anything else; the message has file, line, column, and what was expected
     """
     tokens = SchemaTokens(text, source_name)
     statements = Statements(tokens)
@@ -40,13 +40,13 @@ def parse_schema(text: str, source_name: str) -> Schema:
 
 
 class _UnreadableError(SchemaError):
-    """The text does not say enough about a table."""
+    """An error: the text does not say enough about a table."""
 
 
 def _resolve(statements: Statements, keyspace: str) -> dict[str, UserType]:
-    """The user-defined types of a keyspace, without those that contain an unknown one."""
+    """Resolve the user-defined types of a keyspace, without those that contain an unknown type."""
     texts = statements.user_types[keyspace]
-    fields = {name: [(one.name, one.type_text) for one in found] for name, (_, found) in texts.items()}
+    fields = {name: [(part.name, part.type_text) for part in parts] for name, (_, parts) in texts.items()}
     while True:
         try:
             return resolve_user_types(keyspace, fields)
@@ -57,7 +57,7 @@ def _resolve(statements: Statements, keyspace: str) -> dict[str, UserType]:
 
 
 def _with_columns(statements: Statements, table: TableText) -> TableText:
-    """The table as it is, or a view with the columns of its table."""
+    """Return a table unchanged, and a view with the columns of its table."""
     if table.compact:
         raise _UnreadableError(
             "is declared WITH COMPACT STORAGE, whose hidden columns no text shows: read the schema from the cluster, "

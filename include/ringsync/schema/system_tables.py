@@ -1,4 +1,4 @@
-"""Cassandra's own tables: their ids follow from their names, so a commit log tells which of its records are theirs.
+"""Cassandra's own tables. Their ids follow from their names, so their records in a commit log can be recognised.
 
 C: schema/TableId.forSystemTable, since 3.0 (there config/CFMetaData.generateLegacyCfId).
 """
@@ -31,18 +31,18 @@ _NAMES = {
     """,
     "system_traces": "events sessions",
 }
-"""By keyspace, those of 3.0 to 5.0."""
+"""Tables of Cassandra 3.0 to 5.0, by keyspace."""
 
 
 def system_table_id(keyspace: str, table: str) -> str:
-    """The id of one of Cassandra's own tables, as hex digits (Java's ``UUID.nameUUIDFromBytes`` of both names)."""
+    """Compute the id of one of Cassandra's own tables, in hex (Java's ``UUID.nameUUIDFromBytes`` of both names)."""
     digest = hashlib.md5((keyspace + table).encode(), usedforsecurity=False).digest()
     return uuid.UUID(bytes=digest, version=3).hex
 
 
 @lru_cache(maxsize=1)
 def system_tables() -> dict[str, tuple[str, str]]:
-    """Keyspace and name of Cassandra's own tables, 3.0 to 5.0, by id (32 hexadecimal digits)."""
+    """Return keyspace and name of Cassandra's own tables, 3.0 to 5.0, by id (32 hexadecimal digits)."""
     return {
         system_table_id(keyspace, table): (keyspace, table)
         for keyspace, names in _NAMES.items()

@@ -1,4 +1,4 @@
-"""What a table looks like: keys, columns, types. The one description that every step works from."""
+"""The schema of a table: keys, columns, types. All steps work with it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ColumnKind = Literal["partition_key", "clustering", "static", "regular"]
 
 
 class SchemaError(ValueError):
-    """A table or a text cannot be read by ringsync; the message says why and what to do."""
+    """An error: ringsync cannot read a table or a text. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column. ``descending`` is meaningful for clustering columns only."""
+    """One column. ``descending`` concerns clustering columns only."""
 
     name: str
     kind: ColumnKind
@@ -44,13 +44,13 @@ class Column:
 
 @dataclass(frozen=True)
 class DroppedColumn:
-    """A column that the table had: commit logs and SSTables from before still name it.
+    """A dropped column: older commit logs and SSTables still name it.
 
-    A column that was added again under its old name is among the table's columns, too.
+    A column that was added again under its old name is also among the table's columns.
 
-    :ivar type: as it was, but with user-defined types spelled out as tuples
-    :ivar dropped_at: µs; what was written to the column at this time or before is gone. ``system_schema`` keeps whole
-        milliseconds only
+    :ivar type: type of the column, with user-defined types written as tuples
+    :ivar dropped_at: time of the drop, µs; cells written then or before are gone. ``system_schema`` keeps only whole
+        milliseconds
     """
 
     name: str
@@ -66,12 +66,12 @@ class DroppedColumn:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """A table as of one moment.
+    """The schema of a table at one moment.
 
-    :ivar table_id: Cassandra's table id, 32 hexadecimal digits; a re-created table has another. Empty: the text that
-        the table comes from does not tell it, see :meth:`Schema.by_id`
+    :ivar table_id: Cassandra's table id, 32 hexadecimal digits; a re-created table has another one. Empty: the text
+        that describes the table does not have it, see :meth:`Schema.by_id`
     :ivar columns: partition key in its order, clustering in its order, then static and regular columns by name
-    :ivar dropped: columns that it had, by name
+    :ivar dropped: dropped columns, by name
     """
 
     keyspace: str
@@ -82,7 +82,7 @@ class TableSchema:
 
     @property
     def full_name(self) -> str:
-        """``keyspace.table`` as CQL prints it."""
+        """``keyspace.table``, with quotes where CQL needs them."""
         return f"{printable(self.keyspace)}.{printable(self.name)}"
 
     def of_kind(self, *kinds: ColumnKind) -> tuple[Column, ...]:
@@ -108,16 +108,16 @@ class TableSchema:
 
     @property
     def has_counters(self) -> bool:
-        """Whether it is a table of counters: statements then add, and take no timestamps."""
+        """Whether this is a table of counters: then statements add, and take no timestamps."""
         return any(column.is_counter for column in self.columns)
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
     def only(self, columns: Collection[str]) -> TableSchema:
-        """The table with these columns and its key.
+        """Return the table with only these columns and its key.
 
-        :raises ValueError: for a name that is no column; names columns that come near
+        :raises ValueError: a name is no column; the message suggests a similar one, or lists all
         """
         known = {column.name for column in self.columns}
         for name in columns:
@@ -129,11 +129,11 @@ class TableSchema:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of everything that decides how rows are read; equal digests mean the same schema.
+        """SHA-256 (hex) of all facts that decide how rows are read; equal digests mean the same schema.
 
-        A column that was dropped and added again is another one: what was written to the first is gone. Other dropped
-        columns are no part of it: a SELECT does not return them, and the digests that plans and replicas keep were made
-        without them. Dropping a column that is there changes the digest by itself.
+        A column that was dropped and added again is another column: its earlier cells are gone. Other dropped columns
+        are not included: a SELECT does not return them, and the digests in plans and replicas were made without them.
+        To drop a column changes the digest anyway.
         """
         names = {column.name for column in self.columns}
         description = [
@@ -146,9 +146,9 @@ class TableSchema:
 
 @dataclass(frozen=True)
 class UnreadableTable:
-    """A table whose layout is not known.
+    """A table whose layout is unknown.
 
-    :ivar table_id: as in :class:`TableSchema`
+    :ivar table_id: Cassandra's table id, see :class:`TableSchema`
     :ivar reason: why, and what to do, as a sentence without its subject and its full stop
     """
 
@@ -162,7 +162,7 @@ class UnreadableTable:
 class Schema:
     """The tables and materialised views of a cluster, or of a text that describes them.
 
-    Two tables may have one name: a table and the one that was dropped before it.
+    Two tables may have one name: a table and an earlier one that was dropped.
     """
 
     tables: tuple[TableSchema, ...]
@@ -170,16 +170,16 @@ class Schema:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Of all tables: one that cannot be understood is there, too."""
-        return frozenset([one.table_id for one in self.tables] + [one.table_id for one in self.unreadable])
+        """The ids of all tables, including unreadable ones."""
+        return frozenset([table.table_id for table in self.tables] + [table.table_id for table in self.unreadable])
 
     def by_id(self) -> dict[str, TableSchema]:
-        """The tables by id: how a commit log names them.
+        """Return the tables by id, by which a commit log names them.
 
-        :raises SchemaError: when there are tables whose id is not known
+        :raises SchemaError: the id of a table is unknown
         """
-        found = {table.table_id: table for table in self.tables if table.table_id}
-        identified = {table.full_name for table in found.values()}
+        by_id = {table.table_id: table for table in self.tables if table.table_id}
+        identified = {table.full_name for table in by_id.values()}
         missing = sorted({table.full_name for table in self.tables if not table.table_id} - identified)
         if missing:
             shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
@@ -187,9 +187,9 @@ class Schema:
                 f"the id of {shown} is missing, and a commit log names tables by their id: take the text that "
                 "DESCRIBE SCHEMA WITH INTERNALS prints, or the schema.cql of a snapshot"
             )
-        return found
+        return by_id
 
 
 def _describe(cql_type: CqlType) -> str:
-    """The type with user-defined types spelled out, so that a changed field changes the digest."""
+    """Write a type with the fields of user-defined types, so that a changed field changes the digest."""
     return repr(cql_type)

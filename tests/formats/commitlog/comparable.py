@@ -1,4 +1,4 @@
-"""Change rows of the package and of the model in one form that can be compared: the jsonl form with only raw values."""
+"""Change rows of the package and of the model in a common form: the jsonl form with only raw values."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _DECODED = {"partition_key", "clustering", "value", "path", "source", "keyspace"
 
 
 def of_model(change: Change) -> Change:
-    """A change of the model without its decoded values."""
-    found = {key: value for key, value in change.items() if key not in _DECODED}
+    """Return a change of the model without its decoded values."""
+    content = {key: value for key, value in change.items() if key not in _DECODED}
     if change["kind"] == "row":
-        found.setdefault("raw_clustering", [])
+        content.setdefault("raw_clustering", [])
     if "range" in change:
         sides = change["range"].items()
-        found["range"] = {side: {k: v for k, v in bound.items() if k != "clustering"} for side, bound in sides}
+        content["range"] = {side: {k: v for k, v in bound.items() if k != "clustering"} for side, bound in sides}
     if "cells" in change:
-        found["cells"] = [{k: v for k, v in cell.items() if k not in _DECODED} for cell in change["cells"]]
-    return found | {"position": change["source"]["position"]}
+        content["cells"] = [{k: v for k, v in cell.items() if k not in _DECODED} for cell in change["cells"]]
+    return content | {"position": change["source"]["position"]}
 
 
 def of_package(batches: Iterable[Changes], tables: LoggedTables) -> list[Change]:
-    """The change rows of batches, which are checked to be sound Arrow."""
+    """Return the change rows of batches, and check that these are valid Arrow."""
     names = {table.table_id: {column.number: column.name for column in columns_of(table)} for table in tables.tables}
     found = []
     for batch in batches:

@@ -27,7 +27,7 @@ from tests.formats.commitlog import guarded
 from tests.formats.commitlog.sources import Source, model_tables_of, sources, tables_of
 
 SECONDS = 20
-"""Within which a file of some kilobytes must be done, on a busy machine."""
+"""Most time for a file of some kilobytes on a busy machine."""
 _CAPACITIES = (Capacity(), Capacity(rows=64, cells=256, complex=16, bytes=2048))
 
 Digests = Counter[bytes]
@@ -35,7 +35,7 @@ Digests = Counter[bytes]
 
 @dataclass(frozen=True)
 class Sound:
-    """A segment as it was before it is damaged.
+    """A segment before it is damaged.
 
     :param records: start and end of each, logical, the number of its section, and the digests of its rows; without
         those of unknown tables
@@ -69,7 +69,7 @@ class Sound:
 
 
 def digests(read: SegmentChanges) -> tuple[dict[int, Digests], set[int]]:
-    """By the position of the record: the digests of its rows; and the positions of undecoded records."""
+    """Return the digests of rows by their record's position, and the positions of undecoded records."""
     found: dict[int, Digests] = {}
     undecoded: set[int] = set()
     for batch in read.batches:
@@ -105,7 +105,7 @@ def _file_sections(data: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def sound_segments() -> list[Sound]:
-    """The small segments of all fixtures, and such of records of the large ones: some kilobytes each."""
+    """Return the small segments of all fixtures, and small ones with records of the large ones: some kilobytes each."""
     found = []
     for fixture in fixtures():
         small = sources(fixture.name)[-1]
@@ -120,7 +120,7 @@ def sound_segments() -> list[Sound]:
 
 
 def _mixed(name: str) -> Iterator[bytes]:
-    """Plain segments of small records of the fixture's large ones, mixed."""
+    """Make plain segments of mixed small records from the fixture's large segments."""
     random = Random(name)
     contents = []
     for source in sources(name)[:-1]:
@@ -177,7 +177,7 @@ _NASTY = (b"\xff" * 9, b"\xff\x7f" + b"\xff" * 7, b"\x80", b"\xfe", b"\x00", b"\
 
 
 def attack(content: bytes, random: Random) -> bytes:
-    """A mutation that is damaged before its checksum is made."""
+    """Damage a mutation before its checksum is made."""
     data = bytearray(content)
     for _ in range(random.choice([1, 1, 2, 5])):
         kind, at = random.randrange(5), random.randrange(len(data) + 1)
@@ -195,7 +195,7 @@ def attack(content: bytes, random: Random) -> bytes:
 
 
 def check_damaged(about: Sound, random: Random) -> None:
-    """Damage the file: what is not told as damaged is what it was, and nothing else appears."""
+    """Damage the file. All records that are not reported as damaged must be unchanged, and none may be added."""
     data = bytearray(about.data)
     for _ in range(random.choice([1, 1, 2])):
         if data:
@@ -228,7 +228,7 @@ def check_damaged(about: Sound, random: Random) -> None:
 
 
 def check_attacked(about: Sound, random: Random, tables: dict[str, Table]) -> None:
-    """Damage mutations under right checksums: the others stay what they are; what decodes is what the model has."""
+    """Damage mutations under right checksums. The others must be unchanged; all that decode must equal the model's."""
     plain = read_segment(about.data, about.source.name)
     records, _ = find_records(plain.buffer, plain.sections, plain.file_end)
     spans = zip(records.offsets, records.sizes, strict=True)

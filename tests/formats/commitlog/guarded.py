@@ -1,4 +1,4 @@
-"""Memory whose end is the end of what may be touched: a kernel that reads or writes one byte behind it is killed."""
+"""Guarded memory: the system kills a kernel that reads or writes one byte after its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def array(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """An array before and behind which nothing may be touched (before it: but for less than a page)."""
+    """Allocate an array with forbidden memory right after its end, and less than a page before its start."""
     size = count * np.dtype(kind).itemsize
     pages = -(-size // _PAGE)
     memory = mmap.mmap(-1, (pages + 2) * _PAGE)
@@ -30,14 +30,14 @@ def array(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
 
 
 def padded(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
-    """As :func:`ringsync.compiled.memory.padded`."""
+    """Copy bytes like :func:`ringsync.compiled.memory.padded`, into guarded memory."""
     buffer = array(len(data) + PADDING, np.uint8)
     buffer[: len(data)] = np.frombuffer(data, np.uint8)
     return buffer
 
 
 def guard_the_kernels() -> None:
-    """From now on the kernels of commit logs read and write guarded memory, in this process."""
+    """Make the kernels of commit logs read and write guarded memory from now on, in this process."""
     segment.padded = padded  # type: ignore[attr-defined]
     segment._in_place = lambda view, sections: (padded(view), 0)  # a file's own memory has no guard
     state.pooled = array  # type: ignore[attr-defined]

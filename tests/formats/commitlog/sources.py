@@ -34,7 +34,7 @@ class Source:
 
     @property
     def key_of(self) -> Callable[[str], bytes] | None:
-        """What opens an encrypted segment."""
+        """The lookup of keys for an encrypted segment."""
         return _opened(self.fixture.keystore) if self.fixture.keystore else None
 
 
@@ -46,7 +46,7 @@ def _opened(keystore: Keystore) -> Callable[[str], bytes]:
 
 @cache
 def sources(fixture_name: str) -> tuple[Source, ...]:
-    """All segments of a fixture, oldest first."""
+    """Return all segments of a fixture, oldest first."""
     fixture = fixture_named(fixture_name)
     found = []
     for path in sorted(fixture.folder.glob("*.log.xz")):
@@ -58,21 +58,21 @@ def sources(fixture_name: str) -> tuple[Source, ...]:
 
 @cache
 def tables_of(fixture_name: str) -> LoggedTables:
-    """The package's tables of a fixture."""
+    """Return the package's tables of a fixture."""
     fixture = fixture_named(fixture_name)
     return logged_tables(parse_schema(fixture.schema + fixture.dropped, "schema.cql").tables)
 
 
 @cache
 def model_tables_of(fixture_name: str) -> dict[str, Table]:
-    """The model's tables of a fixture."""
+    """Return the model's tables of a fixture."""
     fixture = fixture_named(fixture_name)
     return cql_schema.parse_schema(fixture.schema + fixture.dropped)
 
 
 @cache
 def modelled(source: Source) -> Segment:
-    """What the model reads in a segment, all of it."""
+    """Return everything that the model reads in a segment."""
     keystore = source.fixture.keystore
     key = bytes.fromhex(keystore.key_file.read_text()) if keystore else None
     return read_segment(source.data, model_tables_of(source.fixture.name), source.name, key=key)
@@ -80,5 +80,5 @@ def modelled(source: Source) -> Segment:
 
 @cache
 def expected(source: Source) -> list[Change]:
-    """The model's change rows in the form that can be compared."""
+    """Return the model's change rows in the common form."""
     return [of_model(change) for change in modelled(source).changes]

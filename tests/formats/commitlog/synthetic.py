@@ -1,4 +1,4 @@
-"""Random mutations of tables made for it, as Hypothesis draws them: with everything that servers seldom write."""
+"""Hypothesis strategies for mutations of made-up tables, with everything that servers seldom write."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _BLOBS = st.one_of(st.binary(max_size=20), st.sampled_from([b"", b"\xff" * 300, 
 
 
 def tables() -> dict[str, Table]:
-    """The model's tables, by name."""
+    """Return the model's tables, by name."""
     return {table.name: table for table in cql_schema.parse_schema(SCHEMA).values()}
 
 
 def package_tables() -> LoggedTables:
-    """The package's."""
+    """Return the package's tables."""
     return logged_tables(parse_schema(SCHEMA, "synthetic").tables)
 
 
@@ -62,7 +62,7 @@ def _hex_or_empty(kind: Type) -> st.SearchStrategy[str]:
 
 @st.composite
 def _cells(draw: Any, name: str, kind: Type, times: st.SearchStrategy[int], liveness: Change) -> list[Change]:
-    """The cells of one column."""
+    """Generate the cells of one column."""
     paths: list[str | None] = [None]
     if kind.is_complex:
         path_type = Type("timeuuid") if kind.kind == "list" else kind.inner[0]
@@ -119,7 +119,7 @@ _deletions = st.builds(
 
 @st.composite
 def _range(draw: Any, table: Table, before: Change | None) -> Change:
-    """A range, which may begin where the one before it ends."""
+    """Generate a range; it may begin at the end of the one before."""
 
     def bound() -> Change:
         types = table.clustering_types[: draw(st.integers(0, len(table.clustering)))]
@@ -135,7 +135,7 @@ def _range(draw: Any, table: Table, before: Change | None) -> Change:
 
 @st.composite
 def updates(draw: Any, only: str | None = None) -> tuple[list[Change], bytes]:
-    """The change rows of an update, and its bytes."""
+    """Generate the change rows of an update, and its bytes."""
     table = tables()[only or draw(st.sampled_from(["flat", "wide", "many", "deep"]))]
     key = draw(_BLOBS)
     changes: list[Change] = []

@@ -1,4 +1,4 @@
-"""Damaged segments: no crash, no hang, no access outside of the memory, no loss that is not told (see fuzz.py)."""
+"""Tests of damaged segments: no crash, no hang, no access outside the memory, no unreported loss (see fuzz.py)."""
 
 from __future__ import annotations
 

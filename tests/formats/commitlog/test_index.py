@@ -1,4 +1,4 @@
-"""What a ``_cdc.idx`` says at any moment of being written."""
+"""Tests of a ``_cdc.idx`` at any moment while Cassandra writes it."""
 
 from __future__ import annotations
 

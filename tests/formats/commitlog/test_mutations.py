@@ -1,4 +1,4 @@
-"""Mutations that servers seldom write, made by a writer: they decode to what was written, as the model has them too."""
+"""Tests of mutations that servers seldom write: they decode to what the tests' writer wrote, and as in the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = Capacity(rows=2, cells=2, complex=1, bytes=64)
 
 
 def decode(mutations: list[bytes], capacity: Capacity | None = None) -> list[Changes]:
-    """The batches of mutations whose positions are 1, 2, 3 …"""
+    """Decode mutations with the positions 1, 2, 3 … to batches."""
     sizes = np.array([len(one) for one in mutations], np.int64)
     ends = np.cumsum(sizes)
     count = np.arange(1, len(mutations) + 1)
@@ -65,12 +65,12 @@ def test_small_batches_hold_the_same(written: list[tuple[list[Change], bytes]]) 
 
 
 def of(name: str, key: bytes = b"k", seed: int = 1) -> Callable[..., bytes]:
-    """A function from changes to an update of the table."""
+    """Return a function from changes to an update of the table."""
     return lambda *changes: UpdateWriter(MODEL_BY_NAME[name], Random(seed)).write(key, changes)
 
 
 def rows(content: bytes) -> list[Change]:
-    """The change rows of one mutation, which decodes, and to what the model has."""
+    """Return the change rows of one mutation, and check that they equal the model's."""
     batches = decode([content])
     assert [batch.undecoded.num_rows for batch in batches] == [0]
     found = of_package(batches, TABLES)
@@ -79,7 +79,7 @@ def rows(content: bytes) -> list[Change]:
 
 
 def outcome(content: bytes) -> str:
-    """Why a mutation is not decoded."""
+    """Return the reason why a mutation is not decoded."""
     (batch,) = decode([content])
     assert batch.rows.num_rows == 0
     (undecoded,) = batch.undecoded.to_pylist()

@@ -1,4 +1,4 @@
-"""Commit logs of real servers, decoded: the same change rows as the plain-Python model has, however they are read."""
+"""Tests of commit logs of real servers: all ways of reading give the change rows of the plain-Python model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a section: the right ones with their positions, and a clear word where there is none."""
+"""Tests of the records of a section: their positions, and clear reports of places without a record."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ GOOD, BAD = record(b"a good mutation"), bytearray(record(b"a bad mutation"))
 
 
 def sized(size: int) -> bytes:
-    """A size with the right checksum."""
+    """Encode a size with the right checksum."""
     data = struct.pack(">i", size)
     return data + struct.pack(">I", zlib.crc32(data))
 

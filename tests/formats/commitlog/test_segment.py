@@ -1,4 +1,4 @@
-"""Segment files: descriptors, sync markers, sections of every codec, and each way in which they can be damaged."""
+"""Tests of segment files: descriptors, sync markers, sections of all codecs, and all kinds of damage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENCRYPTED = {"encCipher": "AES/CBC/PKCS5Padding", "encKeyAlias": "test:1", "encI
 
 
 def insert(number: int) -> bytes:
-    """A record that inserts a row whose timestamp is the number."""
+    """Make a record that inserts a row with the number as its timestamp."""
     row = {"kind": "row", "raw_clustering": [], "liveness": {"timestamp": number}}
     return record(mutation([UpdateWriter(tables()["flat"], _Never()).write(b"%d" % number, [row])]))
 
@@ -153,7 +153,7 @@ def broken_descriptor(at: int) -> bytes:
         (descriptor(7, ID, b"{nothing"), "the descriptor's parameters are not JSON"),
         (
             descriptor(7, ID, {"compressionClass": "com.example.BrotliCompressor"}),
-            r"compressed by com\.example\.BrotliCompressor, which is not known; known are LZ4Compressor, ",
+            r"the compressor com\.example\.BrotliCompressor is unknown; known are LZ4Compressor, ",
         ),
         (
             descriptor(7, ID, ENCRYPTED | {"encCipher": "Blowfish"}),
@@ -174,7 +174,7 @@ def test_an_encrypted_segment_needs_its_key() -> None:
     found = read_log(made("encrypted"), NAME, TABLES, key_of=lambda _alias: bytes(16))
     assert timestamps(found) == []
     assert len(found.damages) == 3
-    assert "damaged, or this is not the key test:1 that they were encrypted by" in found.damages[0].reason
+    assert "damaged, or the key given for test:1 is not the one that encrypted them" in found.damages[0].reason
     assert KEY.hex() not in found.damages[0].reason
 
 

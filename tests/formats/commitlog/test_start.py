@@ -1,4 +1,4 @@
-"""What a new process needs before it can read."""
+"""Tests of the start of a new process that reads commit logs."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Keys in the one spelling that stands for all that Cassandra takes for equal.
+"""Canonical keys: one spelling for all values that Cassandra takes for equal.
 
-Cassandra compares clustering values, elements of sets and keys of maps by their type, not by their bytes: decimals 1.0
-and 1.00 are one row, alone or inside a tuple, and which of the two a replica has stored depends on what arrived first.
-So whoever groups, finds or names rows and elements by their keys compares canonical values:
+Cassandra compares clustering values, elements of sets and keys of maps by their type, not by their bytes. Decimals 1.0
+and 1.00 are one row, alone or inside a tuple, and a replica stores the one that arrived first. Code that groups, finds
+or names rows and elements by their keys must therefore compare canonical values:
 
-* decimals without zeros at their end (100 is 1E+2), as Java's ``BigDecimal.stripTrailingZeros``; varints without
-  needless bytes; one true; one NaN (0.0 and -0.0 are two values for Cassandra, too);
-* of tuples and user-defined types no nulls at the end; all inside of frozen values likewise.
+* Decimals have no zeros at the end (100 is 1E+2), as in Java's ``BigDecimal.stripTrailingZeros``. Varints have no
+  needless bytes. There is one true and one NaN. (0.0 and -0.0 are two values for Cassandra, too.)
+* Tuples and user-defined types have no nulls at the end. The same holds inside frozen values.
 
-What is no value of its type, and every other type, is its bytes. Partition keys are told apart by their bytes, as
-Cassandra does, which hashes them. Two values are one here exactly where their places in the order
-(:mod:`ringsync.changes.keys.order`), by which the merge groups, are the same.
+Values of all other types, and bytes that are no value of their type, stay as they are. Partition keys are compared by
+their bytes, because Cassandra hashes them. Two values have the same canonical form exactly if they have the same place
+in the order by which rows are grouped (:mod:`ringsync.changes.keys.order`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _ALIASED = (BOOLEAN, FLOAT, DECIMAL, VARINT)
 
 
 def has_aliases(cql_type: CqlType) -> bool:
-    """Whether one value of a type may be written in several ways. The values of all others are canonical."""
+    """Tell whether one value of a type has several spellings. Values of all other types are canonical."""
     if isinstance(cql_type, Native):
         return NATIVES[cql_type.name].order in _ALIASED
-    # Fields that are missing at the end are null fields.
+    # Missing fields at the end equal null fields.
     return isinstance(cql_type, TupleType | UserType) or any(map(has_aliases, types_inside(cql_type)))
 
 
 def canonical_cells(cells: Cells, cql_type: CqlType) -> Cells:
-    """Serialised values in their canonical form; null stays null.
+    """Return serialised values in their canonical form; null stays null.
 
-    :param cells: of clustering columns, elements of sets, keys of maps
+    :param cells: values of clustering columns, elements of sets or keys of maps
     """
     if not has_aliases(cql_type):
         return cells
@@ -54,19 +54,19 @@ def canonical_cells(cells: Cells, cql_type: CqlType) -> Cells:
 
 
 def canonical_column(values: pa.Array, cql_type: CqlType) -> pa.Array:
-    """Typed values in their canonical form."""
+    """Return typed values in their canonical form."""
     if not has_aliases(cql_type):
         return values
     return decode(cql_type, canonical_cells(cells_of(encode(cql_type, values)), cql_type)).values
 
 
 def decoded_clustering(decoded: Decoded, cells: Cells, cql_type: CqlType) -> tuple[Decoded, Cells]:
-    """A clustering column in which misfits have their canonical form, so that equal ones look equal everywhere.
+    """Return a clustering column whose misfits have their canonical form, so that equal ones look equal everywhere.
 
-    A varint with needless bytes becomes its number; what is still a misfit has canonical bytes. Values keep their
+    A varint with needless bytes becomes its number. Bytes that remain a misfit become canonical. Values keep their
     spelling.
 
-    :param decoded: of ``cells``
+    :param decoded: ``cells``, decoded
     """
     if decoded.misfits is None or not has_aliases(cql_type):
         return decoded, cells

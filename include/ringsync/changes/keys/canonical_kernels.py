@@ -1,7 +1,7 @@
 """The compiled half of :mod:`ringsync.changes.keys.canonical`: one spelling for all equal values.
 
-Types are the programs of :mod:`ringsync.changes.keys.order_kernels`, and two values have the same canonical bytes
-exactly where they have the same bytes there. No canonical value is longer than what it was made of.
+Types are the programs of :mod:`ringsync.changes.keys.order_kernels`. Two values have the same canonical bytes exactly
+if they have the same bytes there. No canonical value is longer than the value that it is made from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIN_SCALE = -(2**31)
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _copy(p: int, length: int, q: int) -> int:
-    """Copy bytes to before or behind where they are; the address behind the copy."""
+    """Copy bytes to a place before them or after their end. Return the address after the copy."""
     for i in range(length):
         store8(q + i, load8(p + i))
     return q + length
@@ -36,7 +36,7 @@ def _put32(q: int, value: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_varint(p: int, length: int, q: int) -> int:
-    """A number without bytes that only repeat its sign."""
+    """Write a number without the bytes that only repeat its sign."""
     skip = stripped(p, length)
     end: int = _copy(p + skip, length - skip, q)
     return end
@@ -44,7 +44,8 @@ def _put_varint(p: int, length: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_magnitude(words: npt.NDArray[np.uint32], negative: int, q: int) -> int:
-    """A number in two's complement, from its absolute value, lowest word first; needs four bytes more for a while."""
+    """Write a number in two's complement, from its absolute value, lowest word first. Four more bytes are used while it
+    is written."""
     size = 4 * len(words) + 1
     carry = np.int64(negative)
     for i in range(size):
@@ -62,7 +63,7 @@ def _put_magnitude(words: npt.NDArray[np.uint32], negative: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _rest(words: npt.NDArray[np.uint32], divide: bool) -> int:
-    """What is left of a number divided by ten; ``words`` become the tenth if that is wanted."""
+    """Return the remainder of a number divided by ten. If ``divide``, ``words`` become the quotient."""
     rest = np.int64(0)
     for i in range(len(words) - 1, -1, -1):
         value = (rest << 32) | np.int64(words[i])
@@ -74,10 +75,10 @@ def _rest(words: npt.NDArray[np.uint32], divide: bool) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_decimal(p: int, length: int, q: int) -> int:
-    """As Java's BigDecimal.stripTrailingZeros, which leaves them where the scale would be less than an int32."""
+    """Strip zeros as Java's BigDecimal.stripTrailingZeros does. It stops before the scale gets less than an int32."""
     scale = load32_signed(p)
     end: int
-    # What ends in a zero is even.
+    # A number that ends in a zero is even: odd ones need no division.
     if load8(p + length - 1) & 1:
         end = _put_varint(p + 4, length - 4, _put32(q, scale))
         return end
@@ -96,14 +97,14 @@ def _put_decimal(p: int, length: int, q: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_native(kind: int, width: int, p: int, length: int, q: int) -> int:
-    """A value that has no parts, as it is if these bytes are none."""
-    found: int
+    """Write a value that has no parts. Bytes that are no value stay as they are."""
+    end: int
     if kind == VARINT:
-        found = _put_varint(p, length, q)
+        end = _put_varint(p, length, q)
     elif kind == DECIMAL and length > 4:
-        found = _put_decimal(p, length, q)
+        end = _put_decimal(p, length, q)
     else:
-        found = _copy(p, length, q)
+        end = _copy(p, length, q)
         if kind == BOOLEAN and length == 1:
             store8(q, load8(p) != 0)
         elif kind == FLOAT and length == width:
@@ -112,12 +113,12 @@ def _put_native(kind: int, width: int, p: int, length: int, q: int) -> int:
                 _put32(q, _NAN32)
             elif length == 8 and (high > 0x7FF00000 or (high == 0x7FF00000 and load32_signed(p + 4) != 0)):
                 _put32(_put32(q, _NAN64 >> 32), 0)
-    return found
+    return end
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _length_bytes(kind: int, width: int, size: int) -> int:
-    """Bytes of the length before a part of a composite value."""
+    """Return how many bytes the length before a part of a composite value takes."""
     if kind != VECTOR:
         return 4
     length: int = 0 if width else unsigned_vint_length(max(size, 0))
@@ -126,11 +127,11 @@ def _length_bytes(kind: int, width: int, size: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _close_part(kind: int, width: int, start: int, begins: int, behind: int) -> int:
-    """Write the length before a part, which may have become less; the address behind the part.
+    """Write the length before a part, which may have become shorter. Return the address after the part.
 
-    :param start: where the length is
-    :param begins: where the part is
-    :param behind: the address behind it; one less than ``begins``: the part is null
+    :param start: address of the length
+    :param begins: address of the part
+    :param behind: address after the part; one less than ``begins``: the part is null
     """
     size = behind - begins
     end: int = max(behind, begins)
@@ -143,13 +144,13 @@ def _close_part(kind: int, width: int, start: int, begins: int, behind: int) -> 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
-    """Write a value's canonical form; the address behind it.
+    """Write a value's canonical form. Return the address after it.
 
     :param program: address of the type's nodes
     :param node: number of this type's node
     :param p: address of the value
-    :param length: its bytes, not negative
-    :param q: where to write: as many bytes, and four more for a while
+    :param length: bytes of the value, not negative
+    :param q: address of the output: room for as many bytes, and four more that are used meanwhile
     """
     at = program + NODE_BYTES * node
     kind, width = load64_native(at), load64_native(at + 24)
@@ -180,7 +181,7 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
         if size > 0:
             behind = put_canonical(program, child + number % children, part, size, begins)
         written = _close_part(kind, width, written, begins, behind if size >= 0 else begins - 1)
-        # Nulls at the end of tuples and UDTs are left out, all but the first of nothing but nulls.
+        # Nulls at the end of tuples and UDTs are left out. If all parts are null, the first stays.
         if size >= 0 or kind != FIELDS or number == 0:
             kept = written
         part += max(size, 0)
@@ -194,11 +195,11 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
 def put_canonicals(
     base: int, offsets: int, lengths: int, count: int, program: int, node: int, output: int, output_offsets: int
 ) -> int:
-    """Write a column's values one behind the other, of null nothing; the bytes of all.
+    """Write a column's values one after the other, and nothing for null. Return the bytes of all.
 
-    :param node: of the column's type. (A constant would be a second signature of a function that calls itself, and
-        numba cannot load such two from its cache.)
-    :param output_offsets: of int32[count + 1]
+    :param node: number of the column's node. (A constant would be a second signature of a recursive function, and
+        numba cannot load both from its cache.)
+    :param output_offsets: address of int32[count + 1]
     """
     q = output
     store32(output_offsets, 0)

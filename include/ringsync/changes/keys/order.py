@@ -1,13 +1,13 @@
-"""Clusterings, bounds and cell paths as bytes whose unsigned order is Cassandra's order, equal for what is equal there.
+"""Clusterings, bounds and cell paths as bytes whose unsigned order is Cassandra's order.
 
-A value's bytes need not sort as the value does (−1, 1.0 and 1.00, a descending column). Here each becomes bytes that
-do (C: the comparators in db/marshal; docs/formats.md, 3.2), so that sorting, grouping and the question
-whether a range covers a row are comparisons of bytes. They are not values any more: 1.0 and 1.00 have the same ones.
+A value's own bytes need not sort like the value (−1, 1.0 and 1.00, a descending column). This module turns it into
+bytes that do (C: the comparators in db/marshal; docs/formats.md, 3.2). Sorting, grouping and the test whether a range
+covers a row are then comparisons of bytes. Equal values get equal bytes, so 1.0 and 1.00 cannot be told apart any more.
 
-A value is a marker (null before empty before all others) and a body that is never the beginning of another; of
-descending columns all bits but null's are inverted. A clustering is its values and a byte: 0 or 255 for a bound, which
-is so before or behind all rows that begin with its values, and 128 for a row. ``start < row < end`` is thus a plain
-comparison, whether the bounds belong to the range or not.
+A value becomes a marker (null before empty before all others) and a body. No body is the beginning of another one. In
+descending columns all bits are inverted, except for null. A clustering becomes its values and one byte: 128 for a row,
+0 for a bound before all rows that begin with its values, 255 for a bound after them. So ``start < row < end`` is a
+plain comparison, whether the bounds belong to the range or not.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def clustering_order(clustering: pa.Array, table: TableSchema, side: int = START
     """Encode clusterings and bounds.
 
     :param clustering: ``clustering`` or ``range_end`` of change rows
-    :param table: theirs
-    :param side: START or END: what the bounds of ranges are
-    :returns: ``pa.binary()``; null where ``clustering`` is null
-    :raises ValueError: for bytes that are no clustering of this table
+    :param table: their table
+    :param side: START or END: the side of the range at which bounds stand
+    :returns: ``pa.binary()``; null if ``clustering`` is null
+    :raises ValueError: some bytes are no clustering of this table
     """
     return raw_values(clustering_keys(cells_of(clustering), table, side))
 
 
 def value_order(values: pa.Array, cql_type: CqlType) -> pa.Array:
-    """Encode values of a type, as serialised: paths of cells, say (see :func:`path_type`).
+    """Encode serialised values of a type, for example paths of cells (see :func:`path_type`).
 
     :returns: ``pa.binary()``, never null: null has a place in the order
     """
@@ -63,7 +63,7 @@ def value_order(values: pa.Array, cql_type: CqlType) -> pa.Array:
 
 
 def path_type(cql_type: CqlType) -> CqlType:
-    """The type by which the cells of a multi-cell column are sorted: elements, keys, list entries, field numbers."""
+    """Return the type of a multi-cell column's paths: elements, keys, timeuuids of list entries, field numbers."""
     match cql_type:
         case SetType(element=kind) | MapType(key=kind):
             return kind
@@ -73,7 +73,7 @@ def path_type(cql_type: CqlType) -> CqlType:
 
 
 def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
-    """As :func:`clustering_order`, without Arrow."""
+    """Encode clusterings and bounds like :func:`clustering_order`, without Arrow."""
     types = [column.type for column in table.clustering]
     program = type_program(types)
     descending = np.array([column.descending for column in table.clustering] or [False], np.uint8)
@@ -83,14 +83,14 @@ def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
     )
     if size < 0:
         raise ValueError(
-            f"a clustering of {table.full_name} is not as ringsync.changes.schema says: are these rows of another "
-            "table, or of another version of ringsync?"
+            f"a clustering of {table.full_name} is not encoded as ringsync.changes.schema says: are these rows of "
+            "another table, or of another version of ringsync?"
         )
     return _cells(output, ends, cells.lengths < 0)
 
 
 def value_keys(cells: Cells, cql_type: CqlType) -> Cells:
-    """As :func:`value_order`, without Arrow."""
+    """Encode values like :func:`value_order`, without Arrow."""
     program = type_program([cql_type])
     output, ends = _room(cells)
     kernels.put_values(*cells.arguments, address(program), 0, address(output), address(ends))
@@ -100,7 +100,7 @@ def value_keys(cells: Cells, cql_type: CqlType) -> Cells:
 def _room(cells: Cells) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     size = kernels.GROWTH * total_bytes(cells) + kernels.MARGIN * len(cells) + PADDING
     if size > np.iinfo(np.int32).max:
-        raise ValueError(f"{len(cells)} keys have more than 500 MB together: give fewer rows at once")
+        raise ValueError(f"{len(cells)} keys have more than 500 MB together: pass fewer rows at once")
     return np.empty(size, np.uint8), np.empty(len(cells) + 1, np.int32)
 
 
@@ -111,7 +111,7 @@ def _cells(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int32], nulls: np
 
 
 def type_program(types: Sequence[CqlType]) -> npt.NDArray[np.int64]:
-    """The nodes of types, those of the types themselves first, each node's children one behind the other."""
+    """List the nodes of types: first those of the types themselves, then the children of each node in a row."""
     nodes: list[list[int]] = []
     waiting = list(types)
     while len(nodes) < len(waiting):

@@ -1,8 +1,8 @@
 """The compiled half of :mod:`ringsync.changes.keys.order`: values, clusterings and bounds as bytes that sort alike.
 
-A type is a program: int64[nodes, 4] of kind, first child, number of children, and a number that the kind explains.
-Every value becomes a marker and a body; no body is the beginning of another one of its type, so that what follows it
-cannot change the order. Output has room for ``GROWTH`` bytes per byte of input and ``MARGIN`` per value.
+A type is a program: int64[nodes, 4] of kind, first child, number of children, and a number whose meaning depends on
+the kind. Every value becomes a marker and a body. No body is the beginning of another one of its type, so the bytes
+that follow cannot change the order. Output has room for ``GROWTH`` bytes per byte of input and ``MARGIN`` per value.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ringsync.cql.codec.gather import checked_vint_size
 from ringsync.cql.natives import BOOLEAN, BYTES, DECIMAL, FLOAT, SIGNED, TIMEUUID, UUID, VARINT
 
 SEQUENCE, FIELDS, VECTOR = range(TIMEUUID + 1, TIMEUUID + 4)
-"""Kinds of types behind those of native ones. The number is the bytes of each value (0: any); of VECTOR its dimension
-times 2**32 and those of each element (0: each has its length before it)."""
+"""Kinds of types; they follow the kinds of native types. The node's number is the bytes of each value (0: any). For
+VECTOR it is the dimension times 2**32 plus the bytes of each element (0: each has its length before it)."""
 
 GROWTH, MARGIN = 4, 24
 NODE_BYTES = 32
 
 _END, _NULL, _EMPTY, _VALUE, _MISFIT = 0x00, 0x10, 0x20, 0x21, 0x22
-"""Markers. What is no value of its type sorts behind all that are, by its bytes."""
+"""Markers. Bytes that are no value of their type sort after all values, in the order of the bytes."""
 _BEFORE, _ROW, _BEHIND = 0x00, 0x80, 0xFF
-"""Ends of clusterings: of a bound before all rows that begin with it, of a row, of a bound behind them."""
+"""Last bytes of clusterings: a bound before all rows that begin with it, a row, a bound after these rows."""
 
 START, END = 0, 1
 """Sides of a range."""
@@ -45,7 +45,7 @@ _CHUNK, _CHUNK_DIGITS = 1_000_000_000, 9
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _copy(p: int, length: int, q: int, flip: int) -> int:
-    """Copy bytes, the first of them with these bits inverted; the address behind them."""
+    """Copy bytes and invert the bits ``flip`` of the first. Return the address after them."""
     for i in range(length):
         store8(q + i, load8(p + i))
     if length:
@@ -61,7 +61,7 @@ def _flip(q: int, end: int) -> None:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_escaped(p: int, length: int, q: int) -> int:
-    """Bytes of any length: a zero is followed by 255, and the end is two zeros."""
+    """Write bytes of any length: 255 follows each zero, and two zeros end them."""
     for i in range(length):
         byte = load8(p + i)
         store8(q, byte)
@@ -83,7 +83,7 @@ def _put64(q: int, value: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_float(p: int, length: int, q: int) -> int:
-    """As Java's Double.compare orders them: −0.0 before 0.0, all NaN equal and last."""
+    """Write a float in the order of Java's Double.compare: −0.0 before 0.0, all NaN equal and last."""
     sign = _SIGN
     bits = load64(p)
     infinity = 0x7FF0000000000000
@@ -100,7 +100,7 @@ def _put_float(p: int, length: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def stripped(p: int, length: int) -> int:
-    """How many of a number's first bytes only repeat its sign."""
+    """Count the first bytes of a number that only repeat its sign."""
     skip = 0
     while skip < length - 1:
         first = load8(p + skip)
@@ -127,7 +127,7 @@ def _put_varint(p: int, length: int, q: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def magnitude(p: int, length: int) -> npt.NDArray[np.uint32]:
-    """The absolute value of a number in two's complement, lowest word first."""
+    """Return the absolute value of a number in two's complement, lowest word first."""
     words = np.zeros((length + 3) // 4, np.uint32)
     flip = 0xFF if load8(p) >> 7 else 0
     carry = flip & 1
@@ -140,7 +140,7 @@ def magnitude(p: int, length: int) -> npt.NDArray[np.uint32]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decimal_chunks(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], int]:
-    """Nine digits each, lowest first, and how many there are; ``words`` are used up."""
+    """Split a number into chunks of nine digits, lowest first. Return them and their number. ``words`` become zero."""
     chunks = np.zeros(len(words) * 32 // 29 + 2, np.int64)
     used = 0
     high = len(words)
@@ -160,7 +160,7 @@ def _decimal_chunks(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_decimal(p: int, length: int, q: int) -> int:
-    """Sign, exponent of the first digit, digits without zeros at the end (C: DecimalType compares numbers)."""
+    """Write sign, exponent of the first digit, digits without zeros at the end (C: DecimalType compares numbers)."""
     scale = load32_signed(p)
     negative = load8(p + 4) >> 7
     chunks, used = _decimal_chunks(magnitude(p + 4, length - 4))
@@ -196,7 +196,7 @@ def _put_decimal(p: int, length: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_time(p: int, q: int) -> int:
-    """A UUID's time with the highest bytes first."""
+    """Write a UUID's time, highest bytes first."""
     q = _copy(p + 6, 2, q, 0)
     q = _copy(p + 4, 2, q, 0)
     q = _copy(p, 4, q, 0)
@@ -205,7 +205,7 @@ def _put_time(p: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_uuid(p: int, q: int) -> int:
-    """Version, then time (version 1) or the high half, then the low half (C: UUIDType)."""
+    """Write the version, then the time (version 1) or the high half, then the low half (C: UUIDType)."""
     version = load8(p + 6) >> 4
     store8(q, version)
     q = _put_time(p, q + 1) if version == 1 else _copy(p, 8, q + 1, 0)
@@ -215,7 +215,7 @@ def _put_uuid(p: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_timeuuid(p: int, q: int) -> int:
-    """Time, then the low half, each byte as a signed number (C: TimeUUIDType)."""
+    """Write the time, then the low half, each byte as a signed number (C: TimeUUIDType)."""
     q = _put_time(p, q)
     for i in range(8, 16):
         store8(q + i - 8, load8(p + i) ^ 0x80)
@@ -224,34 +224,34 @@ def _put_timeuuid(p: int, q: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_native(kind: int, width: int, p: int, length: int, q: int) -> int:
-    """The body of a value that has no parts; -1: these bytes are none."""
-    found = -1
+    """Write the body of a value that has no parts. Return the address after it; -1: these bytes are no value."""
+    end = -1
     if kind == BYTES:
-        found = _put_escaped(p, length, q)
+        end = _put_escaped(p, length, q)
     elif kind == VARINT:
-        found = _put_varint(p, length, q)
+        end = _put_varint(p, length, q)
     elif kind == DECIMAL:
         if length > 4:
-            found = _put_decimal(p, length, q)
+            end = _put_decimal(p, length, q)
     elif length != width:
         pass
     elif kind == FLOAT:
-        found = _put_float(p, length, q)
+        end = _put_float(p, length, q)
     elif kind == UUID:
-        found = _put_uuid(p, q)
+        end = _put_uuid(p, q)
     elif kind == TIMEUUID:
-        found = _put_timeuuid(p, q)
+        end = _put_timeuuid(p, q)
     elif kind == BOOLEAN:
-        found = _copy(p, 1, q, 0)
+        end = _copy(p, 1, q, 0)
         store8(q, load8(p) != 0)
     else:
-        found = _copy(p, length, q, 0x80 if kind == SIGNED else 0)
-    return found
+        end = _copy(p, length, q, 0x80 if kind == SIGNED else 0)
+    return end
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def part_of(kind: int, width: int, p: int, end: int) -> tuple[int, int]:
-    """Where the next part of a composite value begins, and its length (-1: null; less: malformed)."""
+    """Find the next part of a composite value. Return its address and length (-1: null; less: malformed)."""
     length = width
     if kind == VECTOR:
         if width == 0:
@@ -268,13 +268,13 @@ def part_of(kind: int, width: int, p: int, end: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_value(program: int, node: int, p: int, length: int, q: int) -> int:
-    """Write a value so that unsigned byte order is the order of its type; the address behind it.
+    """Write a value so that unsigned byte order is the order of its type. Return the address after it.
 
     :param program: address of the type's nodes
     :param node: number of this type's node
     :param p: address of the value
-    :param length: its bytes; -1: null
-    :param q: where to write
+    :param length: bytes of the value; -1: null
+    :param q: address of the output
     """
     if length <= 0:
         store8(q, _EMPTY if length == 0 else _NULL)
@@ -282,16 +282,16 @@ def put_value(program: int, node: int, p: int, length: int, q: int) -> int:
     at = program + NODE_BYTES * node
     kind, width = load64_native(at), load64_native(at + 24)
     store8(q, _VALUE)
-    found = -1
+    behind = -1
     if kind < SEQUENCE:
-        found = _put_native(kind, width, p, length, q + 1)
+        behind = _put_native(kind, width, p, length, q + 1)
     else:
         child, count = load64_native(at + 8), load64_native(at + 16)
         children, part, end = count, p, p + length
         if kind == SEQUENCE:
             items = load32_signed(p) if length >= 4 else -1
             count *= items
-            # A negative number of elements is no value.
+            # With a negative number of elements these bytes are no value.
             part = p + 4 if items >= 0 else end + 1
         elif kind == VECTOR:
             count, width = width >> 32, width & 0xFFFFFFFF
@@ -303,26 +303,26 @@ def put_value(program: int, node: int, p: int, length: int, q: int) -> int:
                 part = end + 1
                 break
             written = put_value(program, child + number % children, part, size, written)
-            # Nulls at the end of tuples and UDTs are left out: fields may be missing there.
+            # Nulls at the end of tuples and UDTs are left out, because the last fields may be missing.
             kept = written if size >= 0 or kind != FIELDS else kept
             part += max(size, 0)
             number += 1
         if part == end:
             store8(kept, _END)
-            found = kept + 1
-    if found < 0:
+            behind = kept + 1
+    if behind < 0:
         store8(q, _MISFIT)
-        found = _put_escaped(p, length, q + 1)
-    return found
+        behind = _put_escaped(p, length, q + 1)
+    return behind
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_values(
     base: int, offsets: int, lengths: int, count: int, program: int, node: int, output: int, output_offsets: int
 ) -> int:
-    """Write a column's values one behind the other; the bytes of all.
+    """Write a column's values one after the other. Return the bytes of all.
 
-    :param output_offsets: of int32[count + 1]
+    :param output_offsets: address of int32[count + 1]
     """
     q = output
     store32(output_offsets, 0)
@@ -345,12 +345,12 @@ def put_clusterings(
     output: int,
     output_offsets: int,
 ) -> int:
-    """Write clusterings and bounds; -1 if one is malformed, else the bytes of all. What is null has no bytes.
+    """Write clusterings and bounds, and nothing for null. Return the bytes of all; -1: one is malformed.
 
-    :param program: its first nodes are the clustering columns' types
-    :param columns: how many these are
-    :param descending: address of a byte for each
-    :param side: START or END: of a range, what the bounds are
+    :param program: address of the nodes; the first ones are the clustering columns' types
+    :param columns: number of clustering columns
+    :param descending: address of one byte per column: whether it is descending
+    :param side: START or END: the side of the range at which bounds stand
     """
     q = output
     store32(output_offsets, 0)

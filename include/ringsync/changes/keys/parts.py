@@ -1,4 +1,4 @@
-"""Where the values in the columns of change rows lie: parts of keys, of clusterings and range ends."""
+"""The values inside partition keys, clusterings and range ends of change rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ringsync.cql.cells import NULL_LENGTH, Cells
 
 
 def only(cells: Cells, chosen: npt.NDArray[np.intp]) -> Cells:
-    """The cells at these places."""
+    """Take the cells at these places."""
     return Cells(cells.buffer, cells.offsets[chosen], cells.lengths[chosen])
 
 
 def composite_parts(cells: Cells, count: int) -> list[Cells]:
-    """The columns of partition keys: each a uint16 length, the bytes, a zero (docs/formats.md, 2.6)."""
+    """Split partition keys into columns: each is a uint16 length, the bytes and a zero (docs/formats.md, 2.6)."""
     at, parts = cells.offsets.astype(np.int64), []
     ends = at + cells.lengths
     for _ in range(count):
@@ -28,9 +28,9 @@ def composite_parts(cells: Cells, count: int) -> list[Cells]:
 
 
 def clustering_parts(cells: Cells, columns: int) -> tuple[Integers, list[Cells], Integers]:
-    """How many values each clustering has, the values of each column, and how many bytes they take together.
+    """Split clusterings. Return the number of values in each, the values of each column, and the bytes of each.
 
-    The form is that of ``clustering`` in :mod:`ringsync.changes.schema`.
+    :param cells: clusterings in the form of :mod:`ringsync.changes.schema`
     """
     at = cells.offsets.astype(np.int64)
     counts, parts = _int32(cells, at), []

@@ -1,6 +1,6 @@
 """The compiled half of :mod:`ringsync.changes.reconcile.rows` for the parts of rows: cells and complex deletions.
 
-A group's parts are sorted by column and path in memory that the next group uses again.
+The parts of a group are sorted by column and path, in memory that all groups share.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _NO_EXPIRY = -1
 
 
 class Members(NamedTuple):
-    """Whose parts are merged.
+    """The groups of rows whose parts are reconciled.
 
-    :ivar order: rows, those of a group one behind the other; ``starts``: where each group begins
-    :ivar results: number of each group in the result; -1: it is not there
-    :ivar limits: whose parts are whose, by row
-    :ivar deleted: timestamp of the deletion in force, by number in the result
+    :ivar order: numbers of the rows, sorted by group
+    :ivar starts: place of each group's first row in ``order``
+    :ivar results: number of each group in the result; -1: the result does not have it
+    :ivar limits: number of each row's first part
+    :ivar deleted: timestamp of the deletion in force, µs, by number in the result
     """
 
     order: Places
@@ -40,12 +41,13 @@ class Members(NamedTuple):
 class CellColumns(NamedTuple):
     """Cells, or complex deletions.
 
-    :ivar columns: their numbers; ``dropped``: µs, by column: what was written then or before is gone
-    :ivar counters: whether a column is one
+    :ivar columns: number of each cell's column
+    :ivar dropped: by column, µs: cells written then or before are gone
+    :ivar counters: by column: whether it is a counter
     :ivar ttls: s; -1: none
-    :ivar expiries: s, local deletion times; -1: none
-    :ivar paths: addresses of bytes, offsets and lengths, as of ``values``
-    :ivar sorted_paths: addresses of paths as they sort, and ``path_lengths``
+    :ivar expiries: local deletion times, s; -1: none
+    :ivar paths: addresses of the bytes, offsets and lengths; ``values`` likewise
+    :ivar sorted_paths: addresses of the paths' sort keys; ``path_lengths``: bytes of these keys
     """
 
     columns: Integers
@@ -62,7 +64,7 @@ class CellColumns(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Room for the parts of one group: what is sorted, by address; which part each is; its order."""
+    """Room for the parts of one group: address of the sort records, number of each record's part, their order."""
 
     records: int
     parts: Places
@@ -71,8 +73,8 @@ class Memory(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The parts of the result: which ones, their columns and timestamps, where those of each group begin, and the
-    greatest timestamp of each group, which theirs are counted for."""
+    """The parts of the result: their numbers, columns and timestamps, the place of each group's first part, and the
+    greatest timestamp of each group, which includes theirs."""
 
     parts: Places
     columns: Integers
@@ -83,31 +85,31 @@ class Chosen(NamedTuple):
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _sorted_parts(group: int, members: Members, cells: CellColumns, memory: Memory) -> int:
-    """Sort the parts of a group by column and path; how many there are."""
-    found = 0
+    """Sort the parts of a group by column and path. Return their number."""
+    count = 0
     for place in range(members.starts[group], members.starts[group + 1]):
         row = members.order[place]
         for part in range(members.limits[row], members.limits[row + 1]):
             path, length = cells.sorted_paths[part], cells.path_lengths[part]
-            put_record(memory.records + RECORD_BYTES * found, cells.columns[part], 0, 0, path, length)
-            memory.parts[found] = part
-            found += 1
-    sort_records(memory.records, found, memory.order, memory.spare)
-    return found
+            put_record(memory.records + RECORD_BYTES * count, cells.columns[part], 0, 0, path, length)
+            memory.parts[count] = part
+            count += 1
+    sort_records(memory.records, count, memory.order, memory.spare)
+    return count
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _choose(chosen: Chosen, found: int, part: int, column: int, timestamp: int, result: int) -> int:
-    """Put a part into the result; how many there are then."""
-    chosen.parts[found], chosen.columns[found], chosen.timestamps[found] = part, column, timestamp
+def _choose(chosen: Chosen, size: int, part: int, column: int, timestamp: int, result: int) -> int:
+    """Append a part to the ``size`` parts of the result. Return their number then."""
+    chosen.parts[size], chosen.columns[size], chosen.timestamps[size] = part, column, timestamp
     chosen.write_times[result] = max(chosen.write_times[result], timestamp)
-    return found + 1
+    return size + 1
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def merge_complex_deletions(members: Members, cells: CellColumns, memory: Memory, chosen: Chosen) -> int:
-    """The greatest complex deletion of each group and column that counts still; how many there are."""
-    found = 0
+    """Choose the greatest complex deletion of each group and column that still deletes. Return their number."""
+    size = 0
     chosen.limits[0] = 0
     for group in range(len(members.results)):
         result = members.results[group]
@@ -124,10 +126,10 @@ def merge_complex_deletions(members: Members, cells: CellColumns, memory: Memory
                 best = part
             is_last = place + 1 == count or cells.columns[memory.parts[memory.order[place + 1]]] != column
             if is_last and best >= 0:
-                found = _choose(chosen, found, best, column, cells.timestamps[best], result)
+                size = _choose(chosen, size, best, column, cells.timestamps[best], result)
                 best = -1
-        chosen.limits[result + 1] = found
-    return found
+        chosen.limits[result + 1] = size
+    return size
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -141,13 +143,13 @@ def merge_cells(
     value_offsets: Places,
     value_lengths: Places,
 ) -> int:
-    """The cell that wins of each group, column and path; how many there are.
+    """Choose the cell that wins for each group, column and path. Return their number.
 
-    :param contexts: for those of counters: an address with twice as many bytes as then follows, and where behind the
-        other values merged ones can be written
-    :param value_offsets: gets where the values of the chosen cells are, ``value_lengths`` their bytes
+    :param contexts: for counters: address of scratch memory, bytes of half of it, offset after the values at which
+        merged contexts can be written
+    :param value_offsets: output: offsets of the chosen cells' values; ``value_lengths``: output: their lengths
     """
-    found = 0
+    size = 0
     chosen.limits[0] = 0
     scratch, scratch_bytes, behind = contexts
     for group in range(len(members.results)):
@@ -166,21 +168,21 @@ def merge_cells(
                 if cells.timestamps[part] > floor and (best < 0 or _wins(part, best, cells.counters[column], cells)):
                     best = part
             if best >= 0:
-                value_offsets[found] = load32_native(cells.values[1] + 4 * best)
-                value_lengths[found] = load32_native(cells.values[2] + 4 * best)
+                value_offsets[size] = load32_native(cells.values[1] + 4 * best)
+                value_lengths[size] = load32_native(cells.values[2] + 4 * best)
                 if cells.counters[column] and cells.kinds[best] != TOMBSTONE and end > first + 1:
                     length = _merge_counters(cells, memory, first, end, floor, scratch, scratch_bytes, behind)
-                    value_offsets[found], value_lengths[found] = behind, length
+                    value_offsets[size], value_lengths[size] = behind, length
                     behind += length
-                found = _choose(chosen, found, best, column, cells.timestamps[best], result)
+                size = _choose(chosen, size, best, column, cells.timestamps[best], result)
             first = end
-        chosen.limits[result + 1] = found
-    return found
+        chosen.limits[result + 1] = size
+    return size
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _same_path(memory: Memory, first: int, count: int) -> int:
-    """The place behind those of the same column and path as the one at ``first``."""
+    """Return the place after the parts with the same column and path as the one at ``first``."""
     record = memory.records + RECORD_BYTES * memory.order[first]
     end = first + 1
     while end < count:
@@ -193,7 +195,7 @@ def _same_path(memory: Memory, first: int, count: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _floor(members: Members, cells: CellColumns, deletions: Chosen, result: int, column: int) -> int:
-    """µs: what was written to a column of a row then or before is gone."""
+    """Return the time of the latest deletion of a row's column, µs: cells written then or before are gone."""
     floor: int = max(members.deleted[result], cells.dropped[column])
     for place in range(deletions.limits[result], deletions.limits[result + 1]):
         if deletions.columns[place] == column:
@@ -212,7 +214,7 @@ def _merge_counters(
     scratch_bytes: int,
     behind: int,
 ) -> int:
-    """Merge the contexts of the cells that are later than ``floor`` and write the result behind the values."""
+    """Merge the contexts of the cells that are later than ``floor``. Write the result after the values."""
     p = length = side = 0
     for place in range(first, end):
         part = memory.parts[memory.order[place]]
@@ -231,9 +233,10 @@ def _merge_counters(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _wins(one: int, other: int, is_counter: int, cells: CellColumns) -> bool:
-    """C: Cells.resolveRegular and resolveCounter; TTL and bytes of the path last, so that there is always one answer.
+    """Tell whether a cell wins against another (C: Cells.resolveRegular and resolveCounter).
 
-    A counter's tombstone wins always; of two live cells the later one's timestamp counts.
+    A counter's tombstone always wins; of two live counter cells the later timestamp counts. TTL and bytes of the path
+    are compared last, so that there is always one answer.
     """
     dead, other_dead = cells.kinds[one] == TOMBSTONE, cells.kinds[other] == TOMBSTONE
     if is_counter and dead != other_dead:
@@ -247,9 +250,9 @@ def _wins(one: int, other: int, is_counter: int, cells: CellColumns) -> bool:
         return bool(dead)
     if cells.expiries[one] != cells.expiries[other]:
         return bool(cells.expiries[one] > cells.expiries[other])
-    found: int = compare_cells(cells.values, one, other)
-    if found == 0:
-        found = cells.ttls[one] - cells.ttls[other]
-    if found == 0:
-        found = compare_cells(cells.paths, one, other)
-    return found > 0
+    order: int = compare_cells(cells.values, one, other)
+    if order == 0:
+        order = cells.ttls[one] - cells.ttls[other]
+    if order == 0:
+        order = compare_cells(cells.paths, one, other)
+    return order > 0

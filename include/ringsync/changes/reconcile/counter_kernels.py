@@ -11,12 +11,12 @@ from ringsync.cql.counters import SHARD_BYTES
 _ID_BYTES = 16
 _REMOTE, _LOCAL, _GLOBAL = range(3)
 _GLOBAL_INDEX = 0x8000
-"""Bit of a header's element that says: the shard of this number is a global one; without it, a local one."""
+"""Bit of a header's element. Set: the shard with this number is global. Not set: it is local."""
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _header_bytes(p: int, length: int) -> int:
-    """Bytes before the shards."""
+    """Return the number of bytes before the shards."""
     if length < 2:
         return length
     elements = load16(p)
@@ -46,16 +46,16 @@ def _put64(q: int, value: int) -> None:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def merge_contexts(p: int, p_length: int, q: int, q_length: int, output: int) -> int:
-    """Merge two contexts: of one shard global counts before local before remote, then the greater clock; two local
-    ones are added up, as Cassandra does (they are of before 2.1, and not in a commit log).
+    """Merge two contexts. Of two versions of a shard global wins over local over remote, then the greater clock. Two
+    local ones are added up, as in Cassandra (they come from before 2.1, and are not in a commit log).
 
-    :param output: with room for both and 16 spare bytes
-    :returns: bytes of the merged one
+    :param output: address with room for both contexts and 16 spare bytes
+    :returns: bytes of the merged context
     """
     p_header, q_header = _header_bytes(p, p_length), _header_bytes(q, q_length)
     p_shards, q_shards = (p_length - p_header) // SHARD_BYTES, (q_length - q_header) // SHARD_BYTES
     marked = shards = i = j = 0
-    # How long the header is shows behind the shards: until then they lie where all might be marked.
+    # The header's length is known only after the last shard. Until then the shards lie after the longest header.
     body = output + 2 + 2 * (p_shards + q_shards)
     while i < p_shards or j < q_shards:
         a, b = p + p_header + SHARD_BYTES * i, q + q_header + SHARD_BYTES * j

@@ -1,7 +1,7 @@
 """The compiled half of :mod:`ringsync.changes.reconcile.rows`.
 
-Change rows that say something of the same thing (a row, a static row, a partition's deletion, a range) are members of
-one group. Groups are numbered in the order of the result. Integers are arrays; bytes are addresses and lengths.
+Change rows about the same thing (a row, a static row, a partition's deletion, a range) are members of one group. Groups
+are numbered in the order of the result. Integers are passed as arrays, bytes as addresses and lengths.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ringsync.compiled.sorting import (
 Places = npt.NDArray[np.int32]
 
 NEVER = -(2**63)
-"""Timestamp of a deletion that is none."""
+"""Timestamp that means: no deletion."""
 _EXPIRED_TTL = 2**31 - 1
-"""TTL of a liveness that is dead, as views have it (C: LivenessInfo.EXPIRED_LIVENESS_TTL)."""
+"""TTL of a dead liveness, which views write (C: LivenessInfo.EXPIRED_LIVENESS_TTL)."""
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _rank(kind: int) -> int:
-    """Where in a partition rows of this kind stand."""
+    """Return the place of this kind of rows in the order within a partition."""
     if kind == PARTITION_DELETION:
         return 0
     if kind == STATIC:
@@ -42,7 +42,7 @@ def _rank(kind: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def cell(cells: tuple[int, int, int], row: int) -> tuple[int, int]:
-    """Address and length of a value; nothing if it is null.
+    """Return the address and length of a value; null has length 0.
 
     :param cells: addresses of the bytes, the offsets and the lengths
     """
@@ -62,11 +62,12 @@ def describe_rows(
     output: int,
     records: int,
 ) -> None:
-    """Write by what rows are sorted: token, key, then rank, clustering (of a range, start and end) and digest.
+    """Write the sort records of rows: token, key, then rank, clustering (for a range: start and end) and digest.
 
-    :param by_token: the rows in this order: each gets the next record
-    :param keys: addresses of a column's bytes, offsets and lengths; ``clusterings`` and ``ends`` as they sort
-    :param output: with room for these bytes
+    :param by_token: rows in the order of their tokens: each gets the next record
+    :param keys: addresses of the partition keys' bytes, offsets and lengths; ``clusterings`` and ``ends``: the same for
+        the sort keys of clusterings and range ends
+    :param output: address with room for the bytes of all records
     """
     for place in range(len(by_token)):
         row = by_token[place]
@@ -88,7 +89,7 @@ def describe_rows(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def find_groups(records: int, count: int, order: Places, starts: Places, partitions: npt.NDArray[np.uint8]) -> int:
-    """Which rows in ``order`` are one group: where each begins, and whether a partition does; their number."""
+    """Find the groups in ``order``: the start of each, and whether a partition starts there. Return their number."""
     groups = 0
     for place in range(count):
         new_partition = new_group = True
@@ -122,9 +123,9 @@ def choose_members(
     end_of: Places,
     merged_digests: int,
 ) -> None:
-    """Of each group the row that names its source, those that spell its clustering and range end, and its digest.
+    """Choose for each group the rows that give its source, its clustering and its range end. Compute its digest.
 
-    Of equal clusterings with different bytes the one with the least bytes is taken, in whatever order they come.
+    Of equal clusterings with different bytes the least bytes are taken, so the order of the rows does not matter.
     """
     for group in range(groups):
         first = order[starts[group]]
@@ -155,8 +156,8 @@ def compare_cells(cells: tuple[int, int, int], row: int, other: int) -> int:
     """Compare two values of a column by their bytes."""
     p, length = cell(cells, row)
     q, other_length = cell(cells, other)
-    found: int = compare_bytes(p, length, q, other_length)
-    return found
+    order: int = compare_bytes(p, length, q, other_length)
+    return order
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -169,22 +170,22 @@ def _is_later(
     files: tuple[int, int, int],
     nodes: tuple[int, int, int],
 ) -> bool:
-    """By write time, file, position; what is left only makes the choice independent of the order of the rows."""
+    """Compare rows by write time, file, position; then by node and version, so that their order does not matter."""
     if write_times[row] != write_times[other]:
         return bool(write_times[row] > write_times[other])
-    found: int = compare_cells(files, row, other)
-    if found == 0:
-        found = positions[row] - positions[other]
-    if found == 0:
-        found = compare_cells(nodes, row, other)
-    if found == 0:
-        found = versions[row] - versions[other]
-    return found > 0
+    order: int = compare_cells(files, row, other)
+    if order == 0:
+        order = positions[row] - positions[other]
+    if order == 0:
+        order = compare_cells(nodes, row, other)
+    if order == 0:
+        order = versions[row] - versions[other]
+    return order > 0
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def supersedes(timestamp: int, local: int, other_timestamp: int, other_local: int) -> bool:
-    """C: DeletionTime.supersedes."""
+    """Tell whether a deletion supersedes another (C: DeletionTime.supersedes)."""
     return timestamp > other_timestamp or (timestamp == other_timestamp and local > other_local)
 
 
@@ -201,10 +202,11 @@ def merge_deletions(
     locals_: Integers,
     kept: npt.NDArray[np.uint8],
 ) -> None:
-    """The deletion of each group, its partition's included, and which groups stay: not a range that this covers.
+    """Find the deletion of each group, including its partition's. Drop ranges that the partition's deletion covers.
 
-    :param row_timestamps: of the members' own deletions; NEVER: none
-    :param timestamps: of the groups, likewise
+    :param row_timestamps: timestamps of the rows' own deletions, µs; NEVER: none
+    :param timestamps: output: timestamps of the groups' deletions, likewise
+    :param kept: output: whether the group stays
     """
     partition_timestamp, partition_local = NEVER, np.int64(0)
     for group in range(groups):
@@ -238,7 +240,7 @@ def cover_rows(
     timestamps: Integers,
     locals_: Integers,
 ) -> None:
-    """Where a range that covers a row deletes more than what the row has so far, take the range's deletion.
+    """Give each row the greatest deletion of the ranges that cover it, if it is greater than the row's.
 
     The ranges that have begun are a heap with the greatest deletion on top.
     """
@@ -258,7 +260,7 @@ def cover_rows(
             heaped += 1
             begun += 1
             _rise(heap, heaped, timestamps, locals_)
-        # A range that has ended stays in the heap until it is the greatest.
+        # Ended ranges are removed only when they reach the top.
         while heaped and not _is_beyond(ends, order[starts[heap[0]]], clusterings, row):
             heaped -= 1
             heap[0] = heap[heaped]
@@ -269,16 +271,16 @@ def cover_rows(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _is_beyond(bounds: tuple[int, int, int], bound: int, clusterings: tuple[int, int, int], row: int) -> bool:
-    """Whether a bound is behind a row."""
+    """Tell whether a bound is after a row."""
     p, length = cell(bounds, bound)
     q, other_length = cell(clusterings, row)
-    found: int = compare_bytes(p, length, q, other_length)
-    return found > 0
+    order: int = compare_bytes(p, length, q, other_length)
+    return order > 0
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _rise(heap: Places, count: int, timestamps: Integers, locals_: Integers) -> None:
-    """Put the last range where it belongs: each supersedes those at twice its place."""
+    """Move the last range up to its place in the heap: no range supersedes the one above it."""
     place = count - 1
     while place:
         above = (place - 1) // 2
@@ -291,7 +293,7 @@ def _rise(heap: Places, count: int, timestamps: Integers, locals_: Integers) -> 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _sink(heap: Places, count: int, timestamps: Integers, locals_: Integers) -> None:
-    """Put the first range where it belongs."""
+    """Move the first range down to its place in the heap."""
     place = 0
     while 2 * place + 1 < count:
         below = 2 * place + 1
@@ -318,11 +320,11 @@ def merge_liveness(
     chosen: Places,
     write_times: Integers,
 ) -> None:
-    """Whose liveness each group has (-1: none), and the greatest timestamp of it and of the deletion.
+    """Choose the row whose liveness each group has (-1: none), and the group's greatest timestamp so far.
 
-    :param row_timestamps: NEVER: a row has no liveness
-    :param ttls: -1: none
-    :param deleted: timestamp of the deletion in force, by group
+    :param row_timestamps: timestamps of the rows' liveness, µs; NEVER: none
+    :param ttls: s; -1: none
+    :param deleted: timestamp of the deletion in force, µs, by group
     """
     for group in range(groups):
         best = -1
@@ -336,7 +338,7 @@ def merge_liveness(
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _lives(row: int, other: int, timestamps: Integers, ttls: Integers, expiries: Integers) -> bool:
-    """C: LivenessInfo.supersedes; the TTL last, so that there is always one answer."""
+    """Tell whether a liveness wins (C: LivenessInfo.supersedes); the TTL is last, so there is always one answer."""
     if timestamps[row] != timestamps[other]:
         return bool(timestamps[row] > timestamps[other])
     a, b = ttls[row], ttls[other]

@@ -1,21 +1,20 @@
-"""The merge: change rows that say something of the same row become one, as Cassandra reconciles them.
+"""Reconciliation: change rows about the same row become one, by Cassandra's rules.
 
-Merged change rows are change rows, too (:data:`ringsync.changes.schema.CHANGE_ROWS`). Of each partition there are, in
-this order, at most one deletion, at most one static row, its range deletions, and at most one row per clustering:
+Reconciled change rows are change rows, too (:data:`ringsync.changes.schema.CHANGE_ROWS`). A partition has, in this
+order, at most one deletion, at most one static row, its range deletions, and at most one row per clustering:
 
-* A row's ``deletion`` is the greatest of its own and of the partition and range deletions that cover it (of a static
-  row: not of ranges). Liveness, complex deletions and cells that are not later are gone, as are cells that a complex
-  deletion covers and what was written to a column before it was dropped. Tombstones of cells stay, as does a row of
-  which nothing but its deletion is left.
+* A row's ``deletion`` is the greatest of its own, the partition's and those of the ranges that cover it (no range
+  covers a static row). Liveness, complex deletions and cells that are not later are gone. So are cells that a complex
+  deletion covers, and cells written to a column before it was dropped. Tombstones of cells stay. A row also stays if
+  only its deletion is left.
 * Of range deletions with the same bounds the greatest stays, unless the partition's deletion covers it.
-* Cells stand in the order of their columns' numbers, elements of collections in Cassandra's order.
-* ``write_time`` is the greatest timestamp that is left; ``file``, ``position`` and ``node`` are those of the member
-  with the greatest (``write_time``, ``file``, ``position``).
-* ``digest``: of one distinct member its own, of several the sum of theirs, as two big-endian numbers that wrap.
+* Cells are sorted by the number of their column, elements of collections in Cassandra's order.
+* ``write_time`` is the greatest timestamp that is left. ``file``, ``position`` and ``node`` come from the member with
+  the greatest (``write_time``, ``file``, ``position``).
+* ``digest`` is the sum of the distinct members' digests, as two big-endian numbers that wrap.
 
-Order, duplicates and what was merged before make no difference (docs/architecture.md, I4) but to ``digest`` and the
-source. Counters are as commutative as Cassandra makes them: a deletion that comes between two merges of one cell may
-count or not.
+Order, duplicates and earlier reconciliation change nothing but ``digest`` and the source (docs/architecture.md, I4).
+Counters are as commutative as in Cassandra: a deletion between two reconciliations of one cell may count or not.
 The rules: docs/formats.md, 3.1; C: db/rows/{Cells, Row.Merger}, db/{LivenessInfo, DeletionTime}.
 """
 
@@ -53,15 +52,16 @@ Places = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class _Groups:
-    """The rows of the result, and the groups of change rows that they come from.
+    """The groups of change rows, and the row of the result that each group becomes.
 
-    :ivar order: change rows, sorted; ``starts``: where each group begins
-    :ivar results: number of each group in the result; -1: it is not there
-    :ivar origin: the member that says where it comes from; ``start_of``, ``end_of``: whose bounds or clustering it has
+    :ivar order: numbers of the change rows, sorted; ``starts``: place of each group's first row
+    :ivar results: number of each group in the result; -1: the result does not have it
+    :ivar origin: row from which the result's source comes; ``start_of``, ``end_of``: rows from which its clustering
+        and range end come
     :ivar digests: uint8[groups, 16]
-    :ivar timestamps: of the deletion in force, ``NEVER``: none; ``locals_``: s
-    :ivar liveness: the member whose liveness it has, -1: none
-    :ivar write_times: the greatest timestamp that is left
+    :ivar timestamps: timestamp of the deletion in force, µs; ``NEVER``: none; ``locals_``: its local time, s
+    :ivar liveness: row from which the liveness comes; -1: none
+    :ivar write_times: greatest timestamp that is left, µs
     """
 
     order: Places
@@ -83,16 +83,16 @@ class _Groups:
 def merge(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     """Reconcile change rows of one table.
 
-    :param rows: of ``CHANGE_ROWS``, in any order, merged or not; a further column ``node`` (string) is kept
-    :param table: theirs
-    :returns: merged change rows, sorted by token, partition key, kind as above, clustering
-    :raises ValueError: for rows of another table
+    :param rows: batch of ``CHANGE_ROWS``, in any order, reconciled or not; an extra column ``node`` (string) is kept
+    :param table: their table
+    :returns: reconciled change rows, sorted by token, partition key, kind as above, clustering
+    :raises ValueError: some rows belong to another table
     """
     if table.table_id:
         ids = _bytes16(rows["table_id"]).view(np.int64).reshape(-1, 2)
         if (ids != np.frombuffer(bytes.fromhex(table.table_id), np.int64)).any():
             raise ValueError(
-                f"not all of these {len(rows)} change rows are of {table.full_name}: merge a table at a time"
+                f"not all of these {len(rows)} change rows are of {table.full_name}: merge one table at a time"
             )
     groups = _groups(rows, table)
     complex_deletions = _complex_deletions(rows, table, groups)
@@ -124,14 +124,14 @@ def _groups(rows: pa.RecordBatch, table: TableSchema) -> _Groups:
     )
     order = _sorted(records, count)
     starts, partitions = np.empty(count + 1, np.int32), np.empty(count, np.uint8)
-    found = kernels.find_groups(address(records), count, order, starts, partitions)
+    group_count = kernels.find_groups(address(records), count, order, starts, partitions)
     order = by_token[order]
-    origin, start_of, end_of = (np.empty(found, np.int32) for _ in range(3))
-    merged_digests = np.empty((found, DIGEST_BYTES), np.uint8)
+    origin, start_of, end_of = (np.empty(group_count, np.int32) for _ in range(3))
+    merged_digests = np.empty((group_count, DIGEST_BYTES), np.uint8)
     kernels.choose_members(
         order,
         starts,
-        found,
+        group_count,
         write_times,
         integers(rows["position"]),
         integers(rows["schema_version"]),
@@ -146,11 +146,15 @@ def _groups(rows: pa.RecordBatch, table: TableSchema) -> _Groups:
         address(merged_digests),
     )
     deletion, liveness = rows["deletion"], rows["liveness"]
-    timestamps, locals_, kept = np.empty(found, np.int64), np.empty(found, np.int64), np.empty(found, np.uint8)
+    timestamps, locals_, kept = (
+        np.empty(group_count, np.int64),
+        np.empty(group_count, np.int64),
+        np.empty(group_count, np.uint8),
+    )
     kernels.merge_deletions(
         order,
         starts,
-        found,
+        group_count,
         partitions,
         kinds,
         _filled(deletion.field("timestamp"), kernels.NEVER, valid_mask(deletion)),
@@ -162,7 +166,7 @@ def _groups(rows: pa.RecordBatch, table: TableSchema) -> _Groups:
     kernels.cover_rows(
         order,
         starts,
-        found,
+        group_count,
         partitions,
         kinds,
         starts_sorted.arguments[:3],
@@ -171,11 +175,11 @@ def _groups(rows: pa.RecordBatch, table: TableSchema) -> _Groups:
         timestamps,
         locals_,
     )
-    chosen, latest = np.empty(found, np.int32), np.empty(found, np.int64)
+    chosen, latest = np.empty(group_count, np.int32), np.empty(group_count, np.int64)
     kernels.merge_liveness(
         order,
         starts,
-        found,
+        group_count,
         _filled(liveness.field("timestamp"), kernels.NEVER, valid_mask(liveness)),
         _filled(liveness.field("ttl"), -1, valid_mask(liveness)),
         _filled(liveness.field("expires_at"), -1, valid_mask(liveness)),
@@ -186,15 +190,15 @@ def _groups(rows: pa.RecordBatch, table: TableSchema) -> _Groups:
     stays = kept.view(np.bool_)
     results = np.where(stays, np.cumsum(stays) - 1, -1).astype(np.int32)
     per_group = (origin, start_of, end_of, merged_digests, timestamps, locals_, chosen, latest)
-    return _Groups(order, starts[: found + 1], results, *(values[stays] for values in per_group))
+    return _Groups(order, starts[: group_count + 1], results, *(values[stays] for values in per_group))
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Cells or complex deletions: all there are, and which of them the result has.
+    """Cells or complex deletions: all of them, and those that the result has.
 
-    :ivar of: the rows' structs one behind the other
-    :ivar values: of the chosen cells
+    :ivar of: structs of all rows
+    :ivar values: values of the chosen cells
     """
 
     of: pa.StructArray
@@ -223,8 +227,8 @@ def _complex_deletions(rows: pa.RecordBatch, table: TableSchema, groups: _Groups
     members = _members(groups, lists)
     _kept, memory = _memory(members)
     chosen = _room(count, groups)
-    found = merge_complex_deletions(members, cells, memory, chosen)
-    return _Parts(flat, _first(chosen, found), _nothing(found))
+    size = merge_complex_deletions(members, cells, memory, chosen)
+    return _Parts(flat, _first(chosen, size), _nothing(size))
 
 
 def _cells(rows: pa.RecordBatch, table: TableSchema, groups: _Groups, complex_deletions: _Parts) -> _Parts:
@@ -234,7 +238,7 @@ def _cells(rows: pa.RecordBatch, table: TableSchema, groups: _Groups, complex_de
     columns = _Columns.of(table)
     behind, scratch = 0, np.empty(0, np.uint8)
     if columns.counters.any():
-        # Merged contexts are no longer than what they are merged of.
+        # A merged context is no longer than its two sources together.
         behind, room = len(values.buffer), total_bytes(values) + PADDING
         values = Cells(np.concatenate([values.buffer, np.zeros(room, np.uint8)]), values.offsets, values.lengths)
         scratch = np.empty(2 * room, np.uint8)
@@ -258,14 +262,14 @@ def _cells(rows: pa.RecordBatch, table: TableSchema, groups: _Groups, complex_de
     chosen = _room(len(flat), groups)
     offsets, lengths = np.empty(len(flat), np.int32), np.empty(len(flat), np.int32)
     contexts = (address(scratch), len(scratch) // 2, behind)
-    found = merge_cells(members, cells, complex_deletions.chosen, memory, contexts, chosen, offsets, lengths)
-    return _Parts(flat, _first(chosen, found), Cells(values.buffer, offsets[:found], lengths[:found]))
+    size = merge_cells(members, cells, complex_deletions.chosen, memory, contexts, chosen, offsets, lengths)
+    return _Parts(flat, _first(chosen, size), Cells(values.buffer, offsets[:size], lengths[:size]))
 
 
 def _merged(rows: pa.RecordBatch, groups: _Groups, cells: _Parts, complex_deletions: _Parts) -> pa.RecordBatch:
-    """Put the result together."""
+    """Build the result."""
     count, origin = len(groups), groups.origin
-    # Of a row that says nothing, not even a deletion, the time is that of its members.
+    # A row without any content, not even a deletion, keeps the write time of its source.
     silent = groups.write_times == kernels.NEVER
     write_times = np.where(silent, integers(rows["write_time"])[origin], groups.write_times)
     deleted = groups.timestamps != kernels.NEVER
@@ -313,7 +317,7 @@ def _sorted(records: Integers, count: int) -> Places:
 
 @dataclass(frozen=True)
 class _Paths:
-    """Addresses and lengths of paths as they sort (0: none), and what keeps them in memory."""
+    """Addresses and lengths of the paths' sort keys (0: none), and the arrays that keep them in memory."""
 
     addresses: Integers
     lengths: Integers
@@ -321,7 +325,7 @@ class _Paths:
 
     @classmethod
     def of(cls, columns: Integers, paths: Cells, table: TableSchema) -> _Paths:
-        """Of cells, by the order that their column gives them."""
+        """Encode the paths of cells, each by the type of its column."""
         addresses, lengths = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
         kept = []
         if (paths.lengths >= 0).any():
@@ -336,7 +340,7 @@ class _Paths:
 
 @dataclass(frozen=True)
 class _Columns:
-    """What the merge knows of columns, by number: see ``CellColumns``."""
+    """Properties of columns by number: see ``CellColumns``."""
 
     dropped: Integers
     counters: npt.NDArray[np.uint8]
@@ -357,7 +361,7 @@ def _members(groups: _Groups, lists: pa.ListArray) -> Members:
 
 
 def _memory(members: Members) -> tuple[Integers, Memory]:
-    """Room for the parts of the group that has the most, and what keeps it."""
+    """Make room for the parts of the largest group. Return also the array that keeps it in memory."""
     ends = np.concatenate(([0], np.cumsum(np.diff(members.limits)[members.order])))[members.starts]
     most = int(np.diff(ends).max(initial=0))
     records, places = _records(most), np.empty((3, most), np.int32)
@@ -374,7 +378,7 @@ def _first(chosen: Chosen, count: int) -> Chosen:
 
 
 def _bytes16(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """The bytes of ``binary(16)``: digests, table ids."""
+    """Return the bytes of ``binary(16)``: digests, table ids."""
     data = np.frombuffer(array.buffers()[1], np.uint8) if len(array) else np.empty(0, np.uint8)
     return data[16 * array.offset : 16 * (array.offset + len(array))]
 
@@ -384,12 +388,12 @@ def _texts(array: pa.Array) -> Cells:
 
 
 def _nothing(count: int) -> Cells:
-    """So many nulls."""
+    """Make ``count`` nulls."""
     return cells_of(pa.nulls(count, pa.binary()))
 
 
 def _filled(array: pa.Array, missing: int, valid: Mask | None = None) -> Integers:
-    """The numbers of an array, and this one where it is null (or not ``valid``)."""
+    """Return the numbers of an array, with ``missing`` for those that are null (or not ``valid``)."""
     known = valid_mask(array) if valid is None else valid & valid_mask(array)
     return np.where(known, integers(array), missing)
 
@@ -407,10 +411,10 @@ def _bitmap(valid: Mask) -> pa.Buffer | None:
 def _struct(
     kind: pa.StructType, of: pa.StructArray, places: Places, valid: Mask | None = None, values: Cells | None = None
 ) -> pa.StructArray:
-    """Structs at these places.
+    """Take the structs at these places.
 
-    :param valid: which of them are not null
-    :param values: stand for the field ``value``
+    :param valid: whether each is not null
+    :param values: replacement for the field ``value``
     """
     fields = []
     for field in kind:

@@ -1,4 +1,4 @@
-"""The cells of change rows as the assignments of CQL statements, and what was deleted as DELETE names it."""
+"""Cells of change rows as assignments of CQL statements, and deletions as names in DELETE statements."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ringsync.schema.table import Column, TableSchema
 
 _UUID_EPOCH = 0x01B21DD213814000
 _MIRROR = 1262304000 * 10_000_000 + _UUID_EPOCH
-"""2010-01-01 in 100 ns: entries put before others have times before it (C: cql3/Lists.Prepender)."""
+"""2010-01-01 in 100 ns: prepended entries of lists have earlier times (C: cql3/Lists.Prepender)."""
 
 Literals = Callable[[CqlType, Cells], pa.Array]
-"""Writes the values of a type; null where there is no literal."""
+"""Writer of values of a type as literals; null if there is no literal."""
 Unsaid = tuple[Integers, Integers, Integers]
 
 
@@ -40,24 +40,24 @@ class Times:
 
     @property
     def keys(self) -> list[Integers]:
-        """What to sort by: what has equal ones was written at once."""
+        """The sort keys. Cells with equal keys were written at once."""
         return [self.expiries, self.ttls, self.timestamps]
 
     def take(self, places: npt.NDArray[np.intp]) -> Times:
-        """Those at these places."""
+        """Take the times at these places."""
         return Times(self.timestamps[places], self.ttls[places], self.expiries[places])
 
 
 @dataclass(frozen=True)
 class LiveCells:
-    """The cells that have a value and a literal for it, ordered by row, column and place.
+    """Cells that have a value and a literal for it, sorted by row, column and place.
 
-    :ivar columns: number of each one's column
-    :ivar items: what stands for it: a value, ``key: value``, an element, a field's value
-    :ivar fields: of fields of user-defined types their names, else null
-    :ivar prepended: entries put before the others of a list
-    :ivar places: where each stands among all cells
-    :ivar whole: (row, column) of columns of many cells that are written as a whole, as one number
+    :ivar columns: number of each cell's column
+    :ivar items: text of each cell: a value, ``key: value``, an element, a field's value
+    :ivar fields: name of the field if the cell is a field of a user-defined type, else null
+    :ivar prepended: whether the cell is an entry that was prepended to a list
+    :ivar places: place of each cell among all cells
+    :ivar whole: (row, column), as one number, of multi-cell columns that are written as a whole
     :ivar unsaid: row, column and place of cells that have no literal
     """
 
@@ -75,14 +75,14 @@ class LiveCells:
 
 @dataclass(frozen=True)
 class Assignments:
-    """What is assigned to columns, or added to them.
+    """Values that are assigned to columns or added to them.
 
-    :ivar columns: number of each one's column
-    :ivar names: of the column, or of the field
-    :ivar values: what it is assigned, or what is added
-    :ivar are_whole: assigned, so that an INSERT can say it
-    :ivar prefixes: what stands between ``name = `` and the value, and ``suffixes`` behind it
-    :ivar turns: assignments of greater ones are made later
+    :ivar columns: number of each assignment's column
+    :ivar names: name of the column or field
+    :ivar values: value that is assigned or added
+    :ivar are_whole: whether the value is assigned, so that an INSERT can write it
+    :ivar prefixes: text between ``name = `` and the value; ``suffixes``: text after the value
+    :ivar turns: sort key: assignments with greater turns are made later
     """
 
     rows: Integers
@@ -96,7 +96,7 @@ class Assignments:
     turns: Integers
 
     def take(self, places: npt.NDArray[np.intp]) -> Assignments:
-        """Those at these places."""
+        """Take the assignments at these places."""
         taken: dict[str, Any] = {
             name: field[places] if isinstance(field, np.ndarray) else field.take(places)
             for name, field in vars(self).items()
@@ -104,16 +104,16 @@ class Assignments:
         return Assignments(**taken)
 
     def assignments(self) -> pa.Array:
-        """``name = value``, ``name = name + {…}``."""
+        """Write ``name = value`` or ``name = name + {…}``."""
         return pc.binary_join_element_wise(self.names, " = ", self.prefixes, self.values, self.suffixes, "")
 
 
 @dataclass(frozen=True)
 class Deleted:
-    """What DELETEs name, and when (µs).
+    """Names in DELETEs, and the times of the deletions (µs).
 
-    :ivar places: where each stood among the row's deletions and cells
-    :ivar turns: what has greater ones is deleted by a later statement
+    :ivar places: place of each among the row's deletions and cells
+    :ivar turns: sort key: a later statement deletes names with greater turns
     :ivar unsaid: row, column and place of tombstones whose paths have no literal
     """
 
@@ -126,10 +126,10 @@ class Deleted:
 
 
 def live_cells(cells: FlatCells, deletions: FlatCells, table: TableSchema, literals: Literals) -> LiveCells:
-    """Find what statements can write.
+    """Find the cells that statements can write.
 
-    :param cells: of change rows, without those of columns that are gone
-    :param deletions: the complex deletions of the same rows
+    :param cells: cells of change rows, without those of dropped columns
+    :param deletions: complex deletions of the same rows
     """
     entries, columns = cells.cells, cells.integers("column")
     kinds = integers(entries.field("kind"))
@@ -140,20 +140,20 @@ def live_cells(cells: FlatCells, deletions: FlatCells, table: TableSchema, liter
     nothing = pa.nulls(0, pa.string())
     places, items, fields, prepended = [np.empty(0, np.intp)], [nothing], [nothing], [np.empty(0, np.bool_)]
     for number, column in enumerate(table.value_columns):
-        own = np.flatnonzero(live & (columns == number))
-        if len(own):
-            item, field, before = _items(column, only(values, own), only(paths, own), literals)
-            places.append(own)
+        chosen = np.flatnonzero(live & (columns == number))
+        if len(chosen):
+            item, field, before = _items(column, only(values, chosen), only(paths, chosen), literals)
+            places.append(chosen)
             items.append(item)
             fields.append(field)
             prepended.append(before)
     every, texts = np.concatenate(places), pa.concat_arrays(items)
     valid = valid_mask(texts)
     said = np.flatnonzero(valid)
-    # They are in the order of columns, those of each in the order of rows.
+    # The stable sort keeps the order of columns within a row.
     order = said[np.argsort(cells.row[every[said]], kind="stable")]
     chosen, unsaid = every[order], every[~valid]
-    found = LiveCells(
+    written = LiveCells(
         cells.row[chosen],
         columns[chosen],
         Times(cells.integers("timestamp"), ttls, expiries).take(chosen),
@@ -165,11 +165,11 @@ def live_cells(cells: FlatCells, deletions: FlatCells, table: TableSchema, liter
         np.empty(0, np.int64),
         (cells.row[unsaid], columns[unsaid], unsaid),
     )
-    return replace(found, whole=_whole(found, deletions, place_of(cells.row, columns)))
+    return replace(written, whole=_whole(written, deletions, place_of(cells.row, columns)))
 
 
 def _items(column: Column, values: Cells, paths: Cells, literals: Literals) -> tuple[pa.Array, pa.Array, Mask]:
-    """The texts of a column's cells, the fields that they are, and which were put before the others of a list."""
+    """Return the texts of a column's cells, their field names, and whether each was prepended to a list."""
     nothing, nowhere = pa.nulls(len(values), pa.string()), np.zeros(len(values), np.bool_)
     if not column.is_multicell:
         return literals(column.type, values), nothing, nowhere
@@ -185,40 +185,40 @@ def _items(column: Column, values: Cells, paths: Cells, literals: Literals) -> t
             numbers_, names = _field_names(column.type, paths)
             texts = nothing
             for number, kind in enumerate(kinds):
-                own = np.flatnonzero(numbers_ == number)
-                if len(own):
+                chosen = np.flatnonzero(numbers_ == number)
+                if len(chosen):
                     back = np.full(len(values), -1)
-                    back[own] = np.arange(len(own))
-                    own_texts = literals(kind, only(values, own)).take(pa.array(back, mask=back < 0))
-                    texts = pc.coalesce(own_texts, texts)
+                    back[chosen] = np.arange(len(chosen))
+                    field_texts = literals(kind, only(values, chosen)).take(pa.array(back, mask=back < 0))
+                    texts = pc.coalesce(field_texts, texts)
             return texts, names, nowhere
-    raise AssertionError(f"{column.type} has no cells of its own")
+    raise AssertionError(f"{column.type} is not a multi-cell type")
 
 
 def _field_names(cql_type: UserType, paths: Cells) -> tuple[Integers, pa.Array]:
-    found = integers(pc.fill_null(decode(Native("smallint"), paths).values, -1))
+    fields = integers(pc.fill_null(decode(Native("smallint"), paths).values, -1))
     names = pa.array([printable(name) for name in cql_type.field_names], pa.string())
-    there = (found >= 0) & (found < len(names))
-    return found, names.take(pa.array(found, mask=~there))
+    there = (fields >= 0) & (fields < len(names))
+    return fields, names.take(pa.array(fields, mask=~there))
 
 
 def are_prepended(paths: Cells) -> Mask:
-    """Whether entries of lists were put before the others: by the times of the timeuuids that are their paths.
+    """Tell which entries were prepended to lists, by the times of the timeuuids in their paths.
 
-    Of an entry whose name is not known (version 0) it is not known either.
+    A path of version 0 stands for an unknown timeuuid; its entry counts as not prepended.
     """
     eight = paths.buffer[paths.offsets.astype(np.int64)[:, None] + np.arange(8)].astype(np.int64)
     low = eight[:, 0] << 24 | eight[:, 1] << 16 | eight[:, 2] << 8 | eight[:, 3]
     middle = eight[:, 4] << 8 | eight[:, 5]
     high = (eight[:, 6] & 15) << 8 | eight[:, 7]
-    found: Mask = ((high << 48 | middle << 32 | low) < _MIRROR) & (eight[:, 6] >> 4 != 0)
-    return found
+    prepended: Mask = ((high << 48 | middle << 32 | low) < _MIRROR) & (eight[:, 6] >> 4 != 0)
+    return prepended
 
 
 def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
-    """Columns that are written as ``m = {…}``: that deletes what was there 1 µs before.
+    """Find columns that were written as ``m = {…}``: such a write deletes the old content 1 µs before its own time.
 
-    :param every: the (row, column) of all cells, also of those that are not live
+    :param every: (row, column) of all cells, also of those that are not live
     """
     key = place_of(cells.rows, cells.columns)
     if not len(key) or not len(deletions.row):
@@ -229,7 +229,7 @@ def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
     for times in cells.times.keys:
         alike &= np.minimum.reduceat(times, first) == np.maximum.reduceat(times, first)
     alike &= ~np.logical_or.reduceat(cells.prepended, first)
-    # All of the column's cells are among these: none is a tombstone, each has a literal.
+    # A column is whole only if no cell is missing here: none is a tombstone, each has a literal.
     all_keys, sizes = np.unique(every, return_counts=True)
     alike &= sizes[np.searchsorted(all_keys, key[first])] == last - first + 1
     deleted = place_of(deletions.row, deletions.integers("column"))
@@ -241,65 +241,70 @@ def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
 
 
 def place_of(rows: Integers, columns: Integers) -> Integers:
-    """Give each row's column one number."""
+    """Return one number for each pair of row and column."""
     return rows.astype(np.int64) << 20 | columns
 
 
 def assignments(cells: LiveCells, in_log_order: bool) -> Assignments:
-    """The cells of a row's column that were written at once, as one assignment.
+    """Make one assignment of the cells of a row's column that were written at once.
 
-    :param in_log_order: what was written first comes first, and all of a list that has the same times is one
-        assignment; False: columns and times are in their own order, and entries of lists are added one after another
+    :param in_log_order: True: the order is that of the log, and entries of a list with the same times are one
+        assignment. False: the order is that of columns and times, and entries of lists are added one after another
     """
     kinds = _Kinds.of(cells)
     order, first, turns = (_logged_units if in_log_order else _units)(cells, kinds)
-    one = order[first]
-    names = _names(cells, kinds, one)
+    first_cells = order[first]
+    names = _names(cells, kinds, first_cells)
     values = _values(cells, kinds, order, first)
-    empty = pa.array([""]).take(pa.array(np.zeros(len(one), np.int64)))
+    empty = pa.array([""]).take(pa.array(np.zeros(len(first_cells), np.int64)))
     prefixes = suffixes = empty
-    added = ~(kinds.scalar | kinds.whole | kinds.field)[one]
+    added = ~(kinds.scalar | kinds.whole | kinds.field)[first_cells]
     if added.any():
-        before = added & cells.prepended[one]
+        before = added & cells.prepended[first_cells]
         prefixes = pc.if_else(pa.array(added & ~before), pc.binary_join_element_wise(names, " + ", ""), empty)
         suffixes = pc.if_else(pa.array(before), pc.binary_join_element_wise(" + ", names, ""), empty)
-    found = Assignments(
-        cells.rows[one],
-        cells.columns[one],
-        cells.times.take(one),
+    units = Assignments(
+        cells.rows[first_cells],
+        cells.columns[first_cells],
+        cells.times.take(first_cells),
         names,
         values,
-        (kinds.scalar | kinds.whole)[one],
+        (kinds.scalar | kinds.whole)[first_cells],
         prefixes,
         suffixes,
         turns,
     )
     if not in_log_order:
-        return found
-    began = first_places(cells.places, place_of(cells.rows, cells.columns), *cells.times.keys)[one]
-    return found.take(np.lexsort((cells.places[one], began, ~found.are_whole)))
+        return units
+    began = first_places(cells.places, place_of(cells.rows, cells.columns), *cells.times.keys)[first_cells]
+    return units.take(np.lexsort((cells.places[first_cells], began, ~units.are_whole)))
 
 
 def first_places(places: Integers, *keys: Integers) -> Integers:
-    """Find for each the first place of those that have the same keys."""
+    """Find for each cell the first place among the cells with the same keys."""
     order = np.lexsort((places, *keys))
     first = np.flatnonzero(changes(order, keys))
-    found = np.empty_like(places)
-    found[order] = np.repeat(places[order[first]], np.diff(first, append=len(order)))
-    return found
+    first_of = np.empty_like(places)
+    first_of[order] = np.repeat(places[order[first]], np.diff(first, append=len(order)))
+    return first_of
 
 
 def changes(order: Integers, keys: Sequence[Integers]) -> Mask:
-    """Find where in an order any key is another than before."""
-    found: Mask = np.logical_or.reduce([np.diff(key[order], prepend=key[order[:1]]) != 0 for key in keys])
-    found[:1] = True
-    return found
+    """Find the places in an order where any key differs from the one before."""
+    differ: Mask = np.logical_or.reduce([np.diff(key[order], prepend=key[order[:1]]) != 0 for key in keys])
+    differ[:1] = True
+    return differ
 
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Which cells are all of their column, part of a column that is written as a whole, a field by itself, entries of
-    lists."""
+    """The kinds of cells, as masks.
+
+    :ivar scalar: the only cell of its column
+    :ivar whole: part of a column that is written as a whole
+    :ivar field: a field that is written by itself
+    :ivar entry: an entry of a list
+    """
 
     scalar: Mask
     whole: Mask
@@ -317,51 +322,51 @@ class _Kinds:
 
 
 def _units(cells: LiveCells, kinds: _Kinds) -> tuple[Integers, Integers, Integers]:
-    """The order in which cells that are assigned together follow each other, where each assignment begins in it, and
-    the turn of each: entries of a list that have different times are added one after another, so that they keep their
-    order."""
+    """Sort cells so that those of one assignment are neighbours. Return the order, the place in it where each
+    assignment begins, and its turn. Entries of a list with different times are added one after another, so that they
+    keep their order."""
     count = len(cells.rows)
     if kinds.scalar.all():
         return np.arange(count), np.arange(count), np.zeros(count, np.int64)
     place = place_of(cells.rows, cells.columns)
-    breaks = np.logical_or.reduce([np.diff(one, prepend=one[0]) != 0 for one in (place, *cells.times.keys)])
+    breaks = np.logical_or.reduce([np.diff(key, prepend=key[0]) != 0 for key in (place, *cells.times.keys)])
     breaks[1:] |= cells.prepended[1:] != cells.prepended[:-1]
     runs = np.where(kinds.entry, np.cumsum(breaks), 0)
     sorted_by = [*cells.times.keys, runs, place]
     order = np.lexsort(sorted_by)
     first = np.flatnonzero(changes(order, sorted_by) | (kinds.scalar | kinds.field)[order])
-    one = order[first]
-    begun = runs[np.searchsorted(place, place[one])]
-    turns = runs[one] - begun
-    # What is put before the others comes in the opposite order.
-    return order, first, np.where(cells.prepended[one], count - turns, turns)
+    first_cells = order[first]
+    begun = runs[np.searchsorted(place, place[first_cells])]
+    turns = runs[first_cells] - begun
+    # Prepending reverses the order.
+    return order, first, np.where(cells.prepended[first_cells], count - turns, turns)
 
 
 def _logged_units(cells: LiveCells, kinds: _Kinds) -> tuple[Integers, Integers, Integers]:
-    """The same in the order of the log. One statement cannot put entries both before and behind those of a list."""
+    """Do the same in the order of the log. One statement cannot both prepend and append entries to a list."""
     before = kinds.entry & cells.prepended
     at_once = [*cells.times.keys, place_of(cells.rows, cells.columns)]
     order = np.lexsort((cells.places, before, *at_once))
     first = np.flatnonzero(changes(order, [before.astype(np.int64), *at_once]) | (kinds.scalar | kinds.field)[order])
-    one = order[first]
-    again = before[one] & ~changes(one, at_once)
+    first_cells = order[first]
+    again = before[first_cells] & ~changes(first_cells, at_once)
     began, column_began = (
-        first_places(cells.places, *keys)[one] for keys in ([*cells.times.keys, cells.rows], at_once)
+        first_places(cells.places, *keys)[first_cells] for keys in ([*cells.times.keys, cells.rows], at_once)
     )
     return order, first, began << 32 | np.where(again, column_began + 1, 0)
 
 
-def _names(cells: LiveCells, kinds: _Kinds, one: Integers) -> pa.Array:
+def _names(cells: LiveCells, kinds: _Kinds, first_cells: Integers) -> pa.Array:
     names = pa.array([printable(column.name) for column in cells.table.value_columns], pa.string())
-    names = names.take(pa.array(cells.columns[one]))
-    if not kinds.field[one].any():
+    names = names.take(pa.array(cells.columns[first_cells]))
+    if not kinds.field[first_cells].any():
         return names
-    dotted = pc.binary_join_element_wise(names, cells.fields.take(pa.array(one)), ".")
-    return pc.if_else(pa.array(kinds.field[one]), dotted, names)
+    dotted = pc.binary_join_element_wise(names, cells.fields.take(pa.array(first_cells)), ".")
+    return pc.if_else(pa.array(kinds.field[first_cells]), dotted, names)
 
 
 def _values(cells: LiveCells, kinds: _Kinds, order: Integers, first: Integers) -> pa.Array:
-    """The value of each assignment: of several cells a collection, or a user-defined type."""
+    """Return the value of each assignment; several cells make a collection or a user-defined type."""
     items = cells.items
     if kinds.scalar.all():
         return items
@@ -372,23 +377,23 @@ def _values(cells: LiveCells, kinds: _Kinds, order: Integers, first: Integers) -
     values = pc.binary_join(pa.ListArray.from_arrays(pa.array(limits), items.take(pa.array(order))), ", ")
     entry = pa.array(kinds.entry[order[first]])
     opened, closed = (pc.if_else(entry, of_list, other) for of_list, other in (("[", "{"), ("]", "}")))
-    one = (kinds.scalar | kinds.field)[order[first]]
-    return pc.if_else(pa.array(one), values, pc.binary_join_element_wise(opened, values, closed, ""))
+    single = (kinds.scalar | kinds.field)[order[first]]
+    return pc.if_else(pa.array(single), values, pc.binary_join_element_wise(opened, values, closed, ""))
 
 
 def deleted_names(
     cells: FlatCells, deletions: FlatCells, table: TableSchema, whole: Integers, literals: Literals
 ) -> Deleted:
-    """Columns, elements and fields that are deleted; entries of lists have no name.
+    """Name the columns, elements and fields that are deleted; entries of lists have no name.
 
-    :param whole: columns of rows that are written as a whole, which deletes them
+    :param whole: (row, column) of columns that are written as a whole: the write itself deletes the old content
     """
     names = pa.array([printable(column.name) for column in table.value_columns], pa.string())
-    own = np.flatnonzero(~np.isin(place_of(deletions.row, deletions.integers("column")), whole))
-    deletions = deletions.take(own)
+    explicit = np.flatnonzero(~np.isin(place_of(deletions.row, deletions.integers("column")), whole))
+    deletions = deletions.take(explicit)
     gone, columns = cells.integers("kind") == TOMBSTONE, cells.integers("column")
     paths = cells_of(cells.cells.field("path")) if gone.any() else None
-    found, texts = [np.empty(0, np.intp)], [names.take(pa.array(deletions.integers("column")))]
+    tombstones, texts = [np.empty(0, np.intp)], [names.take(pa.array(deletions.integers("column")))]
     for number, column in enumerate(table.value_columns if paths is not None else ()):
         places = np.flatnonzero(gone & (columns == number))
         if not len(places) or (column.is_multicell and isinstance(column.type, ListType)):
@@ -397,13 +402,13 @@ def deleted_names(
         if column.is_multicell:
             assert paths is not None
             text = _element_names(column, names[number].as_py(), only(paths, places), literals)
-        found.append(places)
+        tombstones.append(places)
         texts.append(text)
-    place, text = np.concatenate(found), pa.concat_arrays(texts)
+    place, text = np.concatenate(tombstones), pa.concat_arrays(texts)
     rows = np.concatenate([deletions.row, cells.row[place]])
     times = np.concatenate([deletions.integers("timestamp"), cells.integers("timestamp")[place]])
     # Deletions of whole columns come before all cells.
-    every = np.concatenate([np.arange(-len(own), 0), place])
+    every = np.concatenate([np.arange(-len(explicit), 0), place])
     valid = valid_mask(text)
     said, unsaid = np.flatnonzero(valid), every[~valid]
     return Deleted(

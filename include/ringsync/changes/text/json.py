@@ -1,4 +1,4 @@
-"""Change rows as JSON objects, one per line: the form that docs/inspect.md promises."""
+"""Change rows as JSON objects, one per line, as docs/inspect.md describes them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from ringsync.cql.types import ListType, SetType, UserType
 from ringsync.schema.table import TableSchema
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
-"""JSON allows them in strings, but they end a line for many a program that reads lines."""
+"""JSON allows these characters in strings, but many programs take them for the end of a line."""
 
 
 def json_lines(
     rows: pa.RecordBatch, tables: Mapping[str, TableSchema], raw: bool = False
 ) -> tuple[list[str], Counter[tuple[str, str]]]:
-    """A JSON object for each change row, and how many values of which table and column are no values of their type.
+    """Write a JSON object for each change row, and count the malformed values of each table and column.
 
-    Such a value is null, and its bytes are there even if ``raw`` is false.
+    Bytes that are no value of their type are malformed. Such a value is null, and its bytes are added even if ``raw``
+    is false.
 
-    :param rows: of ``CHANGE_ROWS``
-    :param tables: by id
-    :param raw: whether the bytes of keys, paths and values are there, too, as hexadecimal digits
+    :param rows: batch of ``CHANGE_ROWS``
+    :param tables: tables by id
+    :param raw: whether to add the bytes of keys, paths and values, as hexadecimal digits
     """
     texts = change_texts(rows, tables, JSON)
     by_id = {table_id: _names(tables[table_id]) for table_id in {table.table_id for table in texts.tables}}
     names = [by_id[table.table_id] for table in texts.tables]
     parts = zip(
-        [one.table for one in names],
+        [table_names.table for table_names in names],
         rows["token"].to_pylist(),
         rows["kind"].to_pylist(),
         _partition_keys(rows["partition_key"], names, texts, raw),
@@ -54,7 +55,7 @@ def json_lines(
         rows["digest"].to_pylist(),
         strict=True,
     )
-    found = [
+    lines = [
         f'{{{table},"token":{token},"kind":"{KINDS[kind]}",{key}{clustering}{liveness}{deletion}{cells}{complex_deletions}'
         f'{limits},"source":{{"file":{json_string(file)},"position":{position}}},"digest":"{digest.hex()}"}}'
         for (
@@ -73,16 +74,16 @@ def json_lines(
             digest,
         ) in parts
     ]
-    return [_LINE_ENDS.sub(_escaped, line) for line in found], texts.malformed
+    return [_LINE_ENDS.sub(_escaped, line) for line in lines], texts.malformed
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04X}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04X}"
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What a table and its columns are called, as JSON."""
+    """The names of a table and its columns, as JSON."""
 
     table: str
     partition_key: tuple[str, ...]
@@ -105,49 +106,49 @@ def _object(names: Sequence[str], values: Sequence[str | None]) -> str:
 
 
 def _partition_keys(keys: pa.Array, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
-    for key, values, one in zip(keys.to_pylist(), texts.partition_keys, names, strict=True):
-        found = f'"partition_key":{{{_object(one.partition_key, values)}}}'
-        yield f'{found},"raw_partition_key":"{key.hex()}"' if raw or None in values else found
+    for key, values, table in zip(keys.to_pylist(), texts.partition_keys, names, strict=True):
+        text = f'"partition_key":{{{_object(table.partition_key, values)}}}'
+        yield f'{text},"raw_partition_key":"{key.hex()}"' if raw or None in values else text
 
 
 def _clusterings(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
-    """Of rows; ranges have theirs within ``range``."""
+    """Write the clusterings of rows. Those of ranges are inside ``range``."""
     bounds = zip(rows["clustering"].to_pylist(), texts.clusterings, rows["kind"].to_pylist(), names, strict=True)
-    for encoded, bound, kind, one in bounds:
+    for encoded, bound, kind, table in bounds:
         there = bound is not None and bound.values and kind != RANGE_DELETION
-        yield "," + _clustering(encoded, bound, one, raw) if there and bound else ""
+        yield "," + _clustering(encoded, bound, table, raw) if there and bound else ""
 
 
 def _ranges(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
     encoded = zip(rows["clustering"].to_pylist(), rows["range_end"].to_pylist(), strict=True)
-    for (start, end), first, last, own in zip(encoded, texts.clusterings, texts.range_ends, names, strict=True):
+    for (start, end), first, last, table in zip(encoded, texts.clusterings, texts.range_ends, names, strict=True):
         if first is None or last is None:
             yield ""
         else:
             sides = [
-                f'"{side}":{{{_clustering(one, bound, own, raw)},"inclusive":{str(bound.inclusive).lower()}}}'
-                for side, one, bound in (("start", start, first), ("end", end, last))
+                f'"{side}":{{{_clustering(values, bound, table, raw)},"inclusive":{str(bound.inclusive).lower()}}}'
+                for side, values, bound in (("start", start, first), ("end", end, last))
             ]
             yield f',"range":{{{",".join(sides)}}}'
 
 
 def _clustering(encoded: bytes, bound: Bound, names: _Names, raw: bool) -> str:
-    found = f'"clustering":{{{_object(names.clustering, bound.values)}}}'
+    text = f'"clustering":{{{_object(names.clustering, bound.values)}}}'
     if not raw and None not in bound.values:
-        return found
-    values = [NULL if one is None else f'"{one.hex()}"' for one in clustering_values(encoded)]
-    return f'{found},"raw_clustering":[{",".join(values)}]'
+        return text
+    values = [NULL if value is None else f'"{value.hex()}"' for value in clustering_values(encoded)]
+    return f'{text},"raw_clustering":[{",".join(values)}]'
 
 
 def clustering_values(encoded: bytes) -> list[bytes | None]:
-    """The values in ``clustering`` or ``range_end`` of a change row."""
-    found: list[bytes | None] = []
+    """Return the values in ``clustering`` or ``range_end`` of a change row."""
+    values: list[bytes | None] = []
     at = 4
     for _ in range(int.from_bytes(encoded[:4], "little")):
         length = int.from_bytes(encoded[at : at + 4], "little", signed=True)
-        found.append(None if length < 0 else encoded[at + 4 : at + 4 + length])
+        values.append(None if length < 0 else encoded[at + 4 : at + 4 + length])
         at += 4 + max(length, 0)
-    return found
+    return values
 
 
 def _liveness(array: pa.StructArray) -> Iterator[str]:
@@ -162,7 +163,7 @@ def _deletions(array: pa.StructArray) -> Iterator[str]:
 
 
 def _fields(array: pa.StructArray) -> Iterator[tuple[Any, ...]]:
-    """Whether each struct is there, and its fields."""
+    """Return for each struct whether it is there, and its fields."""
     children = [array.field(i).to_pylist() for i in range(array.type.num_fields)]
     return zip(array.is_valid().to_pylist(), *children, strict=True)
 
@@ -179,21 +180,21 @@ def _cells(flat: pa.StructArray, texts: ChangeTexts, raw: bool) -> Iterator[str]
         strict=True,
     )
     for column, path, value, raw_path, raw_value, timestamp, ttl, local, kind in parts:
-        found = f'{{"column":{_quoted(column.name)}'
+        text = f'{{"column":{_quoted(column.name)}'
         if raw_path is not None:
-            found += f',"path":{_path(column, path)}'
+            text += f',"path":{_path(column, path)}'
             if raw or path is None:
-                found += f',"raw_path":"{raw_path.hex()}"'
+                text += f',"raw_path":"{raw_path.hex()}"'
         if kind == TOMBSTONE:
-            yield f'{found},"deleted":true,"timestamp":{timestamp},"local_deletion_time":{local}}}'
+            yield f'{text},"deleted":true,"timestamp":{timestamp},"local_deletion_time":{local}}}'
             continue
         has_value = raw_path is None or not isinstance(column.type, SetType)
         if has_value:
-            found += f',"value":{value or NULL}'
+            text += f',"value":{value or NULL}'
         if raw or (has_value and value is None):
-            found += f',"raw":"{raw_value.hex()}"'
+            text += f',"raw":"{raw_value.hex()}"'
         times = f',"ttl":{ttl},"expires_at":{local}' if kind == EXPIRING else ""
-        yield f'{found},"timestamp":{timestamp}{times}}}'
+        yield f'{text},"timestamp":{timestamp}{times}}}'
 
 
 @lru_cache(maxsize=65536)
@@ -210,9 +211,10 @@ def _path(column: LoggedColumn, path: str | None) -> str:
 def _complex_deletions(rows: pa.RecordBatch, names: list[_Names]) -> Iterator[str]:
     lists = rows["complex_deletions"]
     flat = lists.flatten()
-    by_cell = (one for one, size in zip(names, lists.value_lengths().to_pylist(), strict=True) for _ in range(size))
-    for one, (_, column, timestamp, local) in zip(by_cell, _fields(flat), strict=True):
-        yield f'{{"column":{one.columns[column]},"timestamp":{timestamp},"local_deletion_time":{local}}}'
+    sizes = lists.value_lengths().to_pylist()
+    tables = (table for table, size in zip(names, sizes, strict=True) for _ in range(size))
+    for table, (_, column, timestamp, local) in zip(tables, _fields(flat), strict=True):
+        yield f'{{"column":{table.columns[column]},"timestamp":{timestamp},"local_deletion_time":{local}}}'
 
 
 def _by_row(lists: pa.ListArray, name: str, objects: Iterator[str]) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""Lists in CQL: entries have names (timeuuids) in the log that no statement can give, so their values stand for them.
+"""Lists in CQL. In the log an entry has a name (a timeuuid). No statement can name it, so its value stands for it.
 
-An entry that is written or deleted again is removed by its value, ``l = l - [value]``, from all that have this value;
-those of them that stay are put back with the times that they had. A dead entry that is put back is dead at once: what
-killed it has a later timestamp. So the list ends up with the same entries, each with its own times, in another order
-perhaps, if the log has the list from its beginning; and the same record twice does no harm.
+If an entry is written again or deleted, ``l = l - [value]`` removes all entries with its value. Those that should stay
+are then put back with their old times. A dead entry that is put back is dead at once, because its deletion has a later
+timestamp. If the log has the list from its beginning, the list ends up with the same entries and times, though perhaps
+in another order. Repeated records do no harm.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Entry:
 
 @dataclass
 class ListChange:
-    """What one change row does to a list.
+    """The effect of one change row on a list.
 
-    :ivar removed: values that leave the list, and the deletion's timestamp in µs
-    :ivar back: entries that were removed with them and stay
+    :ivar removed: values that are removed, each with the deletion's timestamp in µs
+    :ivar back: entries with these values that should stay, so they are put back
     :ivar added: new entries
-    :ivar unknown: how many entries are deleted that this log has not put there
+    :ivar unknown: number of deleted entries that this log did not add
     """
 
     removed: list[tuple[bytes, int]] = field(default_factory=list)
@@ -44,29 +44,29 @@ class ListChange:
 
 
 class ListEntries:
-    """The entries of all lists, as far as a log has told."""
+    """The entries of all lists that a log has told so far."""
 
     def __init__(self) -> None:
         self._lists: dict[object, dict[bytes, Entry]] = {}
 
     def forget(self, key: object, timestamp: int) -> None:
-        """The list is deleted: entries of that time or before are dead, and nobody need know them.
+        """Forget the entries that the deletion of a list removed: those of its time or before.
 
-        :param key: of the list
-        :param timestamp: µs
+        :param key: key of the list
+        :param timestamp: time of the deletion, µs
         """
         entries = self._lists.get(key, {})
         for path in [path for path, entry in entries.items() if entry.timestamp <= timestamp]:
             del entries[path]
 
     def change(self, key: object, cells: Iterable[Entry]) -> ListChange:
-        """What cells of a list's column do to it.
+        """Apply cells of a list's column to the known entries, and return what changes.
 
-        :param key: of the list
-        :param cells: in the order of the log
+        :param key: key of the list
+        :param cells: cells in the order of the log
         """
         entries = self._lists.setdefault(key, {})
-        found = ListChange()
+        effect = ListChange()
         removed: dict[bytes, int] = {}
         for cell in cells:
             known = entries.get(cell.path)
@@ -74,23 +74,23 @@ class ListEntries:
                 continue
             entries[cell.path] = cell
             if known is None:
-                found.unknown += cell.kind == TOMBSTONE
+                effect.unknown += cell.kind == TOMBSTONE
             elif known.value is not None:
                 removed[known.value] = max(removed.get(known.value, cell.timestamp), cell.timestamp)
             if cell.kind != TOMBSTONE:
-                found.added.append(cell)
+                effect.added.append(cell)
         for value, timestamp in removed.items():
-            found.removed.append((value, timestamp))
-            found.back += [
+            effect.removed.append((value, timestamp))
+            effect.back += [
                 entry
                 for entry in entries.values()
-                if entry.value == value and entry.timestamp <= timestamp and entry not in found.added
+                if entry.value == value and entry.timestamp <= timestamp and entry not in effect.added
             ]
-        return found
+        return effect
 
 
 def _supersedes(cell: Entry, known: Entry) -> bool:
-    """Whether a cell wins against one of the same name (docs/formats.md, 3.1; C: db/rows/Cells.resolveRegular)."""
+    """Tell whether a cell wins against the known one (docs/formats.md, 3.1; C: db/rows/Cells.resolveRegular)."""
     return _rank(cell) > _rank(known)
 
 

@@ -13,19 +13,19 @@ _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
 def range_conditions(table: TableSchema, start: Bound, end: Bound) -> list[list[str]]:
-    """Conditions of DELETEs that together delete exactly what lies between two bounds.
+    """Write the conditions of DELETEs that together delete exactly the rows between two bounds.
 
-    A bound has values of some of the first clustering columns. Where both have more than one beyond what they share,
-    ``(2, 5) ≤ (a, b) < (4, 7)``, the range is what ``a = 2 AND b >= 5``, ``a > 2 AND a < 4`` and ``a = 4 AND b < 7``
-    say: so it is also right where the columns' orders differ, in which tuples do not compare.
+    A bound has values of some of the first clustering columns. If both bounds have several values beyond those that
+    they share, as in ``(2, 5) ≤ (a, b) < (4, 7)``, the range is split into ``a = 2 AND b >= 5``, ``a > 2 AND a < 4``
+    and ``a = 4 AND b < 7``. This also holds if the columns' orders differ, in which case CQL cannot compare tuples.
 
-    All rows of a partition are two ranges where there are static columns, which no DELETE without a condition would
-    leave: what is less than some value, and the rest.
+    A DELETE without a condition would delete static columns, too. If the table has some, all rows of a partition are
+    two ranges: values less than some value, and the rest.
 
-    :param start: where it begins, in the order of the table: in a descending column with greater values
-    :param end: where it ends
-    :returns: for each DELETE the conditions beside the partition key's; none at all for the whole partition; no
-        DELETE: it cannot be said, the first clustering column's type has no literals
+    :param start: begin of the range in the order of the table: a descending column begins with greater values
+    :param end: end of the range
+    :returns: for each DELETE its conditions besides the partition key's; an empty list of conditions: the whole
+        partition; no DELETE: CQL cannot express it, because the first clustering column's type has no literals
     """
     clustering = table.clustering
     if not start.values and not end.values:
@@ -48,7 +48,7 @@ def _all_rows(column: Column) -> list[list[str]]:
 
 
 def _side(clustering: Sequence[Column], bound: Bound, shared: int, sign: str) -> Iterator[list[str]]:
-    """What is equal to the bound in ever fewer of the columns that it does not share."""
+    """Write the ranges at one bound: each equals the bound in one column less, and compares the next column."""
     for length in range(len(bound.values), shared + 1, -1):
         is_last = length == len(bound.values)
         yield [

@@ -1,8 +1,8 @@
-"""Change rows as CQL for ``inspect``: the statements that make the same change, each on a line of its own.
+"""Change rows as CQL for ``inspect``: statements that make the same changes, one per line.
 
-CQL cannot say everything that a log holds. Entries of lists are found by their values
-(:mod:`ringsync.changes.text.lists`). A counter's cell has its total, but a statement adds: the totals so far are
-remembered and the differences printed. docs/inspect.md says what a replay therefore reproduces.
+CQL cannot express everything that a log holds. Statements find entries of lists by their values
+(:mod:`ringsync.changes.text.lists`). A counter's cell holds a total, but a statement adds: the writer remembers the
+totals and prints the differences. docs/inspect.md says what a replay reproduces.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from ringsync.schema.table import TableSchema
 _COMMENT = "-- "
 _UNSAID = f"{_COMMENT}cannot be said in CQL: "
 _Lines = list[tuple[int, str]]
-"""Rows and what is said of them."""
+"""Numbers of rows and the lines printed for them."""
 
 
 class CqlStatements:
-    """Writes statements, and remembers what later ones need: entries of lists, totals of counters.
+    """A writer of statements. It remembers entries of lists and totals of counters for later statements.
 
-    :ivar unsaid: how many parts of changes no statement says; each is a comment in the output
+    :ivar unsaid: number of changes that CQL cannot express; each is a comment in the output
     """
 
     def __init__(self, tables: Mapping[str, TableSchema], now: Callable[[], float] | None = None) -> None:
         """Begin a replay.
 
-        :param tables: by id
-        :param now: the clock by which TTLs become what is left of them; None: TTLs are as they were written
+        :param tables: tables by id
+        :param now: clock (s since the epoch) from which TTLs count; None: TTLs are as they were written
         """
         self.unsaid = 0
         self._tables = tables
@@ -62,17 +62,17 @@ class CqlStatements:
         self._said = ("", -1)
 
     def lines(self, rows: pa.RecordBatch) -> Iterator[str]:
-        """Statements, one a line, and comments: where each record is, and what cannot be said.
+        """Write statements and comments, one per line. Comments give each record's position and inexpressible changes.
 
-        :param rows: of ``CHANGE_ROWS``
+        :param rows: batch of ``CHANGE_ROWS``
         """
-        found: list[list[str]] = [[] for _ in range(len(rows))]
+        lines: list[list[str]] = [[] for _ in range(len(rows))]
         ids = rows["table_id"].dictionary_encode()
         for number, table_id in enumerate(ids.dictionary.to_pylist()):
             chosen = np.flatnonzero(integers(ids.indices) == number)
             for row, line in self._of_table(rows.take(pa.array(chosen)), self._tables[table_id.hex()]):
-                found[chosen[row]].append(line)
-        for file, position, said in zip(rows["file"].to_pylist(), rows["position"].to_pylist(), found, strict=True):
+                lines[chosen[row]].append(line)
+        for file, position, said in zip(rows["file"].to_pylist(), rows["position"].to_pylist(), lines, strict=True):
             if (file, position) != self._said:
                 self._said = file, position
                 yield f"{_COMMENT}{file}:{position}"
@@ -80,7 +80,7 @@ class CqlStatements:
             yield from said
 
     def _of_table(self, rows: pa.RecordBatch, table: TableSchema) -> _Lines:
-        """What is said of the rows of one table; of each row in the order in which it is executed."""
+        """Write the lines for the rows of one table. The lines of a row are in the order of execution."""
         keys = row_keys(rows, table, literals)
         deletions = deletions_of_rows(rows, table, keys.where)
         has_key = valid_mask(keys.where)
@@ -111,7 +111,7 @@ class CqlStatements:
         ]
 
     def _list_changes(self, rows: pa.RecordBatch, table: TableSchema) -> _Lists:
-        """The cells of rows, those of lists as what they do to what is known of them."""
+        """Return the cells of rows. Cells of lists are replaced by their effects on the known entries."""
         cells, deletions = (kept(flat(rows[name]), table) for name in ("cells", "complex_deletions"))
         columns = [n for n, c in enumerate(table.value_columns) if c.is_multicell and isinstance(c.type, ListType)]
         is_entry = np.isin(cells.integers("column"), columns)
@@ -121,11 +121,11 @@ class CqlStatements:
         forgotten: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for row, deletion in zip(deletions.row.tolist(), deletions.cells.to_pylist(), strict=True):
             forgotten[row].append((deletion["column"], deletion["timestamp"]))
-        own = cells.where(is_entry)
+        in_lists = cells.where(is_entry)
         entries: dict[int, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-        for row, cell in zip(own.row.tolist(), own.cells.to_pylist(), strict=True):
+        for row, cell in zip(in_lists.row.tolist(), in_lists.cells.to_pylist(), strict=True):
             entries[row][cell["column"]].append(Entry(**cell))
-        found = _Lists(cells)
+        lists = _Lists(cells)
         stay: list[tuple[int, Entry]] = []
         for row in sorted({*forgotten, *entries}):
             for column, timestamp in forgotten.get(row, ()):
@@ -138,34 +138,34 @@ class CqlStatements:
             stay += [(row, entry) for change in changes.values() for entry in change.back]
             for column, change in changes.items():
                 if change.unknown:
-                    found.unknown.append((row, column, change.unknown))
-                found.removed.extend((row, column, value, timestamp) for value, timestamp in change.removed)
+                    lists.unknown.append((row, column, change.unknown))
+                lists.removed.extend((row, column, value, timestamp) for value, timestamp in change.removed)
         written = FlatCells(np.array([row for row, _ in stay], np.int64), pa.array([vars(e) for _, e in stay], CELL))
-        return replace(found, cells=together([cells.where(~is_entry), written], CELL))
+        return replace(lists, cells=together([cells.where(~is_entry), written], CELL))
 
     def _counters(self, rows: pa.RecordBatch, table: TableSchema, where: pa.Array) -> _Lines:
-        """Counters take no timestamps; what is added is what the total is greater than the one before in this log."""
+        """Write changes of counters, without timestamps. A statement adds the difference to this log's last total."""
         cells = kept(flat(rows["cells"]), table)
         names = [printable(column.name) for column in table.value_columns]
         keys = list(zip(rows["partition_key"].to_pylist(), rows["clustering"].to_pylist(), strict=True))
-        found: _Lines = []
+        lines: _Lines = []
         parts = zip(cells.row.tolist(), cells.cells.to_pylist(), strict=True)
-        for row, own in itertools.groupby(parts, lambda part: part[0]):
+        for row, row_parts in itertools.groupby(parts, lambda part: part[0]):
             added, deleted = [], []
-            for _, cell in own:
+            for _, cell in row_parts:
                 name = names[cell["column"]]
                 if cell["kind"] == TOMBSTONE:
                     deleted.append(name)
                 elif (more := self._added((table.table_id, *keys[row], name), cell["value"])) is not None:
                     added.append(f"{name} = {name} {'-' if more < 0 else '+'} {abs(more)}")
             if deleted:
-                found.append((row, f"DELETE {', '.join(deleted)} FROM {table.full_name} WHERE {where[row]};"))
+                lines.append((row, f"DELETE {', '.join(deleted)} FROM {table.full_name} WHERE {where[row]};"))
             if added:
-                found.append((row, f"UPDATE {table.full_name} SET {', '.join(added)} WHERE {where[row]};"))
-        return found
+                lines.append((row, f"UPDATE {table.full_name} SET {', '.join(added)} WHERE {where[row]};"))
+        return lines
 
     def _added(self, key: object, context: bytes) -> int | None:
-        """What a counter's cell adds to what is known of it; None: nothing. Of each shard the greatest clock counts."""
+        """Return what a counter's cell adds to the known total; None: nothing. The greatest clock of a shard counts."""
         shards = self._totals[key]
         is_new, before = not shards, sum(count for _, count in shards.values())
         for identifier, clock, count in counter_shards(context):
@@ -178,11 +178,11 @@ class CqlStatements:
 
 @dataclass(frozen=True)
 class _Lists:
-    """What change rows do to lists.
+    """The effects of change rows on lists.
 
-    :ivar cells: the rows' cells; of those of lists what is put there, again or for the first time
-    :ivar removed: row, column, value, and when (µs)
-    :ivar unknown: row, column, and how many of its entries go that the log did not put there
+    :ivar cells: cells of the rows; those of lists are the entries to add or put back
+    :ivar removed: row, column, value, time of the removal (µs)
+    :ivar unknown: row, column, number of removed entries that the log did not add
     """
 
     cells: FlatCells
@@ -192,13 +192,13 @@ class _Lists:
     @property
     def changed(self) -> Integers:
         """The (row, column) of lists that lose entries: they are not written as a whole."""
-        rows, columns = np.array([one[:2] for one in (*self.removed, *self.unknown)], np.int64).reshape(-1, 2).T
+        rows, columns = np.array([entry[:2] for entry in (*self.removed, *self.unknown)], np.int64).reshape(-1, 2).T
         return place_of(rows, columns)
 
     def removals(self, table: TableSchema, where: pa.Array) -> _Lines:
-        """What says that entries go."""
+        """Write the lines that remove entries."""
         names = [printable(column.name) for column in table.value_columns]
-        found = [
+        lines = [
             (row, column, f"{_UNSAID}the end of {count} entries of {names[column]}, which this log did not put there")
             for row, column, count in self.unknown
         ]
@@ -208,15 +208,15 @@ class _Lists:
             literal = literals(cql_type.element, cells_of_values([value]))[0].as_py()
             if literal is not None:
                 change = f"UPDATE {table.full_name} USING TIMESTAMP {timestamp} SET {name} = {name} - [{literal}]"
-                found.append((row, column, f"{change} WHERE {where[row]};"))
-        return [(row, line) for row, _, line in sorted(found, key=lambda one: one[:2])]
+                lines.append((row, column, f"{change} WHERE {where[row]};"))
+        return [(row, line) for row, _, line in sorted(lines, key=lambda line: line[:2])]
 
 
 def _lines(statements: list[Statements]) -> _Lines:
     return [
         (row, f"{text};")
-        for one in statements
-        for row, text in zip(one.rows.tolist(), one.texts.to_pylist(), strict=True)
+        for group in statements
+        for row, text in zip(group.rows.tolist(), group.texts.to_pylist(), strict=True)
     ]
 
 

@@ -1,8 +1,8 @@
-"""Change rows of one table as CQL statements, each with its own timestamp: what messages and ``inspect`` share.
+"""Change rows of one table as CQL statements, each with its own timestamp, for messages and ``inspect``.
 
-Texts are put together a column at a time: first of cells (:mod:`ringsync.changes.text.assignments`), then of the
-assignments that they make, then of statements. :mod:`ringsync.images.queries` makes one text of what a row needs of
-them, :mod:`ringsync.changes.text.replay` lines.
+Texts are built one column at a time: first of cells (:mod:`ringsync.changes.text.assignments`), then of their
+assignments, then of statements. :mod:`ringsync.images.queries` joins the statements of a row to one text,
+:mod:`ringsync.changes.text.replay` prints each on a line.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ringsync.cql.text.values import NULL
 from ringsync.schema.table import Column, TableSchema
 
 _LONGEST_TTL = 20 * 365 * 86400
-"""s; more no statement may say (C: cql3/Attributes.MAX_TTL)."""
+"""s; the greatest TTL that a statement may have (C: cql3/Attributes.MAX_TTL)."""
 
 _LATER = 2**62
-"""More than any turn."""
+"""A number greater than any turn."""
 
 
 @dataclass(frozen=True)
 class Statements:
-    """Some statements: the row of each, and the text; null: it cannot be said."""
+    """Some statements: the row of each, and its text; null: CQL cannot express it."""
 
     rows: Places
     texts: pa.Array
@@ -44,14 +44,14 @@ class Statements:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of all rows: as conditions, and as values of an INSERT; null where there is no literal."""
+    """The keys of all rows as conditions, and as values of an INSERT; null if a value has no literal."""
 
     where: pa.Array
     values: pa.Array
 
 
 def row_keys(merged: pa.RecordBatch, table: TableSchema, literals: Literals) -> Keys:
-    """Write the keys of change rows; of all that are no rows those of their partitions."""
+    """Write the keys of rows; static rows and deletions have only the key of their partition."""
     kinds = integers(merged["kind"])
     cells = cells_of(merged["partition_key"])
     parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
@@ -63,13 +63,13 @@ def row_keys(merged: pa.RecordBatch, table: TableSchema, literals: Literals) -> 
     _, parts, _ = clustering_parts(only(cells_of(merged["clustering"]), rows), len(table.clustering))
     texts = _texts_of(table.clustering, parts, literals)
     place = pa.array(rows)
-    own = pc.binary_join_element_wise(where.take(place), _conditions(table.clustering, texts), " AND ")
-    own_values = pc.binary_join_element_wise(values.take(place), pc.binary_join_element_wise(*texts, ", "), ", ")
+    row_where = pc.binary_join_element_wise(where.take(place), _conditions(table.clustering, texts), " AND ")
+    row_values = pc.binary_join_element_wise(values.take(place), pc.binary_join_element_wise(*texts, ", "), ", ")
     if len(rows) == len(merged):
-        return Keys(own, own_values)
+        return Keys(row_where, row_values)
     back = np.arange(len(merged))
     back[rows] = len(merged) + np.arange(len(rows))
-    return Keys(*(pa.concat_arrays(pair).take(pa.array(back)) for pair in ((where, own), (values, own_values))))
+    return Keys(*(pa.concat_arrays(pair).take(pa.array(back)) for pair in ((where, row_where), (values, row_values))))
 
 
 def _texts_of(columns: Sequence[Column], parts: Sequence[Cells], literals: Literals) -> list[pa.Array]:
@@ -77,7 +77,7 @@ def _texts_of(columns: Sequence[Column], parts: Sequence[Cells], literals: Liter
 
 
 def _conditions(columns: Sequence[Column], texts: Sequence[pa.Array]) -> pa.Array:
-    """``a = 1 AND b = 2``."""
+    """Write ``a = 1 AND b = 2``."""
     parts: list[pa.Array | str] = []
     for column, text in zip(columns, texts, strict=True):
         parts += [f"{' AND ' if parts else ''}{printable(column.name)} = ", text]
@@ -85,46 +85,46 @@ def _conditions(columns: Sequence[Column], texts: Sequence[pa.Array]) -> pa.Arra
 
 
 def deletions_of_rows(merged: pa.RecordBatch, table: TableSchema, where: pa.Array) -> list[Statements]:
-    """DELETEs of rows, partitions and ranges; none for a range that cannot be said.
+    """Write DELETEs of rows, partitions and ranges; none for a range that CQL cannot express.
 
-    What a static row says is the deletion of its partition, which has a row of its own.
+    The deletion of a static row is its partition's, which is a change row of its own.
     """
     kinds = integers(merged["kind"])
     rows = np.flatnonzero(valid_mask(merged["deletion"]) & ((kinds == ROW) | (kinds == PARTITION_DELETION)))
     ranges = np.flatnonzero(kinds == RANGE_DELETION)
-    found = []
+    deletions = []
     if len(rows):
         times = integers(merged["deletion"].field("timestamp").take(pa.array(rows)))
         parts = [f"DELETE FROM {table.full_name}", _timestamps(table, times), " WHERE ", where.take(pa.array(rows))]
-        found.append(Statements(rows, pc.binary_join_element_wise(*parts, "")))
+        deletions.append(Statements(rows, pc.binary_join_element_wise(*parts, "")))
     if len(ranges):
-        found.append(_range_deletions(merged, table, ranges))
-    return found
+        deletions.append(_range_deletions(merged, table, ranges))
+    return deletions
 
 
 def _range_deletions(merged: pa.RecordBatch, table: TableSchema, ranges: Places) -> Statements:
-    """There are few of them, so each is an object."""
-    own = merged.take(pa.array(ranges))
-    texts = change_texts(own, {table.table_id: table}, CQL)
-    using = _timestamps(table, integers(own["deletion"].field("timestamp"))).to_pylist()
+    """Write DELETEs of ranges. They are few, so each may be a Python object."""
+    range_rows = merged.take(pa.array(ranges))
+    texts = change_texts(range_rows, {table.table_id: table}, CQL)
+    using = _timestamps(table, integers(range_rows["deletion"].field("timestamp"))).to_pylist()
     rows: list[int] = []
-    found: list[str | None] = []
+    deletes: list[str | None] = []
     for row, at, key, start, end in zip(
         ranges.tolist(), using, texts.partition_keys, texts.clusterings, texts.range_ends, strict=True
     ):
         if start is None or end is None or None in key or {None, NULL} & {*start.values, *end.values}:
             rows.append(row)
-            found.append(None)
+            deletes.append(None)
             continue
         pieces = range_conditions(table, start, end)
         partition = [f"{printable(c.name)} = {text}" for c, text in zip(table.partition_key, key, strict=True)]
-        found += [f"DELETE FROM {table.full_name}{at} WHERE {' AND '.join([*partition, *piece])}" for piece in pieces]
+        deletes += [f"DELETE FROM {table.full_name}{at} WHERE {' AND '.join([*partition, *piece])}" for piece in pieces]
         rows += [row] * len(pieces)
-    return Statements(np.array(rows, np.intp), pa.array(found, pa.string()))
+    return Statements(np.array(rows, np.intp), pa.array(deletes, pa.string()))
 
 
 def cell_deletions(table: TableSchema, deleted: Deleted, where: pa.Array) -> list[Statements]:
-    """One DELETE for what a row lost at one moment."""
+    """Write one DELETE for everything that a row lost at one moment."""
     if not len(deleted.rows):
         return []
     order = np.lexsort((deleted.turns, deleted.rows))
@@ -144,10 +144,10 @@ def writes(
     own_times_first: bool = False,
     now: int | None = None,
 ) -> list[Statements]:
-    """INSERTs where the row itself was written, UPDATEs of what was written at other times.
+    """Write INSERTs of rows that have a liveness, and UPDATEs of cells with other times.
 
-    :param own_times_first: whether an UPDATE of the row's own times comes before all others
-    :param now: s since 1970, from when TTLs count; None: from when they were written
+    :param own_times_first: whether the UPDATE with the times of the row's liveness comes before all others
+    :param now: time from which TTLs count, s since 1970; None: the time when they were written
     """
     liveness = merged["liveness"]
     inserted = np.flatnonzero(valid_mask(liveness) & (integers(merged["kind"]) == ROW))
@@ -156,29 +156,29 @@ def writes(
     live = Times(*fields)
     place = np.full(len(merged), -1)
     place[inserted] = np.arange(len(inserted))
-    own = place[units.rows]
-    alike = own >= 0
-    for mine, theirs in zip(live.keys, units.times.keys, strict=True):
-        alike[alike] = mine[own[alike]] == theirs[alike]
+    insert_of = place[units.rows]
+    alike = insert_of >= 0
+    for row_times, unit_times in zip(live.keys, units.times.keys, strict=True):
+        alike[alike] = row_times[insert_of[alike]] == unit_times[alike]
     in_insert = alike & units.are_whole
     if own_times_first:
         units = replace(units, turns=np.where(alike, units.turns - _LATER, units.turns))
     return [
-        *_inserts(table, inserted, _using(live, now), units, in_insert, own, keys),
+        *_inserts(table, inserted, _using(live, now), units, in_insert, insert_of, keys),
         *_updates(table, units, ~in_insert, keys, now),
     ]
 
 
 def _using(times: Times, now: int | None) -> pa.Array:
-    """`` USING TIMESTAMP 1 AND TTL 2 /* expires_at 3 */``."""
-    found = pc.binary_join_element_wise(" USING TIMESTAMP ", _texts(times.timestamps), "")
+    """Write `` USING TIMESTAMP 1 AND TTL 2 /* expires_at 3 */``."""
+    using = pc.binary_join_element_wise(" USING TIMESTAMP ", _texts(times.timestamps), "")
     expiring = times.expiries >= 0
     if not expiring.any():
-        return found
+        return using
     ttls = np.where(times.ttls > 0, times.ttls, times.expiries - times.timestamps // 1_000_000)
     ttls = _texts(np.clip(ttls if now is None else times.expiries - now, 1, _LONGEST_TTL))
     ends = [" /* expires_at ", _texts(times.expiries), " */"]
-    return pc.if_else(pa.array(expiring), pc.binary_join_element_wise(found, " AND TTL ", ttls, *ends, ""), found)
+    return pc.if_else(pa.array(expiring), pc.binary_join_element_wise(using, " AND TTL ", ttls, *ends, ""), using)
 
 
 def _inserts(
@@ -187,63 +187,63 @@ def _inserts(
     using: pa.Array,
     units: Assignments,
     chosen: npt.NDArray[np.bool_],
-    own: Places,
+    insert_of: Places,
     keys: Keys,
 ) -> list[Statements]:
     if not len(inserted):
         return []
     names = ", ".join(printable(column.name) for column in table.key_columns)
-    columns, values = _texts_after(units, np.flatnonzero(chosen), own, len(inserted))
+    columns, values = _texts_after(units, np.flatnonzero(chosen), insert_of, len(inserted))
     begin = f"INSERT INTO {table.full_name} ({names}"
     key = keys.values if len(inserted) == len(keys.values) else keys.values.take(pa.array(inserted))
     parts = [begin, columns, ") VALUES (", key, values, ")", using]
     return [Statements(inserted, pc.binary_join_element_wise(*parts, ""))]
 
 
-def _texts_after(units: Assignments, chosen: Places, own: Places, count: int) -> tuple[pa.Array | str, pa.Array]:
-    """For each INSERT ``, name, name`` and ``, value, value``."""
-    order = chosen[np.argsort(own[chosen], kind="stable")]
-    sizes = np.bincount(own[order], minlength=count)
+def _texts_after(units: Assignments, chosen: Places, insert_of: Places, count: int) -> tuple[pa.Array | str, pa.Array]:
+    """Write ``, name, name`` and ``, value, value`` for each INSERT."""
+    order = chosen[np.argsort(insert_of[chosen], kind="stable")]
+    sizes = np.bincount(insert_of[order], minlength=count)
     if len(order) and (sizes == sizes[0]).all():
         grid = order.reshape(count, sizes[0])
         columns = units.columns[grid]
         if (columns == columns[0]).all():
-            # Mostly all INSERTs write the same columns: then there is nothing to put together by row.
-            parts = [part for own_cells in grid.T for part in (", ", units.values.take(pa.array(own_cells)))]
+            # All INSERTs usually write the same columns: one list of names then serves all of them.
+            parts = [part for cells in grid.T for part in (", ", units.values.take(pa.array(cells)))]
             named = ", ".join(["", *units.names.take(pa.array(grid[0])).to_pylist()])
             return named, pc.binary_join_element_wise(*parts, "")
-    found = []
+    joined = []
     for texts in (units.names, units.values):
         parts = pc.binary_join_element_wise(", ", texts.take(pa.array(order)), "")
-        found.append(pc.binary_join(pa.ListArray.from_arrays(starts_of(sizes), parts), ""))
-    return found[0], found[1]
+        joined.append(pc.binary_join(pa.ListArray.from_arrays(starts_of(sizes), parts), ""))
+    return joined[0], joined[1]
 
 
 def _updates(
     table: TableSchema, units: Assignments, chosen: npt.NDArray[np.bool_], keys: Keys, now: int | None
 ) -> list[Statements]:
-    """One UPDATE for what a row got at one moment; entries of lists may need others."""
+    """Write one UPDATE for everything that a row got at one moment; entries of lists may need more."""
     places = np.flatnonzero(chosen)
     if not len(places):
         return []
     sorted_by = [*units.times.keys, units.turns, units.rows]
-    order = places[np.lexsort([one[places] for one in sorted_by])]
+    order = places[np.lexsort([key[places] for key in sorted_by])]
     first = np.flatnonzero(changes(order, sorted_by))
     texts = _joined(units.assignments().take(pa.array(order)), first, ", ")
     rows = units.rows[order[first]]
-    using, own = _using(units.times.take(order[first]), now), keys.where.take(pa.array(rows))
-    parts = [f"UPDATE {table.full_name}", using, " SET ", texts, " WHERE ", own]
+    using, where = _using(units.times.take(order[first]), now), keys.where.take(pa.array(rows))
+    parts = [f"UPDATE {table.full_name}", using, " SET ", texts, " WHERE ", where]
     return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
 
 
 def _joined(texts: pa.Array, first: Places, separator: str) -> pa.Array:
-    """Runs of texts, each as one; runs begin at the places ``first``."""
+    """Join each run of texts to one; runs begin at the places ``first``."""
     limits = np.append(first, len(texts)).astype(np.int32)
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(limits), texts), separator)
 
 
 def _timestamps(table: TableSchema, times: Integers) -> pa.Array:
-    """When statements write; those of counters take no timestamps."""
+    """Write USING TIMESTAMP; statements for counters take none."""
     if table.has_counters:
         return pa.array([""]).take(pa.array(np.zeros(len(times), np.int64)))
     return pc.binary_join_element_wise(" USING TIMESTAMP ", _texts(times), "")

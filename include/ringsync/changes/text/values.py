@@ -1,4 +1,4 @@
-"""The values of change rows as text, decoded a column of a table at a time: for JSON as for CQL."""
+"""The values of change rows as text, for JSON and CQL, decoded one column of a table at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _COLUMNS_PER_TABLE = 2**20
 class Bound:
     """One side of a range, or the clustering of a row.
 
-    :ivar values: texts of the first clustering columns, as many as it has; None: bytes that are no value
-    :ivar inclusive: whether what begins with these values belongs to the range; of a row: True
+    :ivar values: texts of the first clustering columns; None: bytes that are no value
+    :ivar inclusive: whether rows that begin with these values belong to the range; True for a row
     """
 
     values: tuple[str | None, ...]
@@ -41,15 +41,15 @@ class Bound:
 class ChangeTexts:
     """The values in change rows.
 
-    :ivar tables: by row
-    :ivar partition_keys: by row, a text of each column; None: bytes that are no value
-    :ivar clusterings: by row; of a range its start; None: static rows, partition deletions
-    :ivar range_ends: by row; None: no range
-    :ivar columns: by cell
-    :ivar paths: by cell; timeuuid without quotes, element, key, name of a field; None: a column of one cell, or bytes
-        that are no value
-    :ivar values: by cell; None: a tombstone, an element of a set, or bytes that are no value
-    :ivar malformed: how many values of a column are bytes that are no value of its type, by table and column
+    :ivar tables: table of each row
+    :ivar partition_keys: text of each key column, by row; None: bytes that are no value
+    :ivar clusterings: clustering of each row, start of each range; None: static rows, partition deletions
+    :ivar range_ends: end of each range, by row; None: no range
+    :ivar columns: column of each cell
+    :ivar paths: path of each cell: timeuuid without quotes, element, key, name of a field; None: a single-cell column,
+        or bytes that are no value
+    :ivar values: value of each cell; None: a tombstone, an element of a set, or bytes that are no value
+    :ivar malformed: number of values whose bytes are no value of the column's type, by table and column
     """
 
     tables: list[TableSchema]
@@ -65,8 +65,8 @@ class ChangeTexts:
 def change_texts(rows: pa.RecordBatch, tables: Mapping[str, TableSchema], form: TextForm) -> ChangeTexts:
     """Decode the values of change rows.
 
-    :param rows: of ``CHANGE_ROWS``
-    :param tables: by id, those of the rows at least
+    :param rows: batch of ``CHANGE_ROWS``
+    :param tables: tables by id, at least those of the rows
     :param form: :data:`ringsync.cql.text.json.JSON` or :data:`ringsync.cql.text.literals.CQL`
     """
     reader = _Reader(rows, tables, form)
@@ -86,14 +86,14 @@ def change_texts(rows: pa.RecordBatch, tables: Mapping[str, TableSchema], form: 
 
 
 class _Reader:
-    """The values of a batch, and what its parts share while they are decoded."""
+    """A decoder of one batch, with the state that all its columns share."""
 
     def __init__(self, rows: pa.RecordBatch, tables: Mapping[str, TableSchema], form: TextForm) -> None:
         self.rows = rows
         self.form = form
         self.malformed: Counter[tuple[str, str]] = Counter()
         ids = rows["table_id"].dictionary_encode()
-        self.tables = [tables[one.hex()] for one in ids.dictionary.to_pylist()]
+        self.tables = [tables[table_id.hex()] for table_id in ids.dictionary.to_pylist()]
         self.of_row: npt.NDArray[np.int32] = np.frombuffer(ids.indices.buffers()[1], np.int32, len(rows))
 
     def partition_keys(self, table: TableSchema, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[str | None, ...]]:
@@ -114,7 +114,7 @@ class _Reader:
             yield row, Bound(values[:count], belongs)
 
     def cells(self) -> tuple[list[LoggedColumn], Texts, Texts]:
-        """Columns, paths and values of all cells."""
+        """Return columns, paths and values of all cells."""
         lists = self.rows["cells"]
         flat = lists.flatten()
         sizes = lists.value_lengths().to_pylist()
@@ -157,12 +157,12 @@ class _Reader:
             case ListType(element=kind) | MapType(value=kind):
                 return self._texts(table, column.name, kind, cells)
             case UserType(field_types=kinds):
-                found: Texts = [None] * len(cells)
+                values: Texts = [None] * len(cells)
                 fields = np.array(_field_numbers(paths), np.int64)
                 for number, kind in enumerate(kinds):
                     chosen = np.flatnonzero(fields == number)
-                    self._fill(found, chosen, self._texts(table, column.name, kind, only(cells, chosen)))
-                return found
+                    self._fill(values, chosen, self._texts(table, column.name, kind, only(cells, chosen)))
+                return values
         return [None] * len(cells)
 
     def _columns(self, table: TableSchema, columns: Sequence[Column], parts: list[Cells]) -> list[Texts]:
@@ -171,11 +171,11 @@ class _Reader:
         ]
 
     def _texts(self, table: TableSchema, name: str, cql_type: CqlType, cells: Cells) -> Texts:
-        found = value_texts(self.form, cql_type, cells)
-        if found.null_count:
-            self.malformed[table.full_name, name] += found.null_count
-        texts: Texts = found.to_pylist()
-        return texts
+        texts = value_texts(self.form, cql_type, cells)
+        if texts.null_count:
+            self.malformed[table.full_name, name] += texts.null_count
+        listed: Texts = texts.to_pylist()
+        return listed
 
     @staticmethod
     def _fill(target: Texts, places: npt.NDArray[np.intp], texts: Texts) -> None:
@@ -184,13 +184,13 @@ class _Reader:
 
 
 def counter_value(context: bytes) -> int:
-    """The value of a counter's cell: the sum of its shards, wrapped as Java does (C: CounterContext.total)."""
+    """Return the value of a counter's cell: the sum of its shards, wrapped as in Java (C: CounterContext.total)."""
     total = sum(count for _, _, count in counter_shards(context))
     return (total + 2**63) % 2**64 - 2**63
 
 
 def counter_shards(context: bytes) -> list[tuple[bytes, int, int]]:
-    """The shards of a counter's cell: id, clock, count (docs/formats.md, 2.6; C: db/context/CounterContext)."""
+    """Return the shards of a counter's cell: id, clock, count (docs/formats.md, 2.6; C: db/context/CounterContext)."""
     if len(context) < 2:
         return []
     header = 2 + 2 * abs(struct.unpack_from(">h", context)[0])

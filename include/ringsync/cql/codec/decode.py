@@ -1,8 +1,8 @@
-"""Serialised CQL values to Arrow, a column at a time.
+"""Serialised CQL values decoded to Arrow, one column at a time.
 
-A value that its Arrow type cannot hold exactly is a *misfit*: decoding gives null and says so, and the caller
-keeps the bytes. A value that decodes is one whose bytes can be had again from the Arrow value, with one exception:
-a tuple or UDT that lacks fields at its end (ALTER TYPE … ADD) decodes to nulls there.
+A value that its Arrow type cannot hold exactly is a *misfit*: it decodes to null and is marked, so that the caller can
+keep the bytes. Encoding gives back the bytes of all other values, with one exception: a tuple or UDT that lacks fields
+at its end (ALTER TYPE … ADD) decodes to nulls there.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _arrow_type = lru_cache(maxsize=1024)(arrow_type)
 class Decoded:
     """A decoded column.
 
-    :ivar values: of exactly ``arrow_type(cql_type)``; null where the cell is null or a misfit
-    :ivar misfits: rows whose bytes are a value that the Arrow type cannot hold; None: there are none
+    :ivar values: array of exactly ``arrow_type(cql_type)``; null if the cell is null or a misfit
+    :ivar misfits: mask of rows whose value the Arrow type cannot hold; None: there are none
     """
 
     values: pa.Array
@@ -56,19 +56,19 @@ class Decoded:
 def decode(cql_type: CqlType, cells: Cells) -> Decoded:
     """Decode a column of any type.
 
-    Misfits are: empty values of types that have no empty value (all but text, ascii, blob, custom), bytes of a wrong
-    length, timestamps beyond int64 µs, invalid UTF-8, numbers and vints longer than need be, booleans that are
-    neither 00 nor 01, malformed collections, null map keys; and every value that contains one of these.
+    Misfits are: empty values (except of text, ascii, blob and custom types), bytes of a wrong length, timestamps beyond
+    int64 µs, invalid UTF-8, numbers and vints that are longer than necessary, booleans that are neither 00 nor 01,
+    malformed collections, null map keys, and all values that contain one of these.
     """
     decoded = _decode(cql_type, cells)
     if decoded.misfits is None:
         return decoded
-    # Where bytes are malformed the kernels leave anything, so those rows are taken out and the rest done again.
+    # The kernels leave arbitrary values for malformed bytes, so the others are decoded again without them.
     return Decoded(_decode(cql_type, cells.without(decoded.misfits)).values, decoded.misfits)
 
 
 def misfit_reason(cql_type: CqlType, value: bytes) -> str:
-    """Why these bytes, a misfit, are not a value that the type's Arrow type can hold: a phrase for messages."""
+    """Explain why the type's Arrow type cannot hold these bytes, a misfit: a phrase for messages."""
     if not value:
         return f"an empty value of type {cql_type}"
     if not isinstance(cql_type, Native):
@@ -80,7 +80,7 @@ def misfit_reason(cql_type: CqlType, value: bytes) -> str:
 
 
 def _decode(cql_type: CqlType, cells: Cells) -> Decoded:
-    """Decode; values where a misfit is marked may be anything."""
+    """Decode cells. The values of marked misfits are undefined."""
     match cql_type:
         case Native(name):
             native = NATIVES[name]
@@ -92,7 +92,7 @@ def _decode(cql_type: CqlType, cells: Cells) -> Decoded:
 
 
 def _array(kind: pa.DataType, cells: Cells, *buffers: pa.Buffer, children: Sequence[pa.Array] = ()) -> pa.Array:
-    """An Arrow array that is null where the cells are."""
+    """Make an Arrow array with the nulls of the cells."""
     bitmap, nulls = validity(cells)
     return pa.Array.from_buffers(kind, len(cells), [bitmap, *buffers], null_count=nulls, children=list(children))
 
@@ -107,25 +107,25 @@ def _fixed(native: NativeType, cells: Cells) -> Decoded:
 
 def _timestamps(native: NativeType, cells: Cells) -> Decoded:
     output, misfits = pa.allocate_buffer(8 * len(cells)), _no_misfits(cells)
-    found = gather_timestamps(*cells.arguments, output.address, address(misfits))
-    return Decoded(_array(native.arrow, cells, output), misfits if found else None)
+    bad = gather_timestamps(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(native.arrow, cells, output), misfits if bad else None)
 
 
 def _booleans(native: NativeType, cells: Cells) -> Decoded:
     output, misfits = pa.allocate_buffer((len(cells) + 7) // 8), _no_misfits(cells)
-    found = gather_booleans(*cells.arguments, output.address, address(misfits))
-    return Decoded(_array(native.arrow, cells, output), misfits if found else None)
+    bad = gather_booleans(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(native.arrow, cells, output), misfits if bad else None)
 
 
 def _durations(native: NativeType, cells: Cells) -> Decoded:
     count, misfits = len(cells), _no_misfits(cells)
     parts = [pa.allocate_buffer(width * count) for width in (4, 4, 8)]
-    found = gather_durations(*cells.arguments, *[part.address for part in parts], address(misfits))
+    bad = gather_durations(*cells.arguments, *[part.address for part in parts], address(misfits))
     fields = [
         pa.Array.from_buffers(part.type, count, [None, buffer], null_count=0)
         for part, buffer in zip(native.arrow, parts, strict=True)
     ]
-    return Decoded(_array(native.arrow, cells, children=fields), misfits if found else None)
+    return Decoded(_array(native.arrow, cells, children=fields), misfits if bad else None)
 
 
 def _blobs(_native: NativeType, cells: Cells) -> Decoded:
@@ -172,7 +172,7 @@ def _numbers(native: NativeType, cells: Cells) -> Decoded:
         address(misfits),
     )
     if size > np.iinfo(np.int32).max:
-        raise ValueError(f"{len(cells)} numbers have {size} digits together: give fewer rows at once")
+        raise ValueError(f"{len(cells)} numbers have {size} digits together: pass fewer rows at once")
     output.resize(size)
     return Decoded(_array(pa.string(), cells, starts, output), _any(misfits))
 
@@ -204,14 +204,14 @@ def _composites(cql_type: Composite, cells: Cells) -> Decoded:
     if parts.starts is None:
         return Decoded(_array(arrow, cells, children=children), misfits)
     if isinstance(cql_type, MapType):
-        if misfits is not None:  # Arrow ends the process when it is given a map with a null key.
+        if misfits is not None:  # Arrow ends the process if it gets a map with a null key.
             return Decoded(pa.nulls(len(cells), arrow), misfits)
         children = [pa.StructArray.from_arrays(children, fields=list(_entry_type(arrow)))]
     return Decoded(_array(arrow, cells, parts.starts, children=children), misfits)
 
 
 def _entry_type(kind: pa.DataType) -> pa.StructType:
-    """The struct of key and value inside a map type, or inside the list that stands for a map."""
+    """Return the struct of key and value inside a map type, or inside the list that replaces a map."""
     return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
 
 

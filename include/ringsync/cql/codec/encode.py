@@ -1,8 +1,8 @@
-"""From Arrow back to Cassandra: every value as the bytes that the server would have written.
+"""Arrow values encoded to the bytes that Cassandra would write, one column at a time.
 
-The inverse of :mod:`ringsync.cql.codec.decode`, columnar like it: the parts of nested values are encoded first, each
-to a binary array, then one kernel lays them out with counts and lengths. The forms are those of the native
-protocol v5 (docs/formats.md, 2.6; Cassandra: serializers/*, marshal/AbstractType).
+This is the inverse of :mod:`ringsync.cql.codec.decode`. The parts of nested values are encoded first, each to a binary
+array. Then one kernel lays them out with counts and lengths. The formats are those of the native protocol v5
+(docs/formats.md, 2.6; Cassandra: serializers/*, marshal/AbstractType).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Int64Array = npt.NDArray[np.int64]
 LARGEST_BINARY = 2**31 - 1
 LONGEST_DURATION = 27
 OFFSET_BYTES = 8
-"""Of a large_binary array."""
+"""Bytes of an offset of a large_binary array."""
 LONGEST_KEY_COMPONENT = 2**16 - 1
 
 
 class _Unencodable(ValueError):
-    """A value that the CQL type cannot hold, with the row it stands in at the current level of nesting."""
+    """An error: the CQL type cannot hold a value. ``row`` is its row at the current level of nesting."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -49,14 +49,14 @@ class _Unencodable(ValueError):
 
 
 def encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
-    """Serialise every value; null stays null, and null inside a collection, tuple or UDT becomes length −1.
+    """Serialise values; null stays null, and null inside a collection, tuple or UDT becomes length −1.
 
-    :param cql_type: the CQL type of the values
-    :param values: an array of this type's Arrow type (types.arrow_type), or of one that casts to it without loss;
-        slices, large offsets, and maps as lists of (key, value) are welcome
+    :param cql_type: CQL type of the values
+    :param values: array of the type's Arrow type (types.arrow_type), or of one that casts to it without loss; slices,
+        large offsets, and maps as lists of (key, value) are allowed
     :returns: pa.binary()
-    :raises ValueError: for a value that the CQL type cannot hold (the message names value and row), or when the
-        result is larger than 2 GiB
+    :raises ValueError: the CQL type cannot hold a value (the message names value and row), or the result is larger than
+        2 GiB
     """
     try:
         encoded = _encode(cql_type, values)
@@ -68,11 +68,11 @@ def encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
 
 
 def partition_key_bytes(columns: Sequence[pa.Array]) -> pa.Array:
-    """The serialised partition keys of a table, from its encoded partition key columns.
+    """Serialise the partition keys of a table from its encoded partition key columns.
 
     :param columns: results of :func:`encode`, in the order of the partition key
     :returns: pa.binary(): one column → its bytes; several → for each its length as uint16, its bytes, a zero byte
-    :raises ValueError: when a value is null, or one of several longer than 65,535 bytes
+    :raises ValueError: a value is null, or one of several columns has a value of more than 65,535 bytes
     """
     parts = [column.cast(pa.large_binary()) for column in columns]
     for part in parts:
@@ -88,11 +88,11 @@ def partition_key_bytes(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def frozen_values(parts: Sequence[pa.Array], counts: Int64Array, *, counted: bool) -> pa.Array:
-    """Collections or user-defined types in their frozen form, put together from serialised parts.
+    """Build frozen collections or user-defined types from serialised parts.
 
     :param parts: binary arrays with a value per item: element of a list or set; key, value of a map; each field
-    :param counts: items of each value; a user-defined type is one item
-    :param counted: whether the number of items belongs to the form: of collections
+    :param counts: number of items of each value; a user-defined type is one item
+    :param counted: whether the number of items is written: True for collections
     :returns: pa.binary(), as long as ``counts``
     """
     items = np.zeros(len(counts) + 1, np.int64)
@@ -109,7 +109,7 @@ def _narrow(encoded: pa.Array, what: str) -> pa.Array:
 
 
 def _encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
-    """As :func:`encode`, to large_binary; raises _Unencodable with the row in ``values``."""
+    """Encode like :func:`encode`, to large_binary. Raise _Unencodable with the row in ``values``."""
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), pa.large_binary())
     match cql_type:
@@ -136,7 +136,7 @@ def _encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
 
 
 def _parts(types: Sequence[CqlType], columns: Sequence[pa.Array], items: Int64Array) -> list[pa.Array]:
-    """Encode the parts of nested values; a value that cannot be is reported with the row that holds it."""
+    """Encode the parts of nested values. An error names the row of the whole value."""
     try:
         return [_encode(cql_type, column) for cql_type, column in zip(types, columns, strict=True)]
     except _Unencodable as error:
@@ -144,12 +144,12 @@ def _parts(types: Sequence[CqlType], columns: Sequence[pa.Array], items: Int64Ar
 
 
 def _row_of(item: int, items: Int64Array) -> int:
-    """The row that holds this item."""
+    """Return the row that holds this item."""
     return int(np.searchsorted(items, item, side="right")) - 1
 
 
 def _items(values: pa.Array) -> tuple[pa.Array, Int64Array]:
-    """The items of a list or map array without those of null rows, and int64[rows + 1] where each row's are."""
+    """Return the items of a list or map array without those of null rows, and each row's first: int64[rows + 1]."""
     if pa.types.is_fixed_size_list(values.type):
         values = values.cast(pa.list_(values.type.value_type))
     elif pa.types.is_map(values.type):
@@ -165,8 +165,8 @@ def _vector(cql_type: VectorType, values: pa.Array) -> pa.Array:
     elements, items = _items(values)
     for row in np.flatnonzero(np.diff(items) != cql_type.dimension):
         if values[row].is_valid:
-            found = int(items[row + 1] - items[row])
-            raise _Unencodable(int(row), f"a vector of {found} elements, its type has {cql_type.dimension}")
+            count = int(items[row + 1] - items[row])
+            raise _Unencodable(int(row), f"a vector of {count} elements, its type has {cql_type.dimension}")
     for element in _null_rows(elements):
         raise _Unencodable(_row_of(element, items), "a vector cannot hold null")
     parts = _parts([cql_type.element], [elements], items)
@@ -177,10 +177,10 @@ def _vector(cql_type: VectorType, values: pa.Array) -> pa.Array:
 
 
 def _compose(parts: Sequence[pa.Array], items: Int64Array, rows: pa.Array, framing: int, *, counted: bool) -> pa.Array:
-    """Lay out the parts of each row's items; rows that are null in ``rows`` get no bytes.
+    """Lay out the parts of each row's items. Null rows in ``rows`` get no bytes.
 
     :param parts: large_binary arrays, each with one value per item
-    :param items: int64[rows + 1], where each row's items are in the parts
+    :param items: int64[rows + 1]: place of each row's first item in the parts
     """
     description = np.array(
         [[*bitmap_of(part), first_value(part, OFFSET_BYTES), _address(part.buffers()[2])] for part in parts], np.int64
@@ -198,7 +198,7 @@ def _same(_native: NativeType, values: pa.Array) -> pa.Array:
 
 
 def _fixed(native: NativeType, values: pa.Array) -> pa.Array:
-    """Numbers of one length, high byte first."""
+    """Encode numbers of one length, high byte first."""
     values, width = values.cast(native.arrow), native.width
     if native.codec == "boolean":
         values = values.cast(pa.uint8())
@@ -212,7 +212,7 @@ def _fixed(native: NativeType, values: pa.Array) -> pa.Array:
 
 
 def numbers_of(values: pa.Array, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The numbers of an Arrow array as they lie in memory; what stands in null rows means nothing."""
+    """Return the numbers of an Arrow array without a copy. Those of null rows are undefined."""
     if not len(values):
         return np.empty(0, kind)
     return np.frombuffer(values.buffers()[1], kind, values.offset + len(values))[values.offset :]
@@ -227,7 +227,7 @@ def _milliseconds(values: pa.Array, micros: Int64Array) -> Int64Array:
 
 
 def _durations(native: NativeType, values: pa.Array) -> pa.Array:
-    """A duration without one of its numbers is refused; its Arrow type could hold that."""
+    """Encode durations. Refuse those that lack a number, which the Arrow type allows."""
     columns = [column.cast(field.type) for column, field in zip(values.flatten(), native.arrow, strict=True)]
     present = values.is_valid().to_numpy(zero_copy_only=False)
     for column in columns:
@@ -241,7 +241,7 @@ def _durations(native: NativeType, values: pa.Array) -> pa.Array:
 
 
 def _parsed(native: NativeType, values: pa.Array) -> pa.Array:
-    """decimal, varint, inet, uuid, timeuuid from their texts."""
+    """Encode decimal, varint, inet, uuid and timeuuid from their texts."""
     texts = values.cast(pa.large_binary())
     rows, lengths = len(texts), _lengths(texts)
     offsets = np.empty(rows + 1, np.int64)
@@ -279,7 +279,7 @@ _CODECS: dict[Codec, Callable[[NativeType, pa.Array], pa.Array]] = {
 
 
 def _binary(rows: pa.Array, offsets: Int64Array, data: npt.NDArray[np.uint8]) -> pa.Array:
-    """A large_binary array with the nulls of ``rows``."""
+    """Make a large_binary array with the nulls of ``rows``."""
     bitmap = None
     if rows.null_count:
         bitmap = pa.py_buffer(np.packbits(rows.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
@@ -289,7 +289,7 @@ def _binary(rows: pa.Array, offsets: Int64Array, data: npt.NDArray[np.uint8]) ->
 
 
 def bitmap_of(array: pa.Array) -> tuple[int, int]:
-    """Address of the validity bitmap (0: nothing is null), and the bit of the first row."""
+    """Return the address of the validity bitmap (0: nothing is null), and the bit of the first row."""
     return (_address(array.buffers()[0]) if array.null_count else 0), array.offset
 
 
@@ -298,7 +298,7 @@ def _null_rows(array: pa.Array) -> list[int]:
 
 
 def offsets_of(binary: pa.Array) -> Int64Array:
-    """The int64[rows + 1] offsets of a binary or large_binary array."""
+    """Return the offsets of a binary or large_binary array as int64[rows + 1]."""
     if not len(binary):
         return np.zeros(1, np.int64)
     kind = np.int64 if pa.types.is_large_binary(binary.type) else np.int32
@@ -311,7 +311,7 @@ def _lengths(binary: pa.Array) -> Int64Array:
 
 
 def first_value(array: pa.Array, width: int) -> int:
-    """Address of the first row's value, or offset, of ``width`` bytes."""
+    """Return the address of the first row's value, or offset, of ``width`` bytes."""
     return _address(array.buffers()[1]) + int(array.offset) * width
 
 

@@ -1,7 +1,7 @@
-"""The compiled loops of :mod:`ringsync.cql.codec.encode` that put serialised parts together, and Cassandra's vints.
+"""The compiled loops of :mod:`ringsync.cql.codec.encode` that join serialised parts, and Cassandra's vints.
 
-Arguments are int64 numbers; ``bitmap`` and ``first_bit`` are the address of an Arrow validity bitmap (0: no
-nulls) and the bit of the first row. Offsets are int64 as in a large_binary array.
+Arguments are int64 numbers. ``bitmap`` is the address of an Arrow validity bitmap (0: no nulls), ``first_bit`` the bit
+of the first row. Offsets are int64 as in a large_binary array.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PART_FIELDS = 4
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def unsigned_vint_length(value: int) -> int:
-    """Bytes of an unsigned vint (Cassandra: VIntCoding.computeUnsignedVIntSize)."""
+    """Return the bytes of an unsigned vint (Cassandra: VIntCoding.computeUnsignedVIntSize)."""
     leading_zeros: int = count_leading_zeros(value | 1)
     return (639 - leading_zeros * 9) >> 6
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def store_big_endian(p: int, value: int, length: int) -> int:
-    """Write the low ``length`` bytes of a number, high byte first; gives the address behind it."""
+    """Write the low ``length`` bytes of a number, high byte first. Return the address after it."""
     for index in range(length):
         store8(p + index, value >> (8 * (length - 1 - index)))
     return p + length
@@ -47,7 +47,7 @@ def store_big_endian(p: int, value: int, length: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def store_unsigned_vint(p: int, value: int) -> int:
-    """Write an unsigned vint (docs/formats.md, 2.1); gives the address behind it."""
+    """Write an unsigned vint (docs/formats.md, 2.1). Return the address after it."""
     more: int = unsigned_vint_length(value) - 1
     if more == 8:
         store8(p, 0xFF)
@@ -59,14 +59,14 @@ def store_unsigned_vint(p: int, value: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def store_signed_vint(p: int, value: int) -> int:
-    """Write a number as the unsigned vint of its zigzag form; gives the address behind it."""
+    """Write a number as the unsigned vint of its zigzag form. Return the address after it."""
     behind: int = store_unsigned_vint(p, (value << 1) ^ (value >> 63))
     return behind
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def framed_length(length: int, framing: int) -> int:
-    """Bytes of a part (null: length −1) with what surrounds it."""
+    """Return the bytes of a part (null: length −1) including its framing."""
     if framing == INT_LENGTH:
         return 4 + max(length, 0)
     return length + (unsigned_vint_length(length) if framing == VINT_LENGTH else 3)
@@ -74,7 +74,7 @@ def framed_length(length: int, framing: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def part_range(part: int, item: int) -> tuple[int, int]:
-    """Where this item of a part starts in the part's data, and its length; −1 for null."""
+    """Return the start of this item in the part's data, and its length; −1: null."""
     offsets = load64_native(part + 16) + 8 * item
     start = load64_native(offsets)
     if not is_valid(load64_native(part), load64_native(part + 8) + item):
@@ -94,7 +94,7 @@ def measure_composites(
     rows: int,
     offsets: int,
 ) -> None:
-    """Fill ``offsets`` with where each row's bytes will start; arguments as :func:`write_composites`."""
+    """Fill ``offsets`` with the start of each row's bytes. The arguments are those of :func:`write_composites`."""
     end = 0
     store64(offsets, 0)
     for row in range(rows):
@@ -111,12 +111,12 @@ def measure_composites(
 def write_composites(
     parts: int, part_count: int, framing: int, counted: int, items: int, bitmap: int, first_bit: int, rows: int, p: int
 ) -> None:
-    """Write each row's items one after another, and of each item its parts one after another.
+    """Write the items of each row, and the parts of each item, one after the other.
 
     :param parts: address of int64[part_count, PART_FIELDS]
-    :param framing: what surrounds each part: INT_LENGTH …
+    :param framing: framing of each part: INT_LENGTH …
     :param counted: 1: each row begins with the number of its items as int32; 0: it does not
-    :param items: address of int64[rows + 1], where each row's items are in the parts
+    :param items: address of int64[rows + 1]: place of each row's first item in the parts
     :param p: address of the first byte to write
     """
     for row in range(rows):
@@ -150,7 +150,7 @@ def write_durations(
 ) -> None:
     """Write durations as three signed vints; ``data`` has room for 27 bytes a row (Cassandra: DurationSerializer).
 
-    :param months: address of int32 months; ``days`` likewise, ``nanoseconds`` of int64
+    :param months: address of the months, int32; ``days``: int32; ``nanoseconds``: int64
     """
     p = data
     store64(offsets, 0)

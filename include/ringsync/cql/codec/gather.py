@@ -1,9 +1,8 @@
-"""Kernels that gather serialised values into Arrow buffers, and that split collections into their elements.
+"""Kernels that gather serialised values into Arrow buffers, and kernels that split collections into elements.
 
-All arguments are int64: addresses, counts. ``offsets`` and ``lengths`` are the addresses of a column's
-:class:`~ringsync.cql.cells.Cells`, ``count`` is its number of rows, ``misfits`` the address of one byte per row,
-set to 1 where the bytes are not a value of the type. Values must lie within the buffer; what is inside a value
-is never trusted.
+All arguments are int64: addresses, counts. ``offsets`` and ``lengths`` are addresses of a column's
+:class:`~ringsync.cql.cells.Cells`. ``count`` is the number of rows. ``misfits`` is the address of one byte per row, set
+to 1 if the bytes are no value of the type. Values must lie within the buffer; their content is never trusted.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from ringsync.compiled.memory import (
 )
 
 MAX_MILLISECONDS = (2**63 - 1) // 1000
-"""Greatest timestamp that int64 µs hold; the smallest is its negative."""
+"""Greatest timestamp that int64 µs can hold; the smallest is its negative."""
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def gather_fixed(base: int, offsets: int, lengths: int, count: int, width: int, flip: int, output: int) -> int:
-    """Values of 1, 2, 4 or 8 bytes; the number of rows that have another length (they get 0).
+    """Gather values of 1, 2, 4 or 8 bytes. Return the number of rows with another length; they get 0.
 
     :param flip: bits to invert, only for 4 bytes (2^31 makes an unsigned date a signed one)
     """
@@ -66,7 +65,7 @@ def gather_fixed(base: int, offsets: int, lengths: int, count: int, width: int, 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def gather_timestamps(base: int, offsets: int, lengths: int, count: int, output: int, misfits: int) -> int:
-    """Milliseconds to int64 µs; the number of misfits."""
+    """Convert milliseconds to int64 µs. Return the number of misfits."""
     bad = 0
     for row in range(count):
         length = load32_native(lengths + 4 * row)
@@ -82,7 +81,7 @@ def gather_timestamps(base: int, offsets: int, lengths: int, count: int, output:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def gather_booleans(base: int, offsets: int, lengths: int, count: int, output: int, misfits: int) -> int:
-    """One byte, 00 or 01, to a bitmap of ``(count + 7) // 8`` bytes; the number of misfits."""
+    """Convert bytes 00 and 01 to a bitmap of ``(count + 7) // 8`` bytes. Return the number of misfits."""
     bad = 0
     for group in range((count + 7) >> 3):
         bits = 0
@@ -103,7 +102,7 @@ def gather_booleans(base: int, offsets: int, lengths: int, count: int, output: i
 def gather_durations(
     base: int, offsets: int, lengths: int, count: int, months: int, days: int, nanoseconds: int, misfits: int
 ) -> int:
-    """Three signed vints to int32, int32, int64; the number of misfits (also: longer than need be)."""
+    """Convert three signed vints to int32, int32, int64. Return the number of misfits, too long vints included."""
     bad = 0
     for row in range(count):
         length = load32_native(lengths + 4 * row)
@@ -131,7 +130,7 @@ def gather_durations(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def checked_vint_size(p: int, end: int) -> int:
-    """Bytes of the unsigned vint at ``p``; 0 if it runs past ``end`` or is longer than its value needs."""
+    """Return the bytes of the unsigned vint at ``p``; 0 if it runs past ``end`` or is longer than necessary."""
     if p >= end:
         return 0
     size = count_leading_zeros(~(load8(p) << 56)) + 1
@@ -144,7 +143,7 @@ def checked_vint_size(p: int, end: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def count_nulls(lengths: int, count: int) -> int:
-    """Number of rows without a value."""
+    """Count the rows without a value."""
     nulls = 0
     for row in range(count):
         nulls += load32_native(lengths + 4 * row) < 0
@@ -153,7 +152,7 @@ def count_nulls(lengths: int, count: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def sum_lengths(lengths: int, count: int, starts: int) -> int:
-    """Arrow's offsets of the values when they lie one behind the other; the number of bytes."""
+    """Write Arrow's offsets of the gathered values. Return the number of bytes."""
     total = 0
     store32(starts, 0)
     for row in range(count):
@@ -164,7 +163,7 @@ def sum_lengths(lengths: int, count: int, starts: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def gather_bytes(base: int, offsets: int, lengths: int, count: int, starts: int, output: int) -> None:
-    """Copy the values to where ``starts`` (Arrow's offsets) says. ``output`` has 16 spare bytes at its end."""
+    """Copy the values to their offsets in ``output``, which are in ``starts``. It needs 16 spare bytes at its end."""
     for row in range(count):
         source = base + load32_native(offsets + 4 * row)
         copy_bytes(output + load32_native(starts + 4 * row), source, load32_native(lengths + 4 * row))
@@ -172,18 +171,18 @@ def gather_bytes(base: int, offsets: int, lengths: int, count: int, starts: int,
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def has_high_bit(data: int, length: int) -> int:
-    """Whether any byte is 0x80 or above: not 0 if so."""
-    found = 0
+    """Tell whether any byte is 0x80 or above: then the result is not 0."""
+    bits = 0
     for word in range(length >> 3):
-        found |= load64_native(data + 8 * word)
+        bits |= load64_native(data + 8 * word)
     for position in range(length & ~7, length):
-        found |= load8(data + position)
-    return found & -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed number
+        bits |= load8(data + position)
+    return bits & -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed number
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def mark_invalid_text(base: int, offsets: int, lengths: int, count: int, ascii_only: int, misfits: int) -> int:
-    """Mark values that are not UTF-8 (or not ASCII); the number of them."""
+    """Mark values that are not UTF-8 (or not ASCII). Return their number."""
     bad = 0
     for row in range(count):
         p = base + load32_native(offsets + 4 * row)
@@ -204,7 +203,7 @@ def mark_invalid_text(base: int, offsets: int, lengths: int, count: int, ascii_o
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _utf8_size(p: int, end: int) -> int:
-    """Bytes of the UTF-8 character at ``p``; 0 if there is none (RFC 3629: shortest form, no surrogates)."""
+    """Return the bytes of the UTF-8 character at ``p``; 0: there is none (RFC 3629: shortest form, no surrogates)."""
     word = load32(p)
     if word & 0x80000000 == 0:
         return 1
@@ -233,9 +232,9 @@ def split_collections(
 ) -> int:
     """Find the elements of lists and sets (1 value per entry) or maps (2: key, value, interleaved).
 
-    A value is an int32 count, then each element as int32 length (-1: null) and bytes. The number of entries is
-    returned; ``starts`` gets Arrow's list offsets, which count entries. The element arrays must have room for one
-    element per four bytes of value.
+    A value is an int32 count, then each element as int32 length (-1: null) and bytes. Return the number of entries.
+    ``starts`` gets Arrow's list offsets, which count entries. The element arrays must have room for one element per
+    four bytes of value.
     """
     entries = 0
     store32(starts, 0)
@@ -280,7 +279,7 @@ def split_fields(
     field_lengths: int,
     misfits: int,
 ) -> None:
-    """Find the fields of tuples and UDTs: each int32 length (-1: null) and bytes; missing tail fields are null.
+    """Find the fields of tuples and UDTs: each int32 length (-1: null) and bytes. Missing last fields are null.
 
     The field arrays are int32[fields, count].
     """
@@ -321,11 +320,11 @@ def split_vectors(
     element_lengths: int,
     misfits: int,
 ) -> int:
-    """Find the elements of vectors; their number is returned, ``starts`` gets Arrow's list offsets.
-
-    :param element_length: bytes of each element; 0: each has its length before it, as an unsigned vint
+    """Find the elements of vectors. Return their number. ``starts`` gets Arrow's list offsets.
 
     The element arrays must have room for ``dimension`` elements per row, or for one per byte of value if that is less.
+
+    :param element_length: bytes of each element; 0: each follows its length as an unsigned vint
     """
     elements = 0
     store32(starts, 0)

@@ -1,4 +1,4 @@
-"""The parts of composite values: elements of collections and vectors, fields of tuples and UDTs. Nothing is copied."""
+"""Composite values split into elements of collections and vectors, or fields of tuples and UDTs. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Composite = ListType | SetType | MapType | VectorType | TupleType | UserType
 
 @dataclass(frozen=True)
 class Parts:
-    """What a column of composite values consists of.
+    """The parts of a column of composite values.
 
-    :ivar types: of a collection's or vector's element, of a map's key and value, of each field
-    :ivar cells: of each of these, all rows' one after another
-    :ivar starts: Arrow's list offsets, which say whose elements are whose; None: a field of each row
-    :ivar misfits: rows whose bytes are malformed; they have no elements
+    :ivar types: type of a collection's or vector's element; of a map's key and value; of each field
+    :ivar cells: cells of each of these types, of all rows
+    :ivar starts: Arrow's list offsets: the first element of each row; None: each row has one cell of each type
+    :ivar misfits: mask of rows whose bytes are malformed; they have no elements
     """
 
     types: tuple[CqlType, ...]
@@ -43,7 +43,7 @@ class Parts:
     misfits: Mask
 
     def spread(self, elements: Mask | None) -> None:
-        """Mark the rows whose elements or field hold a misfit."""
+        """Mark the rows of these elements or fields as misfits."""
         if elements is None:
             return
         if self.starts is None:
@@ -56,7 +56,7 @@ class Parts:
 def split(cql_type: Composite, cells: Cells) -> Parts:
     """Find the parts of each value of a column.
 
-    Null keys of maps are misfits, as are values without a byte.
+    Null keys of maps and empty values are misfits.
     """
     match cql_type:
         case VectorType():
@@ -68,12 +68,12 @@ def split(cql_type: Composite, cells: Cells) -> Parts:
 
 
 def total_bytes(cells: Cells) -> int:
-    """Of all values together."""
+    """Return the number of bytes of all values together."""
     return int(np.maximum(cells.lengths, 0).sum(dtype=np.int64))
 
 
 def offsets_room(cells: Cells) -> pa.Buffer:
-    """Room for Arrow's offsets of values or lists."""
+    """Allocate room for Arrow's offsets of values or lists."""
     return pa.allocate_buffer(4 * len(cells) + 4)
 
 
@@ -85,13 +85,13 @@ def _collections(types: tuple[CqlType, ...], cells: Cells) -> Parts:
     )
     width = len(types)
     entries = split_collections(*cells.arguments, width, starts.address, *map(address, (*elements, misfits)))
-    found = []
+    children = []
     for place in range(width):
         part = slice(place, entries * width, width)
-        offsets, lengths = (np.ascontiguousarray(one[part]) for one in elements)
-        found.append(Cells(cells.buffer, offsets, lengths))
-    parts = Parts(types, tuple(found), starts, misfits)
-    if width == 2 and (nulls := found[0].lengths < 0).any():
+        offsets, lengths = (np.ascontiguousarray(numbers[part]) for numbers in elements)
+        children.append(Cells(cells.buffer, offsets, lengths))
+    parts = Parts(types, tuple(children), starts, misfits)
+    if width == 2 and (nulls := children[0].lengths < 0).any():
         parts.spread(nulls)
     return parts
 
@@ -114,10 +114,10 @@ def _fields(types: tuple[CqlType, ...], cells: Cells) -> Parts:
     offsets, lengths = (np.empty((len(types), len(cells)), np.int32) for _ in range(2))
     misfits = np.zeros(len(cells), np.bool_)
     split_fields(*cells.arguments, len(types), *map(address, (offsets, lengths, misfits)))
-    found = (Cells(cells.buffer, offsets[place], lengths[place]) for place in range(len(types)))
-    return Parts(types, tuple(found), None, misfits)
+    fields = (Cells(cells.buffer, offsets[place], lengths[place]) for place in range(len(types)))
+    return Parts(types, tuple(fields), None, misfits)
 
 
 def _elements_room(room: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Offsets and lengths of at most this many elements."""
+    """Allocate offsets and lengths for at most ``room`` elements."""
     return np.empty(room, np.int32), np.empty(room, np.int32)

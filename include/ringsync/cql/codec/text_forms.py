@@ -1,8 +1,8 @@
 """Kernels that write the text of uuid, inet, varint and decimal values.
 
 The arguments are those of :mod:`ringsync.cql.codec.gather`; ``starts`` gets Arrow's offsets of the texts in ``output``.
-Each kernel returns the number of bytes written. ``output`` must have room for the greatest text of every row,
-the ``*_ROOM`` constants say how much.
+Each kernel returns the number of bytes written. ``output`` must have room for the longest text in each row: the
+``*_ROOM`` constants say how much.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ringsync.compiled.memory import (
 UUID_ROOM = 36
 INET_ROOM = 39
 NUMBER_ROOM = 32
-"""Beside :data:`DIGITS_PER_BYTE` digits per byte: sign, point, zeros before the first digit, exponent."""
+"""Room besides :data:`DIGITS_PER_BYTE` digits per byte: sign, point, zeros before the first digit, exponent."""
 DIGITS_PER_BYTE = 3
 
 _DASH, _POINT, _COLON, _ZERO, _PLUS, _E = b"-.:0+E"
@@ -41,7 +41,7 @@ _DASH, _POINT, _COLON, _ZERO, _PLUS, _E = b"-.:0+E"
 def uuid_characters(_context: Any, _destination: Any, _source: Any) -> Any:
     """Write the 36 characters of the uuid whose 16 bytes are at ``_source``.
 
-    As vectors: digits of all half bytes at once, then put between the dashes.
+    Vector instructions make the digits of all half bytes at once, and put them between the dashes.
     """
 
     def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -77,7 +77,7 @@ def uuid_characters(_context: Any, _destination: Any, _source: Any) -> Any:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def uuid_text(base: int, offsets: int, lengths: int, count: int, starts: int, output: int) -> int:
-    """Uuids as 36 characters; values of another length become empty."""
+    """Write uuids as 36 characters; values of another length become empty."""
     out = output
     for row in range(count):
         store32(starts + 4 * row, out - output)
@@ -90,7 +90,7 @@ def uuid_text(base: int, offsets: int, lengths: int, count: int, starts: int, ou
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def inet_text(base: int, offsets: int, lengths: int, count: int, starts: int, output: int) -> int:
-    """Addresses of 4 bytes with points, of 16 bytes as RFC 5952 has them; other values become empty."""
+    """Write addresses of 4 bytes with points, those of 16 bytes by RFC 5952; other values become empty."""
     out = output
     for row in range(count):
         store32(starts + 4 * row, out - output)
@@ -124,8 +124,8 @@ def _write_ipv4(out: int, p: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _write_ipv6(out: int, p: int) -> int:
-    """Write an address as RFC 5952 says: no leading zeros, the first longest run of two or more zero groups is ``::``
-    (section 4), IPv4 that is mapped with dots (section 5)."""
+    """Write an address by RFC 5952: no leading zeros, ``::`` for the first longest run of two or more zero groups
+    (section 4), a mapped IPv4 address with dots (section 5)."""
     mapped = load64_native(p) == 0 and load32(p + 8) == 0xFFFF
     groups = 6 if mapped else 8
     run_start, run_length, length = -1, 1, 0
@@ -170,11 +170,11 @@ def number_text(
     output: int,
     misfits: int,
 ) -> int:
-    """Varints (``scaled`` 0) as BigInteger.toString prints them, decimals (1) as BigDecimal.toString.
+    """Write varints (``scaled`` 0) like BigInteger.toString, decimals (1) like BigDecimal.toString.
 
-    A varint is a shortest two's complement; a decimal is an int32 scale and a varint; all else is a misfit.
-    The scratch memory must hold the greatest value's :data:`DIGITS_PER_BYTE` digits per byte and two bytes per byte,
-    and 64 bytes.
+    A varint is the shortest two's complement of a number; a decimal is an int32 scale and a varint. All other bytes are
+    misfits. The scratch memory must have room for :data:`DIGITS_PER_BYTE` digits and two bytes per byte of the longest
+    value, and 64 bytes.
     """
     out = output
     for row in range(count):
@@ -202,9 +202,9 @@ def number_text(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def write_digits(p: int, length: int, limbs: int, end: int) -> int:
-    """Write the digits of a two's complement number's magnitude so that they end at ``end``; where they begin.
+    """Write the digits of a two's complement number's magnitude so that they end at ``end``. Return their start.
 
-    :param limbs: memory for ``length`` bytes and 15 more
+    :param limbs: address of memory for ``length`` bytes and 15 more
     """
     negative = -1 if load8(p) >= 0x80 else 0
     size = 0
@@ -244,7 +244,7 @@ def write_digits(p: int, length: int, limbs: int, end: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def write_scaled(out: int, digits: int, size: int, scale: int) -> int:
-    """BigDecimal.toString of an unscaled magnitude: where its text ends."""
+    """Write an unscaled magnitude like BigDecimal.toString. Return the end of its text."""
     exponent = size - 1 - scale
     if scale == 0:
         copy_bytes(out, digits, size)

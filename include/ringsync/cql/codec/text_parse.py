@@ -1,8 +1,9 @@
-"""Compiled parsers of the CQL types that the lake holds as text: decimal, varint, inet, uuid.
+"""Compiled parsers of the CQL types that are text in the lake: decimal, varint, inet, uuid.
 
 Each kernel reads the texts of a large_binary array (``texts``: address of the first row's int64 offset;
-``text_data``), writes Cassandra's bytes to ``data`` and their ends to ``offsets`` (int64[rows + 1]), and gives
-the first row whose text it cannot parse, or −1. Null rows (``bitmap``, ``first_bit``) get no bytes.
+``text_data``: address of the bytes). It writes Cassandra's bytes to ``data`` and their offsets to ``offsets``
+(int64[rows + 1]). It returns the first row whose text it cannot parse, or −1. Null rows (``bitmap``, ``first_bit``) get
+no bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from ringsync.cql.codec.encode_kernels import store_big_endian
 
 ZERO, NINE, PLUS, MINUS, POINT, COLON = 48, 57, 43, 45, 46, 58
 DIGITS_PER_LIMB_STEP = 9
-"""Decimal digits taken at once into the big number: 10^9 times a 32-bit limb fits int64."""
+"""Decimal digits that are added to the big number at once: 10^9 times a 32-bit limb fits int64."""
 LIMIT_OF_EXPONENT = 1 << 40
-"""An exponent beyond this is refused before it can overflow int64; a scale is an int32 anyway."""
+"""A greater exponent is refused before it can overflow int64; a scale is an int32 anyway."""
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def multiply_add(limbs: int, count: int, factor: int, summand: int) -> int:
-    """Big number × factor + summand; 32-bit limbs, lowest first, each in an int64. Gives the new count of limbs."""
+    """Compute big number × factor + summand, in 32-bit limbs, lowest first, each in an int64. Return their number."""
     carry = summand
     for index in range(count):
         carry += load64_native(limbs + 8 * index) * factor
@@ -43,7 +44,7 @@ def multiply_add(limbs: int, count: int, factor: int, summand: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def store_twos_complement(p: int, limbs: int, count: int, negative: bool) -> int:
-    """Write a big number in the fewest bytes of two's complement, as BigInteger.toByteArray does."""
+    """Write a big number in the fewest bytes of two's complement, like BigInteger.toByteArray."""
     if count == 0:
         store8(p, 0)
         return p + 1
@@ -67,7 +68,8 @@ def store_twos_complement(p: int, limbs: int, count: int, negative: bool) -> int
 def read_digits(p: int, end: int, limbs: int) -> tuple[int, int, int, int]:
     """Read decimal digits with at most one point into a big number.
 
-    :returns: address of the first other character, count of limbs, digits, and digits behind the point
+    :returns: address of the first other character, number of limbs, of digits, and of digits after the point; -1: there
+        is no point
     """
     count = chunk = digits = 0
     factor = 1
@@ -94,7 +96,7 @@ def read_digits(p: int, end: int, limbs: int) -> tuple[int, int, int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_exponent(p: int, end: int) -> tuple[int, bool]:
-    """Read what follows the digits of a decimal, nothing or E and a number: (exponent, whether well-formed)."""
+    """Read the exponent of a decimal: nothing, or E and a number. Return it, and whether it is well-formed."""
     if p == end:
         return 0, True
     if load8(p) | 0x20 != 0x65:  # e, E
@@ -127,7 +129,7 @@ def parse_numbers(
     offsets: int,
     data: int,
 ) -> int:
-    """Parse varints (``with_scale`` 0) or decimals (1), as BigInteger.toString and BigDecimal.toString print them.
+    """Parse varints (``with_scale`` 0) or decimals (1) in the form of BigInteger.toString and BigDecimal.toString.
 
     :param limbs: address of int64 scratch: one for each 9 digits of the longest text, and two more
     :param data: address with room for half of each text and 6 bytes more
@@ -159,7 +161,7 @@ def parse_numbers(
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def hex_digit(character: int) -> int:
-    """Value of a hexadecimal digit, or −1; without branches, since digits and letters alternate at random."""
+    """Return the value of a hexadecimal digit, or −1, without branches, which random digits would make slow."""
     letter = character | 0x20
     no_digit = ((character - ZERO) | (NINE - character)) >> 63
     no_letter = ((letter - 97) | (102 - letter)) >> 63
@@ -194,7 +196,7 @@ def parse_uuids(texts: int, text_data: int, bitmap: int, first_bit: int, rows: i
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_ipv4(text: int, end: int, p: int) -> bool:
-    """Write the four bytes of a dotted address; gives whether it is one. Leading zeros are refused: some read octal."""
+    """Write the four bytes of a dotted address. Tell whether it is one; leading zeros are refused: some read octal."""
     for part in range(4):
         value = digits = 0
         while text < end and ZERO <= load8(text) <= NINE and digits < 4:
@@ -213,7 +215,7 @@ def read_ipv4(text: int, end: int, p: int) -> bool:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_group(text: int, end: int) -> tuple[int, int]:
-    """Read up to four hexadecimal digits: (address behind them, value)."""
+    """Read up to four hexadecimal digits. Return the address after them, and their value."""
     value = 0
     limit = min(end, text + 4)
     while text < limit and hex_digit(load8(text)) >= 0:
@@ -224,7 +226,7 @@ def read_group(text: int, end: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def fill_gap(p: int, groups: int, gap: int) -> bool:
-    """Put zeros where ``::`` stood, before group ``gap``; −1: it did not. Gives whether the address is whole."""
+    """Put zeros in place of ``::`` before group ``gap``; −1: there was none. Tell whether the address is complete."""
     if gap < 0:
         return groups == 8
     moved = 2 * (groups - gap)
@@ -237,12 +239,11 @@ def fill_gap(p: int, groups: int, gap: int) -> bool:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_ipv6(text: int, end: int, p: int) -> bool:
-    """Write the 16 bytes of an IPv6 address in any form of RFC 4291, section 2.2; gives whether it is one."""
+    """Write the 16 bytes of an IPv6 address in any form of RFC 4291, section 2.2. Tell whether it is one."""
     groups = 0
     gap = -1
-    if (
-        load8(text) == COLON
-    ):  # only as the first of two: step onto the second, which the loop sees as the start of a gap
+    # A first colon must be one of two. The loop takes the second one for the start of a gap.
+    if load8(text) == COLON:
         text += 1
         if text == end or load8(text) != COLON:
             return False

@@ -1,4 +1,4 @@
-"""Values as Cassandra's ``SELECT JSON`` prints them, except that NaN and infinities keep their names, as strings."""
+"""Values in the form of Cassandra's ``SELECT JSON``, except that NaN and infinities are strings with their names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r
 
 
 def json_string(text: str) -> str:
-    """A text as a JSON string, as Cassandra escapes it; everything beyond ASCII stays as it is."""
-    return '"' + _TO_ESCAPE.sub(lambda found: _ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04X}", text) + '"'
+    """Write a text as a JSON string with Cassandra's escapes; characters beyond ASCII are not escaped."""
+    return '"' + _TO_ESCAPE.sub(lambda match: _ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04X}", text) + '"'
 
 
 def json_strings(texts: pa.Array) -> pa.Array:
-    """The same of each text."""
+    """Write each text of an array as :func:`json_string` does."""
     rows = np.flatnonzero(chosen(pc.match_substring_regex(texts, _TO_ESCAPE.pattern)))
     return replaced(
         joined('"', texts, '"'), rows, [json_string(text) for text in texts.take(pa.array(rows)).to_pylist()]
@@ -33,12 +33,12 @@ def json_strings(texts: pa.Array) -> pa.Array:
 
 
 def _keys(texts: pa.Array) -> pa.Array:
-    """Maps' keys as the names of an object's members: a string stays, of anything else the JSON text is quoted."""
+    """Make names of an object's members from keys of maps: strings stay, the JSON text of any other key is quoted."""
     return pc.if_else(pc.starts_with(texts, '"'), texts, json_strings(texts))
 
 
 def json_field(name: str) -> str:
-    """A UDT's field as a JSON object's member: one with capitals is in quotes (C: UserType.toJSONString)."""
+    """Write a UDT's field as a member of a JSON object; one with capitals gets quotes (C: UserType.toJSONString)."""
     return json_string(name if name == name.lower() else f'"{name}"')
 
 
@@ -55,7 +55,7 @@ def _native(name: str, values: pa.Array, _cells: Cells) -> pa.Array:
 
 
 def _misfit(cql_type: CqlType, raw: bytes) -> str | None:
-    """Empty values have no form of their own but null; the others are values that Arrow's types do not hold."""
+    """Write a value that the Arrow type cannot hold; an empty value becomes null."""
     if not raw:
         return NULL
     match NATIVES[cql_type.name].codec if isinstance(cql_type, Native) else None:

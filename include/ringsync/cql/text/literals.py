@@ -1,6 +1,6 @@
 """Values as CQL literals that give exactly the same bytes again.
 
-What no literal says, an empty int for example, is a call: ``blobAsInt(0x)``; so is a text of several lines.
+A value without a literal, such as an empty int, becomes a call: ``blobAsInt(0x)``. So does a text of several lines.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ringsync.cql.text.values import TextForm, value_texts
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, VectorType
 
 _BREAKS = r"[\x00-\x1f\x7f\x{85}\x{2028}\x{2029}]"
-"""What some reader takes for the end of a line: CQL has no escape for it."""
+"""Characters that some readers take for the end of a line. CQL has no escape for them."""
 _DATE_EPOCH = 2**31
 _NAN = {"float": (np.uint32, 0x7FC00000), "double": (np.uint64, 0x7FF8000000000000)}
-"""The bits that Java gives NaN; others are NaN, too."""
+"""The bits of NaN in Java. Other bits are NaN, too."""
 
 
 def literals(cql_type: CqlType, cells: Cells) -> pa.Array:
-    """Write each value as a literal of one line; null where it is null, or where its bytes are no value of the type."""
+    """Write each value as a literal of one line; null if it is null, or if its bytes are no value of the type."""
     return _without_nulls(value_texts(CQL, cql_type, cells), cells)
 
 
 def message_literals(cql_type: CqlType, cells: Cells) -> pa.Array:
-    """The same as messages have it: a text that is not in a collection keeps its line ends, a number Arrow's digits."""
+    """Write each value as messages do: a text outside collections keeps its line ends, a float has Arrow's digits."""
     if isinstance(cql_type, Native) and NATIVES[cql_type.name].text in ("string", "float"):
         return _without_nulls(value_texts(_MESSAGE, cql_type, cells), cells)
     return literals(cql_type, cells)
@@ -55,7 +55,7 @@ def _without_nulls(texts: pa.Array, cells: Cells) -> pa.Array:
 
 
 def some_literal(cql_type: CqlType) -> str | None:
-    """A literal of some value of this type; None: it has none."""
+    """Return the literal of some value of this type; None: the type has no literals."""
     match cql_type:
         case Native(name):
             return NATIVES[name].literal
@@ -64,7 +64,7 @@ def some_literal(cql_type: CqlType) -> str | None:
         case VectorType(element, dimension):
             parts = [some_literal(element)] * dimension
         case TupleType(types) | UserType(field_types=types):
-            parts = [some_literal(one) for one in types]
+            parts = [some_literal(part_type) for part_type in types]
         case _:
             return None
     if isinstance(cql_type, UserType):
@@ -114,13 +114,13 @@ def _quoted_texts(values: pa.Array) -> pa.Array:
 
 
 def _if_usual(usual: Mask, texts: pa.Array, numbers: Integers) -> pa.Array:
-    """The texts of moments in quotes, and those that are not usual as the numbers that they are."""
+    """Put the texts of usual moments in quotes; unusual moments become their numbers."""
     quoted = joined("'", texts, "'")
     return quoted if usual.all() else pc.if_else(pa.array(usual), quoted, pa.array(numbers).cast(pa.string()))
 
 
 def _as_bytes(texts: pa.Array, name: str, rows: npt.NDArray[np.intp], cells: Cells) -> pa.Array:
-    """The texts, but in these rows calls of the function that takes the type's bytes."""
+    """Replace the texts in these rows by calls of the function that takes the type's bytes."""
     if not len(rows):
         return texts
     return replaced(texts, rows, [_from_bytes(name, cells.value(row) or b"") for row in rows.tolist()])
@@ -131,7 +131,7 @@ def _from_bytes(name: str, raw: bytes) -> str:
 
 
 def _misfit(cql_type: CqlType, raw: bytes) -> str | None:
-    """Those that Cassandra takes as bytes; no function makes a collection, tuple or UDT of them."""
+    """Write a misfit as a call that takes its bytes; collections, tuples and UDTs have no such function."""
     return _from_bytes(cql_type.name, raw) if isinstance(cql_type, Native) else None
 
 

@@ -1,4 +1,4 @@
-"""Values of native types as Cassandra prints them in JSON, without the quotes (C: AbstractType.toJSONString)."""
+"""Values of native types in Cassandra's JSON form, without the quotes (C: AbstractType.toJSONString)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _SHORT_WHOLE_NUMBER = re.compile(r"-?\d{1,7}")
 
 
 def native_texts(name: str, values: pa.Array) -> pa.Array:
-    """Write each value; what stands where it is null means nothing.
+    """Write each value. The text of a null is undefined.
 
-    :param name: of a native type
-    :param values: of that type's Arrow type, as :func:`ringsync.cql.codec.decode.decode` gives them: without an offset
+    :param name: name of a native type
+    :param values: array of the type's Arrow type without an offset, as :func:`ringsync.cql.codec.decode.decode` returns
     """
     return _WRITERS.get(NATIVES[name].text, _printed)(values)
 
 
 def replaced(texts: pa.Array, rows: npt.NDArray[np.intp], others: Sequence[str | None]) -> pa.Array:
-    """The texts, with others in these rows."""
+    """Replace the texts in these rows by others."""
     if not len(rows):
         return texts
     places = np.arange(len(texts))
@@ -47,45 +47,45 @@ def replaced(texts: pa.Array, rows: npt.NDArray[np.intp], others: Sequence[str |
 
 
 def joined(*parts: pa.Array | str) -> pa.Array:
-    """Parts of texts as one; null where one of them is."""
+    """Join parts of texts; the result is null if one of them is null."""
     return pc.binary_join_element_wise(*parts, "")
 
 
 def chosen(condition: pa.Array) -> Mask:
-    """Where a condition is true, and not null."""
-    found: Mask = pc.fill_null(condition, False).to_numpy(zero_copy_only=False)
-    return found
+    """Return the mask of a condition; null counts as false."""
+    mask: Mask = pc.fill_null(condition, False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def days_of(dates: pa.Array) -> Integers:
-    """Days since 1970; 0 where they are null."""
+    """Return days since 1970, with 0 for null."""
     return _numbers(dates, np.int32)
 
 
 def milliseconds_of(timestamps: pa.Array) -> Integers:
-    """Milliseconds since 1970; 0 where they are null."""
+    """Return milliseconds since 1970, with 0 for null."""
     return _numbers(timestamps, np.int64) // 1000
 
 
 def float_digits(values: pa.Array) -> pa.Array:
-    """The shortest digits that give the same number, as Arrow prints them."""
+    """Write the shortest digits that give the same number, in Arrow's notation."""
     return pc.cast(values, pa.string())
 
 
 def timestamp_texts(milliseconds: Integers) -> list[str]:
-    """``2023-11-14 22:13:20.000Z``; years BC are counted from 1 and lack their sign (Java's ``yyyy``)."""
+    """Write ``2023-11-14 22:13:20.000Z``; years BC are counted from 1 and lack their sign (Java's ``yyyy``)."""
     days, rest = np.divmod(milliseconds, _MS_PER_DAY)
-    found = []
+    texts = []
     for year, month, day, ms in zip(*_civil(days), rest.tolist(), strict=True):
         seconds, ms = divmod(ms, 1000)
         era = year if year > 0 else 1 - year
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{ms:03}"
-        found.append(f"{'+' if era > 9999 else ''}{era:04}-{month:02}-{day:02} {clock}Z")
-    return found
+        texts.append(f"{'+' if era > 9999 else ''}{era:04}-{month:02}-{day:02} {clock}Z")
+    return texts
 
 
 def _java_number(text: str) -> str:
-    """A float's shortest digits in the notation of Java's ``Double.toString``."""
+    """Write a float's shortest digits in the notation of Java's ``Double.toString``."""
     if _SHORT_WHOLE_NUMBER.fullmatch(text):
         return text + ".0"
     if text in _NOT_FINITE:
@@ -100,7 +100,7 @@ def _java_number(text: str) -> str:
 
 
 def _duration_text(months: int, days: int, nanoseconds: int) -> str:
-    """``1y2mo3d4h5m6s7ms8us9ns``; nothing for a duration of zero (C: cql3/Duration.toString)."""
+    """Write ``1y2mo3d4h5m6s7ms8us9ns``; an empty text for a duration of zero (C: cql3/Duration.toString)."""
     parts = [(abs(months) // 12, "y"), (abs(months) % 12, "mo"), (abs(days), "d")]
     rest = abs(nanoseconds)
     for unit, size in _UNITS:
@@ -141,11 +141,11 @@ def _dates(values: pa.Array) -> pa.Array:
 
 
 def _times(values: pa.Array) -> pa.Array:
-    found = []
+    texts = []
     for value in _numbers(values, np.int64).tolist():
         seconds, nanoseconds = divmod(value, _NS_PER_S)
-        found.append(f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{nanoseconds:09}")
-    return pa.array(found, pa.string())
+        texts.append(f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{nanoseconds:09}")
+    return pa.array(texts, pa.string())
 
 
 def _timestamps(values: pa.Array) -> pa.Array:
@@ -158,30 +158,30 @@ def _timestamps(values: pa.Array) -> pa.Array:
 
 def _durations(values: pa.Array) -> pa.Array:
     parts = zip(*(values.field(i).to_pylist() for i in range(3)), strict=True)
-    return pa.array([_duration_text(*one) for one in parts], pa.string())
+    return pa.array([_duration_text(*numbers) for numbers in parts], pa.string())
 
 
 def _inets(values: pa.Array) -> pa.Array:
-    """As Java's getHostAddress: groups of IPv6 are not shortened, an IPv4 address in 16 bytes is an IPv4 address."""
+    """Write addresses like Java's getHostAddress: zero groups of IPv6 stay, IPv4 in 16 bytes is written as IPv4."""
     rows = np.flatnonzero(chosen(pc.match_substring(values, ":")))
     return replaced(values, rows, [_inet(text) for text in values.take(pa.array(rows)).to_pylist()])
 
 
 def _inet(text: str) -> str:
-    found = ipaddress.IPv6Address(text)
-    if found.ipv4_mapped:
-        return str(found.ipv4_mapped)
-    return ":".join(f"{int(group, 16):x}" for group in found.exploded.split(":"))
+    address = ipaddress.IPv6Address(text)
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return ":".join(f"{int(group, 16):x}" for group in address.exploded.split(":"))
 
 
 def _numbers(values: pa.Array, kind: type[np.int32] | type[np.int64]) -> Integers:
-    """A fixed-length array's numbers, 0 where it is null."""
-    found: Integers = np.frombuffer(values.buffers()[1], kind, len(values))
-    return np.where(valid_mask(values), found, kind(0)) if values.null_count else found
+    """Return the numbers of a fixed-length array, with 0 for null."""
+    numbers: Integers = np.frombuffer(values.buffers()[1], kind, len(values))
+    return np.where(valid_mask(values), numbers, kind(0)) if values.null_count else numbers
 
 
 def _civil(days: Integers) -> tuple[list[int], list[int], list[int]]:
-    """Years, months and days of the month of days since 1970 in the Gregorian calendar, also before it was made."""
+    """Split days since 1970 into years, months and days of the month, by the Gregorian calendar for all times."""
     moments = days.astype("M8[D]")
     months = moments.astype("M8[M]")
     years = months.astype("M8[Y]")
@@ -199,4 +199,4 @@ _WRITERS: dict[Text, Callable[[pa.Array], pa.Array]] = {
     "time": _times,
     "timestamp": _timestamps,
 }
-"""Those that Arrow does not print in Cassandra's way."""
+"""Writers of the values that Arrow prints in another way than Cassandra."""

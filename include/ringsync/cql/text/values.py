@@ -1,4 +1,4 @@
-"""Serialised values as text, a column at a time: the part that JSON and CQL literals have in common."""
+"""Serialised values as text, one column at a time: the common part of JSON and CQL literals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BLOB = Native("blob")
 
 @dataclass(frozen=True)
 class TextForm:
-    """How a language writes values.
+    """The notation of values in one language.
 
-    :ivar native: writes a native type's values: its name, the values, and the same as bytes
-    :ivar misfit: writes a value that no Arrow type holds, an empty one for example; None: it has no text
-    :ivar brackets: what stands before and behind the parts of a list, set, map, vector, tuple or UDT
-    :ivar field: the name of a UDT's field
-    :ivar keys: turns the texts of values into those of a map's keys
+    :ivar native: writer of a native type's values: takes its name, the values, and their bytes
+    :ivar misfit: writer of a value that the Arrow type cannot hold, such as an empty one; None: it has no text
+    :ivar brackets: opening and closing bracket of a list, set, map, vector, tuple or UDT
+    :ivar field: writer of the name of a UDT's field
+    :ivar keys: conversion of the texts of values to those of a map's keys
     """
 
     native: Callable[[str, pa.Array, Cells], pa.Array]
@@ -38,22 +38,22 @@ class TextForm:
 
 
 def value_texts(form: TextForm, cql_type: CqlType, cells: Cells) -> pa.Array:
-    """Write each value: ``null`` where it is null, and Arrow's null where its bytes are no value of the type."""
+    """Write each value: ``null`` if it is null, and Arrow's null if its bytes are no value of the type."""
     if isinstance(cql_type, CustomType):
         cql_type = _BLOB
     if isinstance(cql_type, Native):
         decoded = decode(cql_type, cells)
-        found, misfits = form.native(cql_type.name, decoded.values, cells), decoded.misfits
+        texts, misfits = form.native(cql_type.name, decoded.values, cells), decoded.misfits
     else:
         parts = split(cql_type, cells)
-        found, misfits = _composite(form, cql_type, parts), parts.misfits
+        texts, misfits = _composite(form, cql_type, parts), parts.misfits
     nulls = cells.lengths < 0
     if nulls.any():
-        found = pc.if_else(pa.array(nulls), NULL, found)
+        texts = pc.if_else(pa.array(nulls), NULL, texts)
     if misfits is not None and misfits.any():
         rows = np.flatnonzero(misfits)
-        found = replaced(found, rows, [form.misfit(cql_type, cells.value(row) or b"") for row in rows.tolist()])
-    return found
+        texts = replaced(texts, rows, [form.misfit(cql_type, cells.value(row) or b"") for row in rows.tolist()])
+    return texts
 
 
 def _composite(form: TextForm, cql_type: CqlType, parts: Parts) -> pa.Array:

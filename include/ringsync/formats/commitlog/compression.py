@@ -1,4 +1,4 @@
-"""Blocks as Cassandra's compressors write them, (docs/formats.md, 1.3)."""
+"""Decompression of the blocks that Cassandra's compressors write (docs/formats.md, 1.3)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numba import njit
 from ringsync.compiled.memory import KERNEL, address, load8
 
 _MOST_FOR_NOTHING = 16
-"""Bytes of an empty block, as the closing section of a segment has one; Deflate writes none. No record fits in."""
+"""Most bytes of an empty block, which the last section of a segment has; Deflate writes none. No record fits in it."""
 
 
 class BlockError(ValueError):
-    """A block that does not decompress to what it should."""
+    """An error: a block does not decompress to the expected bytes."""
 
 
 def decompressor(name: str) -> Callable[[memoryview, int], bytes]:
-    """A function (block, bytes of the result) → result.
+    """Return a function (block, length of the result in bytes) → result.
 
-    :param name: of Cassandra's class, simple or with its package
-    :raises ValueError: for a compressor that is not known
+    :param name: name of Cassandra's class, with or without its package
+    :raises ValueError: the compressor is unknown
     """
     simple = name.rpartition(".")[2]
     if simple not in _DECOMPRESSORS:
-        raise ValueError(f"compressed by {name}, which is not known; known are {', '.join(_DECOMPRESSORS)}")
+        raise ValueError(f"the compressor {name} is unknown; known are {', '.join(_DECOMPRESSORS)}")
     return _checked(_DECOMPRESSORS[simple])
 
 
@@ -36,12 +36,12 @@ def _checked(decompress: Callable[[memoryview, int], bytes]) -> Callable[[memory
         if length == 0 and len(block) <= _MOST_FOR_NOTHING:
             return b""
         try:
-            found = decompress(block, length)
+            content = decompress(block, length)
         except (OSError, ValueError, MemoryError, zlib.error) as error:
             raise BlockError(f"{len(block)} bytes do not decompress to {length}: {error}") from error
-        if len(found) != length:
-            raise BlockError(f"{len(block)} bytes decompress to {len(found)} bytes instead of {length}")
-        return found
+        if len(content) != length:
+            raise BlockError(f"{len(block)} bytes decompress to {len(content)} bytes instead of {length}")
+        return content
 
     return checked
 
@@ -54,10 +54,10 @@ def _arrow(codec: str) -> Callable[[memoryview, int], bytes]:
 
 
 def _lz4(block: memoryview, length: int) -> bytes:
-    """The length once more, little-endian, then a raw LZ4 block, of which Arrow does not say how long it really was."""
+    """Decompress the length once more, little-endian, and a raw LZ4 block, whose true length Arrow does not tell."""
     said = int.from_bytes(block[:4], "little")
     if said != length:
-        raise BlockError(f"a block that says it has {said} bytes in a section of {length}")
+        raise BlockError(f"a block claims {said} bytes in a section of {length}")
     raw = np.frombuffer(block[4:], np.uint8)
     if _lz4_length(address(raw), address(raw) + len(raw)) != length:
         raise BlockError(f"{len(block)} bytes do not decompress to {length}")
@@ -66,7 +66,7 @@ def _lz4(block: memoryview, length: int) -> bytes:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _lz4_length(p: int, end: int) -> int:
-    """Bytes that a raw LZ4 block has when it is decompressed; -1: it is cut off."""
+    """Count the bytes that a raw LZ4 block decompresses to; -1: it is cut off."""
     size = 0
     while p < end:
         token = load8(p)
@@ -81,7 +81,7 @@ def _lz4_length(p: int, end: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _lz4_number(value: int, p: int, end: int) -> tuple[int, int]:
-    """A length of four bits and, when these are all set, of the bytes behind: value, address behind them."""
+    """Read a length of four bits; if all are set, more bytes follow. Return the value and the address after it."""
     more = 255 if value == 15 else 0
     while more == 255 and p < end:
         more = load8(p)
@@ -91,7 +91,7 @@ def _lz4_number(value: int, p: int, end: int) -> tuple[int, int]:
 
 
 def _snappy(block: memoryview, length: int) -> bytes:
-    """Arrow trusts the length that it is given, so the block's own comes first."""
+    """Decompress a block after a check of its own length, because Arrow trusts the length that it is given."""
     said = shift = 0
     for byte in block[:5]:
         said |= (byte & 0x7F) << shift
@@ -99,16 +99,16 @@ def _snappy(block: memoryview, length: int) -> bytes:
         if byte < 0x80:
             break
     if said != length:
-        raise BlockError(f"a block that says it has {said} bytes in a section of {length}")
+        raise BlockError(f"a block claims {said} bytes in a section of {length}")
     return bytes(pa.Codec("snappy").decompress(block, decompressed_size=length, asbytes=True))
 
 
 def _deflate(block: memoryview, length: int) -> bytes:
     inflater = zlib.decompressobj()
-    found = inflater.decompress(block, length + 1)
-    if not inflater.eof and len(found) <= length:
+    content = inflater.decompress(block, length + 1)
+    if not inflater.eof and len(content) <= length:
         raise BlockError("the stream does not end")
-    return found
+    return content
 
 
 def _plain(block: memoryview, _length: int) -> bytes:

@@ -1,5 +1,7 @@
-"""Encrypted sections of a commit log (docs/formats.md, 1.3; C: security/EncryptionUtils,
-db/commitlog/EncryptedFileSegmentInputStream): compressed in blocks, each encrypted by itself."""
+"""Encrypted sections of a commit log: blocks that are compressed, then encrypted one by one.
+
+See docs/formats.md, 1.3; C: security/EncryptionUtils, db/commitlog/EncryptedFileSegmentInputStream.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ from cryptography.hazmat.primitives.padding import PKCS7
 from ringsync.formats.commitlog.compression import BlockError, decompressor
 
 CIPHER = "AES/CBC/PKCS5Padding"
-"""What Cassandra encrypts by if nothing else is set."""
+"""Cassandra's default cipher."""
 _HEADER = 8
-"""Bytes before a block: its length, and that of what is in it."""
+"""Bytes before a block: its encrypted length and its plain length."""
 
 
 def decryptor(parameters: dict[str, Any], key_of: Callable[[str], bytes] | None) -> Callable[[memoryview, int], bytes]:
-    """A function (what follows a section's length, bytes of the result) → the section's records.
+    """Return a function (section without its length, length of the result in bytes) → the section's records.
 
-    :param parameters: of the segment's descriptor
-    :param key_of: the AES key of an alias
-    :raises ValueError: when the key is missing, or the cipher is another one
+    :param parameters: parameters of the segment's descriptor
+    :param key_of: function from alias to AES key
+    :raises ValueError: the key is missing, or the cipher is unknown
     """
     cipher, alias = str(parameters["encCipher"]), str(parameters.get("encKeyAlias"))
     if cipher != CIPHER:
@@ -42,7 +44,7 @@ class _Decryptor:
         self._decompress = decompressor("LZ4Compressor")
 
     def section(self, content: memoryview, length: int) -> bytes:
-        """All blocks; a mutation may begin in one and end in the next."""
+        """Decrypt and join all blocks of a section, because a mutation may begin in one block and end in the next."""
         parts = []
         position = 0
         while position < len(content):
@@ -50,13 +52,13 @@ class _Decryptor:
             encrypted, plain = (int.from_bytes(header[at : at + 4], "big", signed=True) for at in (0, 4))
             position += _HEADER
             if len(header) < _HEADER or not 0 <= encrypted <= len(content) - position:
-                raise BlockError(f"an encrypted block says that it has {encrypted} bytes and is cut off")
+                raise BlockError(f"an encrypted block claims {encrypted} bytes and is cut off")
             parts.append(self._block(content[position : position + encrypted], plain))
             position += encrypted
-        found = b"".join(parts)
-        if len(found) != length:
-            raise BlockError(f"{len(parts)} encrypted blocks hold {len(found)} bytes instead of {length}")
-        return found
+        records = b"".join(parts)
+        if len(records) != length:
+            raise BlockError(f"{len(parts)} encrypted blocks hold {len(records)} bytes instead of {length}")
+        return records
 
     def _block(self, encrypted: memoryview, plain: int) -> bytes:
         decryptor, unpadder = self._cipher.decryptor(), PKCS7(128).unpadder()
@@ -65,8 +67,8 @@ class _Decryptor:
             block = unpadder.update(padded) + unpadder.finalize()
         except ValueError as error:
             raise BlockError(
-                f"{len(encrypted)} bytes cannot be decrypted: damaged, or this is not the key {self._alias} "
-                "that they were encrypted by"
+                f"{len(encrypted)} bytes cannot be decrypted: they are damaged, or the key given for {self._alias} is "
+                "not the one that encrypted them"
             ) from error
         if len(block) != plain or plain < 4:
             raise BlockError(f"an encrypted block has {len(block)} bytes instead of {plain}")

@@ -1,5 +1,7 @@
-"""The ``_cdc.idx`` beside a segment in ``cdc_raw``: how much of it is synced (docs/formats.md, 1.1;
-C: CommitLogSegment.writeCDCIndexFile)."""
+"""The ``_cdc.idx`` beside a segment in ``cdc_raw``: it tells how much of the segment is synced.
+
+See docs/formats.md, 1.1; C: CommitLogSegment.writeCDCIndexFile.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ _COMPLETED = "COMPLETED"
 
 @dataclass(frozen=True)
 class SegmentIndex:
-    """What an index says.
+    """The content of an index.
 
-    :ivar offset: logical position behind the last synced section
-    :ivar completed: nothing more will be written: read the whole segment, whatever the offset says
+    :ivar offset: logical position after the last synced section
+    :ivar completed: whether the segment is complete: then all of it may be read, even beyond the offset
     """
 
     offset: int
@@ -24,15 +26,15 @@ class SegmentIndex:
 
     @property
     def wanted(self) -> Wanted:
-        """What of the segment may be read, and how far it must reach."""
+        """The part of the segment that may be read, and the position that it must reach."""
         return Wanted(completed_at=self.offset) if self.completed else Wanted(until=self.offset)
 
 
 def parse_index(content: bytes) -> SegmentIndex | None:
     """Read an index.
 
-    :returns: None for a file that Cassandra is just rewriting in place: empty, or cut off. That is no news.
-    :raises ValueError: for anything else that Cassandra never writes
+    :returns: content; None: the file is empty or cut off, because Cassandra is rewriting it in place
+    :raises ValueError: Cassandra never writes such a file
     """
     text = content.decode("ascii", "replace")
     if not text:

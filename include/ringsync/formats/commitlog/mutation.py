@@ -1,9 +1,9 @@
 """Kernels that decode mutations to change rows (docs/formats.md, 2; C: db/Mutation.MutationSerializer,
 db/partitions/PartitionUpdate, db/rows/UnfilteredSerializer).
 
-Every function gets the address of the state (:mod:`ringsync.formats.commitlog.state`), and reads from the address
-``p`` what must lie before ``end``. It returns the address behind what it has read, or one of the codes below, which
-are no addresses. What is inside a record is never trusted: a length is compared with what is left before it is used.
+Each function gets the address ``s`` of the state (:mod:`ringsync.formats.commitlog.state`) and reads the bytes from
+``p`` to ``end``. It returns the address after the bytes that it has read, or a code that is no address
+(``LAST_CODE`` or less). Records are never trusted: each length is compared with the bytes that are left.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _END, _IS_MARKER = 0x01, 0x02
 def decode_records(
     s: int, offsets: int, sizes: int, positions: int, outcomes: int, ids: int, first: int, last: int
 ) -> int:
-    """Decode records from ``first`` on; the number of the first that is not done.
+    """Decode records from ``first`` on. Return the number of the first record that does not fit any more.
 
-    :param outcomes: uint8 by record
-    :param ids: 16 bytes by record: the table that is not known
+    :param outcomes: address of one code per record, uint8
+    :param ids: address of 16 bytes per record: id of the unknown table
     """
     store64(s + at.NAMES_TABLE, -1)
     base = load64_native(s + at.BASE)
@@ -62,7 +62,7 @@ def decode_records(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _undo(s: int) -> None:
-    """Forget what has been written of a record."""
+    """Forget the output of the record so far."""
     has_path = load64_native(s + at.CELL_HAS_PATH)
     for cell in range(load64_native(s + at.SAVED + at.CELLS - at.CURSORS[0]), load64_native(s + at.CELLS) + 1):
         store8(has_path + cell, 0)
@@ -72,7 +72,7 @@ def _undo(s: int) -> None:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decode_mutation(s: int, p: int, end: int) -> int:
-    """All updates of a mutation; its outcome."""
+    """Decode all updates of a mutation. Return its outcome."""
     count, p = load_unsigned_vint(p)
     if count < 1 or count > end - p:
         return MALFORMED
@@ -85,7 +85,7 @@ def _decode_mutation(s: int, p: int, end: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decode_update(s: int, p: int, end: int) -> int:
-    """The update of one partition of one table."""
+    """Decode the update of one partition of one table."""
     if end - p < 18:
         return MALFORMED
     table_id, table = p, _find_table(s, p)
@@ -130,7 +130,7 @@ def _decode_update(s: int, p: int, end: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _find_table(s: int, p: int) -> int:
-    """The number of the table whose id is at ``p``; -1: it is not known."""
+    """Return the number of the table whose id is at ``p``; -1: it is unknown."""
     first, second = load64_native(p), load64_native(p + 8)
     lookup, mask = load64_native(s + at.LOOKUP), load64_native(s + at.LOOKUP_MASK)
     directory = load64_native(s + at.DIRECTORY)
@@ -147,7 +147,7 @@ def _find_table(s: int, p: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _begin_partition(s: int, table: int, table_id: int, key: int, length: int) -> None:
-    """Remember the partition, and write what its rows' digests begin with."""
+    """Remember the partition, and write the first bytes of its rows' digests."""
     store64(s + at.TABLE, table)
     store64(s + at.KEY, key)
     store64(s + at.KEY_LENGTH, length)
@@ -161,11 +161,13 @@ def _begin_partition(s: int, table: int, table_id: int, key: int, length: int) -
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _read_columns(m: int, p: int, end: int, table: int) -> int:
-    """Find the columns that an update names among the table's; both are in the same order.
+    """Find the columns that an update names among the table's columns; both have the same order.
 
-    :param m: address of four words: the map to fill (descriptions' addresses), its count, and where the names lie
-        that it was made of, since most updates of a table name the same columns
-    :param table: address of two words: the table's descriptions and their number
+    Most updates of a table name the same columns, so the map is kept for updates with the same bytes of names.
+
+    :param m: address of four words: address of the map to fill (addresses of descriptions), number of its columns,
+        address and length of the names that it was made from
+    :param table: address of two words: address and number of the table's descriptions
     """
     size = load64_native(m + 24)
     if size > 0 and size <= end - p and _is_equal(load64_native(m + 16), p, size):
@@ -175,7 +177,7 @@ def _read_columns(m: int, p: int, end: int, table: int) -> int:
     if count < 0 or count > end - p:
         return MALFORMED
     known, known_end = load64_native(table), load64_native(table) + at.COLUMN_BYTES * load64_native(table + 8)
-    found = load64_native(m)
+    entry = load64_native(m)
     store64(m + 24, 0)
     for _ in range(count):
         length, p = load_unsigned_vint(p)
@@ -189,8 +191,8 @@ def _read_columns(m: int, p: int, end: int, table: int) -> int:
             known += at.COLUMN_BYTES
         if known >= known_end:
             return UNKNOWN_COLUMN
-        store64(found, known)
-        found += 8
+        store64(entry, known)
+        entry += 8
         known += at.COLUMN_BYTES
         p += length
     store64(m + 8, count)
@@ -201,7 +203,7 @@ def _read_columns(m: int, p: int, end: int, table: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _is_equal(first: int, second: int, length: int) -> bool:
-    """Whether two byte strings are equal; up to 7 bytes behind them are read."""
+    """Tell whether two byte strings are equal. Up to 7 bytes after them are read."""
     while length >= 8:
         if load64_native(first) != load64_native(second):
             return False
@@ -213,7 +215,7 @@ def _is_equal(first: int, second: int, length: int) -> bool:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decode_unfiltereds(s: int, p: int, end: int, update_flags: int) -> int:
-    """Rows and range tombstone markers up to the end of the partition, and how many of them are expected."""
+    """Decode rows and range tombstone markers up to the end of the partition, after an estimate of their number."""
     if update_flags & _IS_REVERSED:
         return MALFORMED
     if update_flags & _HAS_ROW_ESTIMATE:

@@ -1,4 +1,4 @@
-"""What a node's log goes by: names of segments and of their indexes, and positions in the log."""
+"""Names of segments and of their indexes, and positions in a node's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POSITION = re.compile(r"(?:(\d{1,19}):)?(\d{1,10})")
 class LogPosition:
     """A position in a node's log: Cassandra's CommitLogPosition.
 
-    :ivar position: logical
+    :ivar position: logical position in the segment
     """
 
     segment_id: int
@@ -23,31 +23,31 @@ class LogPosition:
 
 
 def parse_position(text: str) -> LogPosition | int:
-    """Read ``SEGMENT_ID:POSITION``, or ``POSITION`` of a segment that is known.
+    """Read ``SEGMENT_ID:POSITION``, or ``POSITION`` in a known segment.
 
-    :raises ValueError: for anything else
+    :raises ValueError: the text is neither
     """
-    if found := _POSITION.fullmatch(text):
-        return LogPosition(int(found[1]), int(found[2])) if found[1] else int(found[2])
+    if match := _POSITION.fullmatch(text):
+        return LogPosition(int(match[1]), int(match[2])) if match[1] else int(match[2])
     raise ValueError(f"{text!r} is not a position: write POSITION or SEGMENT_ID:POSITION, e.g. 1700000000000:4711")
 
 
 def segment_id(name: str) -> int | None:
-    """The id in the name of a segment or of its index; None: no such file is named so."""
-    found = _SEGMENT.fullmatch(name.removesuffix(INDEX_SUFFIX) + ".log" if name.endswith(INDEX_SUFFIX) else name)
-    return int(found[2]) if found else None
+    """Return the id in the name of a segment or of its index; None: it is no such name."""
+    match = _SEGMENT.fullmatch(name.removesuffix(INDEX_SUFFIX) + ".log" if name.endswith(INDEX_SUFFIX) else name)
+    return int(match[2]) if match else None
 
 
 def is_segment(name: str) -> bool:
-    """Whether Cassandra names segments so."""
+    """Tell whether this is the name of a segment."""
     return _SEGMENT.fullmatch(name) is not None
 
 
 def index_name(segment: str) -> str:
-    """Name of the file in which Cassandra says how much of a segment is synced."""
+    """Return the name of a segment's index."""
     return segment.removesuffix(".log") + INDEX_SUFFIX
 
 
 def segment_name(index: str) -> str:
-    """Name of the segment of which an index speaks."""
+    """Return the name of an index's segment."""
     return index.removesuffix(INDEX_SUFFIX) + ".log"

@@ -1,4 +1,4 @@
-"""Commit log segments to change rows: what a record holds as Arrow, and what cannot be decoded with its raw bytes."""
+"""Commit log segments decoded to change rows; records that cannot be decoded are returned as raw bytes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ UNDECODED = pa.schema(
         ("raw", pa.binary()),
     ]
 )
-"""Records whose checksum is right, but that the schema does not explain: the logical position behind each, bytes of
-the mutation, why; the table that is not known, if that is why; the mutation, to be decoded with another schema."""
+"""Records that have the right checksum but do not fit the schema: the logical position after the record, bytes of the
+mutation, the reason, the id of the table if it is unknown, and the mutation, to be decoded by another schema."""
 
 _NONE_UNDECODED = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in UNDECODED], schema=UNDECODED)
 _REASONS = cells_of_values([REASONS.get(code, "").encode() for code in range(LAST_CODE + 1)])
@@ -38,11 +38,11 @@ _REASONS = cells_of_values([REASONS.get(code, "").encode() for code in range(LAS
 
 @dataclass(frozen=True)
 class Changes:
-    """What some records hold.
+    """The content of some records.
 
-    :ivar rows: of ``CHANGE_ROWS``
-    :ivar undecoded: of ``UNDECODED``
-    :ivar records: how many there were, ``undecoded`` included
+    :ivar rows: batch of ``CHANGE_ROWS``
+    :ivar undecoded: batch of ``UNDECODED``
+    :ivar records: number of records, including ``undecoded``
     """
 
     rows: pa.RecordBatch
@@ -52,13 +52,13 @@ class Changes:
 
 @dataclass(frozen=True)
 class SegmentChanges:
-    """What a segment holds.
+    """The content of a segment.
 
-    :ivar descriptor: of the segment
-    :ivar end: logical position behind the last section that was read
-    :ivar records: number of records, damaged ones included
-    :ivar damages: what cannot be read: records with a wrong checksum, sections, sync markers
-    :ivar batches: the change rows and undecoded records of the others, in the order of the log
+    :ivar descriptor: descriptor of the segment
+    :ivar end: logical position after the last section that was read
+    :ivar records: number of records, including damaged ones
+    :ivar damages: parts that cannot be read: records with a wrong checksum, sections, sync markers
+    :ivar batches: change rows and undecoded records of all other records, in the order of the log
     """
 
     descriptor: Descriptor
@@ -80,12 +80,12 @@ def read_log(
     """Read a segment.
 
     :param data: the whole file
-    :param name: of the file, for messages and change rows
-    :param tables: whose records are decoded
-    :param wanted: which part of it
-    :param key_of: the key of an alias, for encrypted segments
-    :param capacity: of a batch
-    :raises SegmentError: when nothing of the segment can be read
+    :param name: name of the file, for messages and change rows
+    :param tables: tables whose records are decoded
+    :param wanted: part of the segment to read
+    :param key_of: function from alias to key, for encrypted segments
+    :param capacity: capacity of a batch
+    :raises SegmentError: nothing of the segment can be read
     """
     segment = read_segment(data, name, wanted, key_of)
     records, damages = find_records(segment.buffer, segment.sections, segment.file_end)
@@ -110,11 +110,11 @@ def read_changes(
 ) -> Iterator[Changes]:
     """Decode records, some thousands of change rows at a time.
 
-    :param buffer: where the records lie, with spare bytes behind
-    :param records: those whose checksum is right
-    :param tables: a record of another table is handed out undecoded
+    :param buffer: bytes of the records, followed by spare bytes
+    :param records: records whose checksum is right
+    :param tables: known tables; a record of another table is returned undecoded
     :param file: the segment's name, for the change rows
-    :param capacity: of a batch; one record that needs more gets it
+    :param capacity: capacity of a batch; a single record that needs more gets it
     """
     capacity = room = capacity or Capacity()
     outcomes = np.zeros(len(records), np.uint8)
@@ -124,7 +124,7 @@ def read_changes(
     first = 0
     while first < len(records):
         output = Output.new(buffer, tables, room)
-        # All values together cannot be larger than the records that they come from.
+        # The values cannot have more bytes than their records.
         read = int(ends[first - 1]) if first else 0
         last = int(np.searchsorted(ends, read + room.bytes, side="right"))
         stop = decode_records(
@@ -152,16 +152,16 @@ def read_changes(
 
 
 def _constants(rows: int, file: str) -> tuple[pa.Array, pa.Array]:
-    """The columns that are the same in all rows: version of the schema, and name of the file."""
+    """Make the columns that are equal in all rows: version of the schema, and name of the file."""
     zeros = _array(pa.int32(), rows, None, [pa.py_buffer(np.zeros(rows, np.int32))])
     return zeros, raw_values(cells_of_values([file.encode()]).take(np.zeros(rows, np.intp)), pa.string())
 
 
 def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch:
-    """The arrays that the kernels have filled, as Arrow. Nothing is copied.
+    """Wrap the arrays that the kernels have filled in Arrow. Nothing is copied.
 
-    :param versions: of the schema, the same for as many rows as there may be
-    :param files: names, likewise
+    :param versions: versions of the schema, at least as many as rows
+    :param files: names of the file, at least as many as rows
     """
     rows, cells, deletions = (output.count(cursor) for cursor in (at.ROWS, at.CELLS, at.COMPLEX))
     arrays = output.arrays
@@ -236,7 +236,7 @@ def _undecoded(
     ids: npt.NDArray[np.uint8],
     failed: npt.NDArray[np.intp],
 ) -> pa.RecordBatch:
-    """The records that could not be decoded."""
+    """Collect the records that could not be decoded."""
     codes, sizes = outcomes[failed], records.sizes[failed]
     raw = Cells(buffer, records.offsets[failed].astype(np.int32), sizes.astype(np.int32))
     count, unknown = len(failed), codes == UNKNOWN_TABLE

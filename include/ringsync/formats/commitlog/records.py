@@ -1,4 +1,4 @@
-"""The records of a commit log section: where each mutation lies, and whether its checksums are right.
+"""The records of commit log sections: the place of each mutation, and whether its checksums are right.
 
 A record is ``int32 size, int32 crc(size), mutation, int32 crc(size, mutation)`` (docs/formats.md, 1.5;
 C: CommitLogReader.readSection).
@@ -17,13 +17,13 @@ from ringsync.compiled.memory import KERNEL, address, load8, load32, load64_nati
 from ringsync.formats.commitlog.segment import Damage, Section
 
 OVERHEAD = 12
-"""Bytes of a record beside its mutation."""
+"""Bytes of a record besides its mutation."""
 SMALLEST = 10
 """Bytes of the shortest mutation that Cassandra writes."""
 
 _WHOLE, _BROKEN_SIZE, _TOO_SHORT, _BEYOND, _NO_RECORD = range(5)
 _REASONS = {
-    _BROKEN_SIZE: "the checksum of a record's size is wrong, so nobody can tell where the next record begins",
+    _BROKEN_SIZE: "the checksum of a record's size is wrong, so the start of the next record is unknown",
     _TOO_SHORT: f"a record of less than {SMALLEST} bytes: the section is damaged from here on",
     _BEYOND: "a record runs past the end of its section",
     _NO_RECORD: "zeros or other bytes where a record should be: something was lost here",
@@ -34,9 +34,9 @@ _REASONS = {
 class Records:
     """Records in the order of the log.
 
-    :ivar offsets: int64, where in the segment's buffer each mutation begins
+    :ivar offsets: int64, start of each mutation in the segment's buffer
     :ivar sizes: int64, bytes of each mutation
-    :ivar positions: int64, the logical position behind each record, which Cassandra calls the record's position
+    :ivar positions: int64, the logical position after each record, which Cassandra calls the record's position
     :ivar sound: bool, whether the mutation's checksum is right
     """
 
@@ -49,18 +49,21 @@ class Records:
         return len(self.offsets)
 
     def behind(self, position: int, certain: int) -> Records:
-        """Those that end behind a logical position, or lie behind a place in the buffer from which on nobody knows."""
+        """Keep the records that end after a logical position, and all records whose positions are uncertain.
+
+        :param certain: place in the buffer from which on positions are uncertain
+        """
         first = int(np.searchsorted(self.positions, position, side="right"))
         first = min(first, int(np.searchsorted(self.offsets, certain)))
         return Records(self.offsets[first:], self.sizes[first:], self.positions[first:], self.sound[first:])
 
     def up_to(self, position: int) -> Records:
-        """Those that end at or before a logical position."""
+        """Keep the records that end at or before a logical position."""
         last = int(np.searchsorted(self.positions, position, side="right"))
         return Records(self.offsets[:last], self.sizes[:last], self.positions[:last], self.sound[:last])
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Records:
-        """Those that a mask chooses."""
+        """Keep the records for which the mask is true."""
         if chosen.all():
             return self
         return Records(self.offsets[chosen], self.sizes[chosen], self.positions[chosen], self.sound[chosen])
@@ -69,12 +72,12 @@ class Records:
 def find_records(
     buffer: npt.NDArray[np.uint8], sections: list[Section], file_end: int = -1
 ) -> tuple[Records, list[Damage]]:
-    """The records of a segment's sections, and what in them is no record.
+    """Find the records of a segment's sections, and the parts of the sections that are no records.
 
-    :param buffer: the sections' bytes with spare bytes behind them
-    :param sections: in the order of the log
-    :param file_end: where in the buffer a file ends that was made full of zeros and then written to, so that a section
-        that reaches it may have some behind its last record. Anywhere else they stand where something was lost
+    :param buffer: bytes of the sections, followed by spare bytes
+    :param sections: sections in the order of the log
+    :param file_end: end in the buffer of a file that Cassandra filled with zeros before it wrote to it: a section that
+        reaches this end may have zeros after its last record. Zeros anywhere else mean that something was lost
     """
     room = sum(section.end - section.start for section in sections) // (OVERHEAD + SMALLEST) + 1
     table = np.empty((3, room), np.int64)
@@ -116,9 +119,9 @@ def _find_records(
     may_end_in_zeros: bool,
     stop: int,
 ) -> int:
-    """Append a section's records to int64[3, room] offsets, sizes, positions; the number that there are now.
+    """Append a section's records to int64[3, room]: offsets, sizes, positions. Return the number of records now.
 
-    ``stop`` gets why and where the section ended.
+    :param stop: output: address of two int64: why and where the section ended
     """
     p, limit = base + start, base + end
     reason = _WHOLE

@@ -1,8 +1,7 @@
 """Kernels that decode rows, cells and range tombstone markers of a mutation, and write change rows.
 
-See :mod:`ringsync.formats.commitlog.mutation` for what the arguments are. The row's digest is made from bytes that are
-put together in the scratch while the row is read (:mod:`ringsync.changes.digest` says in which order); ``q`` is an
-address there.
+:mod:`ringsync.formats.commitlog.mutation` explains the arguments. While a kernel reads a row, it collects the bytes of
+its digest in the scratch, in the order of :mod:`ringsync.changes.digest`. ``q`` is an address in the scratch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ringsync.formats.commitlog.state import FULL, LAST_CODE, MALFORMED
 from ringsync.formats.commitlog.subsets import read_subset
 
 _NO_TIMESTAMP = -(2**63)
-"""Of a deletion that deletes nothing, which stands where there has to be one."""
+"""Timestamp of a deletion that deletes nothing; Cassandra writes it where the format needs a deletion."""
 _SECONDS = 0xFFFFFFFF
 
 _HAS_TIMESTAMP, _HAS_TTL, _HAS_DELETION, _HAS_ALL_COLUMNS = 0x04, 0x08, 0x10, 0x20
@@ -40,18 +39,18 @@ _IS_DELETED, _IS_EXPIRING, _HAS_EMPTY_VALUE, _USE_ROW_TIMESTAMP, _USE_ROW_TTL = 
 _EXCLUSIVE_END, _INCLUSIVE_START, _EXCLUSIVE_END_INCLUSIVE_START = 0, 1, 2
 _INCLUSIVE_END_EXCLUSIVE_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
 _FEW_COLUMNS = 64
-"""Up to so many less one a column subset is a bit mask."""
+"""With fewer columns than this, a column subset is a bit mask."""
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _fits(s: int, q: int, size: int) -> bool:
-    """Whether so many bytes and the spare ones fit into the scratch behind ``q``."""
+    """Tell whether ``size`` bytes fit into the scratch from ``q`` on."""
     return size <= load64_native(s + at.SCRATCH_END) - q
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _read_deletion(s: int, p: int) -> tuple[int, int, int]:
-    """Timestamp (µs), local deletion time (s), address behind them."""
+    """Read timestamp (µs) and local deletion time (s). Return them and the address after them."""
     timestamp, p = load_unsigned_vint(p)
     local, p = load_unsigned_vint(p)
     timestamp += load64_native(s + at.MIN_TIMESTAMP)
@@ -66,7 +65,7 @@ def _saw(s: int, timestamp: int) -> None:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def decode_partition_deletion(s: int, p: int, end: int) -> int:
-    """The deletion of the whole partition."""
+    """Decode the deletion of the whole partition."""
     timestamp, local, p = _read_deletion(s, p)
     if p > end:
         return MALFORMED
@@ -83,7 +82,7 @@ def decode_partition_deletion(s: int, p: int, end: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
-    """A row, or the static row, behind its flags."""
+    """Decode a row, or the static row, after its flags."""
     is_static = 0
     if flags & _IS_EXTENDED:
         is_static = load8(p) & _IS_STATIC
@@ -120,7 +119,7 @@ def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _read_expiry(s: int, p: int) -> tuple[int, int, int]:
-    """TTL (s), local expiration time (s), address behind them, as rows have them."""
+    """Read TTL (s) and local expiration time (s) of a row. Return them and the address after them."""
     ttl, p = load_unsigned_vint(p)
     local, p = load_unsigned_vint(p)
     ttl += load64_native(s + at.MIN_TTL)
@@ -136,7 +135,7 @@ def _begin_row(s: int) -> None:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _copy_clustering(s: int, p: int, end: int, size: int, q: int) -> tuple[int, int]:
-    """Copy ``size`` clustering values (docs/formats.md, 2.4) to ``q``, as change rows have them; addresses behind."""
+    """Copy ``size`` clustering values (docs/formats.md, 2.4) to ``q`` in the form of change rows. Return both ends."""
     table = load64_native(s + at.DIRECTORY) + at.TABLE_BYTES * load64_native(s + at.TABLE)
     lengths = load64_native(table + at.TABLE_CLUSTERING_LENGTHS)
     store32(q, size)
@@ -167,7 +166,7 @@ def _copy_clustering(s: int, p: int, end: int, size: int, q: int) -> tuple[int, 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_liveness(s: int, q: int, has: int, timestamp: int, ttl: int, expires: int) -> int:
-    """The row's liveness; ``has``: 0 none, 1 without TTL, 2 with it."""
+    """Write the row's liveness; ``has``: 0 none, 1 without TTL, 2 with it."""
     row = load64_native(s + at.ROWS)
     store8(load64_native(s + at.ROW_LIVENESS) + row, has)
     store64(s + at.ROW_TIMESTAMP, timestamp)
@@ -190,7 +189,7 @@ def _put_liveness(s: int, q: int, has: int, timestamp: int, ttl: int, expires: i
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_deletion(s: int, q: int, has: int, timestamp: int, local: int) -> int:
-    """The row's deletion, if it has one."""
+    """Write the row's deletion, if it has one."""
     row = load64_native(s + at.ROWS)
     store8(load64_native(s + at.ROW_DELETION) + row, has)
     store8(q, has)
@@ -206,7 +205,7 @@ def _put_deletion(s: int, q: int, has: int, timestamp: int, local: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple[int, int]:
-    """The row's columns; ``m``: see :func:`ringsync.formats.commitlog.mutation._read_columns`."""
+    """Decode the row's columns; ``m``: see :func:`ringsync.formats.commitlog.mutation._read_columns`."""
     columns, count = load64_native(m), load64_native(m + 8)
     count_at = q
     q += 4
@@ -242,7 +241,7 @@ def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decode_complex(s: int, p: int, end: int, q: int, column: int, flags: int) -> tuple[int, int]:
-    """A column of many cells: its deletion, if rows have such here, and its cells."""
+    """Decode a multi-cell column: its deletion, if the row's flags announce deletions, and its cells."""
     if flags & _HAS_COMPLEX_DELETION:
         timestamp, local, p = _read_deletion(s, p)
         if timestamp != _NO_TIMESTAMP:
@@ -280,7 +279,7 @@ def _put_complex_deletions(s: int, q: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) -> tuple[int, int]:
-    """A cell (docs/formats.md, 2.6)."""
+    """Decode a cell (docs/formats.md, 2.6)."""
     if p >= end:
         return MALFORMED, q
     flags = load8(p)
@@ -328,7 +327,7 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _value_length(p: int, flags: int, column: int) -> tuple[int, int]:
-    """Bytes of a cell's value, and where they begin."""
+    """Return the length of a cell's value, and its address."""
     if flags & _HAS_EMPTY_VALUE:
         return 0, p
     length = load64_native(column + at.COLUMN_FIXED)
@@ -339,7 +338,7 @@ def _value_length(p: int, flags: int, column: int) -> tuple[int, int]:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _read_cell_expiry(s: int, p: int, flags: int) -> tuple[int, int, int]:
-    """TTL (s), local deletion or expiration time (s), address behind them."""
+    """Read TTL (s) and local deletion or expiration time (s) of a cell. Return them and the address after them."""
     if flags & _USE_ROW_TTL:
         return load64_native(s + at.ROW_TTL), load64_native(s + at.ROW_EXPIRES), p
     local, p = load_unsigned_vint(p)
@@ -354,7 +353,7 @@ def _read_cell_expiry(s: int, p: int, flags: int) -> tuple[int, int, int]:
 def _put_cell(
     s: int, q: int, cell: int, kind: int, timestamp: int, ttl: int, local: int, value: int, length: int
 ) -> int:
-    """What a cell holds, but for column and path."""
+    """Write a cell's content, except column and path."""
     store64(load64_native(s + at.CELL_TIMESTAMP) + 8 * cell, timestamp)
     store8(load64_native(s + at.CELL_KIND) + cell, kind)
     store8(q, kind)
@@ -380,7 +379,7 @@ def _put_cell(
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _append(s: int, output: int, cursor: int, q: int, p: int, length: int) -> None:
-    """Copy bytes behind those of a column, and to ``q``; there is room, as the scratch has had some for them."""
+    """Append bytes to a column and copy them to ``q``. The caller's check of the scratch covers the column, too."""
     size = load64_native(s + cursor)
     copy_twice(load64_native(s + output) + size, q, p, length)
     store64(s + cursor, size + length)
@@ -388,7 +387,7 @@ def _append(s: int, output: int, cursor: int, q: int, p: int, length: int) -> No
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _append_only(s: int, output: int, cursor: int, p: int, length: int) -> None:
-    """Copy bytes behind those of a column; the caller has seen that there is room."""
+    """Append bytes to a column. The caller has checked that there is room."""
     size = load64_native(s + cursor)
     copy_bytes(load64_native(s + output) + size, p, length)
     store64(s + cursor, size + length)
@@ -396,7 +395,7 @@ def _append_only(s: int, output: int, cursor: int, p: int, length: int) -> None:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def decode_marker(s: int, p: int, end: int) -> int:
-    """A range tombstone's bound, or a boundary, which ends one range and begins the next, behind the flags."""
+    """Decode a range tombstone's bound, or a boundary between two ranges, after its flags."""
     if end - p < 3:
         return MALFORMED
     kind, size = load8(p), load16(p + 1)
@@ -429,7 +428,7 @@ def decode_marker(s: int, p: int, end: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_range(s: int, end: int, bound: int, size: int, inclusive: bool, timestamp: int, local: int) -> int:
-    """The change row of a range deletion that begins at the open bound and ends at this one."""
+    """Write the change row of a range deletion from the open bound to this one."""
     _begin_row(s)
     start = load64_native(s + at.OPEN)
     p, q = _copy_clustering(s, start, end, load64_native(s + at.OPEN_SIZE), load64_native(s + at.HEAD_END))
@@ -450,16 +449,16 @@ def _put_range(s: int, end: int, bound: int, size: int, inclusive: bool, timesta
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _end_row(s: int, p: int, q: int, kind: int, clustering_end: int, range_end: int) -> int:
-    """Write what all rows have; returns ``p``, or FULL.
+    """Write the fields that all rows have. Return ``p``, or FULL.
 
-    :param clustering_end: behind the clustering in the scratch, 0: it is null
-    :param range_end: behind the range's end, 0: it is null
+    :param clustering_end: address after the clustering in the scratch; 0: it is null
+    :param range_end: address after the range's end in the scratch; 0: it is null
     """
     row, head = load64_native(s + at.ROWS), load64_native(s + at.HEAD_END)
     clustering = clustering_end - head if clustering_end else 0
     bound = range_end - clustering_end if range_end else 0
     key_length = load64_native(s + at.KEY_LENGTH)
-    # One row is always free: its fields are written before it is known whether it fits.
+    # One row always stays free, because a row's fields are written before this check.
     if (
         row + 1 >= load64_native(s + at.ROOM_ROWS)
         or key_length > load64_native(s + at.ROOM_KEY_BYTES) - load64_native(s + at.KEY_BYTES)

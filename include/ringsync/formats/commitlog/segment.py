@@ -1,6 +1,6 @@
-"""A commit log segment file: its descriptor, its sync markers, and its sections made plain.
+"""A commit log segment file: its descriptor, its sync markers, and its unpacked sections.
 
-Facts: docs/formats.md, 1.2 to 1.4 (C: db/commitlog/CommitLogDescriptor, CommitLogSegmentReader).
+See docs/formats.md, 1.2 to 1.4; C: db/commitlog/CommitLogDescriptor, CommitLogSegmentReader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARKER = struct.Struct(">iI")
 
 
 class SegmentError(ValueError):
-    """The file as a whole cannot be read; the message says why and what to do."""
+    """An error: the file as a whole cannot be read. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Descriptor:
     """The start of a segment.
 
     :ivar version: 6: Cassandra 3.x, 7: 4.x and 5.0 with ``storage_compatibility_mode: CASSANDRA_4``, 8: 5.0
-    :ivar segment_id: rising per node
-    :ivar parameters: of compression and encryption, as Cassandra's JSON has them
-    :ivar size: bytes in the file
+    :ivar segment_id: id of the segment; ids of a node's segments rise
+    :ivar parameters: parameters of compression and encryption, in Cassandra's JSON
+    :ivar size: bytes of the descriptor in the file
     """
 
     version: int
@@ -45,7 +45,7 @@ class Descriptor:
 
     @property
     def codec(self) -> str:
-        """For people: ``plain``, a compressor's simple name, or ``encrypted``."""
+        """A name for people: ``plain``, a compressor's simple name, or ``encrypted``."""
         if "encCipher" in self.parameters:
             return "encrypted"
         return str(self.parameters.get("compressionClass") or "plain").rpartition(".")[2]
@@ -53,10 +53,10 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Section:
-    """What was synced at once, uncompressed.
+    """The records that were synced at once, uncompressed.
 
-    :ivar start: where in the segment's buffer its records begin
-    :ivar end: where they end
+    :ivar start: start of the records in the segment's buffer
+    :ivar end: end of the records in the buffer
     :ivar position: logical position of ``start``
     """
 
@@ -69,9 +69,9 @@ class Section:
 class Damage:
     """Bytes that hold no readable record.
 
-    :ivar position: logical, where they begin; of a damaged record, where it ends
-    :ivar length: bytes, uncompressed; of what nobody can tell how long it was uncompressed, in the file
-    :ivar reason: for people
+    :ivar position: logical position where they begin; for a damaged record, where it ends
+    :ivar length: number of uncompressed bytes; if that is unknown, of bytes in the file
+    :ivar reason: explanation for people
     """
 
     position: int
@@ -83,13 +83,13 @@ class Damage:
 class Segment:
     """A segment's records, uncompressed, in one buffer.
 
-    :ivar buffer: followed by spare bytes
-    :ivar sections: in the order of the log
-    :ivar damages: what could not be read
-    :ivar end: logical position behind the last section
-    :ivar certain: positions of records behind this place in the buffer depend on the length of a section that is
-        damaged, so they may be wrong
-    :ivar file_end: where in the buffer the file ends, of a plain segment; -1 otherwise
+    :ivar buffer: bytes of the sections, followed by spare bytes
+    :ivar sections: sections in the order of the log
+    :ivar damages: parts that could not be read
+    :ivar end: logical position after the last section
+    :ivar certain: place in the buffer; positions of records after it depend on the length of a damaged section, so they
+        may be wrong
+    :ivar file_end: end of the file in the buffer if the segment is plain; otherwise -1
     """
 
     descriptor: Descriptor
@@ -103,16 +103,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which part of a segment to read.
+    """The part of a segment to read.
 
-    :ivar after: logical position: only records behind it; but all behind a section that cannot be unpacked, since
-        nobody can tell their positions for certain
-    :ivar until: logical position up to which the segment was synced (``_cdc.idx``): what comes behind it is not read,
-        since it may not survive the node. None: to the end
-    :ivar completed_at: the offset in a completed index, if there is one: that the file ends before it is a damage that
-        nothing else would tell
-    :ivar part: bytes of the file, from and to: only sections whose sync marker lies there, so that several readers
-        can share a segment. None: all
+    :ivar after: logical position: only records after it are read. Records after a section that cannot be unpacked are
+        all read, because their positions are uncertain
+    :ivar until: logical position up to which the segment was synced (``_cdc.idx``): records after it are not read,
+        because they may not survive a crash of the node. None: to the end
+    :ivar completed_at: offset in the index of a completed segment; None: there is no such index. Only this offset can
+        tell that the end of the file is missing
+    :ivar part: first byte of the file and the one after the last: only sections with a sync marker in between are read,
+        so that several readers can share a segment. None: all
     """
 
     after: int = 0
@@ -121,7 +121,7 @@ class Wanted:
     part: tuple[int, int] | None = None
 
     def has(self, marker: int) -> bool:
-        """Whether the sync marker at this byte of the file is wanted."""
+        """Tell whether the section with the sync marker at this byte of the file is wanted."""
         return self.part is None or self.part[0] <= marker < self.part[1]
 
 
@@ -131,9 +131,9 @@ WHOLE = Wanted()
 def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
     """Read the start of a segment.
 
-    :param data: of the file, from its beginning
-    :param name: of the file, for messages
-    :raises SegmentError: when it is not the start of a segment of a known version, or is damaged
+    :param data: bytes of the file, from its start
+    :param name: name of the file, for messages
+    :raises SegmentError: the data is no start of a segment of a known version, or is damaged
     """
     if len(data) < _HEADER.size:
         raise SegmentError(
@@ -160,22 +160,22 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
             "start and none of it can be trusted; look for the same writes in the segments of another replica"
         )
     try:
-        found = json.loads(parameters)
+        parsed = json.loads(parameters)
     except ValueError as error:
         raise SegmentError(f"{name}: the descriptor's parameters are not JSON: {error}") from error
-    return Descriptor(version, segment_id, found if isinstance(found, dict) else {}, size)
+    return Descriptor(version, segment_id, parsed if isinstance(parsed, dict) else {}, size)
 
 
 def read_segment(
     data: bytes | memoryview, name: str, wanted: Wanted = WHOLE, key_of: Callable[[str], bytes] | None = None
 ) -> Segment:
-    """Find a segment's sections and make them plain.
+    """Find a segment's sections and unpack them.
 
     :param data: the whole file
-    :param name: of the file, for messages
-    :param wanted: which part of it; ``after`` is left to those who read records
-    :param key_of: the key of an alias, for encrypted segments
-    :raises SegmentError: when nothing of the segment can be read
+    :param name: name of the file, for messages
+    :param wanted: part of the segment to read; ``after`` is ignored here, because it concerns records
+    :param key_of: function from alias to key, for encrypted segments
+    :raises SegmentError: nothing of the segment can be read
     """
     view = memoryview(data)
     descriptor = read_descriptor(view, name)
@@ -186,7 +186,7 @@ def read_segment(
             walk.sections.append(Section(start, end, walk.position))
             walk.position += end - start
         buffer, first = _in_place(view, walk.sections)
-        sections = [replace(one, start=one.start - first, end=one.end - first) for one in walk.sections]
+        sections = [replace(s, start=s.start - first, end=s.end - first) for s in walk.sections]
         file_end = len(view) - first
         return Segment(descriptor, buffer, sections, walk.damages, walk.position, file_end, file_end)
     parts: list[bytes] = []
@@ -207,8 +207,8 @@ def read_segment(
 
 
 def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], int]:
-    """The file itself if enough bytes follow the last section, as in every segment that is not quite full; otherwise a
-    copy of the sections. Tells at which byte of the file it begins."""
+    """Return the file itself if enough bytes follow the last section, as in all segments that are not quite full;
+    otherwise a copy of the sections. Return also the byte of the file at which the buffer begins."""
     if sections and len(view) - sections[-1].end >= PADDING:
         return np.frombuffer(view, np.uint8), 0
     first = sections[0].start if sections else len(view)
@@ -218,11 +218,11 @@ def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np
 def _unpacker(
     descriptor: Descriptor, name: str, key_of: Callable[[str], bytes] | None
 ) -> Callable[[memoryview], bytes] | None:
-    """What makes a section plain; None: it is. Encryption wins: it compresses within its own blocks."""
+    """Return a function that unpacks a section; None: sections are plain. Encrypted blocks are compressed inside."""
     parameters = descriptor.parameters
     try:
         if "encCipher" in parameters:
-            # Few segments are encrypted, and a worker is to start quickly.
+            # Few segments are encrypted, and a late import lets workers start faster.
             from ringsync.formats.commitlog.encryption import decryptor
 
             expand = decryptor(parameters, key_of)
@@ -236,21 +236,21 @@ def _unpacker(
     def unpack(section: memoryview) -> bytes:
         length = _said_length(section)
         if length < 0:
-            raise BlockError("no length at its begin that could be one")
+            raise BlockError("it does not begin with a valid length")
         return expand(section[4:], length)
 
     return unpack
 
 
 def _said_length(section: memoryview) -> int:
-    """Bytes of a section before it was compressed, as its first bytes say; -1: they say no such thing."""
+    """Read the uncompressed length of a section from its first bytes; -1: there is none."""
     return int.from_bytes(section[:4], "big", signed=True) if len(section) >= 4 else -1
 
 
 class _Walk:
-    """Go from sync marker to sync marker; yields where each section's bytes lie in the file.
+    """An iterator from sync marker to sync marker. It yields the start and end of each section in the file.
 
-    Who walks advances ``position`` behind the section, or has it lost.
+    After each section the caller must advance ``position`` to its end, or call ``lose_section``.
     """
 
     def __init__(self, view: memoryview, descriptor: Descriptor, wanted: Wanted, is_packed: bool) -> None:
@@ -285,7 +285,7 @@ class _Walk:
             if end > size:
                 missing = end - size
                 if not self._is_packed and self._is_own:
-                    yield start, size  # each record has checksums of its own
+                    yield start, size  # safe: each record has its own checksums
                 else:
                     missing = max(_said_length(self._view[start:]), missing)
                 self._stop(missing, f"the file was cut off: it has {size} bytes, and a section ends at byte {end}")
@@ -297,10 +297,10 @@ class _Walk:
             marker = end
 
     def lose_section(self, start: int, end: int, reason: str) -> None:
-        """Go on behind a section that cannot be made plain, as far as that is safe."""
+        """Skip a section that cannot be unpacked. Stop if it is unknown what was synced after it."""
         reason = f"the section in bytes {start} to {end} of the file cannot be unpacked: {reason}"
         if self._until is not None:
-            # Its length is as little to be trusted as the rest, so nobody can tell what was synced behind it.
+            # The section's length is untrusted, too. So it is unknown which later bytes were synced.
             self._stop(end - start, reason)
             self.position = self._until
             return
@@ -313,9 +313,9 @@ class _Walk:
         return zlib.crc32(struct.pack(">III", segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, marker))
 
     def _stop(self, length: int, reason: str) -> None:
-        """Nothing behind the position can be read.
+        """Record that nothing after the position can be read.
 
-        :param length: bytes that the file has there; by the index there may have been more
+        :param length: bytes of the file after the position; the index may tell that there were more
         """
         if self._until is not None:
             length = self._until - self.position
@@ -325,10 +325,10 @@ class _Walk:
             self.damages.append(Damage(self.position, length, f"{reason}; nothing behind it can be read"))
 
     def _check_rest(self, marker: int) -> None:
-        """Behind the last section a segment is zeros, which were there before anything was written."""
+        """Check that only zeros follow the last section: Cassandra fills a new segment with them."""
         rest = np.frombuffer(self._view[marker:], np.uint8)
         synced = self._until
-        # After a crash Cassandra writes the size of the file into the index, whatever is in it.
+        # After a crash Cassandra writes the size of the file into the index, even if less was synced.
         if self._completed_at is not None and self._completed_at != len(self._view):
             synced = self._completed_at
         if synced is not None and self.position < synced:

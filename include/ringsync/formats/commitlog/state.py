@@ -1,8 +1,8 @@
-"""Memory that the mutation kernels share: where they read, what they remember, where they write.
+"""Memory that the mutation kernels share: their input, their state, their output.
 
-One address is their argument: of int64[WORDS], whose words lie at the byte offsets below. The first block is what
-:func:`Output.new` fills in, then come cursors, which go back when a record cannot be decoded or does not fit, then what
-is remembered within an update and a row.
+The kernels get one address, of int64[WORDS]. The constants below are byte offsets of its words. First come addresses
+and capacities of the output. Then come cursors, which are set back if a record cannot be decoded or does not fit. Then
+come addresses of the input, and values that are remembered within an update or a row.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ COLUMNS: tuple[tuple[str, str, type[np.generic], int], ...] = (
     ("values", "value_bytes", np.uint8, 1),
     ("scratch", "scratch_bytes", np.uint8, 1),
 )
-"""Arrays that the kernels write: name, the capacity that says how long it is, type of an entry, entries each.
-Those named ``…_ends``, ``row_cells`` and ``row_complex`` have one entry more, since they are Arrow's offsets. What is
-null (``cell_ttl`` of a cell without TTL, …) is not written."""
+"""Arrays that the kernels write: name, capacity that gives the length, type of an entry, entries per unit. Those named
+``…_ends``, ``row_cells`` and ``row_complex`` have one entry more, because they are Arrow's offsets. Nulls (such as
+``cell_ttl`` of a cell without TTL) are not written."""
 
 CAPACITIES = (
     "rows",
@@ -72,7 +72,7 @@ CAPACITIES = (
     "value_bytes",
     "scratch_bytes",
 )
-"""How much there is room for; the kernels' cursors have the same names, but for the scratch."""
+"""Names of the capacities. The kernels' cursors have the same names; the scratch has no cursor."""
 
 (
     ROW_TABLE_ID,
@@ -137,7 +137,7 @@ CURSORS = (_FIRST_CURSOR, _FIRST_CURSOR + 64)
     VALUE_BYTES,
 ) = range(*CURSORS, 8)
 SAVED = CURSORS[1]
-"""A copy of the cursors as of the record's begin."""
+"""A copy of the cursors from the start of the record."""
 _FIRST_INPUT = SAVED + 64
 (
     BASE,
@@ -177,25 +177,24 @@ _FIRST_INPUT = SAVED + 64
 ) = range(_FIRST_INPUT, _FIRST_INPUT + 34 * 8, 8)
 WORDS = (_FIRST_INPUT + 34 * 8) // 8
 HEAD_ROOM = 128
-"""Bytes of the scratch behind ``SCRATCH_END``: more than a digest has between clustering and cells."""
+"""Bytes of the scratch after ``SCRATCH_END``: more than a digest has between clustering and cells."""
 
 TABLE_BYTES, COLUMN_BYTES = 8 * TABLE_WORDS, 8 * COLUMN_WORDS
 TABLE_CLUSTERING, TABLE_CLUSTERING_LENGTHS, TABLE_STATIC, TABLE_REGULAR = 16, 24, 32, 48
 COLUMN_NAME, COLUMN_NAME_LENGTH, COLUMN_NUMBER, COLUMN_FIXED, COLUMN_IS_COMPLEX, COLUMN_HASH = range(0, 48, 8)
-"""Where in the descriptions of tables and columns what lies (:mod:`ringsync.changes.columns`)."""
-
+"""Byte offsets in the descriptions of tables and columns (:mod:`ringsync.changes.columns`)."""
 
 LONGEST_KEY = 65535
-"""Bytes of a partition key."""
+"""Most bytes of a partition key."""
 _HEAD = LONGEST_KEY + 256
-"""More than the digest's bytes have before the clustering, with the spare ones."""
+"""A bound for the digest's bytes before the clustering, spare bytes included."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much change rows a batch has room for: rows, cells, complex deletions, and bytes of each kind.
+    """The room of a batch: rows, cells, complex deletions, and bytes of each kind.
 
-    Records are given to the kernels for at most so many bytes at once, so their values and paths always fit.
+    The kernels get records of at most ``bytes`` bytes at once, so values and paths always fit.
     """
 
     rows: int = 2**15
@@ -205,15 +204,15 @@ class Capacity:
 
     @property
     def is_largest(self) -> bool:
-        """Whether Arrow's offsets allow for no more."""
+        """Whether Arrow's offsets allow no larger batch."""
         return self.bytes >= 2**30
 
     def doubled(self) -> Capacity:
-        """Twice the room, for a record that does not fit."""
+        """Return twice the room, for a record that does not fit."""
         return Capacity(2 * self.rows, 2 * self.cells, 2 * self.complex, 2 * self.bytes)
 
     def of(self, name: str) -> int:
-        """By the names of ``CAPACITIES``."""
+        """Return the capacity with a name of ``CAPACITIES``."""
         several = {"rows": self.rows, "cells": self.cells, "complex": self.complex}
         return several.get(name, self.bytes + (_HEAD if name == "scratch_bytes" else 0))
 
@@ -224,13 +223,13 @@ _LINE = 64
 
 @cache
 def _layout(capacity: Capacity) -> tuple[list[tuple[str, int, int, type[np.generic]]], int]:
-    """Where each array lies in one block of memory (name, first byte, bytes, type), and the bytes of the block."""
+    """Place the arrays in one block of memory. Return name, first byte, bytes, type of each, and the block's size."""
     places = []
     place = 0
-    for name, room, kind, each in COLUMNS:
-        length = (capacity.of(room) * each + PADDING) * np.dtype(kind).itemsize
+    for name, room, kind, entries in COLUMNS:
+        length = (capacity.of(room) * entries + PADDING) * np.dtype(kind).itemsize
         places.append((name, place, length, kind))
-        # An odd number of cache lines: places of arrays of one kind must not fall into the same few sets of a cache.
+        # An odd number of cache lines, so that equal places of arrays do not share the same few sets of a cache.
         place += (-(-length // _LINE) | 1) * _LINE
     return places, place
 
@@ -240,7 +239,8 @@ class Output:
     """The kernels' state and the arrays that they fill.
 
     :ivar state: int64[WORDS]
-    :ivar arrays: by the names of ``COLUMNS``
+    :ivar arrays: arrays by the names of ``COLUMNS``
+    :ivar kept: arrays that ``state`` points to
     """
 
     state: npt.NDArray[np.int64]
@@ -249,9 +249,9 @@ class Output:
 
     @classmethod
     def new(cls, buffer: npt.NDArray[np.uint8], tables: LoggedTables, capacity: Capacity) -> Output:
-        """Room for a batch.
+        """Allocate room for a batch.
 
-        :param buffer: where the records lie; with spare bytes
+        :param buffer: bytes of the records, followed by spare bytes
         """
         places, size = _layout(capacity)
         block = pooled(size, np.uint8)
@@ -263,7 +263,7 @@ class Output:
             state[word] += place
         for name in _STARTS:
             arrays[name][0] = 0
-        # Kernels store what is not zero.
+        # The kernels store only ones.
         arrays["cell_has_path"].fill(0)
         state[_FIRST_ROOM // 8 : _FIRST_CURSOR // 8] = [capacity.of(name) for name in CAPACITIES]
         state[SCRATCH_END // 8] = state[SCRATCH // 8] + capacity.of("scratch_bytes") - HEAD_ROOM
@@ -279,13 +279,13 @@ class Output:
         return cls(state, arrays, kept)
 
     def count(self, cursor: int) -> int:
-        """How far a cursor is."""
+        """Return the value of a cursor."""
         return int(self.state[cursor // 8])
 
 
 FULL, UNKNOWN_TABLE, UNKNOWN_COLUMN, MALFORMED, TOO_LARGE, DECODED = range(1, 7)
-"""``FULL``: it does not fit into what is left of the batch, which is handed on, and the record begun again;
-``TOO_LARGE``: it would not fit into the largest one either."""
+"""Outcomes of a record. ``FULL``: it does not fit into the rest of the batch and is decoded again in the next one;
+``TOO_LARGE``: it does not fit even into the largest batch."""
 
 LAST_CODE = DECODED
 
@@ -295,4 +295,4 @@ REASONS = {
     TOO_LARGE: "its change rows would need more memory than a batch may have",
     MALFORMED: "cannot be decoded by the schema, though its checksum is right: is the schema of that day?",
 }
-"""For people: what is wrong with a record."""
+"""Explanations for people of what is wrong with a record."""

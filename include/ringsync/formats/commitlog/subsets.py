@@ -1,4 +1,4 @@
-"""The kernel that reads which of many columns a row has."""
+"""The kernel that reads the subset of columns that a row has, if the table has many."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ringsync.formats.commitlog.state import MALFORMED
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_subset(s: int, p: int, end: int, count: int, missing: int) -> int:
-    """Read which of 64 columns or more are there, as a byte each.
+    """Read which of 64 or more columns a row has, as one byte per column.
 
-    docs/formats.md, 2.3; C: Columns.deserializeLargeSubset.
+    See docs/formats.md, 2.3; C: Columns.deserializeLargeSubset.
     """
     if missing < 0 or missing > count:
         return MALFORMED

@@ -1,1 +1,1 @@
-"""Secret AES keys from where Cassandra's operators keep them: Java keystores (JCEKS, PKCS12) and plain key files."""
+"""Readers of secret AES keys in Java keystores (JCEKS, PKCS12) and plain key files."""

@@ -1,11 +1,11 @@
-"""DER as far as keystores need it: everything read into nested lists at once."""
+"""A reader of the DER that keystores use. It reads everything into nested lists at once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Der = tuple[int, Any]
-"""Tag (its first byte), and the content: a list of elements of what is constructed, else bytes."""
+"""Tag (the first byte) and content: a list of elements if the tag is constructed, else bytes."""
 
 SEQUENCE = 0x30
 _CONSTRUCTED = 0x20
@@ -14,16 +14,16 @@ _CONSTRUCTED = 0x20
 def read_der(data: bytes) -> Der:
     """Read one element that fills the data.
 
-    :raises ValueError: when it does not
+    :raises ValueError: the data is not one element
     """
-    found = _elements(data)
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} DER elements instead of one")
-    return found[0]
+    elements = _elements(data)
+    if len(elements) != 1:
+        raise ValueError(f"{len(elements)} DER elements instead of one")
+    return elements[0]
 
 
 def _elements(data: bytes) -> list[Der]:
-    found = []
+    elements = []
     position = 0
     while position < len(data):
         if len(data) - position < 2:
@@ -37,13 +37,13 @@ def _elements(data: bytes) -> list[Der]:
         if length > len(data) - position:
             raise ValueError(f"a DER element of {length} bytes is cut off")
         content = data[position : position + length]
-        found.append((tag, _elements(content) if tag & _CONSTRUCTED else content))
+        elements.append((tag, _elements(content) if tag & _CONSTRUCTED else content))
         position += length
-    return found
+    return elements
 
 
 def dotted(content: bytes) -> str:
-    """An object identifier as people write it."""
+    """Write an object identifier in dotted form."""
     numbers = [content[0] // 40, content[0] % 40]
     value = 0
     for byte in content[1:]:

@@ -1,4 +1,4 @@
-"""As much of Java's serialisation as a sealed key needs: objects whose fields are numbers, strings and byte arrays.
+"""A reader of the serialised Java objects in keystores: their fields are numbers, strings and byte arrays.
 
 Grammar: Java Object Serialization Specification, chapter 6.
 """
@@ -13,30 +13,30 @@ _STREAM = bytes.fromhex("aced0005")
 _END_OF_ANNOTATIONS = 0x78
 _FIRST_HANDLE = 0x7E0000
 _SERIALIZABLE = 0x02
-"""Flags of a class whose objects have their fields and nothing else."""
+"""Flags of a class whose objects write nothing but their fields."""
 _PRIMITIVES = {"B": ">b", "C": ">H", "D": ">d", "F": ">f", "I": ">i", "J": ">q", "S": ">h", "Z": ">?"}
 
 
 @dataclass
 class ByteReader:
-    """Bytes that are read from front to back."""
+    """A reader of bytes, from front to back."""
 
     data: bytes
     position: int = 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Read the next ``size`` bytes."""
         if not 0 <= size <= len(self.data) - self.position:
             raise ValueError(f"{size} bytes at {self.position} of {len(self.data)}")
         self.position += size
         return self.data[self.position - size : self.position]
 
     def int32(self) -> int:
-        """The next four bytes as a number."""
+        """Read the next four bytes as a number."""
         return int.from_bytes(self.take(4), "big", signed=True)
 
     def text(self) -> str:
-        """A string with its length before it, as DataOutput.writeUTF writes it."""
+        """Read a string that DataOutput.writeUTF wrote: its length, then its bytes."""
         return self.take(int.from_bytes(self.take(2), "big")).decode()
 
 
@@ -48,17 +48,17 @@ class _Class:
 
 
 def read_object(reader: ByteReader) -> dict[str, Any]:
-    """Read one serialised object with its stream's header.
+    """Read one serialised object after its stream's header.
 
-    :returns: its fields by name, those of its class's parents included
-    :raises ValueError: for what is no such object, or one of another kind
+    :returns: fields by name, including those of parent classes
+    :raises ValueError: the bytes are no such object
     """
     if reader.take(len(_STREAM)) != _STREAM:
         raise ValueError("a Java object was expected")
-    found = _Stream(reader).content()
-    if not isinstance(found, dict):
+    fields = _Stream(reader).content()
+    if not isinstance(fields, dict):
         raise ValueError("a Java object was expected, and there is something else")
-    return found
+    return fields
 
 
 class _Stream:
@@ -88,18 +88,18 @@ class _Stream:
         return value
 
     def _class(self) -> _Class:
-        found: _Class = self._remember(_Class(self._reader.text(), [], None))
+        described: _Class = self._remember(_Class(self._reader.text(), [], None))
         self._reader.take(8)
         flags = self._reader.take(1)[0]
         for _ in range(int.from_bytes(self._reader.take(2), "big")):
             kind, name = chr(self._reader.take(1)[0]), self._reader.text()
             if kind in "[L":
                 self.content()
-            found.fields.append((kind, name))
+            described.fields.append((kind, name))
         if flags != _SERIALIZABLE or self._reader.take(1)[0] != _END_OF_ANNOTATIONS:
-            raise ValueError(f"the Java class {found.name} writes more than its fields")
-        found.parent = self.content()
-        return found
+            raise ValueError(f"the Java class {described.name} writes more than its fields")
+        described.parent = self.content()
+        return described
 
     def _object(self) -> dict[str, Any]:
         kind: _Class | None = self.content()
@@ -108,8 +108,8 @@ class _Stream:
         while kind is not None:
             kinds.append(kind)
             kind = kind.parent
-        for one in reversed(kinds):
-            for code, name in one.fields:
+        for each_class in reversed(kinds):
+            for code, name in each_class.fields:
                 values[name] = self._primitive(code) if code in _PRIMITIVES else self.content()
         return values
 

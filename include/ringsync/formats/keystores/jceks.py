@@ -1,8 +1,8 @@
-"""Secret keys in a JCEKS keystore, which Cassandra's ``transparent_data_encryption_options`` name by default.
+"""Secret keys in a JCEKS keystore, the default in Cassandra's ``transparent_data_encryption_options``.
 
-Layout (JDK: com.sun.crypto.provider.JceKeyStore, KeyProtector): magic, version, entries, and a SHA-1 of password and
-all before. A secret key is a Java object, sealed by PBEWithMD5AndTripleDES: a serialised object inside of another.
-There is no library for it that is kept up (pyjks: last release in 2020, needs twofish and pycryptodomex).
+Layout (JDK: com.sun.crypto.provider.JceKeyStore, KeyProtector): magic, version, entries, and a SHA-1 of the password
+and all bytes before. A secret key is a serialised Java object, sealed by PBEWithMD5AndTripleDES inside another one. No
+maintained library reads it (pyjks: last release in 2020, needs twofish and pycryptodomex).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def jceks_keys(data: bytes, name: str, password: str, key_password: str) -> dict
     """Read the secret keys of a JCEKS keystore.
 
     :param data: the whole file
-    :param name: of the file, for messages
-    :param password: of the keystore
-    :param key_password: of the keys
-    :returns: what unseals each key, by alias; the JDK has written the aliases in lower case. It takes a quarter of a
-        second, and raises KeystoreError when the key's password is wrong
-    :raises KeystoreError: when the file is damaged, or its password is wrong
+    :param name: name of the file, for messages
+    :param password: password of the keystore
+    :param key_password: password of the keys
+    :returns: function that unseals each key, by alias; the JDK writes aliases in lower case. A call takes a quarter of
+        a second, and raises KeystoreError if the key's password is wrong
+    :raises KeystoreError: the file is damaged, or its password is wrong
     """
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if hashlib.sha1(password.encode("utf-16-be") + _WHITENER + body, usedforsecurity=False).digest() != digest:
@@ -42,18 +42,18 @@ def jceks_keys(data: bytes, name: str, password: str, key_password: str) -> dict
         sealed = _sealed(ByteReader(body))
     except (ValueError, LookupError) as error:
         raise KeystoreError(f"{name}: not the layout of a JCEKS keystore: {error}") from error
-    return {alias: partial(_unsealed, its, f"{name}: the key {alias}", key_password) for alias, its in sealed.items()}
+    return {alias: partial(_unsealed, key, f"{name}: the key {alias}", key_password) for alias, key in sealed.items()}
 
 
 def _sealed(reader: ByteReader) -> dict[str, dict[str, Any]]:
-    """The secret keys as objects of Java."""
+    """Read the sealed secret keys, as fields of Java objects by alias."""
     reader.take(len(MAGIC))
     version, count = reader.int32(), reader.int32()
-    found = {}
+    sealed = {}
     for _ in range(count):
         kind, alias, _created = reader.int32(), reader.text(), reader.take(8)
         if kind == _SECRET_KEY:
-            found[alias] = read_object(reader)
+            sealed[alias] = read_object(reader)
         elif kind == _PRIVATE_KEY:
             reader.take(reader.int32())
             for _certificate in range(reader.int32()):
@@ -62,7 +62,7 @@ def _sealed(reader: ByteReader) -> dict[str, dict[str, Any]]:
             _skip_certificate(reader, version)
         else:
             raise ValueError(f"an entry of kind {kind}")
-    return found
+    return sealed
 
 
 def _skip_certificate(reader: ByteReader, version: int) -> None:
@@ -72,7 +72,7 @@ def _skip_certificate(reader: ByteReader, version: int) -> None:
 
 
 def _unsealed(sealed: dict[str, Any], what: str, password: str) -> bytes:
-    """The key inside of a javax.crypto.SealedObject."""
+    """Return the key inside a javax.crypto.SealedObject."""
     if sealed.get("sealAlg") != "PBEWithMD5AndTripleDES":
         raise KeystoreError(f"{what} is sealed by {sealed.get('sealAlg')}, which is not known")
     if not password.isascii():
@@ -92,7 +92,7 @@ def _unsealed(sealed: dict[str, Any], what: str, password: str) -> bytes:
 
 
 def _derived(password: str, salt: bytes, rounds: int) -> tuple[bytes, bytes]:
-    """Key and initialisation vector (JDK: com.sun.crypto.provider.PBES1Core): MD5 of each half of the salt."""
+    """Derive key and initialisation vector by MD5 of each half of the salt (JDK: com.sun.crypto.provider.PBES1Core)."""
     derived, secret = b"", password.encode("ascii")
     for half in (salt[:4], salt[4:8]):
         for _ in range(rounds):

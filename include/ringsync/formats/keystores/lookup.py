@@ -1,7 +1,7 @@
-"""Find the AES key of an alias, in whatever kind of file an operator has.
+"""Lookup of the AES key of an alias, in a keystore or a key file.
 
-Cassandra takes keys from Java keystores only (C: security/JKSKeyProvider; ``store_type`` in cassandra.yaml: JCEKS as a
-rule, PKCS12 works as well, JKS cannot hold secret keys). Who does not want to hand out a keystore gives the key alone:
+Cassandra takes keys from Java keystores only (C: security/JKSKeyProvider). Their ``store_type`` in cassandra.yaml is
+usually JCEKS; PKCS12 works, too; JKS cannot hold secret keys. Instead of a keystore an operator may give the key alone:
 as hexadecimal or base64 text, or as base64 between PEM's lines.
 """
 
@@ -26,18 +26,18 @@ _DER_SEQUENCE = b"\x30"
 def key_lookup(
     data: bytes, name: str, password: str | None = None, key_password: str | None = None
 ) -> Callable[[str], bytes]:
-    """A function from alias to AES key, as :func:`~ringsync.formats.commitlog.reader.read_log` wants it.
+    """Return a function from alias to AES key, for :func:`~ringsync.formats.commitlog.reader.read_log`.
 
-    :param data: the whole file: a keystore (JCEKS, PKCS12), or the text of one key, which then serves every alias
-    :param name: of the file, for messages
-    :param password: of the keystore; comes from the environment or a file, never from a command line
-    :param key_password: of the keys, if they have another one
-    :raises KeystoreError: when the file is none of these or damaged, or a password is missing or wrong
+    :param data: the whole file: a keystore (JCEKS, PKCS12), or the text of one key, which then serves all aliases
+    :param name: name of the file, for messages
+    :param password: password of the keystore; from the environment or a file, never from a command line
+    :param key_password: password of the keys; None: the keystore's
+    :raises KeystoreError: the file is of another kind or damaged, or a password is missing or wrong
     """
     if data.startswith(JKS_MAGIC):
         raise KeystoreError(
-            f"{name}: a keystore of type JKS, which cannot hold secret keys, so Cassandra's key is in another one: "
-            "cassandra.yaml says in which (transparent_data_encryption_options, keystore)"
+            f"{name}: a keystore of type JKS, which cannot hold secret keys: give the keystore that cassandra.yaml "
+            "names (transparent_data_encryption_options, keystore)"
         )
     is_jceks, is_text = data.startswith(MAGIC), all(byte in b"\t\n\r" or 0x20 <= byte < 0x7F for byte in data)
     if is_text or not (is_jceks or data.startswith(_DER_SEQUENCE)):
@@ -67,7 +67,7 @@ def _key_of_text(data: bytes, name: str) -> bytes:
     pem = _PEM.search(data)
     text = b"".join((pem[2] if pem else data).split())
     try:
-        # Hexadecimal first: 32 such digits would also be the base64 of 24 bytes.
+        # Hexadecimal first, because 32 hexadecimal digits are also valid base64 of 24 bytes.
         is_hex = not pem and re.fullmatch(rb"[0-9A-Fa-f]+", text) and len(text) // 2 in _AES_BYTES
         key = bytes.fromhex(text.decode()) if is_hex else base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
@@ -84,11 +84,11 @@ PASSWORD_VARIABLE, KEY_PASSWORD_VARIABLE = "RINGSYNC_KEYSTORE_PASSWORD", "RINGSY
 
 
 def keys_in(path: str | Path, environment: Mapping[str, str]) -> Callable[[str], bytes]:
-    """The keys in a keystore or key file, see :func:`~ringsync.formats.keystores.lookup.key_lookup`.
+    """Read a keystore or key file, see :func:`~ringsync.formats.keystores.lookup.key_lookup`.
 
-    :param environment: may have the keystore's password in RINGSYNC_KEYSTORE_PASSWORD, and the key's, if it has another
-        one, in RINGSYNC_KEY_PASSWORD
-    :raises KeystoreError: when the file cannot be read or used
+    :param environment: environment variables: RINGSYNC_KEYSTORE_PASSWORD is the keystore's password,
+        RINGSYNC_KEY_PASSWORD the keys', if it is another one
+    :raises KeystoreError: the file cannot be read or used
     """
     try:
         data = Path(path).read_bytes()
@@ -99,4 +99,4 @@ def keys_in(path: str | Path, environment: Mapping[str, str]) -> Callable[[str],
     try:
         return key_lookup(data, str(path))
     except KeystoreError as error:
-        raise KeystoreError(f"{error} (a password is taken from the variable {PASSWORD_VARIABLE})") from None
+        raise KeystoreError(f"{error} (the password comes from the variable {PASSWORD_VARIABLE})") from None

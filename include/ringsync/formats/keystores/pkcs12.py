@@ -1,6 +1,6 @@
-"""Secret keys in a PKCS12 keystore, the JDK's own kind since Java 9 (RFC 7292; JDK: PKCS12KeyStore).
+"""Secret keys in a PKCS12 keystore, the JDK's default since Java 9 (RFC 7292; JDK: PKCS12KeyStore).
 
-A secret key is a bag of its own kind, which libraries for certificates (``cryptography`` among them) pass over.
+Secret keys are in bags of a kind that libraries for certificates, such as ``cryptography``, ignore.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _HASHES = {
     "1.2.840.113549.2.11": "sha512",
 }
 _AES_CBC = {"2.16.840.1.101.3.4.1.2": 16, "2.16.840.1.101.3.4.1.22": 24, "2.16.840.1.101.3.4.1.42": 32}
-"""Bytes of the key."""
+"""Bytes of the key of each cipher."""
 
 
 def pkcs12_keys(data: bytes, name: str, password: str) -> dict[str, Callable[[], bytes]]:
     """Read the secret keys of a PKCS12 keystore.
 
     :param data: the whole file
-    :param name: of the file, for messages
-    :param password: of keystore and keys, which is one for this kind
-    :returns: what decrypts each key, by alias; the JDK has written the aliases in lower case. It raises KeystoreError
-        when the password is wrong
-    :raises KeystoreError: when the file is damaged
+    :param name: name of the file, for messages
+    :param password: password of both keystore and keys: PKCS12 has only one
+    :returns: function that decrypts each key, by alias; the JDK writes aliases in lower case. A call raises
+        KeystoreError if the password is wrong
+    :raises KeystoreError: the file is damaged
     """
     try:
         _, (_version, (_, (_, (_, ((_, safes),)))), *_mac) = read_der(data)
-        found: dict[str, Callable[[], bytes]] = {}
+        keys: dict[str, Callable[[], bytes]] = {}
         for _, (kind, *content) in read_der(safes)[1]:
             if dotted(kind[1]) == _DATA:
                 (_, ((_, bags),)) = content[0]
                 for _, bag in read_der(bags)[1]:
-                    found.update(_secret(bag, name, password))
-        return found
+                    keys.update(_secret(bag, name, password))
+        return keys
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise KeystoreError(f"{name}: not the layout of a PKCS12 keystore: {error}") from error
 
 
 def _secret(bag: list[Der], name: str, password: str) -> dict[str, Callable[[], bytes]]:
-    """The key in a bag, if it is a secret one."""
+    """Read the key in a bag, if the bag holds a secret key."""
     (_, kind), (_, value), *attributes = bag
     if dotted(kind) != _SECRET_BAG:
         return {}
