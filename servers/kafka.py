@@ -27,15 +27,15 @@ _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 @dataclass(frozen=True)
 class BrokerSettings:
     """
-    How a broker is set up.
+    The set-up of a broker.
 
     :param address: a loopback address.
-    :param port: for clients.
-    :param controller_port: for the broker itself.
+    :param port: port for clients.
+    :param controller_port: port for the broker itself.
     :param heap_mb: Java heap, in MiB; the process takes about 100 MiB more.
     :param short_lived: compile quickly and optimise less; switch it off in benchmarks.
-    :param partitions: of a topic that is created because a client names it.
-    :param certificates: clients speak TLS, without certificates of their own; None: in clear.
+    :param partitions: number of partitions of a topic that is created because a client names it.
+    :param certificates: the server's certificates for TLS; clients have none of their own. None: no TLS.
     :param login: user and password that clients log in with (SCRAM-SHA-512); None: anybody may.
     """
 
@@ -141,7 +141,7 @@ def java_command(jars: Path, settings: BrokerSettings, main_class: str, *argumen
     :param jars: the folder of jars.
     :param settings: how the broker is set up.
     :param main_class: the program.
-    :param arguments: of the program.
+    :param arguments: the program's arguments.
     :raises ServerError: there is no Java 17.
     """
     return [
