@@ -35,13 +35,13 @@ KEYS = {
     "airports": "faa FROM flights.airports",
     "airlines": "carrier FROM flights.airlines",
 }
-"""By table: what to SELECT for keys to choose from."""
+"""Columns to SELECT for the choice of keys, by table."""
 
 PARTITION_COLUMNS = {"flights": 2, "weather": 2}
-"""Of tables that have clustering columns: how many columns of the key are the partition's."""
+"""Number of the partition's columns in the key, for tables with clustering columns."""
 
 DELETED_EVERY = 12
-"""One in so many partitions is for deletions, the others are for updates."""
+"""One partition in this number is for deletions, the others are for updates."""
 
 NEW_CARRIER = "RS"
 REAL_FLIGHTS = range(9_000)
@@ -58,8 +58,8 @@ class Change:
     """
     What is written at once.
 
-    :param table: its name.
-    :param kind: what it does, of :data:`KINDS`.
+    :param table: name of the table.
+    :param kind: kind of the change, one of :data:`KINDS`.
     :param statements: CQL with its values, one after the other.
     """
 
@@ -73,10 +73,10 @@ class Draw:
     """
     What a change is made of.
 
-    :param random: decides.
+    :param random: source of all choices.
     :param updated: table → keys of rows that are updated and stay.
     :param deleted: table → keys of rows that are deleted, and inserted again.
-    :param numbers: of new rows.
+    :param numbers: numbers of new rows.
     """
 
     random: Random
@@ -119,8 +119,8 @@ def changes(seed: int, keys: Mapping[str, Sequence[Key]]) -> Iterator[Change]:
     """
     Yield changes without end, the same for the same seed and keys.
 
-    :param seed: of what is random.
-    :param keys: as `read_keys` gives them.
+    :param seed: seed of all choices.
+    :param keys: the keys that `read_keys` returns.
     """
     parts = {table: apart(table, own) for table, own in keys.items()}
     draw = Draw(
@@ -139,8 +139,8 @@ def apart(table: str, keys: Sequence[Key]) -> tuple[list[Key], list[Key]]:
     """
     Divide keys into those that are updated and those that are deleted: a partition's belong together.
 
-    :param table: its name.
-    :param keys: all of its keys.
+    :param table: name of the table.
+    :param keys: all keys of the table.
     """
     columns = PARTITION_COLUMNS.get(table, 1)
     partitions = {partition: number for number, partition in enumerate(dict.fromkeys(key[:columns] for key in keys))}
@@ -152,7 +152,7 @@ def insert(table: str, values: Mapping[str, Any], ttl: int = 0) -> Statement:
     """
     Return an INSERT.
 
-    :param table: its name.
+    :param table: name of the table.
     :param values: column → value.
     :param ttl: seconds; 0: for ever.
     """
@@ -393,8 +393,8 @@ class Writer:
     Writes changes in a thread of its own: `with Writer(session, changes(7, read_keys(session)), 30) as writer: …`.
 
     :param session: a session of the Python driver, protocol 5.
-    :param source: what it writes.
-    :param per_s: changes a second, where the server keeps up.
+    :param source: source of the changes.
+    :param per_s: changes a second, if the server keeps up.
     """
 
     def __init__(self, session: Any, source: Iterator[Change], per_s: float) -> None:
@@ -407,7 +407,7 @@ class Writer:
         self.written: Counter[tuple[str, str]] = Counter()
         """Changes by table and kind."""
         self.error: Exception | None = None
-        """Why it has stopped by itself."""
+        """The reason why it has stopped by itself."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -436,7 +436,7 @@ class Writer:
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
                 self.write(next(self._source))
-                # What could not be written in time is not made up for.
+                # Changes that could not be written in time are not made up for.
                 due = max(due + self._pause_s, time.monotonic())
         except Exception as error:
             self.error = error

@@ -25,7 +25,7 @@ from cassandra.util import Date, Duration, Time
 MINUTE_NS = 60_000_000_000
 DAY_SECONDS = 86_400
 BEFORE_ALL_FLIGHTS_US = 1_325_376_000_000_000
-"""2012-01-01: the writetime of what does not change during the year."""
+"""2012-01-01: the writetime of rows that do not change during the year."""
 GREGORIAN_OFFSET_100NS = 0x01B21DD213814000
 TIMES = [Time(minute * MINUTE_NS) for minute in range(1440)]
 RUNWAY_COUNTS = {"EWR": [4, 22, 11, 29], "JFK": [4, 22, 13, 31], "LGA": [4, 22, 13, 31]}
@@ -36,7 +36,7 @@ class Rows:
     """
     What goes into one table.
 
-    :param table: its name.
+    :param table: name of the table.
     :param columns: the columns of a row, the partition key first.
     :param partition_columns: how many columns the partition key has.
     :param rows: values in the order of `columns`, then writetime (µs) and TTL (s; 0: none); a partition's rows adjoin.
