@@ -62,7 +62,7 @@ class _Replica:
         self.add = self._file.add
 
     def finish(self) -> int:
-        """Put the file into the store; gives its bytes."""
+        """Put the file into the store; return its bytes."""
         file, data = self._file.finish(self._name, 0)
         self._store.put(f"bench/{self._name}", data)
         return file.bytes
@@ -90,7 +90,7 @@ class _Stream:
         self._part.add(self._describe(batch))
 
     def finish(self) -> int:
-        """Put the part into the store; gives its bytes."""
+        """Put the part into the store; return its bytes."""
         return self._part.finish().bytes
 
 

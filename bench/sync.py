@@ -40,7 +40,7 @@ DEFAULT_SYNC_MS = 10_000
 """Cassandra's ``commitlog_sync_period``."""
 
 JARS = ("cassandra-5.0", "delta", "kafka", "debezium-cassandra-5")
-"""Of all that takes part in a backlog."""
+"""Jars of all programs that take part in a backlog."""
 
 Figures = dict[str, float | str]
 

@@ -42,7 +42,7 @@ PASSES = "pass-*"
 class Order:
     """What is to be done.
 
-    :ivar minutes: of writes
+    :ivar minutes: duration of the writes
     :ivar rate: changes a second
     :ivar sync_ms: how often the nodes sync their commit logs
     """
@@ -63,7 +63,7 @@ class Order:
 class Found:
     """What came out.
 
-    :ivar writer: what the writer says
+    :ivar writer: the writer's report
     :ivar lags: seconds from a change's write, by where it came to: ``message``, ``replica``, ``kafka``
     :ivar wrong: what is not as it must be; nothing of it may be there
     """

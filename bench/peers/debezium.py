@@ -36,11 +36,11 @@ DRIVER = """datastax-java-driver {{ basic {{
 class Drained:
     """What came out.
 
-    :ivar events: in Kafka
+    :ivar events: number of events in Kafka
     :ivar first_seconds: from the start of the process to the first event that a consumer saw
     :ivar last_seconds: to the last one
-    :ivar cpu_seconds: of the connector
-    :ivar megabytes: of the events' values
+    :ivar cpu_seconds: CPU time of the connector
+    :ivar megabytes: size of the events' values
     :ivar peak_mb: largest resident memory of the connector
     """
 
@@ -57,7 +57,7 @@ def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, r
 
     The connector deletes the segments that it has read from the node's ``cdc_raw``.
 
-    :param rows: in the node's commit log, each with a key of its own
+    :param rows: number of rows in the node's commit log, each with a key of its own
     :param scratch: folder for the connector's files
     :raises ServerError: it fails, or events are missing 60 s after the last one
     """

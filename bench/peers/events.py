@@ -20,7 +20,7 @@ class Event:
     """One event.
 
     :ivar appended_ms: ms since the epoch: when the broker had it
-    :ivar headers: by name
+    :ivar headers: the headers by name
     """
 
     key: bytes

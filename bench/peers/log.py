@@ -34,8 +34,8 @@ class DataSet:
 
     :ivar name: ``uniform``: inserts of six cells, 158 bytes each; ``mix``: see WriteLog.java
     :ivar statements: that the client wrote; each is a record of the log
-    :ivar segments: in the order of the log
-    :ivar version: of Cassandra
+    :ivar segments: the segments in the order of the log
+    :ivar version: Cassandra's version
     """
 
     name: str
@@ -50,7 +50,7 @@ class DataSet:
 
 
 def creation() -> list[str]:
-    """The statements that create the tables, with their ids."""
+    """Return the statements that create the tables, with their ids."""
     return [
         f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.{name} ({columns}) WITH id = {TABLE_IDS[name]} AND cdc = true"
         for name, columns in TABLES.items()
@@ -62,7 +62,7 @@ def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
 
     :param folder: keeps them, in a folder of their own
     :param name: ``uniform`` or ``mix``
-    :param cache: of jars
+    :param cache: folder that keeps the jars
     :raises ServerError: the node or its client fails
     """
     target, marker = folder / name, folder / name / "written.json"

@@ -24,8 +24,8 @@ def switch_loopback_on() -> None:
 def run_program(program: Path, order: dict[str, Any], *, alone: bool, name: str) -> Any:
     """Run one of our programs with an order as JSON to its end; its last line, which is JSON, too.
 
-    :param alone: in a network of its own
-    :param name: for the message
+    :param alone: whether to run in a network of its own
+    :param name: the program's name in the message
     :raises ServerError: it fails; what it says of it is on stderr by then
     """
     command = [*(["unshare", "-n"] if alone else []), sys.executable, str(program), json.dumps(order)]
