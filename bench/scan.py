@@ -130,12 +130,12 @@ def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, Sca
 
 
 def shares(config_path: str, plan: ScanPlan, processes: int, *more: object) -> list[tuple[object, ...]]:
-    """The arguments of each of some processes, which read every so manieth split."""
+    """Return each process's arguments; of n processes each reads every n-th split."""
     return [(config_path, plan.to_json(), plan.splits[first::processes], *more) for first in range(processes)]
 
 
 def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, plan: ScanPlan) -> Runs:
-    """One read by a contender in each of its variants, by the variant's name."""
+    """Read once by a contender in each of its variants; return measurements by the variant's name."""
 
     def python_client(
         prepare: Callable[..., Callable[[], Work]],
@@ -182,12 +182,12 @@ def show(results: Results, rows: int, times: bool) -> None:
 
 
 def cpu_bound(one: Measurement) -> float:
-    """Rows per second if client and server kept every core busy: hardly changes when others use the machine, too."""
+    """Compute rows per second if client and server kept every core busy; other load hardly changes it."""
     return (os.cpu_count() or 1) * one.rows / (one.client_seconds + one.server_seconds)
 
 
 def best_by_contender(results: Results) -> Results:
-    """The fastest variant of each contender; Spark's sinks stay apart, since they do different work."""
+    """Choose the fastest variant of each contender; Spark's sinks stay apart, since they do different work."""
     best: Results = {}
     for name, one in results.items():
         key = name.replace(" ", "_") if name.startswith("spark") else name.split()[0]

@@ -99,7 +99,7 @@ OURS = {"arrow": to_arrow, "delta": to_delta, "avro": to_avro}
 
 
 def reader(name: str, config_path: str, plan_json: str, splits: Sequence[Split]) -> Callable[[], Work]:
-    """The read of the splits by one of ``OURS``, after it has read one of them to warm up."""
+    """Return the read of the splits by one of ``OURS``, after it has read one of them to warm up."""
     config, plan = load_config(config_path), ScanPlan.from_json(plan_json)
     OURS[name](config, plan, splits[:1])
     return lambda: OURS[name](config, plan, splits)

@@ -44,7 +44,7 @@ class Cost:
     reads: int
 
     def since(self, before: Cost) -> Cost:
-        """What was used between two moments."""
+        """Return what was used between two moments."""
         return Cost(
             {name: used - before.cpu[name] for name, used in self.cpu.items()},
             self.server_cpu - before.server_cpu,
@@ -105,7 +105,7 @@ class Watch:
             cluster.shutdown()
 
     def cost(self) -> Cost:
-        """What was used until now."""
+        """Return what was used until now."""
         self._look()
         ours = [one for one in self._connections.values() if one.ours]
         return Cost(

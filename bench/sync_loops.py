@@ -116,7 +116,7 @@ class Loops:
                 raise ServerError(f"{name} has ended.\n{process.log_end()}")
 
     def status(self) -> dict[str, Status]:
-        """What the loops have said last, by ``<application>/<name>``."""
+        """Read the last status of each loop, by ``<application>/<name>``."""
         return read_statuses(self._store)
 
     def stop(self) -> dict[str, dict[str, Any]]:

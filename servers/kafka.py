@@ -189,7 +189,7 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
 
 
 def _security(settings: BrokerSettings) -> dict[str, object]:
-    """How clients are spoken to."""
+    """Return the settings of TLS and logins for clients."""
     tls, login = settings.certificates, settings.login
     protocol = ("SASL_" if login else "") + ("SSL" if tls else "PLAINTEXT")
     found: dict[str, object] = {"listener.security.protocol.map": f"CLIENTS:{protocol},CONTROLLER:PLAINTEXT"}

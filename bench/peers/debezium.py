@@ -71,13 +71,13 @@ def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, r
 
 
 def topic_of(keyspace: str, table: str) -> str:
-    """The topic of a table's events."""
+    """Return the topic of a table's events."""
     return f"{TOPIC_PREFIX}.{keyspace}.{table}"
 
 
 @contextmanager
 def connectors(nodes: Sequence[CassandraNode], broker: KafkaBroker, scratch: Path) -> Iterator[list[ServerProcess]]:
-    """A connector for each node, as it is meant to be run; they have ended when the block ends.
+    """Run a connector for each node, as it is meant to be run, until the block ends.
 
     :param scratch: folder for the connectors' files
     """
@@ -94,7 +94,7 @@ def connectors(nodes: Sequence[CassandraNode], broker: KafkaBroker, scratch: Pat
 
 
 def counted(printed: str, rows: int, process: ServerProcess) -> dict[str, Any]:
-    """What a consumer has printed.
+    """Read what a consumer has printed.
 
     :param process: whose log tells why, if events are missing
     :raises ServerError: some are
@@ -115,7 +115,7 @@ def _environment() -> dict[str, str]:
 def events_counted(
     broker: KafkaBroker, topic: str, rows: int, idle_seconds: int = IDLE_SECONDS
 ) -> Iterator[subprocess.Popen[str]]:
-    """A consumer that makes the topic and waits for events; it has ended when the block ends.
+    """Run a consumer that makes the topic and waits for events, until the block ends.
 
     :param idle_seconds: so long it waits for one
     """

@@ -58,7 +58,7 @@ def creation() -> list[str]:
 
 
 def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
-    """The segments of a node that has written so many statements; they are made unless the folder has them.
+    """Find the segments of a node that has written this number of statements; make them unless the folder has them.
 
     :param folder: keeps them, in a folder of their own
     :param name: ``uniform`` or ``mix``
@@ -81,7 +81,7 @@ def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
 
 
 def _used(segment: bytes) -> int:
-    """Where the zeros begin that fill a segment up."""
+    """Find the beginning of the zeros that fill a segment up."""
     return len(segment.rstrip(b"\0"))
 
 
@@ -93,7 +93,7 @@ def schema_file(folder: Path) -> Path:
 
 
 def segments_in(folder: Path) -> tuple[Path, ...]:
-    """Segments in the order of their ids."""
+    """List segments in the order of their ids."""
     return tuple(sorted(folder.glob("CommitLog-*.log"), key=lambda path: int(path.stem.rpartition("-")[2])))
 
 

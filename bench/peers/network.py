@@ -12,12 +12,12 @@ from servers import ServerError
 
 
 def may_be_alone() -> bool:
-    """Whether we may make a network: whoever may do this may do anything, or is in a container of its own."""
+    """Tell whether we may make a network: only root may, or a process in a container of its own."""
     return subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
 
 
 def switch_loopback_on() -> None:
-    """In a network that has just been made."""
+    """Switch the loopback interface on, in a network that has just been made."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
