@@ -160,7 +160,7 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
     :param settings: how it is set up.
     """
     client, controller = (f"{settings.address}:{port}" for port in (settings.port, settings.controller_port))
-    found = {
+    values = {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.bootstrap.servers": controller,
@@ -185,16 +185,16 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 1000,
     }
-    return "".join(f"{key}={value}\n" for key, value in found.items())
+    return "".join(f"{key}={value}\n" for key, value in values.items())
 
 
 def _security(settings: BrokerSettings) -> dict[str, object]:
     """Return the settings of TLS and logins for clients."""
     tls, login = settings.certificates, settings.login
     protocol = ("SASL_" if login else "") + ("SSL" if tls else "PLAINTEXT")
-    found: dict[str, object] = {"listener.security.protocol.map": f"CLIENTS:{protocol},CONTROLLER:PLAINTEXT"}
+    security: dict[str, object] = {"listener.security.protocol.map": f"CLIENTS:{protocol},CONTROLLER:PLAINTEXT"}
     if tls:
-        found |= {
+        security |= {
             "ssl.keystore.type": "PKCS12",
             "ssl.keystore.location": tls.keystore,
             "ssl.keystore.password": tls.password,
@@ -206,11 +206,11 @@ def _security(settings: BrokerSettings) -> dict[str, object]:
         }
     if login:
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
-        found |= {
+        security |= {
             "sasl.enabled.mechanisms": "SCRAM-SHA-512",
             "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
             "listener.name.clients.scram-sha-512.sasl.jaas.config": (
                 f'{module} required username="{login[0]}" password="{login[1]}";'
             ),
         }
-    return found
+    return security

@@ -12,7 +12,7 @@ from servers import ServerError
 
 
 def may_be_alone() -> bool:
-    """Tell whether we may make a network: only root may, or a process in a container of its own."""
+    """Tell whether we may make a network of our own, as root may."""
     return subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
 
 

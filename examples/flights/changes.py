@@ -107,12 +107,12 @@ def read_keys(session: Any) -> dict[str, list[Key]]:
 
     :param session: a session of the Python driver.
     """
-    found = {
-        # A partition of which only static values are left has no clustering.
+    keys = {
+        # A partition with only static values has no clustering.
         table: [tuple(row) for row in session.execute(f"SELECT {query}") if None not in row]
         for table, query in KEYS.items()
     }
-    return found | {"flights": [key for key in found["flights"] if key[-1] in REAL_FLIGHTS]}
+    return keys | {"flights": [key for key in keys["flights"] if key[-1] in REAL_FLIGHTS]}
 
 
 def changes(seed: int, keys: Mapping[str, Sequence[Key]]) -> Iterator[Change]:

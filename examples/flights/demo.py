@@ -301,11 +301,12 @@ def published_since(store: ObjectStore, began_ms: int) -> dict[str, int]:
     :param began_ms: start of the count, ms since the epoch
     """
     tables = read_statuses(store).get("bucket_close/close", {}).get("tables", {})
-    found: dict[str, int] = {}
-    for name, one in tables.items():
-        passes = [get_pass(store, one["table_id"], number) for number in pass_numbers(store, one["table_id"])]
-        found[name] = sum(part.records for one in passes if one.created_at_ms >= began_ms for part in one.parts)
-    return found
+    messages: dict[str, int] = {}
+    for name, table in tables.items():
+        passes = [get_pass(store, table["table_id"], number) for number in pass_numbers(store, table["table_id"])]
+        new = [published for published in passes if published.created_at_ms >= began_ms]
+        messages[name] = sum(part.records for published in new for part in published.parts)
+    return messages
 
 
 def total(parts: Sequence[Progress]) -> Progress:
@@ -346,11 +347,11 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
             table.add_row(bootstrap.table, "", "", "", f"{published:,}", "failed")
             continue
         scan = read_report(bootstrap.store, "bootstrap_scan", bootstrap.run)
-        found = read_report(verification.store, "replica_verify", verification.run)
+        compared = read_report(verification.store, "replica_verify", verification.run)
         # Nobody writes any more, so rows that changed after the comparison's moment are differences, too.
-        differences = found["differences"] + found["rows_of_differing_ranges"].get("changed_after", 0)
-        equal &= differences == 0 and found["rows"] == found["replica_rows"]
-        numbers = (found["rows"], found["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
+        differences = compared["differences"] + compared["rows_of_differing_ranges"].get("changed_after", 0)
+        equal &= differences == 0 and compared["rows"] == compared["replica_rows"]
+        numbers = (compared["rows"], compared["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
         table.add_row(bootstrap.table, *(f"{number:,}" for number in numbers))
     console.print(table)
     for reason in reasons:
