@@ -1,15 +1,15 @@
 """Read commit logs of a real Cassandra 5.0 node: ours against Cassandra's own reader and plain Python.
 
 ``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. Everything
-runs on one core, one program after another, twice, and the faster run of each counts, since no machine is equally fast
-all the time. The files are in the system's cache. Rates are by CPU time, which is what a core does whoever else uses
-the machine; on an idle machine they are those of the wall clock, too.
+runs on one core, one program after another, twice. The faster run of each counts, since no machine is equally fast all
+the time. The files are in the system's cache. Rates are by CPU time, which does not depend on other users of the
+machine; on an idle machine they equal rates by the wall clock.
 
 uniform  inserts of six cells, 158 bytes each
 mix      of 100: 80 inserts (4 with TTL), 10 updates, 5 writes to collections, 5 deletions; several tables
 
 arrow    ours: change rows with digests as Arrow batches, thrown away
-parquet  ours: the same as staging files (zstd), which the disk has at the end of the pass
+parquet  ours: the same change rows as staging files (zstd), on disk at the end of the pass
 java     Cassandra's CommitLogReader; a handler visits each row and cell and keeps nothing
 python   the plain-Python model of the tests, on a part of the first segment
 debezium the backlog only. It opens an HTTP port on all interfaces: as root the whole scenario therefore runs in a
@@ -59,9 +59,9 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Bench:
-    """Where things are.
+    """The places and the core of a run.
 
-    :ivar core: the only one that a measured program may use
+    :ivar core: the only core that a measured program may use
     :ivar kernels: folder of compiled kernels, empty at first
     :ivar scratch: folder that is deleted at the end
     """
@@ -110,19 +110,19 @@ def main() -> int:
 
 
 def say(text: str) -> None:
-    """Progress goes to stderr, results to stdout."""
+    """Print progress to stderr; results go to stdout."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def compile_kernels(bench: Bench, data: DataSet) -> float:
-    """Fill the cache of kernels, which everybody does once, at set-up; the seconds that it takes."""
+    """Fill the cache of kernels, as at set-up; return the seconds that it takes."""
     seconds = ours(bench, data, 1).end_seconds
     say(f"kernels are compiled after {seconds:.0f} s")
     return seconds
 
 
 def measure(bench: Bench, data: DataSet, contenders: Sequence[str]) -> dict[str, Passes]:
-    """Run the contenders in turns; the faster run of each."""
+    """Run the contenders in turns; return the faster run of each."""
     results: dict[str, Passes] = {}
     for contender in [*contenders] * TURNS:
         if contender == "java":
@@ -141,7 +141,7 @@ def measure(bench: Bench, data: DataSet, contenders: Sequence[str]) -> dict[str,
 
 
 def ours(bench: Bench, data: DataSet, passes: int, parquet: bool = False) -> Passes:
-    """Our reader, in a new process."""
+    """Run our reader in a new process."""
     with tempfile.TemporaryDirectory(dir=bench.scratch, prefix="staging.") as staging:
         order = {
             "schema": str(schema_file(bench.scratch)),
@@ -155,14 +155,14 @@ def ours(bench: Bench, data: DataSet, passes: int, parquet: bool = False) -> Pas
 
 
 def plain_python(bench: Bench, data: DataSet) -> Passes:
-    """The tests' model on the beginning of a segment."""
+    """Run the tests' model on the beginning of a segment."""
     order = {"schema": str(schema_file(bench.scratch)), "segment": str(data.segments[0]), "bytes": PYTHON_BYTES}
     program = str(Path(__file__).parent / "peers" / "plain_python.py")
     return on_one_core([sys.executable, program, json.dumps(order)], bench.core, "The plain-Python reader")
 
 
 def backlog(bench: Bench, rows: int) -> dict[str, float]:
-    """Run bench/commitlog_backlog.py, print its table; the figures for the last line.
+    """Run bench/commitlog_backlog.py and print its table; return the figures for the last line.
 
     :raises ServerError: it fails; with its last lines
     """
@@ -178,13 +178,13 @@ def backlog(bench: Bench, rows: int) -> dict[str, float]:
 
 
 def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Print the table; the figures for the last line."""
+    """Print the table; return the figures for the last line."""
     print(f"\n**backlog**: {rows:,} rows; the node, and Kafka, run on the same {os.cpu_count()} cores\n")
     heads = ("first row, s", "last row, s", "without start-up, s", "CPU s", "MB written")
     print(f"| | {' | '.join(heads)} |\n|---|{len(heads) * '---|'}")
     for name in ("ours", "debezium"):
         one = found[name]
-        # A start-up ends when the program begins to read; of Debezium nobody sees this before its first event.
+        # A start-up ends when the program begins to read; for Debezium nobody sees this before its first event.
         one["working_seconds"] = one.get("pass_seconds", one["last_seconds"] - one["first_seconds"])
         values = [one[key] for key in ("first_seconds", "last_seconds", "working_seconds", "cpu_seconds", "megabytes")]
         print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} |")
@@ -196,9 +196,9 @@ def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, flo
 
 
 def check(results: dict[str, Passes]) -> None:
-    """Nobody may be fast by reading less; Cassandra counts rows of its system tables, too.
+    """Check that no contender is fast by reading less; Cassandra counts rows of its system tables, too.
 
-    :raises ServerError: somebody has read less
+    :raises ServerError: a contender has read less
     """
     java, arrow = results.get("java"), results.get("arrow")
     if java and arrow and java.warm.mutations < 0.999 * arrow.warm.mutations:
@@ -208,7 +208,7 @@ def check(results: dict[str, Passes]) -> None:
 
 
 def show(data: DataSet, results: dict[str, Passes]) -> dict[str, float]:
-    """Print the table of a data set; the figures for the last line."""
+    """Print the table of a data set; return the figures for the last line."""
     size = data.log_bytes
     record = size / data.statements
     print(
@@ -236,7 +236,7 @@ def show(data: DataSet, results: dict[str, Passes]) -> dict[str, float]:
 
 
 def ratios(name: str, results: dict[str, Passes]) -> dict[str, float]:
-    """How many times as fast ours are, once warm, as each other contender, warm and on its first pass."""
+    """Compute how many times as fast our warm readers are as each other contender, warm and on its first pass."""
     found = {}
     for ours_name in (one for one in results if one in OURS):
         warm = results[ours_name].warm

@@ -1,4 +1,4 @@
-"""A backlog of one node: Debezium drains it into Kafka, ours into staging files: ``commitlog_backlog.py ORDER``.
+"""Backlog of one node: Debezium drains it into Kafka, ours into staging files: ``commitlog_backlog.py ORDER``.
 
 ORDER is JSON: ``rows``; ``core``, ``kernels`` and ``scratch`` as in bench/commitlog.py; ``alone``: the process has a
 network of its own, whose loopback interface is to be switched on. A line of JSON is printed.
@@ -31,7 +31,7 @@ SYNC_SECONDS = 3.0
 
 
 def main() -> None:
-    """Do what the order says."""
+    """Execute the order."""
     order = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
     if order["alone"]:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def ours(node: CassandraNode, order: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """Our reader on the same segments, in a new process on one core, until the disk has the last staging file."""
+    """Run our reader on the same segments, in a new process on one core, until the disk has the last staging file."""
     segments = segments_in(node.cdc_raw)
     staging = scratch / "staging"
     staging.mkdir()

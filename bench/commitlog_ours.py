@@ -1,8 +1,8 @@
 """Our side of bench/commitlog.py, in a process of its own: ``python bench/commitlog_ours.py ORDER``.
 
-ORDER is JSON: ``schema``, a file; ``segments``; ``passes``; ``target``, a folder for staging Parquet or null, and then
-change rows are thrown away; ``one_file``: not one for each segment. A line of JSON is printed when the first batch is
-there and for each pass.
+ORDER is JSON: ``schema``, a file; ``segments``; ``passes``; ``target``, a folder for staging Parquet (null: change rows
+are thrown away); ``one_file``: whether one file holds all segments. It prints a line of JSON after the first batch and
+for each pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROW_GROUP_ROWS = 65_536
 class Staging:
     """A Parquet file of change rows, durable when it is closed.
 
-    :param path: of the file
+    :param path: path of the file
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Staging:
             self._flush()
 
     def close(self) -> int:
-        """Write the rest, and wait until the disk has it; gives the bytes of the file."""
+        """Write the rest, and wait until the disk has it; return the bytes of the file."""
         self._flush()
         self._writer.close()
         with self._path.open("rb") as file:
@@ -68,7 +68,7 @@ class Staging:
 def read(
     segments: list[Path], tables: LoggedTables, target: Path | None, one_file: bool, first: bool
 ) -> dict[str, Any]:
-    """Decode all segments, and write staging files if there is a target; what was done."""
+    """Decode all segments, and write staging files if there is a target; return what was done."""
     mutations = rows = cells = written = 0
     staging: Staging | None = None
     for segment in segments:
@@ -93,7 +93,7 @@ def read(
 
 
 def main() -> None:
-    """Do what the order says."""
+    """Execute the order."""
     order = json.loads(sys.argv[1])
     schema = parse_schema(Path(order["schema"]).read_text(), order["schema"])
     tables = logged_tables(schema.tables)

@@ -1,8 +1,8 @@
-"""The relay of a file stream to a real Kafka broker against confluent-kafka's bare produce of the same bytes.
+"""Relay of a file stream to a real Kafka broker against confluent-kafka's bare produce of the same bytes.
 
 ``python bench/kafka_relay.py`` prints one BENCHMARK_RESULT line. The relay reads the stream's files, decompresses them,
-cuts messages out, and sends each with two headers; the bare producer has keys and values in memory already, and sends
-no headers. Both are idempotent, with the same settings, are told of what is not delivered, and wait for the rest.
+cuts messages out, and sends each with two headers. The bare producer has keys and values in memory already, and sends
+no headers. Both are idempotent, have the same settings, are told which messages fail, and wait for all others.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def published(lake: Path, topic: str, bodies: list[Any]) -> FileStream:
 
 
 def timed(run: Callable[[], int], broker: KafkaBroker) -> tuple[float, float, float]:
-    """Wall clock, CPU of this process, CPU of the broker, which is a child of this process: s."""
+    """Measure a call in s: wall clock, CPU of this process, CPU of the broker, which is a child of this process."""
     both, server, began = cpu_seconds(os.getpid()), cpu_seconds(broker.pid), time.monotonic()
     confirmed = run()
     seconds = time.monotonic() - began

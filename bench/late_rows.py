@@ -1,8 +1,8 @@
 """Publish late rows: many small files of some tables, as stages leave them, on a local Cassandra node.
 
 ``python bench/late_rows.py`` prints a BENCHMARK_RESULT line. The rows were written an hour ago by their own timestamps;
-a part of them has been deleted since. What is measured is one cycle of ``out_of_sequence``: from the files to committed
-passes. Cassandra runs on the same machine and competes for its cores.
+a part of them has been deleted since. One cycle of ``out_of_sequence`` is measured: from the files to committed passes.
+Cassandra runs on the same machine and competes for its cores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.steps.late_files import Write, put_late
 
 ROOT = Path(__file__).parent.parent
 HIDDEN = 0.1
-"""This part of the rows has been deleted since."""
+"""Share of the rows that has been deleted since."""
 
 
 def main() -> int:
@@ -92,7 +92,7 @@ def measure(folder: Path, node: CassandraNode, arguments: argparse.Namespace) ->
 
 
 def create_tables(session: Any, count: int) -> list[TableSchema]:
-    """Tables of one shape, with cdc."""
+    """Create tables of one shape, with cdc."""
     session.execute("CREATE KEYSPACE late WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
     for number in range(count):
         columns = "(id int, seq int, v text, PRIMARY KEY (id, seq))"
@@ -101,7 +101,7 @@ def create_tables(session: Any, count: int) -> list[TableSchema]:
 
 
 def put_files(session: Any, store: ObjectStore, tables: list[TableSchema], files: int, rows: int) -> int:
-    """Write rows to the tables, and the same as files of late rows; their number."""
+    """Write rows to the tables, and the same rows as files of late rows; return their number."""
     chance, hour_ago = random.Random(17), int(time.time() - 3600) * 10**6
     for number in range(files):
         table = tables[number % len(tables)]

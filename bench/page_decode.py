@@ -1,8 +1,7 @@
-"""Result pages to Arrow: our decoder against the driver's own, on the same bytes, on one core.
+"""Decoding of result pages to Arrow: our decoder against the driver's own, on the same bytes, on one core.
 
-``python bench/page_decode.py`` prints one BENCHMARK_RESULT line. The driver decodes to Python rows, which is what
-its users get; the time that it would take to put these into Arrow is not counted. Some pages are decoded at a time, as
-in a scan.
+``python bench/page_decode.py`` prints one BENCHMARK_RESULT line. The driver decodes to Python rows, as its users get
+them; the time to put these into Arrow is not counted. Some pages are decoded at a time, as in a scan.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ COLUMNS: dict[str, tuple[str, int, Callable[[int], bytes]]] = {
 
 
 def page(first_row: int) -> bytes:
-    """The body of one page: row count, then length and bytes of each cell."""
+    """Make the body of one page: row count, then length and bytes of each cell."""
     parts = [struct.pack(">i", PAGE_ROWS)]
     for row in range(first_row, first_row + PAGE_ROWS):
         for _, _, value in COLUMNS.values():
@@ -52,7 +51,7 @@ def page(first_row: int) -> bytes:
 
 
 def message_start() -> bytes:
-    """What stands before the page in a RESULT message: its kind and the columns' metadata."""
+    """Make the beginning of a RESULT message, before the page: its kind and the columns' metadata."""
     start = io.BytesIO()
     write_int(start, ROWS_RESULT)
     write_int(start, 1)  # one table for all columns
@@ -84,7 +83,7 @@ def drivers(handler: Any, pages: list[bytes]) -> int:
 
 
 def fastest(decoder: Callable[[], int], expected_rows: int) -> float:
-    """Rows per second of processor time, of the fastest of some runs."""
+    """Measure rows per second of processor time, in the fastest of some runs."""
     times = []
     for _ in range(REPEATS):
         begin = time.process_time()
@@ -96,7 +95,7 @@ def fastest(decoder: Callable[[], int], expected_rows: int) -> float:
 
 
 def check(body: bytes) -> None:
-    """Both decoders must give the same values, or the comparison means nothing."""
+    """Check that both decoders give the same values."""
     message = _ProtocolHandler.decode_message(
         PROTOCOL_VERSION, {}, 0, 0, ResultMessage.opcode, message_start() + body, None, None
     )

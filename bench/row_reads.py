@@ -47,7 +47,7 @@ ROOT = Path(__file__).parent.parent
 HEAP_MB = 2048
 CONCURRENCY = 128
 REPEATS = 3
-"""The first of them warms up, client and server."""
+"""Number of reads; the first warms up client and server."""
 
 
 def main() -> int:
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def chosen_keys(node: CassandraNode, count: int) -> dict[str, pa.RecordBatch]:
-    """The keys to read in each scenario, with their plain values for the driver."""
+    """Choose the keys to read in each scenario, with their plain values for the driver."""
     cluster = node.cluster()
     try:
         rows = list(cluster.connect().execute(f"SELECT token(customer), customer, seq FROM {KEYSPACE}.{TABLE}"))
@@ -112,7 +112,7 @@ def keys_of(rows: list[tuple[int, str, int]]) -> pa.RecordBatch:
 
 
 def measure(settings: ClusterSettings, path: str, keys: int, rows: int, server: int) -> dict[str, Measurement]:
-    """Each contender's middle read by rate, without the first."""
+    """Measure each contender; return its median read by rate, without the first."""
     found = {}
     for name, prepare in (("ours", ours), ("driver", driver)):
         reads = together(prepare, [(settings, path, rows)], server, REPEATS)[1:]
@@ -125,7 +125,7 @@ def measure(settings: ClusterSettings, path: str, keys: int, rows: int, server: 
 
 
 def ours(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
-    """Connect; the read gives row images."""
+    """Connect; return a read that gives row images."""
     keys = read_keys(path)
     session = scan_session(settings, int(time.time()))
     table = read_table(connect(settings), KEYSPACE, TABLE)

@@ -10,10 +10,10 @@ driver  the Python driver's compiled decoding to named tuples, thrown away
 dsbulk  dsbulk 1.10.0, unload to CSV files; start-up (unloading an empty table) is subtracted
 spark   Spark Cassandra Connector 3.5.1 on Spark 3.5, local[2], into the noop sink and to Parquet; a warm session
 
-The numbers behind a Python client are processes × token ranges that each has in flight. All use LOCAL_ONE, pages of
-5000 rows and no compression on the wire. They take turns, in several rounds, because a machine is not equally fast all
-the time; the middle one of its reads by rate counts. "CPU bound" is the rate at which client and server together would
-keep all cores busy: compare by it when something else runs on the machine.
+The numbers behind a Python client are processes × token ranges in flight in each. All use LOCAL_ONE, pages of 5000 rows
+and no compression on the wire. They take turns, in several rounds, because a machine is not equally fast all the time;
+the median of a contender's reads by rate counts. "CPU bound" is the rate at which client and server together would keep
+all cores busy: compare by it if something else runs on the machine.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ def main() -> int:
 
 
 def say(text: str) -> None:
-    """Progress goes to stderr, results to stdout."""
+    """Print progress to stderr; results go to stdout."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def measure(node: CassandraNode, scratch: Path, times: bool, arguments: argparse.Namespace) -> Results:
-    """Measure the contenders in turns; the middle read of each.
+    """Measure the contenders in turns; return the median read of each.
 
-    :param times: whether they read WRITETIME and TTL, too
+    :param times: whether they also read WRITETIME and TTL
     """
     config_path, plan = make_plan(node, scratch, times)
-    # The server's JVM compiles what it runs often; nobody shall pay for that.
+    # The server's JVM first compiles its code; no contender shall pay for that.
     together(raw_pages, shares(config_path, plan, 2, IN_FLIGHT), node.pid, WARM_UP_READS)
     found: dict[str, list[Measurement]] = {}
     for turn in range(1, arguments.rounds + 1):
@@ -130,12 +130,12 @@ def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, Sca
 
 
 def shares(config_path: str, plan: ScanPlan, processes: int, *more: object) -> list[tuple[object, ...]]:
-    """The arguments of each of some processes, which read every so manieth split."""
+    """Return each process's arguments; of n processes each reads every n-th split."""
     return [(config_path, plan.to_json(), plan.splits[first::processes], *more) for first in range(processes)]
 
 
 def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, plan: ScanPlan) -> Runs:
-    """One read by a contender in each of its variants, by the variant's name."""
+    """Read once by a contender in each of its variants; return measurements by the variant's name."""
 
     def python_client(
         prepare: Callable[..., Callable[[], Work]],
@@ -182,12 +182,12 @@ def show(results: Results, rows: int, times: bool) -> None:
 
 
 def cpu_bound(one: Measurement) -> float:
-    """Rows per second if client and server kept every core busy: hardly changes when others use the machine, too."""
+    """Compute rows per second if client and server kept every core busy; other load hardly changes it."""
     return (os.cpu_count() or 1) * one.rows / (one.client_seconds + one.server_seconds)
 
 
 def best_by_contender(results: Results) -> Results:
-    """The fastest variant of each contender; Spark's sinks stay apart, since they do different work."""
+    """Choose the fastest variant of each contender; Spark's sinks stay apart, since they do different work."""
     best: Results = {}
     for name, one in results.items():
         key = name.replace(" ", "_") if name.startswith("spark") else name.split()[0]

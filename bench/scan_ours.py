@@ -62,7 +62,7 @@ class _Replica:
         self.add = self._file.add
 
     def finish(self) -> int:
-        """Put the file into the store; gives its bytes."""
+        """Put the file into the store; return its bytes."""
         file, data = self._file.finish(self._name, 0)
         self._store.put(f"bench/{self._name}", data)
         return file.bytes
@@ -90,7 +90,7 @@ class _Stream:
         self._part.add(self._describe(batch))
 
     def finish(self) -> int:
-        """Put the part into the store; gives its bytes."""
+        """Put the part into the store; return its bytes."""
         return self._part.finish().bytes
 
 
@@ -99,7 +99,7 @@ OURS = {"arrow": to_arrow, "delta": to_delta, "avro": to_avro}
 
 
 def reader(name: str, config_path: str, plan_json: str, splits: Sequence[Split]) -> Callable[[], Work]:
-    """The read of the splits by one of ``OURS``, after it has read one of them to warm up."""
+    """Return the read of the splits by one of ``OURS``, after it has read one of them to warm up."""
     config, plan = load_config(config_path), ScanPlan.from_json(plan_json)
     OURS[name](config, plan, splits[:1])
     return lambda: OURS[name](config, plan, splits)

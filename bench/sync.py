@@ -40,7 +40,7 @@ DEFAULT_SYNC_MS = 10_000
 """Cassandra's ``commitlog_sync_period``."""
 
 JARS = ("cassandra-5.0", "delta", "kafka", "debezium-cassandra-5")
-"""Of all that takes part in a backlog."""
+"""Jars of all programs that take part in a backlog."""
 
 Figures = dict[str, float | str]
 
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def add_lag(parser: argparse.ArgumentParser) -> None:
-    """The options of ``lag``."""
+    """Add the options of ``lag``."""
     parser.add_argument("--minutes", type=float, default=10.0, help="of writes (default: 10)")
     parser.add_argument("--rate", type=float, default=300.0, help="changes a second (default: 300)")
     parser.add_argument("--window-ms", type=int, default=60_000, help="window interval (default: 60,000)")
@@ -88,7 +88,7 @@ def add_lag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backlog(parser: argparse.ArgumentParser) -> None:
-    """The options of ``backlog``."""
+    """Add the options of ``backlog``."""
     parser.add_argument(
         "--rows", type=int, default=200_000, help="of one node's backlog; 0: leave out (default: 200,000)"
     )
@@ -113,7 +113,7 @@ def say(text: str) -> None:
 
 
 def compile_kernels() -> None:
-    """Everybody does this once, at set-up."""
+    """Compile the kernels, as at set-up."""
     from ringsync.warm import warm
 
     warm()
@@ -176,7 +176,7 @@ def show_rates(rows: int, found: Mapping[str, Mapping[str, float]]) -> Figures:
 
 
 def ratios(found: Mapping[str, Mapping[str, float]]) -> Figures:
-    """How many times as many events a second ours are as Debezium's."""
+    """Divide our events a second by Debezium's."""
     figures: Figures = {}
     if "debezium" in found:
         theirs = found["debezium"]
@@ -189,7 +189,7 @@ def ratios(found: Mapping[str, Mapping[str, float]]) -> Figures:
 
 
 def key_of(name: str) -> str:
-    """Of a contender in the last line."""
+    """Return a contender's key in the last line."""
     first, *others = name.replace(",", "").split()
     return first + "".join(word[0].upper() + word[1:] for word in others)
 

@@ -135,7 +135,7 @@ def wait_until_over() -> None:
 
 
 def rates(order: dict[str, Any], scratch: Path) -> dict[str, dict[str, float]]:
-    """One node, one replica, and nobody has read its log: who is how fast."""
+    """Measure the speed of each contender: one node, one replica, and nobody has read its log."""
     settings = replace(SETTINGS, segment_mib=order["segment_mib"], cdc_total_mib=8192).on_free_ports()
     found: dict[str, dict[str, float]] = {}
     with CassandraNode(scratch / "node", settings, CACHE) as node:
@@ -162,7 +162,7 @@ def rates(order: dict[str, Any], scratch: Path) -> dict[str, dict[str, float]]:
 def ours(
     name: str, node: CassandraNode, broker: KafkaBroker, rows: int, folder: Path, logs: SavedLogs
 ) -> dict[str, float]:
-    """Our loops drain the log into a topic of their own.
+    """Drain the log by our loops into a topic of their own.
 
     Their start-up ends when some changes of another table are in Kafka; only then the logs are put into ``cdc_raw``.
     """
@@ -218,7 +218,7 @@ def prime(node: CassandraNode, loops: Loops, topic: str) -> None:
 
 
 def drained_by_debezium(node: CassandraNode, broker: KafkaBroker, rows: int, folder: Path) -> dict[str, float]:
-    """Its connector drains the log; nobody sees from outside when it begins to read, so its first event counts."""
+    """Drain the log by Debezium's connector, from its first event: its start cannot be seen from outside."""
     folder.mkdir()
     found: dict[str, float] = asdict(debezium.drain(node, broker, KEYSPACE, "orders", rows, folder))
     return {**found, "working_seconds": found["last_seconds"] - found["first_seconds"]}
@@ -248,7 +248,7 @@ def three(order: dict[str, Any], scratch: Path) -> dict[str, Any]:
 
 
 def ours_told(nodes: Sequence[CassandraNode], broker: KafkaBroker, changes: int, folder: Path) -> dict[str, Any]:
-    """Our loops on the logs of three nodes."""
+    """Run our loops on the logs of three nodes."""
     topic = f"facts_of_ours.{facts.KEYSPACE}.{facts.TABLE}"
     make_topics(broker.bootstrap, [topic])
     kafka = {"bootstrap_servers": [broker.bootstrap], "partitions": 1, "serialisation": "json"}
@@ -281,7 +281,7 @@ def debezium_told(
 
 
 def told_in(broker: KafkaBroker, topic: str, *, ours: bool) -> dict[str, Any]:
-    """What a topic tells of the facts."""
+    """Judge what a topic tells of the facts."""
     return asdict(facts.judge(((one.key, one.value) for one in read_events(broker.bootstrap, topic)), ours=ours))
 
 

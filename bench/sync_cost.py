@@ -29,8 +29,8 @@ class Cost:
     """What was used up to a moment.
 
     :ivar cpu: user and system time, s, by name of the process
-    :ivar server_cpu: of all nodes, s
-    :ivar requests: of native protocol connections that the processes have opened
+    :ivar server_cpu: CPU time of all nodes, s
+    :ivar requests: requests on the native protocol connections that the processes have opened
     :ivar received: bytes that came on them
     :ivar sent: bytes that went
     :ivar reads: partitions and ranges of the keyspaces' tables that coordinators have read for anybody
@@ -44,7 +44,7 @@ class Cost:
     reads: int
 
     def since(self, before: Cost) -> Cost:
-        """What was used between two moments."""
+        """Return what was used between two moments."""
         return Cost(
             {name: used - before.cpu[name] for name, used in self.cpu.items()},
             self.server_cpu - before.server_cpu,
@@ -69,11 +69,11 @@ class _Counters:
 class Watch:
     """Looks at processes again and again, until the block ends; connections that came and went between are missed.
 
-    :ivar processes: by name
+    :ivar processes: the processes, by name
     :ivar nodes: whose connections are counted; none: only memory and CPU are
     :ivar keyspaces: whose reads are counted
     :ivar interval_s: between two looks; each is some 0.1 s of CPU
-    :ivar peak_mb: by name the largest memory (proportional set size) of a process and its children together
+    :ivar peak_mb: the largest memory (proportional set size) of a process and its children together, by name
     """
 
     processes: Mapping[str, ServerProcess]
@@ -105,7 +105,7 @@ class Watch:
             cluster.shutdown()
 
     def cost(self) -> Cost:
-        """What was used until now."""
+        """Return what was used until now."""
         self._look()
         ours = [one for one in self._connections.values() if one.ours]
         return Cost(

@@ -42,7 +42,7 @@ PASSES = "pass-*"
 class Order:
     """What is to be done.
 
-    :ivar minutes: of writes
+    :ivar minutes: duration of the writes
     :ivar rate: changes a second
     :ivar sync_ms: how often the nodes sync their commit logs
     """
@@ -63,7 +63,7 @@ class Order:
 class Found:
     """What came out.
 
-    :ivar writer: what the writer says
+    :ivar writer: the writer's report
     :ivar lags: seconds from a change's write, by where it came to: ``message``, ``replica``, ``kafka``
     :ivar wrong: what is not as it must be; nothing of it may be there
     """
@@ -124,7 +124,7 @@ def measure(order: Order, scratch: Path, cache: Path, say: Any) -> Found:
 
 @contextmanager
 def kafka(order: Order, scratch: Path, cache: Path) -> Iterator[KafkaBroker | None]:
-    """A broker with the topics, if one is wanted."""
+    """Start a broker with the topics, if one is wanted."""
     if not order.kafka:
         yield None
         return
@@ -164,7 +164,7 @@ def write(nodes: Sequence[CassandraNode], scratch: Path, **order: Any) -> dict[s
 
 
 def follows(loops: Loops) -> bool:
-    """Whether the loops work, and the bootstrap is behind them."""
+    """Tell whether the loops work and the bootstrap is over."""
     loops.check()
     status = loops.status()
     table = status.get("bucket_close/close", {}).get("tables", {}).get(f"{KEYSPACE}.{BOOTSTRAPPED}")
@@ -172,7 +172,7 @@ def follows(loops: Loops) -> bool:
 
 
 def published(loops: Loops, changes: int) -> bool:
-    """Whether there are so many messages, and the replica has every pass."""
+    """Tell whether all messages are published and the replica has every pass."""
     loops.check()
     passes = {table: passes_of(loops.lake, table) for table in TABLES}
     if sum(records for found in passes.values() for records, _ in found.values()) < changes:
@@ -298,7 +298,7 @@ def show_cost(found: Found, changes: int) -> dict[str, float | str]:
 
 
 def problems(order: Order, found: Found) -> list[str]:
-    """What makes the benchmark fail; late messages are no mistake."""
+    """List what makes the benchmark fail; late messages are no mistake."""
     found_wrong = [f"{count:,} {name}" for name, count in found.wrong.items() if count and name != "late"]
     if found.writer["written"] != order.changes:
         found_wrong.append(f"{found.writer['written']:,} changes written of {order.changes:,}")

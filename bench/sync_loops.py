@@ -60,9 +60,9 @@ class Loops:
     """The running applications of one configuration; all have ended when the block ends.
 
     :param conf: ``ringsync.yaml``; logs are written beside it
-    :param cache: of jars
+    :param cache: folder that keeps the jars
 
-    :ivar running: by name of the application
+    :ivar running: the running loops, by name of the application
     """
 
     def __init__(self, conf: Path, cache: Path) -> None:
@@ -116,7 +116,7 @@ class Loops:
                 raise ServerError(f"{name} has ended.\n{process.log_end()}")
 
     def status(self) -> dict[str, Status]:
-        """What the loops have said last, by ``<application>/<name>``."""
+        """Read the last status of each loop, by ``<application>/<name>``."""
         return read_statuses(self._store)
 
     def stop(self) -> dict[str, dict[str, Any]]:

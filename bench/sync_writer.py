@@ -1,10 +1,10 @@
-"""Writes to a cluster at a steady rate, in a process of its own: ``python bench/sync_writer.py ORDER``.
+"""Writer to a cluster at a steady rate, in a process of its own: ``python bench/sync_writer.py ORDER``.
 
 ORDER is JSON: ``nodes`` and ``port``; ``rows`` of ``orders`` to write before; ``changes``, ``rate`` (a second) and
 ``times``, a file that gets the write time (µs) of each change. A line of JSON is printed at the end.
 
-Every change is to a row of its own, and its write time is unique: the time at which it was sent. So each is to be one
-message, which says by its ``ts_us`` which change it is, and the row after it has this time in ``written_us``.
+Every change writes a row of its own, and its write time is unique: the time at which it was sent. So each change must
+become one message. The message's ``ts_us`` identifies the change, and the row after it has this time in ``written_us``.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _STATEMENTS["order"] = f"{_STATEMENTS['insert']} USING TIMESTAMP ?"
 
 
 def creation(*, replicas: int, cdc: frozenset[str]) -> list[str]:
-    """The statements that create keyspace and tables.
+    """Return the statements that create keyspace and tables.
 
-    :param cdc: the tables that have it from the beginning
+    :param cdc: the tables that have cdc from the beginning
     """
     made = [
         f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': {replicas}}}"
@@ -66,20 +66,20 @@ def creation(*, replicas: int, cdc: frozenset[str]) -> list[str]:
 
 
 def rows_before(changes: int) -> int:
-    """So many orders must be there before: each is changed once at most."""
+    """Return the number of orders that must exist before: each is changed once at most."""
     return (changes // CYCLE + 1) * OLD_PER_CYCLE
 
 
 def table_of(number: int) -> str:
-    """The table that a change is to."""
+    """Return the table that a change writes to."""
     place = number % CYCLE
     return "orders" if place < 13 else "baskets" if place < 16 else "events"
 
 
 def change(number: int, us: int) -> tuple[str, tuple[Any, ...]]:
-    """A change: the name of its statement, and the parameters.
+    """Return a change: the name of its statement, and the parameters.
 
-    :param us: its write time, µs
+    :param us: write time of the change, µs
     """
     place, cycle = number % CYCLE, number // CYCLE
     if place < 7:
@@ -95,19 +95,19 @@ def change(number: int, us: int) -> tuple[str, tuple[Any, ...]]:
 
 
 def order_key(kind: str, row: int) -> tuple[str, int]:
-    """The key of an order."""
+    """Return the key of an order."""
     return f"{kind}-{row // PARTITION_ROWS}", row % PARTITION_ROWS
 
 
 def order(kind: str, row: int) -> tuple[Any, ...]:
-    """An order without its write time."""
+    """Return an order without its write time."""
     return (*order_key(kind, row), row * 1_000_003, NOTE, START + timedelta(seconds=row))
 
 
 class Writer:
-    """Sends changes; one that fails is sent again with the time that it had.
+    """Sender of changes; a change that fails is sent again with its time.
 
-    :param session: at the consistency level of the writes, in the keyspace
+    :param session: session with the writes' consistency level, in the keyspace
     """
 
     def __init__(self, session: Any) -> None:
@@ -120,12 +120,12 @@ class Writer:
         self.behind_s = 0.0
 
     def fill(self, rows: int) -> None:
-        """Write the orders that are there before."""
+        """Write the orders that must exist before."""
         parameters = [(*order("old", row), 0) for row in range(rows)]
         execute_concurrent_with_args(self._session, self._prepared["insert"], parameters, concurrency=128)
 
     def run(self, changes: int, rate: float) -> float:
-        """Write; gives the seconds that it took.
+        """Write all changes; return the seconds that it took.
 
         :raises RuntimeError: too many writes fail
         """
@@ -156,14 +156,14 @@ class Writer:
             self._ask(self._failed.get())
 
     def _ask(self, number: int) -> None:
-        """Send a change; its place among those in flight is free when it is written."""
+        """Send a change; its place among the changes in flight is free when it is written."""
         name, parameters = change(number, self.times[number])
         future = self._session.execute_async(self._prepared[name], parameters)
         future.add_callbacks(lambda _: self._free.release(), lambda _: self._failed.put(number))
 
 
 def main() -> None:
-    """Do what the order says."""
+    """Execute the order."""
     given = json.loads(sys.argv[1])
     profile = ExecutionProfile(consistency_level=ConsistencyLevel.QUORUM, request_timeout=30)
     cluster = Cluster(

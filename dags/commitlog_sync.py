@@ -1,21 +1,21 @@
-"""Follow the commit logs: what is written to tables with `cdc = true` becomes messages and the newest replica.
+"""Follow the commit logs: writes to tables with `cdc = true` become messages and the newest state of replicas.
 
-**What it does.** Two loops side by side, for `sync.run_s` seconds, then the next run begins. `stage_…`, one task for
-each queue of workers, reads what its nodes' commit logs have synced, and puts the change rows into buckets. `close`
-publishes what the replicas agree on, or what the closed buckets hold, and hands it to the replica and to Kafka.
+**What it does.** Two loops work side by side for `sync.run_s` seconds; then the next run begins. `stage_…`, one task
+for each queue of workers, reads what its nodes' commit logs have synced, and puts the change rows into buckets. `close`
+publishes rows that the replicas agree on, and all rows of closed buckets, and hands them to the replica and to Kafka.
 
 **Inputs.** The nodes' `cdc_raw` folders and the configuration `ringsync.yaml` (`RINGSYNC_CONFIG`), whose
 `sync.queue_of_node` says in which Airflow queue a node's task runs.
 
-**Outputs,** all in the object store: `streams/<topic>/`, the tables `changes` of `replica/<keyspace>/<table>/`, what
-lies between under `staging/` and `sync/`, numbers every few seconds under `status/`, and a report per task,
+**Outputs,** all in the object store: `streams/<topic>/`, the tables `changes` of `replica/<keyspace>/<table>/`,
+intermediate files under `staging/` and `sync/`, numbers every few seconds under `status/`, and a report per task,
 `reports/<application>/<run>.json`.
 
-**To re-run.** Nothing to do: a loop that was killed is started again after five seconds and goes on where it was, and
-a run that has ended is followed by the next. `cdcservice start` and `stop` switch it on and off.
+**To re-run.** Nothing to do: Airflow starts a killed loop again after five seconds, and the loop goes on where it was.
+After each run comes the next. `cdcservice start` and `stop` switch the sync on and off.
 
 **When it fails.** `cdcservice status` shows what stands still and why; the last line of the task's log says what failed
-and what to do. With exit code 3 (configuration, connection or rights) the loop is tried again in the next run only.
+and what to do. After exit code 3 (configuration, connection or rights) the loop is only tried again in the next run.
 docs/sync.md tells what each number means.
 """
 
@@ -32,7 +32,7 @@ SYNC = load_config(config_path()).sync
 with DAG(
     "commitlog_sync",
     dag_display_name="Follow the commit logs",
-    description="Changes in the nodes' commit logs become messages and the newest replica",
+    description="Publish changes from the nodes' commit logs as messages, and add them to the replicas",
     doc_md=__doc__,
     schedule="@continuous",
     start_date=LOOPS_SINCE,

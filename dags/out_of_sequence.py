@@ -1,8 +1,8 @@
-"""Publish what came late: changes whose bucket was closed before any replica's log showed them.
+"""Publish late rows: changes whose bucket was closed before they came.
 
-**What it does.** A loop, for `sync.run_s` seconds, then the next run begins. It takes the files of late rows,
-drops what was published already, reads the rest from all replicas, and publishes it as it is now. What a replica that
-is down may know better waits in `cdc.out_of_sequence` for another look.
+**What it does.** A loop works for `sync.run_s` seconds; then the next run begins. It takes the files of late rows,
+drops rows that were published before, reads the others from all replicas, and publishes them as they are now. Rows that
+a replica which is down may know better wait in `cdc.out_of_sequence` for another look.
 
 **Inputs.** The files under `staging/late/`, which `commitlog_sync` writes, the table `cdc.out_of_sequence`, and
 `ringsync.yaml` (`RINGSYNC_CONFIG`).
@@ -10,11 +10,11 @@ is down may know better waits in `cdc.out_of_sequence` for another look.
 **Outputs.** Messages with `source.late`, the replica, numbers every few seconds under `status/out_of_sequence/`, and
 the report `reports/out_of_sequence/<run>.json` in the object store.
 
-**To re-run.** Nothing to do: a loop that was killed is started again after five seconds and goes on where it was, and
-a run that has ended is followed by the next. `cdcservice start` and `stop` switch it on and off.
+**To re-run.** Nothing to do: Airflow starts a killed loop again after five seconds, and the loop goes on where it was.
+After each run comes the next. `cdcservice start` and `stop` switch the sync on and off.
 
 **When it fails.** `cdcservice status` shows how many rows wait, and since when; the last line of the task's log says
-what failed and what to do. With exit code 3 (configuration, connection or rights) it is tried again in the next run.
+what failed and what to do. After exit code 3 (configuration, connection or rights) the next run tries again.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Merge the newest row images into the replicas' bases.
 
-**What it does.** A replica is a base and the changes since. Readers of `<table>_live` see both; this merges them, so
-that few changes are left to look through. A table's turn comes after `replica.merge_interval_s` seconds, or when its
-changes are more than `replica.merge_rows_fraction` of its rows.
+**What it does.** A replica is a base and the changes since. Readers of `<table>_live` see both. The merge brings the
+changes into the base, so that readers have few changes to look through. A table is due after `replica.merge_interval_s`
+seconds, or when its changes are more than `replica.merge_rows_fraction` of its rows.
 
-**Inputs.** Replicas that `bootstrap_table` has made and `commitlog_sync` has changed. The parameter *table* names one
-that is to be merged now.
+**Inputs.** Replicas that `bootstrap_table` has made and `commitlog_sync` has changed. The parameter *table* names a
+table to merge now.
 
 **Outputs.** The tables `base` and `changes` of `replica/<keyspace>/<table>/`, and the report
 `reports/replica_merge/<run>.json` in the object store.
 
-**To re-run.** Clear the task, or trigger it again: what was merged already is merged with the same result.
+**To re-run.** Clear the task, or trigger the DAG again: merging the same changes again gives the same result.
 
-**When it fails.** Readers still see everything, only slower. The last line of the task's log says what failed and what
-to do; the next run tries all tables again.
+**When it fails.** Readers still see everything, but more slowly. The last line of the task's log says what failed and
+what to do; the next run tries all tables again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ringsync.orchestration import MERGE_LOOK_S, MERGE_PARAMETERS, OWNER, REPLIC
 with DAG(
     "replica_merge",
     dag_display_name="Merge changes into replicas",
-    description="The newest images of changed rows go into the replicas' bases",
+    description="Bring the newest images of changed rows into the replicas' bases",
     doc_md=__doc__,
     schedule=timedelta(seconds=min(MERGE_LOOK_S, load_config(config_path()).replica.merge_interval_s)),
     catchup=False,

@@ -1,20 +1,20 @@
 """Compare a replica with its source, cell by cell: value, writetime, TTL.
 
-**What it does.** Both sides are summed up per token range (a count and an order-free checksum over key, cell,
-writetime and expiry); only ranges whose sums differ are compared row by row. With *repair*, the rows that differ are
-read again from the source and written to the replica.
+**What it does.** It sums up both sides per token range (a count and an order-free checksum over key, cell, writetime
+and expiry), and compares only ranges whose sums differ row by row. With *repair*, it reads ranges that differ again
+from the source and writes them to the replica.
 
 **Inputs.** A table that the DAG `bootstrap_table` has replicated.
 
 **Outputs.** The report `reports/replica_verify/<run>.json` in the object store: each difference with its key.
 
-**To re-run.** Clear the task, or trigger it again; it changes nothing unless *repair* is on.
+**To re-run.** Clear the task, or trigger the DAG again; it changes nothing unless *repair* is on.
 
-**When it fails.** Exit code 1 means that there are differences: the report lists them, run it again with *repair*.
+**When it fails.** Exit code 1 means that there are differences: the report lists them. Run the DAG again with *repair*.
 The last line of the task's log says what failed and what to do.
 
-**Schedule.** None: a run is for one table, and there is no default table. For a nightly run trigger it from whatever
-keeps your schedule (`TriggerDagRunOperator`, or cron with `cdcservice verify --table shop.orders`): docs/airflow.md.
+**Schedule.** None: a run is for one table, and there is no default table. For a nightly run trigger the DAG from your
+own scheduler (`TriggerDagRunOperator`, or cron with `cdcservice verify --table shop.orders`): docs/airflow.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ringsync.orchestration import OWNER, REPLICA_VERIFY, VERIFY_PARAMETERS, saf
 with DAG(
     "replica_verify",
     dag_display_name="Verify a replica",
-    description="Source and replica are compared cell by cell, and repaired if asked",
+    description="Compare source and replica cell by cell, and repair the replica on request",
     doc_md=__doc__,
     schedule=None,
     max_active_runs=4,

@@ -1,4 +1,4 @@
-"""The one operator of ringsync's DAGs: a Spark application whose failure says what failed and what to do."""
+"""Operator of all ringsync DAGs: a Spark application whose failure says what failed and what to do."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ringsync.config import DEFAULT_QUEUE
 class SparkApplicationOperator(SparkSubmitOperator):
     """Submit one of ringsync's Spark applications.
 
-    Exit codes that another try cannot mend (differences found, wrong configuration, no rights) fail at once;
+    Exit codes that another try cannot help (differences found, wrong configuration, no rights) fail at once;
     crashes and kills are tried again. Passwords from Airflow connections go into the environment of spark-submit
     when the task runs: never into arguments, rendered templates or logs.
 
-    :param spark: the application
-    :param skip_if: template of a reason to skip the step; renders to nothing when it is to run
+    :param spark: the application to submit
+    :param skip_if: template of the reason to skip the step; renders to nothing if the step is to run
     """
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "skip_if", "report")
@@ -54,8 +54,8 @@ class SparkApplicationOperator(SparkSubmitOperator):
         """Run the application to its end.
 
         :raises AirflowSkipException: ``skip_if`` gives a reason
-        :raises AirflowFailException: it failed and trying again cannot help
-        :raises AirflowException: it failed otherwise
+        :raises AirflowFailException: the application failed, and another try cannot help
+        :raises AirflowException: the application failed, and another try may help
         """
         if self.skip_if:
             raise AirflowSkipException(self.skip_if)

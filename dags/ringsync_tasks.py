@@ -1,4 +1,4 @@
-"""What a task does around its Spark application: secrets before it, metrics after it."""
+"""Work of a task around its Spark application: secrets before it, metrics after it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ringsync.orchestration import config_path
 
 
 def prepare_environment(spark_connection: str) -> Config:
-    """Put the passwords that are in Airflow connections where spark-submit finds them, and nobody else.
+    """Put the passwords of Airflow connections into the environment, where only spark-submit finds them.
 
-    :param spark_connection: must be there, too
+    :param spark_connection: id of Spark's connection, which must exist, too
     :raises AirflowFailException: a connection is missing, or the configuration is wrong
     """
     try:
@@ -37,10 +37,10 @@ def prepare_environment(spark_connection: str) -> Config:
 
 
 def send_report(config: Config, key: str, since: float, log: Any) -> None:
-    """Send the numbers of an application's report as Airflow's section ``[metrics]`` says; it never fails a task.
+    """Send the numbers of an application's report as Airflow's section ``[metrics]`` says; never fail the task.
 
-    :param key: of the report in the object store
-    :param since: when the task began, in seconds since the epoch: an older report is of an earlier try
+    :param key: the report's key in the object store
+    :param since: start of the task, seconds since the epoch; an older report belongs to an earlier try
     """
     from ringsync.storage.port import NotFoundError, StorageError
     from ringsync.wiring import store_of

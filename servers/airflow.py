@@ -1,8 +1,8 @@
 """Airflow 3.3 on one machine: SQLite, LocalExecutor, everything on the loopback interface.
 
-`airflow standalone` would do, were it not for the servers of task logs: they listen on every interface, and no setting
-changes that (airflow/utils/serve_logs/core.py, 3.3.2). So the four components are started one by one, without them;
-the API server reads the logs from the files.
+`airflow standalone` also starts servers of task logs. They listen on every interface, and no setting changes that
+(airflow/utils/serve_logs/core.py, 3.3.2). So we start the four components one by one, without log servers; the API
+server reads the logs from their files.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Airflow(Server):
 
     A second start finds the runs, the password and the keys of the first.
 
-    :param home: database, logs, keys and password; only the owner may look into it.
-    :param port: of the UI and the API.
+    :param home: folder of database, logs, keys and password; only the owner may look into it.
+    :param port: port of the UI and the API.
     :param dags: folder of the DAGs.
     :param plugins: folder of the plugins; None: none.
     :param environment: further environment variables for all components and tasks, for example `RINGSYNC_CONFIG`.
-    :param parallelism: how many tasks run at once; the loops of the sync are three.
+    :param parallelism: number of tasks that run at once; the sync's loops are three of them.
     """
 
     username = "admin"
@@ -74,7 +74,7 @@ class Airflow(Server):
 
     @property
     def url(self) -> str:
-        """Where the UI and the API are."""
+        """Address of the UI and the API."""
         return f"http://{ADDRESS}:{self.port}"
 
     @property
@@ -131,10 +131,10 @@ class Airflow(Server):
 
     def revive(self, component: str) -> None:
         """
-        Start a component anew that has died, as a service manager does; what it had started may live on until `stop`.
+        Start a dead component again, as a service manager does; processes that it had started may live on until `stop`.
 
-        :param component: one of `COMPONENTS`.
-        :raises ServerError: it has not ended.
+        :param component: a name in `COMPONENTS`.
+        :raises ServerError: the component has not ended.
         """
         if not self._processes[component].ended:
             raise ServerError(f"Airflow's {component} is running: it cannot be revived.")
@@ -175,7 +175,7 @@ class Airflow(Server):
             "dag_processor": {"refresh_interval": 5, "min_file_process_interval": 5, "parsing_processes": 1},
             "scheduler": {
                 "enable_health_check": False,
-                # A loop of the sync whose worker was killed stands still for so long: the default is five minutes.
+                # A loop whose worker was killed stands still for this time: the default is five minutes.
                 "task_instance_heartbeat_timeout": 60,
             },
             # On busy cores the API server's answer may take longer than the default of five seconds.
@@ -232,7 +232,7 @@ def airflow_command() -> list[str]:
 
 def spark_environment() -> dict[str, str]:
     """
-    Return what tasks need to find this Python, the project and Spark, and what keeps Spark on the loopback interface.
+    Return variables: tasks find this Python, the project and Spark by them, and Spark stays on the loopback interface.
 
     :raises ServerError: there is no Java 17, or pyspark is not installed.
     """

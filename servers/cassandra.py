@@ -61,13 +61,13 @@ LOGBACK = """<configuration>
 @dataclass(frozen=True)
 class CommitLogEncryption:
     """
-    With which key a node encrypts its commit log (AES/CBC/PKCS5Padding).
+    The key with which a node encrypts its commit log (AES/CBC/PKCS5Padding).
 
     :param keystore: a keystore with the secret key; JKS cannot hold one, and Cassandra reads nothing but keystores.
     :param store_type: `JCEKS` or `PKCS12`.
-    :param store_password: of the keystore.
+    :param store_password: the keystore's password.
     :param key_alias: name of the key; JCEKS knows lower case only.
-    :param key_password: of the key; PKCS12 wants that of the store.
+    :param key_password: the key's password; PKCS12 wants the store's.
     :param chunk_kib: largest plain block; a section holds several.
     """
 
@@ -82,7 +82,7 @@ class CommitLogEncryption:
 @dataclass(frozen=True)
 class NodeSettings:
     """
-    How a node is set up.
+    The set-up of a node.
 
     :param version: `4.0`, `4.1` or `5.0`; the patch version is in `servers/poms`.
     :param address: a loopback address, for the other nodes and for clients; JMX is always on 127.0.0.1.
@@ -220,7 +220,7 @@ class CassandraNode(OneProcess):
         """
         Run nodetool and return what it prints.
 
-        :param arguments: for example `"flush", "flights"`.
+        :param arguments: arguments of nodetool, for example `"flush", "flights"`.
         :raises ServerError: it fails; with its last lines.
         """
         jars = fetch(f"cassandra-{self.settings.version}", self.cache)

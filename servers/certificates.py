@@ -20,12 +20,12 @@ VALID = datetime.timedelta(days=30)
 @dataclass(frozen=True)
 class Certificates:
     """
-    Where the files are.
+    The paths of the files.
 
     :param authority: PEM certificate of the authority that signed all others.
     :param keystore: PKCS12 with the server's key and certificate.
     :param truststore: PKCS12 with the authority's certificate.
-    :param password: of both stores.
+    :param password: password of both stores.
     :param client_certificate: PEM certificate of the client.
     :param client_key: PEM key of the client, not encrypted.
     """
@@ -40,7 +40,7 @@ class Certificates:
 
 def make_certificates(folder: Path, addresses: tuple[str, ...] = ("127.0.0.1",)) -> Certificates:
     """
-    Make an authority and what it signs: a server for these addresses, and a client. They are valid for 30 days.
+    Make certificates of an authority, a server for these addresses, and a client. They are valid for 30 days.
 
     :param folder: folder for the files; keys in it are readable by the owner only.
     :param addresses: IP addresses of the server.

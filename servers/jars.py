@@ -86,7 +86,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 def is_complete(folder: Path, pom: Path) -> bool:
     """
-    Say whether a folder holds what the pom asks for: the marker is of this pom and every jar has its size.
+    Tell whether a folder holds the pom's jars: the marker is of this pom, and every jar has its size.
 
     :param folder: the folder of jars.
     :param pom: the file with the coordinates.
@@ -185,9 +185,7 @@ def run_client(pom: Path, target: Path, cache: Path) -> None:
 
 def whole_artifact(pom: Path) -> str | None:
     """
-    Return the coordinates of the one file with all that it needs that a pom asks for, or None if it asks for others.
-
-    That is a jar with dependencies, or an archive of jars.
+    Return the coordinates of a pom's single file (a jar with dependencies, or an archive of jars); None: it has none.
 
     :param pom: the file with the coordinates.
     """
@@ -201,7 +199,7 @@ def whole_artifact(pom: Path) -> str | None:
 
 def take_jars(archive: Path, target: Path) -> None:
     """
-    Copy the jars in an archive, in whatever folder they are there, into one folder.
+    Copy the jars of all folders of an archive into one folder.
 
     :param archive: a tar file.
     :param target: the folder for the jars.
@@ -222,7 +220,7 @@ def maven_get_command(maven: str, artifact: str, repository: Path) -> list[str]:
     :param artifact: `group:artifact:version:type:classifier`.
     :param repository: the folder where Maven puts it, and its own plugins.
     """
-    # Version 3 of the plugin reads the jar's pom, and that of its parent, even if it is not to look any further.
+    # Version 3 of the plugin reads the poms of the jar and its parent even without transitive dependencies.
     goal = ["org.apache.maven.plugins:maven-dependency-plugin:2.8:get", "-Dtransitive=false"]
     return [maven, "--quiet", "--batch-mode", *goal, f"-Dartifact={artifact}", f"-Dmaven.repo.local={repository}"]
 
@@ -236,7 +234,7 @@ def maven_command(maven: str, pom: Path, target: Path) -> list[str]:
     :param target: the folder for the jars.
     """
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={target}"]
-    # -U: ask again for what could not be had last time.
+    # -U: ask again for files that could not be fetched last time.
     return [maven, "--quiet", "--batch-mode", "-U", f"--file={pom}", *goal]
 
 
@@ -312,7 +310,7 @@ def drop_other_platforms(folder: Path) -> None:
 
 
 def main() -> int:
-    """Fetch what the command line names, and print where it is."""
+    """Fetch the jars that the command line names, and print their folders."""
     parser = argparse.ArgumentParser(prog="python -m servers.jars", description="Fetch the jars of servers.")
     parser.add_argument("names", nargs="+", metavar="name", help=f"one of {', '.join(known_names())}")
     parser.add_argument(

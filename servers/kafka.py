@@ -27,15 +27,15 @@ _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 @dataclass(frozen=True)
 class BrokerSettings:
     """
-    How a broker is set up.
+    The set-up of a broker.
 
     :param address: a loopback address.
-    :param port: for clients.
-    :param controller_port: for the broker itself.
+    :param port: port for clients.
+    :param controller_port: port for the broker itself.
     :param heap_mb: Java heap, in MiB; the process takes about 100 MiB more.
     :param short_lived: compile quickly and optimise less; switch it off in benchmarks.
-    :param partitions: of a topic that is created because a client names it.
-    :param certificates: clients speak TLS, without certificates of their own; None: in clear.
+    :param partitions: number of partitions of a topic that is created because a client names it.
+    :param certificates: the server's certificates for TLS; clients have none of their own. None: no TLS.
     :param login: user and password that clients log in with (SCRAM-SHA-512); None: anybody may.
     """
 
@@ -141,7 +141,7 @@ def java_command(jars: Path, settings: BrokerSettings, main_class: str, *argumen
     :param jars: the folder of jars.
     :param settings: how the broker is set up.
     :param main_class: the program.
-    :param arguments: of the program.
+    :param arguments: the program's arguments.
     :raises ServerError: there is no Java 17.
     """
     return [
@@ -160,7 +160,7 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
     :param settings: how it is set up.
     """
     client, controller = (f"{settings.address}:{port}" for port in (settings.port, settings.controller_port))
-    found = {
+    values = {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.bootstrap.servers": controller,
@@ -185,16 +185,16 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 1000,
     }
-    return "".join(f"{key}={value}\n" for key, value in found.items())
+    return "".join(f"{key}={value}\n" for key, value in values.items())
 
 
 def _security(settings: BrokerSettings) -> dict[str, object]:
-    """How clients are spoken to."""
+    """Return the settings of TLS and logins for clients."""
     tls, login = settings.certificates, settings.login
     protocol = ("SASL_" if login else "") + ("SSL" if tls else "PLAINTEXT")
-    found: dict[str, object] = {"listener.security.protocol.map": f"CLIENTS:{protocol},CONTROLLER:PLAINTEXT"}
+    security: dict[str, object] = {"listener.security.protocol.map": f"CLIENTS:{protocol},CONTROLLER:PLAINTEXT"}
     if tls:
-        found |= {
+        security |= {
             "ssl.keystore.type": "PKCS12",
             "ssl.keystore.location": tls.keystore,
             "ssl.keystore.password": tls.password,
@@ -206,11 +206,11 @@ def _security(settings: BrokerSettings) -> dict[str, object]:
         }
     if login:
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
-        found |= {
+        security |= {
             "sasl.enabled.mechanisms": "SCRAM-SHA-512",
             "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
             "listener.name.clients.scram-sha-512.sasl.jaas.config": (
                 f'{module} required username="{login[0]}" password="{login[1]}";'
             ),
         }
-    return found
+    return security

@@ -8,7 +8,7 @@ import socket
 from servers import ServerError
 
 CANDIDATES = range(20_000, 32_000)
-"""Below the range from which the system takes the ports of outgoing connections, so that none is in the way."""
+"""Ports below the range that the system uses for outgoing connections, so that no connection is in the way."""
 
 _given: set[int] = set()
 
@@ -31,13 +31,13 @@ def is_free(address: str, port: int) -> bool:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """
-    Return a port on which nothing listens, each only once in a process; nobody else knows of it, so use it soon.
+    Return a port on which nothing listens, each only once in a process. It is not reserved, so use it soon.
 
     :param address: an address of this machine.
     :raises ServerError: a thousand random candidates were all taken.
     """
     for port in random.sample(CANDIDATES, min(1000, len(CANDIDATES))):
-        # What was given a moment ago is still free: a server's second port could be its first.
+        # A port that was given a moment ago is still free: a server could get the same port twice.
         if port not in _given and is_free(address, port):
             _given.add(port)
             return port
@@ -49,8 +49,8 @@ def require_free(address: str, ports: dict[str, int]) -> None:
     Refuse to start a server whose ports are taken.
 
     :param address: an address of this machine.
-    :param ports: what the port is for → the port.
-    :raises ServerError: one is taken; the message names it.
+    :param ports: purpose → port.
+    :raises ServerError: a port is taken; the message names it.
     """
     for purpose, port in ports.items():
         if not is_free(address, port):

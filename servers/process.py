@@ -52,9 +52,9 @@ class ServerProcess:
         """
         Wait until the server answers.
 
-        :param ready: says whether it does.
-        :param timeout_seconds: how long to wait.
-        :param name: how the message names the server.
+        :param ready: function that tells whether the server answers.
+        :param timeout_seconds: seconds until waiting is given up.
+        :param name: the server's name in messages.
         :raises ServerError: the program ended early, or the time is over; with the end of this run's log.
         """
         deadline = time.monotonic() + timeout_seconds
@@ -72,7 +72,7 @@ class ServerProcess:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             text = log.read().decode(errors="replace")
-        # A server that fails often logs a clean shutdown after the reason.
+        # A failing server often logs a clean shutdown behind the reason.
         errors = [line for line in text.splitlines() if "ERROR" in line or "Exception" in line]
         return "\n".join([f"From {self.log}:", *errors[:5], "…", last_lines(text)])
 
@@ -97,20 +97,20 @@ class ServerProcess:
         return self._send(None)
 
     def _send(self, number: signal.Signals | None) -> bool:
-        """Signal every process of the session; with None only look. Returns whether there was one."""
-        self._process.poll()  # a child that has ended stays a process until somebody asks
-        found = False
+        """Signal every process of the session, or only look if None; return whether there was any."""
+        self._process.poll()  # a child that has ended stays a process until its parent asks
+        signalled = False
         for pid in session_members(self.pid):
             try:
                 os.kill(pid, number or 0)
-                found = True
+                signalled = True
             except ProcessLookupError:
                 continue  # it has ended since
-        return found
+        return signalled
 
 
 class Server(ABC):
-    """What is started and stopped: `with server: …`."""
+    """A server that can be started and stopped: `with server: …`."""
 
     @abstractmethod
     def start(self) -> None:
@@ -209,7 +209,7 @@ def stop_together(processes: Sequence[ServerProcess], grace_seconds: float) -> N
     End servers with all their children: ask all first, then kill what is left.
 
     :param processes: the servers.
-    :param grace_seconds: how long they have to end by themselves.
+    :param grace_seconds: seconds that they have to end by themselves.
     """
     for process in processes:
         process.ask_to_end()

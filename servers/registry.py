@@ -21,9 +21,9 @@ class RegistryServer(OneProcess):
     """
     One registry: `with RegistryServer(folder, cache) as registry: …`.
 
-    :param folder: of its `server.log`.
+    :param folder: folder of its `server.log`.
     :param cache: folder that keeps the jars.
-    :param port: for clients.
+    :param port: port for clients.
     """
 
     cache: Path

@@ -1,4 +1,4 @@
-"""What makes a short Spark application cheap on one machine: one compiler, a small collector, classes loaded once."""
+"""Java options that make short Spark applications cheap: one compiler, a small collector, an archive of classes."""
 
 from __future__ import annotations
 

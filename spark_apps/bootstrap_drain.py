@@ -1,4 +1,4 @@
-"""Move the changes that were made while a table was copied behind the rows that were copied.
+"""Move the changes that were made while a table was copied behind the copied rows.
 
 Run by the DAG ``bootstrap_table`` after ``bootstrap_scan``.
 """

@@ -1,4 +1,4 @@
-"""Check everything a bootstrap needs, begin or continue it, and write the run's plan; copies no data.
+"""Check everything a bootstrap needs, begin or continue it, and write the run's plan; copy no data.
 
 Run by the DAG ``bootstrap_table``; by hand: ``spark-submit spark_apps/bootstrap_prepare.py --help``.
 """
@@ -14,7 +14,7 @@ from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--splits", type=int, metavar="N", help="number of splits, instead of by estimated size")
+    parser.add_argument("--splits", type=int, metavar="N", help="number of splits (default: by estimated size)")
     parser.add_argument("--columns", type=parse_column_names, metavar="NAME,…", help="value columns to copy")
     parser.add_argument("--token-range", type=parse_token_range, metavar="START:END", help="tokens to copy")
     parser.add_argument("--where", metavar="CQL", help="condition on key columns")

@@ -1,6 +1,6 @@
-"""Publish what is staged: messages to the streams, images to the replicas; for as long as ``sync.run_s`` says.
+"""Publish staged rows for ``sync.run_s`` seconds: messages to the streams, images to the replicas.
 
-Run by the DAG ``commitlog_sync``; one at a time, though two do no harm.
+Run by the DAG ``commitlog_sync``, one at a time; two at once do no harm.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Stage what the nodes of a worker queue have logged, for as long as ``sync.run_s`` says.
+"""Stage the changes that the nodes of a worker queue have logged, for ``sync.run_s`` seconds.
 
 Run by the DAG ``commitlog_sync``, one for each queue, on a worker that can read these nodes' ``cdc_raw``.
 """

@@ -1,7 +1,7 @@
-"""Publish what came late: rows that arrived after their bucket had closed, read at quorum, each once.
+"""Publish late rows: rows that came after their bucket had closed. Each is read from all replicas and published once.
 
-Run by the DAG ``out_of_sequence`` for ``sync.run_s`` seconds at a time. Exit code 1: rows are left that cannot be
-published, the report says which and why.
+Run by the DAG ``out_of_sequence`` for ``sync.run_s`` seconds at a time. Exit code 1: some rows cannot be published; the
+report says which and why.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Merge the newest row images into the bases of the replicas; run by the DAG ``replica_merge``.
 
-Without ``--table`` every table whose turn it is. Exit code 1: some table could not be merged, the report says why.
+Without ``--table`` it merges every table that is due. Exit code 1: some table could not be merged; the report says why.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from ringsync.steps.replica import merge as replica_merge
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--table", metavar="KEYSPACE.TABLE", help="merge this one now; else all whose turn it is")
+    parser.add_argument("--table", metavar="KEYSPACE.TABLE", help="merge this table now (default: all that are due)")
 
 
 def main(argv: Sequence[str]) -> int:

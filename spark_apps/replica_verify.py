@@ -1,7 +1,7 @@
-"""Compare source and replica cell by cell (value, writetime, TTL); with ``--repair`` mend what differs.
+"""Compare source and replica cell by cell (value, writetime, TTL); with ``--repair`` correct the replica.
 
-Run by the DAGs ``bootstrap_table`` and ``replica_verify``. Exit code 1: differences were found (and, with
-``--repair``, could not all be mended).
+Run by the DAGs ``bootstrap_table`` and ``replica_verify``. Exit code 1: differences were found and, with ``--repair``,
+not all could be corrected.
 """
 
 import argparse

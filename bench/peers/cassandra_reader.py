@@ -22,7 +22,7 @@ def read(segments: Sequence[Path], passes: int, core: int, cache: Path, scratch:
     """Read segments some times in one JVM, which compiles its code while it runs.
 
     :param core: the only one that the JVM may use
-    :param cache: of jars
+    :param cache: folder that keeps the jars
     :param scratch: folder for what Cassandra's classes want to find
     :raises ServerError: the program cannot be compiled, or fails; with its last lines
     """

@@ -36,11 +36,11 @@ DRIVER = """datastax-java-driver {{ basic {{
 class Drained:
     """What came out.
 
-    :ivar events: in Kafka
+    :ivar events: number of events in Kafka
     :ivar first_seconds: from the start of the process to the first event that a consumer saw
     :ivar last_seconds: to the last one
-    :ivar cpu_seconds: of the connector
-    :ivar megabytes: of the events' values
+    :ivar cpu_seconds: CPU time of the connector
+    :ivar megabytes: size of the events' values
     :ivar peak_mb: largest resident memory of the connector
     """
 
@@ -57,7 +57,7 @@ def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, r
 
     The connector deletes the segments that it has read from the node's ``cdc_raw``.
 
-    :param rows: in the node's commit log, each with a key of its own
+    :param rows: number of rows in the node's commit log, each with a key of its own
     :param scratch: folder for the connector's files
     :raises ServerError: it fails, or events are missing 60 s after the last one
     """
@@ -71,13 +71,13 @@ def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, r
 
 
 def topic_of(keyspace: str, table: str) -> str:
-    """The topic of a table's events."""
+    """Return the topic of a table's events."""
     return f"{TOPIC_PREFIX}.{keyspace}.{table}"
 
 
 @contextmanager
 def connectors(nodes: Sequence[CassandraNode], broker: KafkaBroker, scratch: Path) -> Iterator[list[ServerProcess]]:
-    """A connector for each node, as it is meant to be run; they have ended when the block ends.
+    """Run a connector for each node, as it is meant to be run, until the block ends.
 
     :param scratch: folder for the connectors' files
     """
@@ -94,7 +94,7 @@ def connectors(nodes: Sequence[CassandraNode], broker: KafkaBroker, scratch: Pat
 
 
 def counted(printed: str, rows: int, process: ServerProcess) -> dict[str, Any]:
-    """What a consumer has printed.
+    """Read what a consumer has printed.
 
     :param process: whose log tells why, if events are missing
     :raises ServerError: some are
@@ -115,7 +115,7 @@ def _environment() -> dict[str, str]:
 def events_counted(
     broker: KafkaBroker, topic: str, rows: int, idle_seconds: int = IDLE_SECONDS
 ) -> Iterator[subprocess.Popen[str]]:
-    """A consumer that makes the topic and waits for events; it has ended when the block ends.
+    """Run a consumer that makes the topic and waits for events, until the block ends.
 
     :param idle_seconds: so long it waits for one
     """

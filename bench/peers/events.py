@@ -20,7 +20,7 @@ class Event:
     """One event.
 
     :ivar appended_ms: ms since the epoch: when the broker had it
-    :ivar headers: by name
+    :ivar headers: the headers by name
     """
 
     key: bytes
@@ -39,7 +39,7 @@ def make_topics(bootstrap: str, topics: Sequence[str]) -> None:
 
 
 def end_of(bootstrap: str, topics: Sequence[str]) -> int:
-    """How many events the topics have together, and ends of transactions, if they were sent in some."""
+    """Count the events of all topics, and ends of transactions if there are any."""
     consumer = _consumer(bootstrap)
     try:
         return sum(consumer.get_watermark_offsets(TopicPartition(topic, 0), ANSWER_SECONDS)[1] for topic in topics)
@@ -66,7 +66,7 @@ def wait_until_quiet(bootstrap: str, topics: Sequence[str], wanted: int, idle_s:
 
 
 def read_events(bootstrap: str, topic: str) -> Iterator[Event]:
-    """All events that a topic has now.
+    """Read all events that a topic has now.
 
     :raises ServerError: the broker does not give them
     """
@@ -86,7 +86,7 @@ def read_events(bootstrap: str, topic: str) -> Iterator[Event]:
 
 
 def headers_of(message: Message) -> dict[str, bytes]:
-    """Headers by name."""
+    """Return headers by name."""
     found: Any = message.headers() or []
     return dict(found)
 

@@ -34,8 +34,8 @@ class DataSet:
 
     :ivar name: ``uniform``: inserts of six cells, 158 bytes each; ``mix``: see WriteLog.java
     :ivar statements: that the client wrote; each is a record of the log
-    :ivar segments: in the order of the log
-    :ivar version: of Cassandra
+    :ivar segments: the segments in the order of the log
+    :ivar version: Cassandra's version
     """
 
     name: str
@@ -50,7 +50,7 @@ class DataSet:
 
 
 def creation() -> list[str]:
-    """The statements that create the tables, with their ids."""
+    """Return the statements that create the tables, with their ids."""
     return [
         f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.{name} ({columns}) WITH id = {TABLE_IDS[name]} AND cdc = true"
         for name, columns in TABLES.items()
@@ -58,11 +58,11 @@ def creation() -> list[str]:
 
 
 def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
-    """The segments of a node that has written so many statements; they are made unless the folder has them.
+    """Find the segments of a node that has written this number of statements; make them unless the folder has them.
 
     :param folder: keeps them, in a folder of their own
     :param name: ``uniform`` or ``mix``
-    :param cache: of jars
+    :param cache: folder that keeps the jars
     :raises ServerError: the node or its client fails
     """
     target, marker = folder / name, folder / name / "written.json"
@@ -81,7 +81,7 @@ def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
 
 
 def _used(segment: bytes) -> int:
-    """Where the zeros begin that fill a segment up."""
+    """Find the beginning of the zeros that fill a segment up."""
     return len(segment.rstrip(b"\0"))
 
 
@@ -93,7 +93,7 @@ def schema_file(folder: Path) -> Path:
 
 
 def segments_in(folder: Path) -> tuple[Path, ...]:
-    """Segments in the order of their ids."""
+    """List segments in the order of their ids."""
     return tuple(sorted(folder.glob("CommitLog-*.log"), key=lambda path: int(path.stem.rpartition("-")[2])))
 
 

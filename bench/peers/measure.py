@@ -57,7 +57,7 @@ class Measurement:
 
 
 def cpu_seconds(root: int) -> float:
-    """User and system time of a process and of all its descendants, dead ones as far as they were waited for."""
+    """Sum user and system time of a process and all its descendants, including dead ones that were waited for."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in os.listdir("/proc"):
@@ -73,7 +73,7 @@ def cpu_seconds(root: int) -> float:
 
 
 def peak_mb(pid: int) -> float:
-    """The largest resident memory that a process ever had, without its children."""
+    """Read the largest resident memory that a process ever had, without its children."""
     lines = Path("/proc", str(pid), "status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
@@ -139,7 +139,7 @@ def _reads(
 
 
 def _joined(parts: Sequence[tuple[Measurement, float]]) -> Measurement:
-    """The processes' parts of one read as one: from the first beginning to the last end."""
+    """Join the processes' parts of a read: from the first beginning to the last end."""
     began = min(began for _, began in parts)
     return Measurement(
         rows=sum(part.rows for part, _ in parts),

@@ -12,20 +12,20 @@ from servers import ServerError
 
 
 def may_be_alone() -> bool:
-    """Whether we may make a network: whoever may do this may do anything, or is in a container of its own."""
+    """Tell whether we may make a network of our own, as root may."""
     return subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
 
 
 def switch_loopback_on() -> None:
-    """In a network that has just been made."""
+    """Switch the loopback interface on, in a network that has just been made."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
 def run_program(program: Path, order: dict[str, Any], *, alone: bool, name: str) -> Any:
     """Run one of our programs with an order as JSON to its end; its last line, which is JSON, too.
 
-    :param alone: in a network of its own
-    :param name: for the message
+    :param alone: whether to run in a network of its own
+    :param name: the program's name in the message
     :raises ServerError: it fails; what it says of it is on stderr by then
     """
     command = [*(["unshare", "-n"] if alone else []), sys.executable, str(program), json.dumps(order)]

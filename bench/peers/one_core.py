@@ -22,7 +22,7 @@ class Pass:
     :ivar cpu_seconds: user and system time of the process meanwhile
     :ivar mutations: records that were decoded
     :ivar rows: rows, ranges and partition deletions in them
-    :ivar cells: of them
+    :ivar cells: cells in these rows
     :ivar written: bytes of files
     """
 
@@ -38,7 +38,7 @@ class Pass:
 class Passes:
     """What a program did.
 
-    :ivar passes: in the order in which they were made
+    :ivar passes: the passes in the order in which they were made
     :ivar ready_seconds: from the start of the process to the first decoded batch, if the program says so
     :ivar end_seconds: from the start of the process to its end
     :ivar cpu_seconds: user and system time of the whole process
@@ -63,7 +63,7 @@ def on_one_core(command: Sequence[str], core: int, name: str, environment: dict[
     Each line of its output is a JSON object: of a pass, or with ``first_batch``, a time of the monotonic clock.
 
     :param core: the only one that it may use
-    :param name: for messages
+    :param name: the program's name in messages
     :param environment: variables that it gets beside ours
     :raises ServerError: it fails; with its last lines
     """

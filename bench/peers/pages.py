@@ -136,7 +136,7 @@ def driver_rows(config_path: str, plan_json: str, splits: Sequence[Split], in_fl
 def _reader(
     start: Callable[[ReplicaRange], Any], rows_of: Callable[[Any], int], splits: Sequence[Split], in_flight: int
 ) -> Callable[[], Work]:
-    """The read of the splits, after one of them has been read to warm up."""
+    """Return the read of the splits, after reading one of them to warm up."""
 
     def read(some: Sequence[Split]) -> Work:
         return Pump(start, rows_of, [part for split in some for part in split.ranges]).run(in_flight)

@@ -24,7 +24,7 @@ JOB = Path(__file__).with_name("spark_connector_job.py")
 
 
 def environment(cache: Path) -> Path:
-    """The Python of an environment with Spark 3.5; it is made at the first call.
+    """Return the Python of an environment with Spark 3.5; the first call makes it.
 
     :param cache: folder that keeps it between runs
     :raises ServerError: the packages cannot be installed; with the installer's last lines

@@ -26,7 +26,7 @@ INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} ({', '.join(COLUMNS)}) VALUES ({', '.j
 
 
 def create_table(name: str) -> str:
-    """The CREATE TABLE of the table to read, or of one like it."""
+    """Return the CREATE TABLE of the table to read, or of one like it."""
     columns = ", ".join(f"{column} {kind}" for column, kind in zip(COLUMNS, TYPES, strict=True))
     return f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.{name} ({columns}, PRIMARY KEY (customer, seq))"
 

@@ -35,13 +35,13 @@ KEYS = {
     "airports": "faa FROM flights.airports",
     "airlines": "carrier FROM flights.airlines",
 }
-"""By table: what to SELECT for keys to choose from."""
+"""Columns to SELECT for the choice of keys, by table."""
 
 PARTITION_COLUMNS = {"flights": 2, "weather": 2}
-"""Of tables that have clustering columns: how many columns of the key are the partition's."""
+"""Number of the partition's columns in the key, for tables with clustering columns."""
 
 DELETED_EVERY = 12
-"""One in so many partitions is for deletions, the others are for updates."""
+"""One partition in this number is for deletions, the others are for updates."""
 
 NEW_CARRIER = "RS"
 REAL_FLIGHTS = range(9_000)
@@ -58,8 +58,8 @@ class Change:
     """
     What is written at once.
 
-    :param table: its name.
-    :param kind: what it does, of :data:`KINDS`.
+    :param table: name of the table.
+    :param kind: kind of the change, one of :data:`KINDS`.
     :param statements: CQL with its values, one after the other.
     """
 
@@ -73,10 +73,10 @@ class Draw:
     """
     What a change is made of.
 
-    :param random: decides.
+    :param random: source of all choices.
     :param updated: table → keys of rows that are updated and stay.
     :param deleted: table → keys of rows that are deleted, and inserted again.
-    :param numbers: of new rows.
+    :param numbers: numbers of new rows.
     """
 
     random: Random
@@ -107,20 +107,20 @@ def read_keys(session: Any) -> dict[str, list[Key]]:
 
     :param session: a session of the Python driver.
     """
-    found = {
-        # A partition of which only static values are left has no clustering.
+    keys = {
+        # A partition with only static values has no clustering.
         table: [tuple(row) for row in session.execute(f"SELECT {query}") if None not in row]
         for table, query in KEYS.items()
     }
-    return found | {"flights": [key for key in found["flights"] if key[-1] in REAL_FLIGHTS]}
+    return keys | {"flights": [key for key in keys["flights"] if key[-1] in REAL_FLIGHTS]}
 
 
 def changes(seed: int, keys: Mapping[str, Sequence[Key]]) -> Iterator[Change]:
     """
     Yield changes without end, the same for the same seed and keys.
 
-    :param seed: of what is random.
-    :param keys: as `read_keys` gives them.
+    :param seed: seed of all choices.
+    :param keys: the keys that `read_keys` returns.
     """
     parts = {table: apart(table, own) for table, own in keys.items()}
     draw = Draw(
@@ -139,8 +139,8 @@ def apart(table: str, keys: Sequence[Key]) -> tuple[list[Key], list[Key]]:
     """
     Divide keys into those that are updated and those that are deleted: a partition's belong together.
 
-    :param table: its name.
-    :param keys: all of its keys.
+    :param table: name of the table.
+    :param keys: all keys of the table.
     """
     columns = PARTITION_COLUMNS.get(table, 1)
     partitions = {partition: number for number, partition in enumerate(dict.fromkeys(key[:columns] for key in keys))}
@@ -152,7 +152,7 @@ def insert(table: str, values: Mapping[str, Any], ttl: int = 0) -> Statement:
     """
     Return an INSERT.
 
-    :param table: its name.
+    :param table: name of the table.
     :param values: column → value.
     :param ttl: seconds; 0: for ever.
     """
@@ -162,7 +162,7 @@ def insert(table: str, values: Mapping[str, Any], ttl: int = 0) -> Statement:
 
 
 def insert_flight(draw: Draw, ttl: int = 0) -> list[Statement]:
-    """A new flight on a day that others fly, or flew."""
+    """Insert a flight on a day that has, or had, other flights."""
     origin, flight_date, *_ = draw.random.choice((draw.key, draw.doomed))("flights")
     number, hour, delay = next(draw.numbers), draw.random.randrange(5, 23), draw.minutes()
     scheduled = Time(hour * 60 * MINUTE_NS)
@@ -180,43 +180,43 @@ def insert_flight(draw: Draw, ttl: int = 0) -> list[Statement]:
 
 
 def insert_expiring_flight(draw: Draw) -> list[Statement]:
-    """A new flight that expires as a whole."""
+    """Insert a flight that expires as a whole."""
     return insert_flight(draw, draw.life())
 
 
 def update_cells(draw: Draw) -> list[Statement]:
-    """One cell gets a value, another null."""
+    """Set one cell to a value, another to null."""
     cql = f"UPDATE flights.flights SET arrival_delay = ?, tail_number = ? WHERE {FLIGHT}"
     return [(cql, (draw.minutes(), None, *draw.key("flights")))]
 
 
 def write_expiring_cells(draw: Draw) -> list[Statement]:
-    """A cell and elements that expire, in a row that does not."""
+    """Write a cell and elements that expire, in a row that does not."""
     cql = f"UPDATE flights.flights USING TTL ? SET note = ?, flags = flags + ?, delays['taxi'] = ? WHERE {FLIGHT}"
     return [(cql, (draw.life(), "boarding", {"boarding"}, draw.minutes(), *draw.key("flights")))]
 
 
 def delete_cells(draw: Draw) -> list[Statement]:
-    """A cell, an entry of a map, and a whole set."""
+    """Delete a cell, an entry of a map, and a whole set."""
     return [(f"DELETE note, delays['arrival'], flags FROM flights.flights WHERE {FLIGHT}", draw.key("flights"))]
 
 
 def change_map(draw: Draw) -> list[Statement]:
-    """Another map, or other entries."""
+    """Write another map, or other entries."""
     assignment = draw.random.choice(("delays = ?", "delays = delays + ?"))
     delays = {"arrival": draw.minutes(), "taxi": draw.minutes()}
     return [(f"UPDATE flights.flights SET {assignment} WHERE {FLIGHT}", (delays, *draw.key("flights")))]
 
 
 def change_set(draw: Draw) -> list[Statement]:
-    """Another set, or elements that come and go."""
+    """Write another set, or add and remove elements."""
     assignment = draw.random.choice(("flags = ?", "flags = flags + ?", "flags = flags - ?"))
     flags = set(draw.random.sample(("late", "early", "long", "night", "full"), 2))
     return [(f"UPDATE flights.flights SET {assignment} WHERE {FLIGHT}", (flags, *draw.key("flights")))]
 
 
 def change_list(draw: Draw) -> list[Statement]:
-    """Another list, which then grows at both ends, and whose elements are changed and deleted by their places."""
+    """Write another list, let it grow at both ends, and change and delete elements by their places."""
     key = draw.key("flights")
     steps: list[Statement] = [
         ("UPDATE flights.flights SET remarks = ? WHERE", (["boarding", "gate changed"],)),
@@ -229,7 +229,7 @@ def change_list(draw: Draw) -> list[Statement]:
 
 
 def change_statics(draw: Draw) -> list[Statement]:
-    """Static columns of a day: written, or one of them deleted."""
+    """Write the static columns of a day, or delete one of them."""
     partition, where = draw.key("flights")[:2], "WHERE origin = ? AND flight_date = ?"
     if draw.random.random() < 0.3:
         return [(f"DELETE briefing FROM flights.flights {where}", partition)]
@@ -238,12 +238,12 @@ def change_statics(draw: Draw) -> list[Statement]:
 
 
 def delete_row(draw: Draw) -> list[Statement]:
-    """A flight."""
+    """Delete a flight."""
     return [(f"DELETE FROM flights.flights WHERE {FLIGHT}", draw.doomed("flights"))]
 
 
 def delete_range(draw: Draw) -> list[Statement]:
-    """What departs in two hours of a day."""
+    """Delete the flights that depart in two hours of a day."""
     hour = draw.random.randrange(5, 22)
     departures = "scheduled_departure >= ? AND scheduled_departure < ?"
     cql = f"DELETE FROM flights.flights WHERE origin = ? AND flight_date = ? AND {departures}"
@@ -251,12 +251,12 @@ def delete_range(draw: Draw) -> list[Statement]:
 
 
 def delete_partition(draw: Draw) -> list[Statement]:
-    """A day, static columns included."""
+    """Delete a day with its static columns."""
     return [("DELETE FROM flights.flights WHERE origin = ? AND flight_date = ?", draw.doomed("flights")[:2])]
 
 
 def insert_weather(draw: Draw) -> list[Statement]:
-    """An observation between those that are there."""
+    """Insert an observation between existing ones."""
     origin, month, day, observed = draw.doomed("weather")
     values = {
         **{"origin": origin, "month": month, "day": day, "temperature": 40.5, "humidity": 61.25, "alerts": {"rain"}},
@@ -267,7 +267,7 @@ def insert_weather(draw: Draw) -> list[Statement]:
 
 
 def update_weather(draw: Draw) -> list[Statement]:
-    """A vector, a decimal and an element of a set; or the station, which is static."""
+    """Update a vector, a decimal and an element of a set; or the station, which is static."""
     key = draw.key("weather")
     if draw.random.random() < 0.2:
         station = f"10.20.1.{draw.random.randrange(1, 250)}"
@@ -278,14 +278,14 @@ def update_weather(draw: Draw) -> list[Statement]:
 
 
 def delete_weather(draw: Draw) -> list[Statement]:
-    """The observations of six hours."""
+    """Delete the observations of six hours."""
     *day, observed = draw.doomed("weather")
     cql = "DELETE FROM flights.weather WHERE origin = ? AND month = ? AND day = ? AND observed > ? AND observed <= ?"
     return [(cql, (*day, observed, observed + timedelta(hours=6)))]
 
 
 def insert_plane(draw: Draw) -> list[Statement]:
-    """A new plane, or one that was deleted."""
+    """Insert a new plane, or one that was deleted."""
     tail_number = draw.random.choice((f"N{next(draw.numbers)}RS", *draw.doomed("planes")))
     values = {
         **{"tail_number": tail_number, "built": "2013-06-01", "model": "A350", "seats": 300, "miles": 0},
@@ -299,7 +299,7 @@ def insert_plane(draw: Draw) -> list[Statement]:
 
 
 def update_plane(draw: Draw) -> list[Statement]:
-    """Fields of a user-defined type, one of them expiring or deleted; or all of it, and a frozen map."""
+    """Update fields of a user-defined type, one of them expiring or deleted; or all of it, and a frozen map."""
     key, speed = draw.key("planes"), 300 + draw.minutes()
     of_plane = "WHERE tail_number = ?"
     choices: list[Statement] = [
@@ -311,12 +311,12 @@ def update_plane(draw: Draw) -> list[Statement]:
 
 
 def delete_plane(draw: Draw) -> list[Statement]:
-    """A partition without clustering."""
+    """Delete a partition without clustering."""
     return [("DELETE FROM flights.planes WHERE tail_number = ?", draw.doomed("planes"))]
 
 
 def insert_airport(draw: Draw) -> list[Statement]:
-    """An airport, whether it was deleted or not."""
+    """Insert an airport, whether it was deleted or not."""
     name = f"Field {next(draw.numbers)}"
     values = {
         **{"faa": draw.doomed("airports")[0], "name": name, "words": name.split(), "position": (40.5, -74.25)},
@@ -326,7 +326,7 @@ def insert_airport(draw: Draw) -> list[Statement]:
 
 
 def update_airport(draw: Draw) -> list[Statement]:
-    """A list, a blob and a frozen value; the blob may expire."""
+    """Update a list, a blob and a frozen value; the blob may expire."""
     cql = "UPDATE flights.airports USING TTL ? SET checksum = ? WHERE faa = ?"
     expiring: Statement = (cql, (draw.life(), draw.random.randbytes(16), *draw.key("airports")))
     cql = "UPDATE flights.airports SET words = words + ?, position = ?, time_zone = ? WHERE faa = ?"
@@ -335,12 +335,12 @@ def update_airport(draw: Draw) -> list[Statement]:
 
 
 def delete_airport(draw: Draw) -> list[Statement]:
-    """A partition without clustering."""
+    """Delete a partition without clustering."""
     return [("DELETE FROM flights.airports WHERE faa = ?", draw.doomed("airports"))]
 
 
 def insert_airline(draw: Draw) -> list[Statement]:
-    """An airline, whether it was deleted or not."""
+    """Insert an airline, whether it was deleted or not."""
     values = {
         **{"carrier": draw.doomed("airlines")[0], "name": "Ring Airlines", "seat_miles": 10**20 + draw.minutes()},
         **{"on_time_share": Decimal("0.5"), "mean_delay": 1.5, "departures": {"EWR": draw.random.randrange(99)}},
@@ -349,13 +349,13 @@ def insert_airline(draw: Draw) -> list[Statement]:
 
 
 def update_airline(draw: Draw) -> list[Statement]:
-    """A varint and an entry of a map."""
+    """Update a varint and an entry of a map."""
     cql = "UPDATE flights.airlines SET seat_miles = ?, departures['JFK'] = ? WHERE carrier = ?"
     return [(cql, (-(10**21) - draw.minutes(), draw.minutes(), *draw.key("airlines")))]
 
 
 def delete_airline(draw: Draw) -> list[Statement]:
-    """A partition without clustering."""
+    """Delete a partition without clustering."""
     return [("DELETE FROM flights.airlines WHERE carrier = ?", draw.doomed("airlines"))]
 
 
@@ -393,8 +393,8 @@ class Writer:
     Writes changes in a thread of its own: `with Writer(session, changes(7, read_keys(session)), 30) as writer: …`.
 
     :param session: a session of the Python driver, protocol 5.
-    :param source: what it writes.
-    :param per_s: changes a second, where the server keeps up.
+    :param source: source of the changes.
+    :param per_s: changes a second, if the server keeps up.
     """
 
     def __init__(self, session: Any, source: Iterator[Change], per_s: float) -> None:
@@ -407,7 +407,7 @@ class Writer:
         self.written: Counter[tuple[str, str]] = Counter()
         """Changes by table and kind."""
         self.error: Exception | None = None
-        """Why it has stopped by itself."""
+        """The reason why it has stopped by itself."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -436,7 +436,7 @@ class Writer:
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
                 self.write(next(self._source))
-                # What could not be written in time is not made up for.
+                # Changes that could not be written in time are not made up for.
                 due = max(due + self._pause_s, time.monotonic())
         except Exception as error:
             self.error = error

@@ -56,15 +56,15 @@ NEEDED_BYTES = 3 * 2**30
 NODE = NodeSettings(address="127.0.0.1", native_port=29042, storage_port=27000, jmx_port=27199, cluster_name="demo")
 AIRFLOW_PORT = 28080
 PARALLELISM = 5
-"""Spark JVMs at once: the three loops of the sync, and two others."""
+"""Number of Spark JVMs at once: the three loops of the sync, and two others."""
 REPLICATED = tuple(table for table in TABLES if table != "route_counts")
 """The largest first. The counters are there to try it oneself: trigger `flights.route_counts` in the UI."""
 POLL_S = 3.0
 WINDOW_MS = 10_000
-"""Five of them must pass before everything is published: a minute each would be long for a demo."""
+"""Length of a window: five of them must pass before everything is published, so a minute would be too long here."""
 CHANGES_PER_S = 20
 WRITE_ON_S = 15
-"""Changes go on for so long after the last bootstrap."""
+"""Time for which changes go on after the last bootstrap."""
 SEED = 2013
 SYNC_STARTS_WITHIN_S = 300
 PUBLISHED_WITHIN_S = 240
@@ -140,9 +140,9 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
 
 
 def cdcservice(command: str) -> None:
-    """Do what a user does.
+    """Run a command as a user does.
 
-    :raises ServerError: it fails; it has said why
+    :raises ServerError: the command fails; it has printed why
     """
     code = ringsync.cli.main([command, "--conf", str(FOLDER / "ringsync.yaml")])
     if code == ExitCode.INTERRUPTED:
@@ -152,9 +152,9 @@ def cdcservice(command: str) -> None:
 
 
 def start_sync(config: Config, console: Console) -> None:
-    """Start the sync, and wait until its loops work: they go first where the cores are few.
+    """Start the sync, and wait until its loops work: with few cores they must start first.
 
-    :raises ServerError: it does not start
+    :raises ServerError: the sync does not start
     """
     store, begun_ms = store_of(config), time.time() * 1000
     cdcservice("start")
@@ -178,7 +178,7 @@ def forget_interrupted(airflow: Airflow) -> None:
 
 
 def check_machine() -> None:
-    """Look for what would fail much later.
+    """Check what would otherwise fail much later.
 
     :raises ServerError: no JDK 17; a port is taken; too little disk space
     """
@@ -202,10 +202,10 @@ def write_configuration(airflow: Airflow) -> None:
         "commitlog_processor_window_interval_ms": WINDOW_MS,
         "out_of_sequence_processor_poll_interval_ms": 2000,
         "sync": {"run_s": 3600},
-        # So many changes at once would have the replicas merged in the middle of it all, on these few cores.
+        # Otherwise this many changes would start merges in the middle of the demo, on few cores.
         "replica": {"merge_rows_fraction": 0.5},
         "scan": {"min_splits": 2, "split_size_mb": 8},
-        # Compressing would take longer than all else that is done to a message.
+        # Compression would take longer than all other work on a message.
         "stream": {"codec": "null"},
         "airflow": {"url": airflow.url, "username": airflow.username},
     }
@@ -235,13 +235,13 @@ def load_flights(node: CassandraNode, console: Console) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done.
+    """The results of the demo.
 
-    :ivar bootstraps: runs of all tables
-    :ivar verifications: the same, when all was quiet
-    :ivar written: changes that were written
-    :ivar published: messages of them, by ``keyspace.table``
-    :ivar left: what was not published in time; empty: nothing
+    :ivar bootstraps: bootstrap runs of all tables
+    :ivar verifications: verification runs of all tables, after the last change
+    :ivar written: number of changes that were written
+    :ivar published: number of their messages, by ``keyspace.table``
+    :ivar left: sentence on what was not published in time; empty: all was
     """
 
     bootstraps: Sequence[Run]
@@ -252,7 +252,7 @@ class Outcome:
 
 
 def copy_while_writing(config: Config, session: Any, console: Console) -> Outcome:
-    """Bootstrap all tables while changes are written, and on; then verify what has become of both.
+    """Bootstrap all tables while changes are written, let the changes go on, then verify all replicas.
 
     :raises ServerError: the changes could not be written
     """
@@ -280,7 +280,7 @@ def run_all(
     """Trigger a DAG for every table through Airflow's API, and follow all runs to their ends.
 
     :param options: the DAG's parameters besides the table
-    :param writer: without whom there is nothing to follow
+    :param writer: the writer of changes; if it stops, following ends
     """
     quiet = Console(quiet=True)
     # The largest first, so that it does not begin last.
@@ -296,20 +296,21 @@ def run_all(
 
 
 def published_since(store: ObjectStore, began_ms: int) -> dict[str, int]:
-    """How many messages of changes the sync has published, by ``keyspace.table``.
+    """Count the messages of changes that the sync has published, by ``keyspace.table``.
 
-    :param began_ms: ms since the epoch
+    :param began_ms: start of the count, ms since the epoch
     """
     tables = read_statuses(store).get("bucket_close/close", {}).get("tables", {})
-    found: dict[str, int] = {}
-    for name, one in tables.items():
-        passes = [get_pass(store, one["table_id"], number) for number in pass_numbers(store, one["table_id"])]
-        found[name] = sum(part.records for one in passes if one.created_at_ms >= began_ms for part in one.parts)
-    return found
+    messages: dict[str, int] = {}
+    for name, table in tables.items():
+        passes = [get_pass(store, table["table_id"], number) for number in pass_numbers(store, table["table_id"])]
+        new = [published for published in passes if published.created_at_ms >= began_ms]
+        messages[name] = sum(part.records for published in new for part in published.parts)
+    return messages
 
 
 def total(parts: Sequence[Progress]) -> Progress:
-    """Several runs as one; they count by their rows, as far as these are known."""
+    """Combine the progress of several runs, weighted by their rows if these are known."""
     weights = [part.estimated_rows or 1 for part in parts]
     return Progress(
         attempt=max(part.attempt for part in parts),
@@ -322,13 +323,13 @@ def total(parts: Sequence[Progress]) -> Progress:
 
 
 def stage(runs: Sequence[Run]) -> str | None:
-    """How many runs are over, e.g. ``2/5 tables``; None when all are."""
+    """Format how many runs are over, e.g. ``2/5 tables``; None: all are."""
     finished = sum(run.client.state(run.dag, run.run).finished for run in runs)
     return None if finished == len(runs) else f"{finished}/{len(runs)} tables"
 
 
 def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
-    """Print what came out.
+    """Print the results.
 
     :returns: whether everything is published, and every replica equals its source
     """
@@ -346,11 +347,11 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
             table.add_row(bootstrap.table, "", "", "", f"{published:,}", "failed")
             continue
         scan = read_report(bootstrap.store, "bootstrap_scan", bootstrap.run)
-        found = read_report(verification.store, "replica_verify", verification.run)
-        # Nobody writes any more: what has changed after the comparison's moment differs as well.
-        differences = found["differences"] + found["rows_of_differing_ranges"].get("changed_after", 0)
-        equal &= differences == 0 and found["rows"] == found["replica_rows"]
-        numbers = (found["rows"], found["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
+        compared = read_report(verification.store, "replica_verify", verification.run)
+        # Nobody writes any more, so rows that changed after the comparison's moment are differences, too.
+        differences = compared["differences"] + compared["rows_of_differing_ranges"].get("changed_after", 0)
+        equal &= differences == 0 and compared["rows"] == compared["replica_rows"]
+        numbers = (compared["rows"], compared["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
         table.add_row(bootstrap.table, *(f"{number:,}" for number in numbers))
     console.print(table)
     for reason in reasons:
@@ -374,7 +375,7 @@ def _errors(bootstrap: Run, verification: Run) -> Iterator[str]:
 
 
 def show_places(airflow: Airflow, console: Console) -> None:
-    """Say where everything is."""
+    """Print where everything is."""
     lake = FOLDER / "lake"
     console.print(f"replica   {lake}/replica/{KEYSPACE}/<table>/base  (Delta)", soft_wrap=True)
     console.print(f"stream    {lake}/streams/demo.{KEYSPACE}.<table>/  (Avro)", soft_wrap=True)

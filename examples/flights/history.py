@@ -20,7 +20,7 @@ NEW_YEAR_2014_US = 1_388_534_400_000_000
 FLIGHT = "origin = ? AND flight_date = ? AND scheduled_departure = ? AND carrier = ? AND flight = ?"
 KEY_COLUMNS = 5
 WRITTEN, TTL = -2, -1
-"""Where in a row its writetime and its TTL are."""
+"""Positions of a row's writetime and TTL."""
 
 Row = tuple[Any, ...]
 Run = Callable[[str, Sequence[Row]], None]
@@ -32,13 +32,13 @@ def add_history(session: Any, loaded: Mapping[str, Rows]) -> int:
 
     :param session: a session of the Python driver.
     :param loaded: table → the rows that were loaded.
-    :returns: how many rows `flights.flights` has more than were loaded.
+    :returns: number of rows that `flights.flights` has beyond the loaded ones.
     """
 
     def run(cql: str, arguments: Sequence[Row]) -> None:
         execute_concurrent_with_args(session, session.prepare(cql), arguments, concurrency=64)
 
-    # A third of December expires; what expires is left alone, so that no row lives on as a single corrected cell.
+    # A third of December expires; these rows are left alone, so that no row lives on as a single corrected cell.
     flights = [row for row in loaded["flights"].rows if row[TTL] == 0]
     change_cells(run, flights)
     change_collections(run, flights)

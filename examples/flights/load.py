@@ -34,8 +34,8 @@ def load(session: Any, *, sample: float = 1.0, progress: Progress | None = None)
     Create the keyspace `flights`, fill its tables and give them a history.
 
     :param session: a session of the Python driver on Cassandra 5.0, protocol 5. The tables must be new or empty.
-    :param sample: which fraction of flights, weather, planes and airports to load, always the same rows; for tests.
-    :param progress: called with the rows written so far and in all.
+    :param sample: fraction of flights, weather, planes and airports to load, always the same rows; for tests.
+    :param progress: function that is called with the rows written so far and in all.
     :returns: table → rows that a SELECT gives afterwards.
     :raises ValueError: the sample is not above 0 and at most 1.
     :raises cassandra.DriverException: the server refuses or does not answer.

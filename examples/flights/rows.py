@@ -25,7 +25,7 @@ from cassandra.util import Date, Duration, Time
 MINUTE_NS = 60_000_000_000
 DAY_SECONDS = 86_400
 BEFORE_ALL_FLIGHTS_US = 1_325_376_000_000_000
-"""2012-01-01: the writetime of what does not change during the year."""
+"""2012-01-01: the writetime of rows that do not change during the year."""
 GREGORIAN_OFFSET_100NS = 0x01B21DD213814000
 TIMES = [Time(minute * MINUTE_NS) for minute in range(1440)]
 RUNWAY_COUNTS = {"EWR": [4, 22, 11, 29], "JFK": [4, 22, 13, 31], "LGA": [4, 22, 13, 31]}
@@ -36,7 +36,7 @@ class Rows:
     """
     What goes into one table.
 
-    :param table: its name.
+    :param table: name of the table.
     :param columns: the columns of a row, the partition key first.
     :param partition_columns: how many columns the partition key has.
     :param rows: values in the order of `columns`, then writetime (µs) and TTL (s; 0: none); a partition's rows adjoin.
@@ -246,8 +246,8 @@ def alerts(visibility: float, wind: float, rain: float) -> Any:
     :param wind: miles per hour.
     :param rain: inches.
     """
-    found = {"fog": visibility < 1, "storm": wind > 30, "rain": rain > 0.1}
-    return {name for name, holds in found.items() if holds} or UNSET_VALUE
+    weather = {"fog": visibility < 1, "storm": wind > 30, "rain": rain > 0.1}
+    return {name for name, holds in weather.items() if holds} or UNSET_VALUE
 
 
 def airports(frame: pd.DataFrame) -> Rows:
@@ -346,11 +346,11 @@ def airlines(frame: pd.DataFrame, all_flights: pd.DataFrame, all_planes: pd.Data
     seat_miles = (seats * all_flights["distance"]).groupby(all_flights["carrier"]).sum().to_dict()
     rows = []
     for carrier, name in frame.itertuples(index=False):
-        own = all_flights[all_flights["carrier"] == carrier]
-        landed = own["arr_delay"].dropna()
+        flown = all_flights[all_flights["carrier"] == carrier]
+        landed = flown["arr_delay"].dropna()
         share = Decimal(int((landed <= 0).sum())) / Decimal(max(len(landed), 1))
         mean = float(landed.mean()) if len(landed) else UNSET_VALUE
-        departures = own.groupby("origin").size().to_dict() or UNSET_VALUE
+        departures = flown.groupby("origin").size().to_dict() or UNSET_VALUE
         seat_miles_of_carrier = seat_miles.get(carrier, 0) * 10**12  # beyond 64 bits, which is what varint is for
         rows.append(
             (

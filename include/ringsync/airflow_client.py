@@ -12,7 +12,7 @@ import requests
 
 TIMEOUT_S = 30.0
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses before what may be repeated is asked again, where Airflow failed: its database may be busy (SQLite)."""
+"""Seconds before each repetition of a request that Airflow failed to answer: its database may be busy (SQLite)."""
 FINISHED = frozenset({"success", "failed"})
 
 
@@ -21,7 +21,7 @@ class AirflowError(Exception):
 
 
 class AirflowUnreachableError(AirflowError):
-    """Airflow does not answer: it may again in a moment."""
+    """Airflow does not answer now; it may answer in a moment."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class TaskState:
     """One task of a run.
 
     :ivar state: Airflow's word: ``running``, ``success``, ``failed``, ``skipped``, ``upstream_failed``, … or
-        ``waiting`` when it has none yet
-    :ivar try_number: counted from 1; 0 before the first
-    :ivar seconds: duration of the newest try; None before its end
+        ``waiting`` if Airflow has none yet
+    :ivar try_number: number of the newest try, from 1; 0: none yet
+    :ivar seconds: duration of the newest try; None: it has not ended
     """
 
     task: str
@@ -42,7 +42,7 @@ class TaskState:
 
 @dataclass(frozen=True)
 class RunState:
-    """A DAG run and its tasks, in the order in which they started; those that have not come last.
+    """A DAG run and its tasks, in the order in which they started; tasks that have not started come last.
 
     :ivar state: ``queued``, ``running``, ``success`` or ``failed``
     """
@@ -54,7 +54,7 @@ class RunState:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen by itself."""
+        """Whether the run has ended."""
         return self.state in FINISHED
 
     @property
@@ -65,10 +65,10 @@ class RunState:
 
 @dataclass(frozen=True)
 class TaskFailure:
-    """What a task's log says last.
+    """The failure at the end of a task's log.
 
-    :ivar message: text of the task's last exception, or the log's last lines where there is none
-    :ivar final: whether the task said itself that trying again cannot help
+    :ivar message: text of the task's last exception, or the log's last lines if there is none
+    :ivar final: whether the task said itself that another try cannot help
     """
 
     message: str
@@ -94,7 +94,7 @@ class AirflowClient:
 
         :param dag: the DAG's id
         :param run: id of the new run
-        :param parameters: the DAG's params; those left out take their defaults
+        :param parameters: the DAG's params; the others take their defaults
         :param note: shown beside the run in the UI
         :returns: True if the DAG was paused and has been unpaused for it
         :raises AirflowError: unreachable, login refused, DAG unknown or broken, parameters refused, id taken
@@ -107,24 +107,24 @@ class AirflowClient:
         return unpaused
 
     def state(self, dag: str, run: str) -> RunState:
-        """How far a run is."""
+        """Read the states of a run and its tasks."""
         path = f"dags/{quote(dag)}/dagRuns/{quote(run)}"
-        found = self._request("GET", path)
+        details = self._request("GET", path)
         tasks = self._request("GET", f"{path}/taskInstances")["task_instances"]
         tasks.sort(key=lambda task: (task["start_date"] is None, task["start_date"] or "", task["task_id"]))
         states = [
             TaskState(task["task_id"], task["state"] or "waiting", task["try_number"], task["duration"])
             for task in tasks
         ]
-        return RunState(dag, run, found["state"], tuple(states))
+        return RunState(dag, run, details["state"], tuple(states))
 
     def failure(self, dag: str, run: str, task: TaskState) -> TaskFailure:
-        """Why a task's newest try failed, from its log."""
+        """Find in the log why a task's newest try failed."""
         path = f"dags/{quote(dag)}/dagRuns/{quote(run)}/taskInstances/{quote(task.task)}/logs/{max(task.try_number, 1)}"
         return find_failure(self._request("GET", f"{path}?full_content=true")["content"])
 
     def is_paused(self, dag: str) -> bool:
-        """Whether a DAG that could run is paused.
+        """Tell whether a DAG is paused, and check that it could run.
 
         :raises AirflowError: unreachable, login refused, DAG unknown or broken
         """
@@ -141,38 +141,38 @@ class AirflowClient:
         self._request("PATCH", f"dags/{quote(dag)}?update_mask=is_paused", {"is_paused": paused})
 
     def busy_tasks(self, dag: str) -> list[str]:
-        """The tasks of a DAG that run, or are about to though the DAG may be paused meanwhile."""
+        """List the tasks of a DAG that run, or are about to: pausing the DAG does not stop them."""
         states = "&".join(f"state={state}" for state in ("running", "queued", "restarting", "deferred"))
-        found = self._request("GET", f"dags/{quote(dag)}/dagRuns/~/taskInstances?{states}")["task_instances"]
-        return sorted(task["task_id"] for task in found)
+        tasks = self._request("GET", f"dags/{quote(dag)}/dagRuns/~/taskInstances?{states}")["task_instances"]
+        return sorted(task["task_id"] for task in tasks)
 
     def newest_run(self, dag: str) -> RunState | None:
-        """The run of a DAG that began last; None: it never ran."""
-        found = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
-        return self.state(dag, found[0]["dag_run_id"]) if found else None
+        """Read the state of a DAG's newest run; None: it never ran."""
+        runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
+        return self.state(dag, runs[0]["dag_run_id"]) if runs else None
 
     def end_unfinished(self, dag: str) -> list[str]:
-        """End the runs of a DAG that have not ended: those of an Airflow that was killed, say.
+        """End the runs of a DAG that have not ended, e.g. after Airflow was killed.
 
-        Its tasks are told to fail at once or with their next sign of life, those behind them are skipped; what Airflow
-        then calls the run depends on the last ones.
+        Running tasks fail at once or with their next sign of life, and later tasks are skipped. The last tasks decide
+        which state Airflow gives the run.
 
-        :returns: their ids
+        :returns: the runs' ids
         :raises AirflowError: unreachable, login refused, DAG unknown, no rights
         """
         path = f"dags/{quote(dag)}/dagRuns"
-        found = self._request("GET", f"{path}?state=running&state=queued")["dag_runs"]
-        runs = [str(one["dag_run_id"]) for one in found]
+        unfinished = self._request("GET", f"{path}?state=running&state=queued")["dag_runs"]
+        runs = [str(run["dag_run_id"]) for run in unfinished]
         for run in runs:
             self._request("PATCH", f"{path}/{quote(run)}?update_mask=state", {"state": "failed"})
         return runs
 
     def run_page(self, dag: str, run: str) -> str:
-        """Address of a run in Airflow's UI."""
+        """Return the address of a run in Airflow's UI."""
         return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
 
     def _create(self, path: str, body: Mapping[str, Any]) -> None:
-        """Create what has an id of our own: where Airflow failed it is asked again, and may have done it already."""
+        """Create something under our own id. If Airflow fails, ask again: a conflict then means that it is created."""
         delays = iter(RETRY_DELAYS_S)
         failed = False
         while True:
@@ -198,13 +198,13 @@ class AirflowClient:
             reason = (
                 f"its files have errors:\n{errors}"
                 if errors
-                else "it has just started and will know it in a minute, or its DAGs folder is another"
+                else "either Airflow has just started and will know the DAG in a minute, or it has another DAGs folder"
             )
             raise AirflowError(f"Airflow at {self.url} has no DAG {dag}: {reason}") from None
 
     def _import_errors(self) -> str:
-        found = self._request("GET", "importErrors")["import_errors"]
-        return "\n".join(f"{error['filename']}: {error['stack_trace'].strip()}" for error in found)
+        errors = self._request("GET", "importErrors")["import_errors"]
+        return "\n".join(f"{error['filename']}: {error['stack_trace'].strip()}" for error in errors)
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         if "Authorization" not in self._session.headers:
@@ -258,10 +258,10 @@ class AirflowClient:
 
 
 def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> TaskFailure:
-    """The last exception in a task's log.
+    """Find the last exception in a task's log.
 
-    :param log: entries as the API gives them: ``event`` and, of an exception, ``error_detail``
-    :param lines: how many of the last lines stand for it where there is no exception
+    :param log: entries as the API gives them: ``event`` and, for an exception, ``error_detail``
+    :param lines: number of last lines to return if there is no exception
     """
     entries: list[Mapping[str, Any]] = [{"event": entry} if isinstance(entry, str) else entry for entry in log]
     for entry in reversed(entries):
@@ -274,7 +274,7 @@ def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> Tas
 
 
 class _ConflictError(AirflowError):
-    """The API answered 409: it is there already."""
+    """The API answered 409: the object exists already."""
 
 
 class _NotFoundError(AirflowError):
@@ -286,12 +286,12 @@ def _is_json(response: requests.Response) -> bool:
 
 
 def _reason(response: requests.Response) -> str:
-    """What Airflow says in its several shapes of error, in one line."""
+    """Format an error of Airflow, which has several shapes, in one line."""
     if not _is_json(response):
         return response.text.strip()[:500] or response.reason
     detail = response.json().get("detail", response.text)
     if isinstance(detail, list):  # FastAPI's own validation
-        return "; ".join(f"{'.'.join(map(str, one.get('loc', [])))}: {one.get('msg')}" for one in detail)
+        return "; ".join(f"{'.'.join(map(str, error.get('loc', [])))}: {error.get('msg')}" for error in detail)
     if isinstance(detail, dict):
         return str(detail.get("reason") or detail.get("message") or detail)
     return str(detail)

@@ -1,4 +1,4 @@
-"""``cdcservice``: starts ringsync's DAGs from a command line and follows them, and looks into commit logs."""
+"""Command line ``cdcservice``: starts ringsync's DAGs and follows them, and looks into commit logs."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ APPLICATIONS = {
     ("bootstrap_table", "verify"): "replica_verify",
     ("replica_verify", "verify"): "replica_verify",
 }
-"""Spark application of each task, whose report is ``reports/<application>/<run>.json``."""
+"""Spark application of each task; its report is ``reports/<application>/<run>.json``."""
 
 PATIENCE_S = 300.0
-"""Seconds that Airflow may be unreachable while a run is followed: it may be restarted."""
+"""Seconds that Airflow may be unreachable while we follow a run: it may be restarted."""
 
 EXIT_CODES = """\
 exit codes: 0 done; 1 done, with differences or errors; 2 given up, too many errors; 3 fatal: arguments,
@@ -65,7 +65,7 @@ class Run:
 class _Limit:
     """One field of :class:`ringsync.cluster.limits.Limits` on the command line.
 
-    :ivar unit: in what unit the limit is given and shown: how many of the field's units
+    :ivar unit: size of the option's unit, in units of the field
     """
 
     option: str
@@ -82,7 +82,7 @@ LIMITS = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Wrong arguments are fatal: code 3, not argparse's own 2, which means too many errors here."""
+        """Exit with code 3, fatal: argparse's own 2 means too many errors here."""
         self.print_usage(sys.stderr)
         self.exit(ExitCode.FATAL, f"ringsync: error: {message}; see {self.prog} --help\n")
 
@@ -90,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run cdcservice.
 
-    :param argv: arguments; those of the process if not given
+    :param argv: arguments; None: those of the process
     :returns: the exit code
     """
     arguments = _parser().parse_args(argv)
@@ -209,14 +209,14 @@ def _parser() -> _Parser:
         epilog=EXIT_CODES,
     )
     _common(verify)
-    verify.add_argument("--repair", action="store_true", help="read what differs again and mend the replica")
+    verify.add_argument("--repair", action="store_true", help="read ranges that differ again, and correct the replica")
     verify.set_defaults(dag="replica_verify", parameters=lambda given: {"repair": given.repair})
 
     limits = commands.add_parser(
         "limits",
-        help="show or change how hard the cluster may be asked",
-        description="Show or change the limits of all runs together. A change takes effect within seconds; what is not "
-        "given stays as it is.",
+        help="show or change the limits of reading from the cluster",
+        description="Show or change the limits of all runs together. A change takes effect within seconds; other "
+        "limits stay as they are.",
         epilog=EXIT_CODES,
     )
     _conf(limits)
@@ -254,7 +254,7 @@ def _table(text: str) -> str:
 
 
 def _amount(text: str) -> float:
-    """A limit; 0 for ``none``."""
+    """Parse a limit; 0 stands for ``none``."""
     try:
         amount = 0.0 if text == "none" else float(text)
     except ValueError:
@@ -309,7 +309,7 @@ def start(config: Config, dag: str, table: str, parameters: dict[str, Any], cons
 
 
 def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
-    """Follow a run to its end, with its progress on the console.
+    """Follow a run to its end, and show its progress on the console.
 
     :param poll_s: seconds between two looks
     :raises AirflowError: Airflow forgot the run, or was away for longer than :data:`PATIENCE_S`
@@ -329,10 +329,10 @@ def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
 
 
 def patient(stage: Callable[[], str | None]) -> Callable[[], str | None]:
-    """What asks Airflow how far runs are, but bears with it while it does not answer.
+    """Make a stage that waits while Airflow does not answer.
 
-    :param stage: what :func:`ringsync.progress.follow` takes
-    :returns: the same; it raises AirflowError once Airflow was away for longer than :data:`PATIENCE_S`
+    :param stage: a stage as :func:`ringsync.progress.follow` takes it
+    :returns: the stage that waits; it raises AirflowError once Airflow was away for longer than :data:`PATIENCE_S`
     """
     seen = time.monotonic()
 
@@ -351,9 +351,9 @@ def patient(stage: Callable[[], str | None]) -> Callable[[], str | None]:
 
 
 def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
-    """Print what came out of each task of a finished run.
+    """Print the result of each task of a finished run.
 
-    :returns: that of the application that failed, or 0
+    :returns: exit code of the application that failed, or 0
     """
     code = ExitCode.OK
     for task in end.tasks:
@@ -373,7 +373,7 @@ def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
 
 
 def read_report(store: ObjectStore, application: str, run: str) -> dict[str, Any]:
-    """The JSON report of one application in one run; empty if it wrote none."""
+    """Read the JSON report of one application in one run; empty if it wrote none."""
     try:
         report: dict[str, Any] = json.loads(store.get(f"reports/{application}/{run}.json"))
     except NotFoundError:
@@ -382,7 +382,7 @@ def read_report(store: ObjectStore, application: str, run: str) -> dict[str, Any
 
 
 def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, str]:
-    """Exit code and reason of a failed task: the application's own report, or the log where it wrote none."""
+    """Find exit code and reason of a failed task, in the application's report, or in the log if there is none."""
     if code := report.get("exit_code"):
         return ExitCode(code), str(report.get("error") or _summary(report))
     failure = run.client.failure(run.dag, run.run, task)
@@ -390,7 +390,7 @@ def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, s
 
 
 def _summary(report: dict[str, Any]) -> str:
-    """The numbers of a report that matter to everybody."""
+    """Format the main numbers of a report."""
     if report.get("dry_run"):
         return _forecast(report)
     parts = [f"{report[name]:,} {name}" for name in ("ranges", "rows", "cells", "differences") if _number(report, name)]
@@ -403,7 +403,7 @@ def _summary(report: dict[str, Any]) -> str:
 
 
 def _forecast(report: dict[str, Any]) -> str:
-    """What a dry run has found out."""
+    """Format the forecast of a dry run."""
     forecast = report["forecast"]
     rows = f"{forecast['rows']:,} rows"
     if forecast["at_least"]:

@@ -1,7 +1,7 @@
-"""The numbers of the sync for monitoring: as Prometheus reads them from a file, and as Airflow sends them.
+"""Numbers of the sync for monitoring: as Prometheus reads them from a file, and as Airflow sends them.
 
-Prometheus gets what the loops say of themselves all the time (:mod:`ringsync.status`); Airflow's own metrics get the
-report of each task when it ends. It imports nothing but the standard library, since the DAGs import it.
+Prometheus gets the status of the loops all the time (:mod:`ringsync.status`); Airflow's own metrics get the report of
+each task at its end. The DAGs import this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Kind = Literal["gauge", "counter"]
 
 @dataclass(frozen=True)
 class Family:
-    """All numbers of one name.
+    """A metric: all numbers of one name.
 
     :ivar source: keys of the status object, from outside to inside, joined by dots
-    :ivar scale: factor for its number: Prometheus counts in seconds and bytes
-    :ivar labels: labels of all its numbers, besides those of node, queue or table
+    :ivar scale: factor for the status object's number: Prometheus counts in seconds and bytes
+    :ivar labels: labels of all its numbers, besides node, queue or table
     """
 
     source: str
@@ -56,7 +56,7 @@ STAGE = (
     Family("late", "ringsync_node_late_total", "counter", "Change rows whose bucket was closed"),
     Family("errors", "ringsync_node_errors_total", "counter", "Records that could not be decoded"),
 )
-"""Of each node, in ``commitlog_stage``."""
+"""Metrics of each node, from ``commitlog_stage``."""
 
 CLOSE = (
     Family("open_buckets", "ringsync_table_open_buckets", "gauge", "Buckets that are not wholly published"),
@@ -70,18 +70,18 @@ CLOSE = (
     Family("lag_ms.message_p99", *_LAG, 1e-3, {"until": "message", "quantile": "0.99"}),  # type: ignore[arg-type]
     Family("lag_ms.agreement_p50", *_LAG, 1e-3, {"until": "agreement", "quantile": "0.5"}),  # type: ignore[arg-type]
 )
-"""Of each table, in ``bucket_close``."""
+"""Metrics of each table, from ``bucket_close``."""
 
 LATE = (
     Family("waiting", "ringsync_late_waiting", "gauge", "Late rows that wait to be published"),
     Family("published", "ringsync_late_published_total", "counter", "Late rows published by this run"),
     Family("duplicates", "ringsync_late_duplicates_total", "counter", "Late rows that were published before"),
 )
-"""Of the queue, in ``out_of_sequence``."""
+"""Metrics of the queue, from ``out_of_sequence``."""
 
 
 def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
-    """All numbers in the loops' status objects.
+    """Read all numbers in the loops' status objects.
 
     :param statuses: result of :func:`ringsync.status.read_statuses`
     """
@@ -109,7 +109,7 @@ def _numbers(families: Iterable[Family], status: Mapping[str, Any], labels: Mapp
 
 
 def exposition(statuses: Mapping[str, Mapping[str, Any]]) -> str:
-    """The numbers as Prometheus reads them (its text format 0.0.4).
+    """Format the numbers as Prometheus reads them (its text format 0.0.4).
 
     :param statuses: result of :func:`ringsync.status.read_statuses`
     """
@@ -130,11 +130,11 @@ def _escaped(text: str) -> str:
 
 
 def write_prometheus(path: str | Path, statuses: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace a file of Prometheus's textfile collector at once: readers see the old one or the new one.
+    """Replace a file of Prometheus's textfile collector at once: readers see the old file or the new one.
 
-    :param path: ``metrics.prometheus_file``; its folder must be there
-    :param statuses: result of :func:`ringsync.status.read_statuses`, of all loops
-    :raises OSError: it cannot be written
+    :param path: ``metrics.prometheus_file``; its folder must exist
+    :param statuses: result of :func:`ringsync.status.read_statuses`
+    :raises OSError: the file cannot be written
     """
     path = Path(path)
     # The collector reads *.prom only, and may run as another user.
@@ -154,7 +154,7 @@ class Reported:
     """A number in an application's report, for Airflow's metrics.
 
     :ivar name: e.g. ``ringsync.bucket_close.duplicates``
-    :ivar tags: application, and table or node where the number is of one
+    :ivar tags: application, and table or node if the number belongs to one
     """
 
     name: str
@@ -177,7 +177,7 @@ _NOT_METRICS = frozenset({"exit_code", "at_ms", "clear_at_ms"})
 
 
 def report_metrics(report: Mapping[str, Any]) -> list[Reported]:
-    """The numbers of a report, also those within objects; ``tables`` and ``nodes`` become tags.
+    """Return the numbers of a report, also those within objects; ``tables`` and ``nodes`` become tags.
 
     :param report: ``reports/<application>/<run>.json``
     """

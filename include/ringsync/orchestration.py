@@ -1,7 +1,7 @@
-"""What the DAGs know about the Spark applications: where they are, how they are submitted, what their end means.
+"""Facts about the Spark applications for the DAGs: where they are, how to submit them, what their exit codes mean.
 
-Read when Airflow parses the DAG files, so it imports nothing but the standard library. Everything is a value or a
-pure function, hence tested without Airflow and Spark.
+Airflow imports this when it parses the DAG files, so it imports only the standard library. Everything is a value or a
+pure function, so tests need neither Airflow nor Spark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 OWNER = "ringsync"
 TAGS = frozenset({"ringsync", "bootstrap", "verify", "sync"})
-"""The only tags that DAGs may bear: a test holds them to it."""
+"""The only tags that DAGs may have; a test checks this."""
 
 NAME_PATTERN = r'("([^"]|"")+"|[A-Za-z][A-Za-z0-9_]*)'
 TABLE_PATTERN = rf"^{NAME_PATTERN}\.{NAME_PATTERN}$"
@@ -27,24 +27,24 @@ PROJECT = Path(os.environ.get("RINGSYNC_HOME") or Path(__file__).resolve().paren
 
 SPARK_CONNECTION = "spark_default"
 SPARK_POOL = os.environ.get("RINGSYNC_SPARK_POOL") or "default_pool"
-"""Pool of Spark JVMs, one slot each; Airflow has a default_pool always, any other must be created first."""
+"""Pool of Spark JVMs, one slot each. Airflow always has default_pool; any other pool must be created first."""
 
 LOOP_POOL = "default_pool"
-"""Pool of the loops, which always run: they must not wait behind bootstraps, nor take their slots for good."""
+"""Pool of the loops: they always run, so they must not wait behind bootstraps or occupy slots of Spark's pool."""
 
 RETRIES, RETRY_DELAY_S = 2, 30.0
-"""Further tries of a step whose application crashed, was killed or interrupted; other failures get none."""
+"""Further tries of a step whose application crashed, was killed or was interrupted; other failures get none."""
 LOOP_RETRIES, LOOP_RETRY_DELAY_S = 100, 5.0
-"""The same of a loop, which goes on where it was: as many as there is time for."""
+"""Further tries of a loop, which goes on where it was: as many as a run has time for."""
 LOOPS_SINCE = datetime(2026, 1, 1, tzinfo=UTC)
-"""Start date of DAGs that are ``@continuous``: the date of a run is the end of the run before it, and of the first run
-this. Without it the first one ends where it begins, and the second would have its date, so that it never comes."""
+"""Start date of ``@continuous`` DAGs, and the date of their first run; a later run's date is the end of the run before.
+Without it the first run ends on its own date, so the second would have the same date and never start."""
 LOOP_PRIORITY = 100
-"""Of loops where there are more tasks than slots; any other task has the number of tasks behind it, and one."""
+"""Priority of loops if there are more tasks than slots; any other task has one plus the number of tasks behind it."""
 LOOP_REST_S = 30.0
-"""Seconds for which a loop that failed for good keeps its run open, as ``@continuous`` starts the next one at once."""
+"""Seconds for which a loop that failed for good keeps its run open: ``@continuous`` starts the next run at once."""
 MERGE_LOOK_S = 300.0
-"""Seconds from one look at what there is to merge into the replicas' bases to the next, at most."""
+"""Greatest number of seconds between two looks for changes to merge into the replicas' bases."""
 
 _LOG_SETTINGS = PROJECT / "config" / "spark-log4j2.properties"
 _LEAN_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -58,25 +58,25 @@ _END_OF_RUN = {
     5: "crashed",
 }
 _FINAL = frozenset({1, 2, 3})
-"""Exit codes after which the same attempt would only fail again."""
+"""Exit codes after which another try would fail again."""
 
 
 def config_path() -> str:
-    """Path of ringsync.yaml: RINGSYNC_CONFIG, or config/ringsync.yaml of the project."""
+    """Return the path of ringsync.yaml: RINGSYNC_CONFIG, or config/ringsync.yaml of the project."""
     return os.environ.get("RINGSYNC_CONFIG") or str(PROJECT / "config" / "ringsync.yaml")
 
 
 @dataclass(frozen=True)
 class SparkApplication:
-    """How one Spark application is submitted.
+    """One Spark application, as it is submitted.
 
     :ivar name: name of its file in spark_apps/, without ``.py``
-    :ivar options: the arguments that only this application has: Jinja templates of the DAG run's ``params``;
-        one that renders to nothing is left out (:func:`given`)
+    :ivar options: the arguments that only this application has, as Jinja templates of the DAG run's ``params``;
+        a template that renders to nothing is left out (:func:`given`)
     :ivar driver_memory: greatest heap of the driver's JVM
-    :ivar lean: start fast rather than run fast
+    :ivar lean: whether to start fast rather than run fast
     :ivar of_table: whether a run is for one table, the parameter ``table``
-    :ivar loop: it works for some minutes and can be killed and started again at any time
+    :ivar loop: whether it works for some minutes, and can be killed and started again at any time
     :ivar queue: name of the queue whose workers can run it; None: any
     """
 
@@ -90,7 +90,7 @@ class SparkApplication:
 
     @property
     def path(self) -> str:
-        """The application's file."""
+        """Path of the application's file."""
         return str(PROJECT / "spark_apps" / f"{self.name}.py")
 
     @property
@@ -105,17 +105,17 @@ class SparkApplication:
 
     @property
     def retries(self) -> int:
-        """How often a task is tried again."""
+        """Number of times that a task is tried again."""
         return LOOP_RETRIES if self.loop else RETRIES
 
     @property
     def retry_delay_s(self) -> float:
-        """Seconds until it is."""
+        """Seconds before another try."""
         return LOOP_RETRY_DELAY_S if self.loop else RETRY_DELAY_S
 
     @property
     def run(self) -> str:
-        """Template of the run's id, by which the report is found; ``safe_run_id`` is a macro of the DAGs."""
+        """Template of the run's id, which is also the report's name; ``safe_run_id`` is a macro of the DAGs."""
         return f"{{{{ safe_run_id(run_id ~ '.{self.queue}') }}}}" if self.queue else "{{ safe_run_id(run_id) }}"
 
     @property
@@ -124,13 +124,13 @@ class SparkApplication:
         return " ".join((self.name, *(["{{ params.table }}"] if self.of_table else []), self.run))
 
     def arguments(self) -> list[str]:
-        """Arguments of the application, as templates."""
+        """Return the application's arguments, as templates."""
         table = ["--table", "{{ params.table }}"] if self.of_table else []
         queue = ["--queue", self.queue] if self.queue else []
         return ["--conf", config_path(), *table, "--run", self.run, *queue, *self.options]
 
     def spark_conf(self) -> dict[str, str]:
-        """Settings that must be known before the JVM starts; all others are the application's own."""
+        """Return the settings that the JVM needs at its start; the application makes all others."""
         options = [f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}", *([_LEAN_JVM] if self.lean else [])]
         conf = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": " ".join(options)}
         if jars := os.environ.get("RINGSYNC_SPARK_JARS"):
@@ -139,14 +139,14 @@ class SparkApplication:
 
 
 def flag(name: str) -> str:
-    """Template of a flag that is given when the parameter of its name is true: ``dry_run`` → ``--dry-run``."""
+    """Return the template of a flag that is given if the parameter of its name is true: ``dry_run`` → ``--dry-run``."""
     return f"{{{{ '--{name.replace('_', '-')}' if params.get('{name}') else '' }}}}"
 
 
 def option(name: str) -> str:
-    """Template of an option that is given when its parameter has a value: ``token_range`` → ``--token-range=…``.
+    """Return the template of an option, given if its parameter has a value: ``token_range`` → ``--token-range=…``.
 
-    Name and value are one argument, as a value may begin with a hyphen.
+    Name and value are one argument, since a value may begin with a hyphen.
     """
     return f"{{{{ '--{name.replace('_', '-')}=' ~ params.get('{name}') if params.get('{name}') else '' }}}}"
 
@@ -165,8 +165,8 @@ BOOTSTRAP_DRAIN = SparkApplication("bootstrap_drain", (), driver_memory="1g", le
 REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
 
 UNTIL = "--until={{ (dag_run.start_date.timestamp() + run_s) | int }}"
-"""When the loops of one DAG run end, in seconds since the epoch, also those that were killed and started again: else
-one would go on alone, and the next run of all wait for it. ``run_s`` is a macro of the DAG."""
+"""Time when all loops of a DAG run end, seconds since the epoch. Without it, a loop that was killed and started again
+would go on alone, and the next run of all loops would wait for it. ``run_s`` is a macro of the DAG."""
 
 BUCKET_CLOSE = SparkApplication("bucket_close", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True)
 OUT_OF_SEQUENCE = SparkApplication("out_of_sequence", (), driver_memory="1g", lean=True, of_table=False, loop=True)
@@ -174,7 +174,7 @@ REPLICA_MERGE = SparkApplication("replica_merge", (option("table"),), driver_mem
 
 
 def commitlog_stage(queue: str) -> SparkApplication:
-    """The application that reads the logs of a queue's nodes."""
+    """Return the application that reads the logs of a queue's nodes."""
     return SparkApplication(
         "commitlog_stage", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True, queue=queue
     )
@@ -199,7 +199,7 @@ TABLE_PARAMETER: Parameter = {
     "type": "string",
     "pattern": TABLE_PATTERN,
     "title": "Table",
-    "description_md": "`keyspace.table`, e.g. `shop.orders`. Odd names in double quotes, as in CQL",
+    "description_md": "`keyspace.table`, e.g. `shop.orders`. As in CQL, double quotes keep case and special characters",
 }
 
 BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
@@ -208,7 +208,7 @@ BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
     "verify": _switch("Verify", "Compare source and replica cell by cell afterwards", default=True),
     "enable_cdc": _switch(
         "Enable cdc",
-        "`ALTER TABLE … WITH cdc = true`, so that the sync follows the table; off: it is not touched",
+        "`ALTER TABLE … WITH cdc = true`, so that the sync follows the table; off: the table is not altered",
     ),
     "restart": _switch("Restart", "Begin anew, even if an earlier run left an unfinished bootstrap to continue"),
     "columns": _text("Columns", "`name, name, …`: copy only these value columns, and the key; empty: all columns"),
@@ -220,39 +220,39 @@ BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
         "description_md": "Pieces into which the token ring is cut; empty: by the table's size",
     },
 }
-"""Of the DAG ``bootstrap_table``."""
+"""Parameters of the DAG ``bootstrap_table``."""
 
 VERIFY_PARAMETERS: dict[str, Parameter] = {
     "table": TABLE_PARAMETER,
-    "repair": _switch("Repair", "Read rows that differ again and mend the replica"),
+    "repair": _switch("Repair", "Read ranges that differ again, and correct the replica"),
 }
-"""Of the DAG ``replica_verify``."""
+"""Parameters of the DAG ``replica_verify``."""
 
 MERGE_PARAMETERS: dict[str, Parameter] = {
     "table": {
         **TABLE_PARAMETER,
         **{"default": None, "type": ["null", "string"]},
-        "description_md": "`keyspace.table`: merge this one now; empty: all for which it is time",
+        "description_md": "`keyspace.table`: merge this table now; empty: all tables that are due",
     },
 }
-"""Of the DAG ``replica_merge``."""
+"""Parameters of the DAG ``replica_merge``."""
 
 
 def given(arguments: Sequence[str]) -> list[str]:
-    """The rendered arguments that are there: a template that rendered to nothing was an option not given."""
+    """Return the rendered arguments without empty ones: a template that renders to nothing is an option not given."""
     return [argument for argument in arguments if argument != ""]
 
 
 def safe_run_id(run_id: str) -> str:
-    """The id of a DAG run as applications take it: letters, digits and ``_.:+-``, a letter or digit first."""
+    """Return a DAG run's id as applications take it: letters, digits and ``_.:+-``, a letter or digit first."""
     return re.sub(r"[^A-Za-z0-9_.:+-]", "-", run_id).lstrip("_.:+-")[:200] or "run"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a step failed, for people, and whether trying again can help.
+    """The reason why a step failed, for people, and whether another try can help.
 
-    :ivar exit_code: exit code of spark-submit, which is the application's; None when it is unknown
+    :ivar exit_code: exit code of spark-submit, which is the application's; None: unknown
     """
 
     exit_code: int | None
@@ -261,7 +261,7 @@ class Failure:
 
 
 def explain_failure(application: str, output: str) -> Failure:
-    """Find in what the Spark operator raises what failed and what to do.
+    """Explain an exception of the Spark operator: what failed and what to do.
 
     The operator raises one exception for every failure: the command, ``Error code is: N.`` and the last lines of
     output (SparkSubmitHook.submit). The applications print ``ringsync: error: …`` and ``ringsync: report: …``, and
@@ -270,8 +270,8 @@ def explain_failure(application: str, output: str) -> Failure:
     :param application: name of the application
     :param output: the exception's text
     """
-    found = re.search(r"Error code is: (-?\d+)", output)
-    code = int(found.group(1)) if found else None
+    stated = re.search(r"Error code is: (-?\d+)", output)
+    code = int(stated.group(1)) if stated else None
     errors = re.findall(r"^ringsync: error: (.*(?:\n(?!ringsync: |\d\d/\d\d/\d\d ).+)*)", output, re.MULTILINE)
     exceptions = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", output, re.MULTILINE)
     spoke = re.search(r"^ringsync: (error|report): ", output, re.MULTILINE) is not None

@@ -1,4 +1,4 @@
-"""How far a scan is: its driver writes it to the object store; shown as a bar on a terminal and as lines elsewhere."""
+"""Progress of a scan: the driver writes it to the object store; shown as a bar on a terminal and as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ringsync.storage.port import NotFoundError, ObjectStore
 
 LINE_EVERY_S = 5.0
 IDLE_LINE_EVERY_S = 30.0
-"""Where there is no terminal: seconds from one line to the next, with and without news."""
+"""Seconds between two lines without a terminal, with and without news."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a bootstrap is, what earlier runs of it did included; ``progress/<run>.json`` in the object store.
+    """Progress of a bootstrap, with its earlier runs; ``progress/<run>.json`` in the object store.
 
-    :ivar attempt: how many drivers have worked on it; 0: none yet
-    :ivar ranges_done: token ranges committed
+    :ivar attempt: number of drivers that have worked on it; 0: none yet
+    :ivar ranges_done: committed token ranges
     :ivar ranges_failed: ranges that could not be read so far
     :ivar fraction: share of the selected tokens that is read, 0…1; 1 only when all of it is committed
-    :ivar estimated_rows: None: not known yet
-    :ivar rows_before: committed by earlier attempts
-    :ivar cells: values that are there
+    :ivar estimated_rows: forecast of the rows; None: not known yet
+    :ivar rows_before: rows committed by earlier attempts
+    :ivar cells: values that are not null
     :ivar bytes: size of the result pages
-    :ivar rows_per_s: over the last moments; None: nothing to tell from
+    :ivar rows_per_s: speed of the last moments; None: unknown
     :ivar seconds_left: estimate from the speed of the last moments; None: unknown
     """
 
@@ -48,7 +48,7 @@ class Progress:
     seconds_left: float | None = None
 
     def __str__(self) -> str:
-        """In one line, e.g. ``42.1 %  12 ranges  1,200,000 rows  85,000 rows/s  0:01:10 left``; else empty."""
+        """Format as ``42.1 %  12 ranges  1,200,000 rows  85,000 rows/s  0:01:10 left``; empty without attempts."""
         if not self.attempt:
             return ""
         parts = [f"{100 * self.fraction:.1f} %", f"{self.ranges_done:,} ranges", f"{self.rows:,} rows"]
@@ -64,7 +64,7 @@ class Progress:
 
 
 def read_progress(store: ObjectStore, run: str) -> Progress:
-    """The progress of a run as of now; zeros before it has begun.
+    """Read the present progress of a run; zeros before it has begun.
 
     :raises StorageError: the store cannot be read
     """
@@ -75,7 +75,7 @@ def read_progress(store: ObjectStore, run: str) -> Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``h:mm:ss``."""
+    """Format seconds as ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
@@ -91,10 +91,10 @@ def follow(
 ) -> Progress:
     """Show the progress of a run until it is over: a bar that vanishes at the end, or a line now and then.
 
-    :param read: gives the progress, see :func:`read_progress`
-    :param stage: gives what the run does now, ``scan`` for example; None when it is over
-    :param console: where to show progress: a bar on a terminal, else lines
-    :param title: what the run is about, e.g. the table
+    :param read: returns the progress, see :func:`read_progress`
+    :param stage: returns the present step of the run, e.g. ``scan``; None: the run is over
+    :param console: console to write to: a bar on a terminal, else lines
+    :param title: subject of the run, e.g. the table
     :param poll_s: seconds between two looks
     :returns: the last progress read
     """

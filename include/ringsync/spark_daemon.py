@@ -1,7 +1,7 @@
-"""Parent of Spark's Python workers that has the kernels loaded before it forks them (``spark.python.daemon.module``).
+"""Parent of Spark's Python workers: it loads the kernels before it forks them (``spark.python.daemon.module``).
 
-A worker that imports numba and links the compiled kernels by itself takes a second or two of CPU; a fork of this
-process takes none. Spark also starts such a parent for each step of planning a data source: those need none of it.
+A worker that imports numba and links the compiled kernels itself takes a second or two of CPU; a fork of this process
+takes none. Spark also starts such a parent for each step of planning a data source: these need no kernels.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What the loops of the sync say of themselves, every few seconds, as objects under ``status/`` of the object store."""
+"""Status of the sync's loops: each loop puts it every few seconds under ``status/`` of the object store."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 from ringsync.storage.port import NotFoundError, ObjectStore
 
 STALE_AFTER_S = 40.0
-"""A loop that has said nothing for so many seconds does not work."""
+"""Seconds without a status before a loop counts as dead."""
 
 BOOTSTRAPS = "bootstrap/"
-"""How the names of those statuses begin that are of unfinished bootstraps, and not of loops."""
+"""Prefix of the names of statuses that belong to unfinished bootstraps, not to loops."""
 
 STOP_KEY = "control/stop.json"
-"""Whoever puts this object asks all loops to end after their present cycle."""
+"""Object that asks all loops to end after their present cycle."""
 
 LATE_ROWS = "staging/late/"
-"""Folder of change rows whose bucket was closed when they were read, until they are published."""
+"""Folder of late rows that are not published yet."""
 
 Status = Mapping[str, Any]
-"""One such object; ``at_ms`` says when it was put, in ms since the epoch."""
+"""A status object; ``at_ms`` is the time when it was put, ms since the epoch."""
 
 
 def read_statuses(store: ObjectStore) -> dict[str, Status]:
-    """The status of each loop by ``<application>/<name>``, e.g. ``commitlog_stage/default``.
+    """Read the status of each loop, by ``<application>/<name>``, e.g. ``commitlog_stage/default``.
 
     :raises StorageError: the store cannot be read
     """
-    found: dict[str, Status] = {}
+    statuses: dict[str, Status] = {}
     for stat in store.list("status/"):
         try:
             document = json.loads(store.get(stat.key))
         except NotFoundError:
             continue  # removed since it was listed
-        found[stat.key.removeprefix("status/").removesuffix(".json")] = document
-    return found
+        statuses[stat.key.removeprefix("status/").removesuffix(".json")] = document
+    return statuses
 
 
 def read_status(store: ObjectStore, key: str) -> Status | None:
-    """The status of one loop; None: it has said nothing yet.
+    """Read the status of one loop; None: there is none yet.
 
     :param key: ``<application>/<name>``
     :raises StorageError: the store cannot be read
@@ -53,7 +53,7 @@ def read_status(store: ObjectStore, key: str) -> Status | None:
 
 
 def age_s(status: Status, now_s: float) -> float:
-    """Seconds since a loop has said this.
+    """Return the age of a status in seconds.
 
     :param now_s: seconds since the epoch
     """
@@ -61,5 +61,5 @@ def age_s(status: Status, now_s: float) -> float:
 
 
 def forget(store: ObjectStore, key: str) -> None:
-    """Remove the status of a loop that is no more, e.g. of a queue that the configuration no longer names."""
+    """Remove the status of a loop that no longer exists, e.g. of a queue that the configuration no longer names."""
     store.delete(f"status/{key}.json")

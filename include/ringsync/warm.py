@@ -1,7 +1,7 @@
 """Compile every kernel once: ``python -m ringsync.warm`` (docs/performance.md).
 
-The compiled code is kept in NUMBA_CACHE_DIR, so that no worker pays for it later: twenty seconds of CPU on a new
-machine, one on the next start.
+The compiled code is kept in NUMBA_CACHE_DIR, so no worker compiles it again: twenty seconds of CPU on a new machine,
+one on the next start.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def warm() -> None:
 
 
 def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
-    """Send the row as a change through all that publishing does with one."""
+    """Send the row as a change through all steps of publishing."""
     rows = change_rows_of(images, table)
     place = rows.schema.get_field_index("digest")
     rows = rows.set_column(place, rows.schema.field(place), pa.array([bytes(15) + b"\x01"], pa.binary(16)))
@@ -87,7 +87,7 @@ def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
 
 
 def _read_record(table: TableSchema) -> None:
-    """Send a commit log record, though an empty one, through the commit log's kernels."""
+    """Send an empty commit log record through the commit log's kernels."""
     mutation = b"\x01" + bytes.fromhex(table.table_id) + b"\x01\x00\x01" + bytes(10)
     record = struct.pack(">iI", len(mutation), 0) + mutation + bytes(4)
     buffer = padded(record)
@@ -99,7 +99,7 @@ def _read_record(table: TableSchema) -> None:
 
 
 def sample_table() -> TableSchema:
-    """A table with every native type and every kind of collection."""
+    """Return a table with every native type and every kind of collection."""
     text = Native("text")
     nested: list[CqlType] = [ListType(text), SetType(text), MapType(text, Native("int")), TupleType((text,))]
     nested += [VectorType(Native("float"), 2), VectorType(text, 2), parse_type("frozen<list<decimal>>", {})]
@@ -110,7 +110,7 @@ def sample_table() -> TableSchema:
 
 
 def _cell(table: TableSchema, selected: ResultColumn) -> bytes:
-    """A cell of the page as the server would send it."""
+    """Return a cell of the page as the server would send it."""
     bigint = Native("bigint")
     if selected.column is None:
         return _prefixed(bigint, 1)

@@ -331,7 +331,7 @@ def test_messages_that_nobody_takes_do_not_fill_the_memory(
             feed.watch(stream.topic)
         time.sleep(1.5)
         queued = [topic.kafka.queued_bytes for topic in feed._all() if topic.is_running]
-        assert len(queued) == kafka_feed.AT_WORK
+        assert kafka_feed.AT_WORK <= len(queued) < len(streams)
         assert kafka_sender.FIRST_BYTES * 0.9 < min(queued) <= max(queued) < kafka_sender.FIRST_BYTES * 1.1
 
 

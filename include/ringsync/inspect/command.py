@@ -51,7 +51,7 @@ def add_inspect(commands: Subparsers) -> None:
     _add_commitlog(kinds)
     idx = kinds.add_parser(
         "idx",
-        help="what the _cdc.idx files say",
+        help="show what the _cdc.idx files say",
         description="Show how far each segment is synced, and whether it is completed.",
         epilog=EXIT_CODES,
     )
@@ -63,9 +63,9 @@ def add_inspect(commands: Subparsers) -> None:
 def _add_commitlog(kinds: Subparsers) -> None:
     log = kinds.add_parser(
         "commitlog",
-        help="the change rows in segments",
+        help="show the change rows in segments",
         description="Show the change rows in commit log segments, of all tables of the schema or of some. The index "
-        "beside a segment tells how much of it is synced; what lies behind is not shown.",
+        "beside a segment tells how far it is synced; later changes are not shown.",
         epilog=EXIT_CODES,
     )
     log.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="segments (.log), or folders of them")
@@ -99,20 +99,22 @@ def _add_commitlog(kinds: Subparsers) -> None:
         metavar="[SEGMENT_ID:]POSITION",
         help="show only what lies behind this logical position",
     )
-    log.add_argument("--raw", action="store_true", help="jsonl: the bytes of keys, paths and values, too")
+    log.add_argument("--raw", action="store_true", help="jsonl: print also the bytes of keys, paths and values")
     log.add_argument(
         "--remaining-ttl",
         action="store_true",
-        help="cql: TTLs are what is left of them now, so that expiry stays the same",
+        help="cql: print what is left of each TTL now, so that expiry stays the same",
     )
     log.add_argument(
         "--keystore",
         type=Path,
         metavar="FILE",
-        help="of encrypted segments: Cassandra's keystore (JCEKS, PKCS12), whose password is in the variable "
+        help="for encrypted segments: Cassandra's keystore (JCEKS, PKCS12), with its password in the variable "
         f"{PASSWORD_VARIABLE}, the key's in {KEY_PASSWORD_VARIABLE} if it has another; or a file with the AES key",
     )
-    log.add_argument("--ignore-idx", action="store_true", help="read segments to their end, also what was never synced")
+    log.add_argument(
+        "--ignore-idx", action="store_true", help="read segments to their end, including what was never synced"
+    )
     log.add_argument("--output", type=Path, metavar="FILE", help="write here (default: standard output)")
     log.set_defaults(command=_inspect_commitlog)
 
@@ -143,8 +145,8 @@ def _inspect_idx(arguments: argparse.Namespace, _console: Console) -> ExitCode:
     problems = Problems()
     show: Callable[[dict[str, Any]], str] = index_text if arguments.format == "text" else index_line
     try:
-        for found in read_indexes(find_indexes(arguments.paths), problems):
-            print(show(found))
+        for index in read_indexes(find_indexes(arguments.paths), problems):
+            print(show(index))
     except InspectError as error:
         problems.unreadable(str(error))
     except BrokenPipeError:
@@ -205,7 +207,7 @@ def _target(path: Path | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _progress(paths: Sequence[Path], to_stdout: bool) -> Iterator[Callable[[Path, float], None]]:
-    """A bar on stderr, unless that is no terminal, or the output comes to the same one."""
+    """Show a bar on stderr, unless stderr is no terminal, or the output goes to the same terminal."""
     console = Console(stderr=True)
     hidden = not console.is_terminal or (to_stdout and sys.stdout.isatty())
     sizes = {path: path.stat().st_size for path in paths}
@@ -225,7 +227,7 @@ def _progress(paths: Sequence[Path], to_stdout: bool) -> Iterator[Callable[[Path
 
 
 def _forget_stdout() -> None:
-    """Whoever read it has enough; without this Python complains at its end."""
+    """Redirect stdout to nowhere after its reader has gone; without this Python complains at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -244,7 +246,7 @@ def _position(text: str) -> LogPosition | int:
 
 
 def _contact_point(text: str) -> tuple[str, int | None]:
-    """A host, or host and port; an IPv6 address with a port is in brackets."""
+    """Parse a host, or host and port; an IPv6 address with a port is in brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):
         host, port = text, ""

@@ -1,4 +1,4 @@
-"""Segments to output: what ``cdcservice inspect commitlog`` does once its arguments are understood."""
+"""Way from segments to output: the work of ``cdcservice inspect commitlog`` after its arguments are parsed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ringsync.inspect.tables import Tables
 
 @dataclass
 class Inspection:
-    """Reads segments, one after another.
+    """Reader of segments, one after another.
 
-    :ivar tables: the tables whose records are decoded, and those whose records are shown
-    :ivar output: gets the change rows
-    :ivar problems: gets what cannot be read
-    :ivar ignore_index: whether to read segments to their end, also what was never synced
-    :ivar key_of: the key of an alias, for encrypted segments
-    :ivar progress: called with how much of a segment is read, 0…1
+    :ivar tables: the tables whose records are decoded, and the tables whose records are shown
+    :ivar output: target of the change rows
+    :ivar problems: list of what cannot be read
+    :ivar ignore_index: whether to read segments to their end, including what was never synced
+    :ivar key_of: function from an alias to its key, for encrypted segments
+    :ivar progress: function that is called with the share of a segment that is read, 0…1
     """
 
     tables: Tables
@@ -45,7 +45,7 @@ class Inspection:
     def read(self, paths: Sequence[Path], start: LogPosition | int | None) -> None:
         """Read segments, behind a position if one is given.
 
-        :raises InspectError: when the position does not say of which segment it is
+        :raises InspectError: the position does not name its segment, and there are several
         """
         if isinstance(start, int):
             if len(paths) > 1:
@@ -77,12 +77,12 @@ class Inspection:
         self.problems.finish(path.name)
 
     def _read_batches(self, path: Path, log: SegmentChanges) -> int:
-        """Hand on what a segment holds; the logical position behind the last record that is whole."""
+        """Hand on a segment's change rows; return the logical position behind the last whole record."""
         last = read = 0
         for batch in log.batches:
             rows = batch.rows
             if not self.tables.all_shown:
-                shown = pa.array([bytes.fromhex(one) for one in self.tables.shown], pa.binary(16))
+                shown = pa.array([bytes.fromhex(table_id) for table_id in self.tables.shown], pa.binary(16))
                 rows = rows.filter(pc.is_in(rows["table_id"], shown))
             if len(rows):
                 self.summary.add(rows)
@@ -145,10 +145,10 @@ class Inspection:
 
 
 def _after(path: Path, start: LogPosition | None) -> int | None:
-    """The logical position behind which to read a segment; None: all of it lies before the start."""
+    """Return the logical position behind which to read a segment; None: all of it lies before the start."""
     if start is None:
         return 0
-    own = segment_id(path.name) or 0
-    if own < start.segment_id:
+    segment = segment_id(path.name) or 0
+    if segment < start.segment_id:
         return None
-    return start.position if own == start.segment_id else 0
+    return start.position if segment == start.segment_id else 0

@@ -1,4 +1,4 @@
-"""The files that an operator names: segments and the indexes beside them."""
+"""Files that an operator names: segments and the indexes beside them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_i
 
 
 class InspectError(Exception):
-    """Nothing can be read as asked; the message says what and what to do."""
+    """The request cannot be served; the message says why and what to do."""
 
 
 def find_segments(paths: Sequence[Path]) -> list[Path]:
-    """The segments that paths name: files as they are given, of a folder all ``CommitLog-*.log`` by segment id.
+    """Find the segments that paths name: each file, and all ``CommitLog-*.log`` of a folder by segment id.
 
-    :raises InspectError: when a path does not exist, or a folder has no segments
+    :raises InspectError: a path does not exist, or a folder has no segments
     """
-    return _found(paths, "CommitLog-*.log")
+    return _find(paths, "CommitLog-*.log")
 
 
 def find_indexes(paths: Sequence[Path]) -> list[Path]:
-    """The same for indexes.
+    """Find the indexes that paths name: each file, and all indexes of a folder by segment id.
 
-    :raises InspectError: when a path does not exist, or a folder has no indexes
+    :raises InspectError: a path does not exist, or a folder has no indexes
     """
-    return _found(paths, f"CommitLog-*{INDEX_SUFFIX}")
+    return _find(paths, f"CommitLog-*{INDEX_SUFFIX}")
 
 
 def index_path(segment: Path) -> Path:
-    """Where the index of a segment is."""
+    """Return the path of a segment's index."""
     return segment.with_name(index_name(segment.name))
 
 
 def read_index(segment: Path) -> SegmentIndex | None:
-    """The index beside a segment; None: there is none, or Cassandra is just rewriting it.
+    """Read the index beside a segment; None: there is none, or Cassandra is just rewriting it.
 
-    :raises InspectError: when it is no index
+    :raises InspectError: the file is no index
     """
     path = index_path(segment)
     try:
@@ -51,26 +51,26 @@ def read_index(segment: Path) -> SegmentIndex | None:
         raise InspectError(f"{path.name}: {error}") from error
 
 
-def _found(paths: Sequence[Path], pattern: str) -> list[Path]:
-    found: list[Path] = []
+def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.glob(pattern), key=lambda one: (segment_id(one.name) or 0, one.name))
+            inside = sorted(path.glob(pattern), key=lambda file: (segment_id(file.name) or 0, file.name))
             if not inside:
                 raise InspectError(f"{path}: there is no {pattern} in this folder")
-            found += inside
+            files += inside
         elif path.exists():
-            found.append(path)
+            files.append(path)
         else:
             raise InspectError(f"{path}: there is no such file")
-    return found
+    return files
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that is there only when it is whole.
+    """Write a file that appears only when it is complete.
 
-    :raises OSError: it cannot be written
+    :raises OSError: the file cannot be written
     """
     partial = path.with_name(path.name + ".partial")
     try:

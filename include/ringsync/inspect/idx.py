@@ -1,4 +1,4 @@
-"""``cdcservice inspect idx``: what the indexes beside segments say."""
+"""Contents of the indexes beside segments: ``cdcservice inspect idx``."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from ringsync.formats.commitlog.segment import SegmentError, read_descriptor
 from ringsync.inspect.problems import Problems
 
 _DESCRIPTOR_ROOM = 2**17
-"""Bytes in which every descriptor lies whole."""
+"""Bytes at a segment's beginning that hold its whole descriptor."""
 
 
 def read_indexes(paths: Iterable[Path], problems: Problems) -> Iterator[dict[str, Any]]:
-    """What each index says, and the segment beside it, as JSON values (docs/inspect.md)."""
+    """Read each index and the segment beside it, as JSON values (docs/inspect.md)."""
     for path in paths:
         try:
             index = parse_index(path.read_bytes())
         except (OSError, ValueError) as error:
             problems.unreadable(f"{path.name}: {error}")
             continue
-        found: dict[str, Any] = {"file": path.name}
+        values: dict[str, Any] = {"file": path.name}
         if index is None:
             problems.say(f"{path.name}: is just being rewritten: no news")
         else:
-            found |= {"offset": index.offset, "completed": index.completed}
-        yield found | {"segment": _segment(path.with_name(segment_name(path.name)), problems)}
+            values |= {"offset": index.offset, "completed": index.completed}
+        yield values | {"segment": _segment(path.with_name(segment_name(path.name)), problems)}
 
 
-def index_text(found: dict[str, Any]) -> str:
-    """One index for people."""
+def index_text(index: dict[str, Any]) -> str:
+    """Format an index for people."""
     state = "being rewritten"
-    if "offset" in found:
-        state = "completed" if found["completed"] else f"synced up to position {found['offset']:,}"
-    segment = found["segment"]
+    if "offset" in index:
+        state = "completed" if index["completed"] else f"synced up to position {index['offset']:,}"
+    segment = index["segment"]
     if segment is None:
-        return f"{found['file']}  {state}; its segment is gone"
-    return f"{found['file']}  {state}; version {segment['version']}, {segment['codec']}, {segment['bytes']:,} bytes"
+        return f"{index['file']}  {state}; its segment is gone"
+    return f"{index['file']}  {state}; version {segment['version']}, {segment['codec']}, {segment['bytes']:,} bytes"
 
 
-def index_line(found: dict[str, Any]) -> str:
-    """One index as a line of JSON."""
-    return json.dumps(found, separators=(",", ":"))
+def index_line(index: dict[str, Any]) -> str:
+    """Format an index as a line of JSON."""
+    return json.dumps(index, separators=(",", ":"))
 
 
 def _segment(path: Path, problems: Problems) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Where change rows go: lines of JSON or CQL, Arrow and Parquet files."""
+"""Outputs of change rows: lines of JSON or CQL, Arrow and Parquet files."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ringsync.inspect.problems import Problems
 from ringsync.inspect.tables import Tables
 
 TABLES_KEY = b"ringsync.tables"
-"""Of an Arrow or Parquet file's metadata: JSON of keyspace, table and column names by table id."""
+"""Metadata key of an Arrow or Parquet file: JSON of keyspace, table and column names by table id."""
 
 
 class Output(Protocol):
-    """Takes change rows in the order of the log."""
+    """A target of change rows, in the order of the log."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Take some."""
+        """Write change rows."""
 
     def close(self) -> None:
-        """There are no more."""
+        """Write the rest: there are no more rows."""
 
 
 class JsonLines:
@@ -73,7 +73,7 @@ class CqlLines:
 
 
 class ArrowFile:
-    """Change rows as they are, with the names of tables and columns in the metadata."""
+    """Unchanged change rows, with the names of tables and columns in the metadata."""
 
     def __init__(
         self, file: BinaryIO, tables: Tables, writer: Callable[[BinaryIO, pa.Schema], pa.ipc.RecordBatchWriter]
@@ -89,27 +89,27 @@ class ArrowFile:
 
 
 def arrow_file(file: BinaryIO, tables: Tables) -> Output:
-    """An Arrow IPC file."""
+    """Begin an Arrow IPC file."""
     return ArrowFile(file, tables, pa.ipc.new_file)
 
 
 def parquet_file(file: BinaryIO, tables: Tables) -> Output:
-    """A Parquet file."""
+    """Begin a Parquet file."""
     return ArrowFile(file, tables, lambda target, schema: pq.ParquetWriter(target, schema, compression="zstd"))
 
 
 class Nothing:
-    """Only counts are wanted."""
+    """No output: only counts are wanted."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Forget them."""
+        """Drop the rows."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 def _described(tables: Tables) -> bytes:
-    found = {
+    described = {
         table_id: {
             "keyspace": table.keyspace,
             "table": table.name,
@@ -120,4 +120,4 @@ def _described(tables: Tables) -> bytes:
         for table_id, table in tables.by_id.items()
         if table_id in tables.shown
     }
-    return json.dumps(found, ensure_ascii=False).encode()
+    return json.dumps(described, ensure_ascii=False).encode()

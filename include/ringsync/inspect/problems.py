@@ -1,4 +1,4 @@
-"""What could not be read: a line each on stderr, a few of a kind, and the exit code."""
+"""Record of what could not be read: a line each on stderr, at most a few of a kind, and the exit code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LINES_PER_REASON = 5
 
 
 def print_line(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     print(text, file=sys.stderr)
 
 
 @dataclass
 class Problems:
-    """What went wrong so far.
+    """The problems so far.
 
-    :ivar say: prints a line for people
-    :ivar code: what the program will end with; the worst so far
+    :ivar say: function that prints a line for people
+    :ivar code: the program's exit code: the worst so far
     """
 
     say: Callable[[str], None] = print_line
@@ -30,10 +30,10 @@ class Problems:
     _seen: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def lost(self, file: str, position: int, length: int, reason: str) -> None:
-        """Something of a segment that nobody can read, or that the schema does not explain.
+        """Report a part of a segment that cannot be read, or that the schema does not explain.
 
-        :param position: logical
-        :param length: bytes
+        :param position: logical position
+        :param length: length in bytes
         """
         self.code = max(self.code, ExitCode.COMPLETED_WITH_ERRORS)
         self._seen[file, reason] += 1
@@ -41,17 +41,17 @@ class Problems:
             self.say(f"{file}: position {position}, {length} bytes: {reason}")
 
     def imperfect(self, text: str) -> None:
-        """What is printed is not all that is there."""
+        """Report that the output lacks something."""
         self.code = max(self.code, ExitCode.COMPLETED_WITH_ERRORS)
         self.say(text)
 
     def unreadable(self, text: str) -> None:
-        """A whole file of which nothing can be read."""
+        """Report a file of which nothing can be read."""
         self.code = max(self.code, ExitCode.FATAL)
         self.say(f"ringsync: error: {text}")
 
     def finish(self, file: str) -> None:
-        """Say how much of a segment was not said."""
+        """Print the number of a segment's problems that have no line of their own."""
         for (name, reason), count in self._seen.items():
             if name == file and count > LINES_PER_REASON:
                 self.say(f"{file}: {count - LINES_PER_REASON:,} more: {reason}")

@@ -1,4 +1,4 @@
-"""What is in a log, in numbers that add up."""
+"""Summary of a log, in counts that add up."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ringsync.changes.schema import KINDS
 from ringsync.schema.table import TableSchema
 
 OUTCOMES = ("decoded", "system tables", "unknown tables", "unknown columns", "malformed", "damaged")
-"""What can become of a record, in the words of the summary."""
+"""Outcomes of a record, in the words of the summary."""
 _NAMES = ("rows", "static rows", "partition deletions", "range deletions")
 _BYTES = ("partition_key", "clustering", "range_end")
 
 
 @dataclass
 class TableCounts:
-    """What was written to a table.
+    """Counts of what was written to a table.
 
-    :ivar kinds: change rows by kind
-    :ivar cells: tombstones included
+    :ivar kinds: number of change rows by kind
+    :ivar cells: number of cells, including tombstones
     :ivar bytes: size of keys, paths and values
-    :ivar first: the least timestamp of a change row's latest write, µs; None: there are no change rows
-    :ivar last: the greatest
+    :ivar first: the least write time of a change row, µs; None: there are no change rows
+    :ivar last: the greatest write time of a change row, µs; None: there are no change rows
     """
 
     kinds: Counter[int] = field(default_factory=Counter)
@@ -41,10 +41,11 @@ class TableCounts:
 class Summary:
     """Counts over all segments.
 
-    :ivar segments: a line for each
-    :ivar records: number of records by outcome; together all that there are
-    :ivar lost_bytes: bytes that hold no readable record
-    :ivar tables: what was read of each table, by table id
+    :ivar segments: a line for each segment
+    :ivar records: number of records by outcome; they add up to all records
+    :ivar damages: number of damaged places
+    :ivar lost_bytes: number of bytes that hold no readable record
+    :ivar tables: counts of each table, by table id
     """
 
     segments: list[str] = field(default_factory=list)
@@ -57,8 +58,8 @@ class Summary:
         """Count change rows."""
         ids = rows["table_id"].dictionary_encode()
         for number, table_id in enumerate(ids.dictionary.to_pylist()):
-            own = rows.filter(pc.equal(ids.indices, number))
-            self._count(self.tables.setdefault(table_id.hex(), TableCounts()), own)
+            of_table = rows.filter(pc.equal(ids.indices, number))
+            self._count(self.tables.setdefault(table_id.hex(), TableCounts()), of_table)
 
     def _count(self, counts: TableCounts, rows: pa.RecordBatch) -> None:
         for entry in pc.value_counts(rows["kind"]).to_pylist():
@@ -73,7 +74,7 @@ class Summary:
 
 
 def summary_text(summary: Summary, tables: Mapping[str, TableSchema]) -> str:
-    """The summary for people."""
+    """Format the summary for people."""
     lines = [f"{len(summary.segments)} segments", *(f"  {line}" for line in summary.segments)]
     lines += ["", f"{summary.records.total():,} records"]
     lines += [f"  {summary.records[outcome]:>12,} {outcome}" for outcome in OUTCOMES]
@@ -84,8 +85,8 @@ def summary_text(summary: Summary, tables: Mapping[str, TableSchema]) -> str:
         rows += counts.kinds
     lines += ["", f"{rows.total():,} change rows of {len(summary.tables)} tables"]
     heading = ("table", *_NAMES, "cells", "bytes", "first write", "last write")
-    found = [_table_row(tables[table_id], counts) for table_id, counts in summary.tables.items()]
-    return "\n".join([*lines, *_aligned([heading, *sorted(found)] if found else [])]) + "\n"
+    table_rows = [_table_row(tables[table_id], counts) for table_id, counts in summary.tables.items()]
+    return "\n".join([*lines, *_aligned([heading, *sorted(table_rows)] if table_rows else [])]) + "\n"
 
 
 def _table_row(table: TableSchema, counts: TableCounts) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ def _table_row(table: TableSchema, counts: TableCounts) -> tuple[str, ...]:
 
 
 def _moment(microseconds: int | None) -> str:
-    """A timestamp as a date, or as the number that it is where no calendar reaches."""
+    """Format a timestamp as a date, or as a number if it is beyond the calendar."""
     if microseconds is None:
         return ""
     try:
@@ -112,7 +113,7 @@ def _moment(microseconds: int | None) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns under each other: names to the left, numbers to the right."""
+    """Align columns: names to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  "

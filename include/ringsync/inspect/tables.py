@@ -1,4 +1,4 @@
-"""Which tables' changes are shown, and whose the other records are."""
+"""Choice of the tables whose changes are shown, and names of the tables of other records."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ringsync.schema.table import Schema, TableSchema
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables that are known.
+    """The known tables.
 
     :ivar by_id: tables that can be decoded, by id; Cassandra's own only on request
-    :ivar shown: ids of those that are asked for
-    :ivar unreadable: why a known table cannot be decoded, by id
+    :ivar shown: ids of the tables to show
+    :ivar unreadable: reason why a known table cannot be decoded, by id
     """
 
     by_id: dict[str, TableSchema]
@@ -29,31 +29,31 @@ class Tables:
 
     @property
     def logged(self) -> LoggedTables:
-        """For the reader."""
+        """The decodable tables, as the reader takes them."""
         return logged_tables(list(self.by_id.values()))
 
     @property
     def all_shown(self) -> bool:
-        """Whether the change rows of every table that can be decoded are asked for."""
+        """Whether the change rows of all decodable tables are to be shown."""
         return len(self.shown) == len(self.by_id)
 
     def is_system(self, table_id: str) -> bool:
-        """Whether an id is that of one of Cassandra's own tables, which nobody asked for."""
+        """Tell whether an id belongs to one of Cassandra's own tables."""
         return table_id in system_tables()
 
     def reason(self, table_id: str) -> str:
-        """Why the records of an unknown table cannot be decoded."""
+        """Explain why the records of a table cannot be decoded."""
         if table_id in self.unreadable:
             return self.unreadable[table_id]
         return f"of table {uuid.UUID(table_id)}, which is not in the schema"
 
 
 def choose_tables(schema: Schema, names: Sequence[tuple[str, str]]) -> Tables:
-    """The tables to read.
+    """Choose the tables to read.
 
-    :param names: keyspace and name of those to show; none: all but Cassandra's own
-    :raises SchemaError: when there are tables whose id is not known
-    :raises InspectError: for a name that no table has; lists names that come near
+    :param names: keyspace and name of the tables to show; empty: all but Cassandra's own
+    :raises SchemaError: the id of a table is not known
+    :raises InspectError: no table has one of the names; the message lists similar names
     """
     tables = schema.by_id()
     for name in names:
@@ -66,17 +66,17 @@ def choose_tables(schema: Schema, names: Sequence[tuple[str, str]]) -> Tables:
     }
     shown = frozenset(i for i, table in by_id.items() if not names or (table.keyspace, table.name) in names)
     unreadable = {
-        one.table_id: f"of {printable(one.keyspace)}.{printable(one.name)}, which {one.reason}"
-        for one in schema.unreadable
+        table.table_id: f"of {printable(table.keyspace)}.{printable(table.name)}, which {table.reason}"
+        for table in schema.unreadable
     }
     return Tables(by_id, shown, unreadable)
 
 
 def _explain_missing(schema: Schema, name: tuple[str, str]) -> str:
     full_name = ".".join(map(printable, name))
-    for one in schema.unreadable:
-        if (one.keyspace, one.name) == name:
-            return f"table {full_name} {one.reason}"
+    for table in schema.unreadable:
+        if (table.keyspace, table.name) == name:
+            return f"table {full_name} {table.reason}"
     if near := near_names(*name, [(table.keyspace, table.name) for table in schema.tables]):
         return f"there is no table {full_name} in the schema; did you mean {' or '.join(near)}?"
     shown = sorted({table.full_name for table in schema.tables})

@@ -1,6 +1,6 @@
-"""What ``cdcservice start`` looks at before it starts anything: cluster, object store, broker, registry.
+"""Checks before ``cdcservice start`` starts anything: cluster, object store, brokers, registry.
 
-Each check gives remarks for the operator, or raises what says which key or address is wrong and what to do.
+Each check returns remarks for the operator, or raises an error that says which key or address is wrong and what to do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_00
 
 
 class CheckError(Exception):
-    """Something that the sync needs is not there or does not work; the message says what to do."""
+    """Something that the sync needs is missing or does not work; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Node:
 
     @property
     def has_cdc(self) -> bool:
-        """Whether it captures changes, as far as is known."""
+        """Whether the node is known to capture changes."""
         return self.settings is not None and self.settings.get("cdc_enabled") == "true"
 
     @property
     def sync_period_ms(self) -> int:
-        """How often it syncs its commit log, and what is new can be read; 0: not known."""
+        """Milliseconds between two syncs of the commit log, which make new changes readable; 0: not known."""
         settings = self.settings or {}
         if text := settings.get("commitlog_sync_period"):
             return duration_ms(text)
@@ -63,7 +63,7 @@ class Node:
 
 
 def check_cluster(config: Config) -> list[str]:
-    """The cluster answers, we may read what the loops read, and some node captures changes.
+    """Check that the cluster answers, that we may read the tables, and that a node captures changes.
 
     :raises ClusterError: unreachable, no login, no rights
     :raises CheckError: no node captures changes
@@ -83,12 +83,12 @@ def check_cluster(config: Config) -> list[str]:
 
 
 def full_name(keyspace: str, table: str) -> str:
-    """``keyspace.table`` as in CQL."""
+    """Return ``keyspace.table`` as in CQL."""
     return f"{printable(keyspace)}.{printable(table)}"
 
 
 def tell_tables(tables: Sequence[str], sync: Sync) -> list[str]:
-    """Remarks about what is followed, and what is not.
+    """Return remarks on which tables are followed and which are not.
 
     :param tables: names of the tables with ``cdc = true``, ``keyspace.table`` as in CQL
     """
@@ -106,15 +106,15 @@ def tell_tables(tables: Sequence[str], sync: Sync) -> list[str]:
 
 
 def _with_settings(table: str, sync: Sync) -> str:
-    own = [
+    settings = [
         *([f"after_image: {image}"] if (image := sync.after_image_of(table)) != sync.after_image else []),
         *(["bucket_by: arrival"] if sync.bucket_by_of(table) == "arrival" else []),
     ]
-    return f"{table} ({', '.join(own)})" if own else table
+    return f"{table} ({', '.join(settings)})" if settings else table
 
 
 def longest_sync_period_ms(config: Config) -> int:
-    """How long after a write all nodes that are up have it in the logs that can be read.
+    """Return the longest time, in ms, from a write until all live nodes have it in their readable logs.
 
     :raises ClusterError: the cluster does not answer
     :raises ConfigError: the password cannot be read
@@ -129,7 +129,7 @@ def longest_sync_period_ms(config: Config) -> int:
 
 
 def read_node(session: Any, host: Any) -> Node:
-    """What a node says of its own settings; each node knows its own only.
+    """Read a node's settings; each node knows only its own.
 
     :param host: a host as the driver knows it
     :raises Unauthorized: we may not read system_views
@@ -145,7 +145,7 @@ def read_node(session: Any, host: Any) -> Node:
 
 
 def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
-    """Remarks about the nodes' settings.
+    """Return remarks on the nodes' settings.
 
     :raises CheckError: no node captures changes, or they sync their logs too seldom for the windows
     """
@@ -181,15 +181,15 @@ def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
 
 
 def tables_with_cdc(session: Any) -> list[tuple[str, str]]:
-    """Keyspace and name of the tables with ``cdc = true``."""
+    """List keyspace and name of the tables with ``cdc = true``."""
     rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
     return sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)
 
 
 def check_readable(session: Any, keyspace: str, table: str) -> None:
-    """We may select from a table: asks for a token that no row has.
+    """Check that we may select from a table; query a token that no row has.
 
-    :raises Unauthorized: we may not
+    :raises Unauthorized: we may not select from it
     """
     rows = session.execute(
         "SELECT column_name, kind, position FROM system_schema.columns WHERE keyspace_name = %s AND table_name = %s",
@@ -202,10 +202,10 @@ def check_readable(session: Any, keyspace: str, table: str) -> None:
 
 
 def check_store(config: Config) -> list[str]:
-    """The object store keeps what it gets.
+    """Check that the object store keeps objects.
 
     :raises StorageError: it cannot be used
-    :raises CheckError: it does not give back what was put
+    :raises CheckError: it returns other content than was put
     :raises ConfigError: it cannot be opened
     """
     store = store_of(config)
@@ -220,9 +220,9 @@ def check_store(config: Config) -> list[str]:
 
 
 def check_kafka(config: Config) -> list[str]:
-    """The brokers answer and take transactions, if there are to be any.
+    """Check that the brokers answer and take transactions, if brokers are configured.
 
-    :raises CheckError: they do not, or refuse us, or take no transactions
+    :raises CheckError: they do not answer, refuse us, or take no transactions
     :raises ConfigError: the password cannot be read
     """
     settings = kafka_settings(config)
@@ -249,7 +249,7 @@ def check_kafka(config: Config) -> list[str]:
 
 
 def _check_transactions(settings: KafkaSettings, servers: str) -> None:
-    """The brokers let us begin transactions, which keep an old relay from disordering a topic."""
+    """Check that the brokers let us begin transactions, which keep an old relay from disordering a topic."""
     from confluent_kafka import KafkaException, Producer
 
     from ringsync.streams.kafka.client import TRANSACTIONAL_IDS, producer_settings
@@ -268,17 +268,17 @@ def _check_transactions(settings: KafkaSettings, servers: str) -> None:
 
 
 def check_registry(config: Config) -> list[str]:
-    """The schema registry answers, if there is to be one.
+    """Check that the schema registry answers, if one is configured.
 
-    :raises CheckError: it does not
+    :raises CheckError: it does not answer, or is no schema registry
     """
     settings = kafka_settings(config)
     if settings is None or settings.schema_registry_url is None:
         return []
     tls, url = settings.tls, settings.schema_registry_url.rstrip("/")
-    own = (tls.certificate_file, tls.key_file) if tls and tls.certificate_file and tls.key_file else None
+    pair = (tls.certificate_file, tls.key_file) if tls and tls.certificate_file and tls.key_file else None
     try:
-        answer = requests.get(f"{url}/subjects", verify=(tls and tls.ca_file) or True, cert=own, timeout=ANSWER_S)
+        answer = requests.get(f"{url}/subjects", verify=(tls and tls.ca_file) or True, cert=pair, timeout=ANSWER_S)
         subjects = answer.json() if answer.ok else None
     except requests.RequestException as error:
         raise CheckError(
@@ -290,11 +290,11 @@ def check_registry(config: Config) -> list[str]:
 
 
 CHECKS = {"cluster": check_cluster, "store": check_store, "kafka": check_kafka, "schema registry": check_registry}
-"""By what they look at."""
+"""Checks by what they look at."""
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of one of Cassandra's durations, e.g. ``10s`` or ``1500ms``; 0: it is none."""
+    """Convert one of Cassandra's durations, e.g. ``10s`` or ``1500ms``, to ms; 0: it is no duration."""
     number = text.rstrip("dhms")
     unit = _DURATIONS_MS.get(text[len(number) :])
     return int(number) * unit if number.isdecimal() and unit else 0

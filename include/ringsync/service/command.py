@@ -1,4 +1,4 @@
-"""``cdcservice start``, ``stop`` and ``status``: the sync as a whole."""
+"""Commands of the sync as a whole: ``cdcservice start``, ``stop``, ``status`` and ``wait``."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ stop: not ended in time, of status: something is wrong; 3 configuration, connect
 4 interrupted"""
 
 START_TIMEOUT_S = 300.0
-"""Seconds that ``start`` waits for the workers, by default: Airflow and Spark take a minute of them, or two."""
+"""Seconds that ``start`` waits for the workers by default: Airflow and Spark need a minute or two to start."""
 
 STOP_TIMEOUT_S = 300.0
-"""Seconds that ``stop`` waits for the loops, by default; a merge of replicas may take longer."""
+"""Seconds that ``stop`` waits for the loops by default; a merge of replicas may take longer."""
 
 WAIT_EXIT_CODES = """\
 exit codes: 0 all is published; 1 not in time, or a loop does not run: the last line says what is waited for;
 3 configuration, connection or rights; 4 interrupted"""
 
 WAIT_TIMEOUT_S = 1800.0
-"""Seconds that ``wait`` waits by default: some times as long as buckets of the default length are open."""
+"""Seconds that ``wait`` waits by default: six times as long as buckets of the default length are open."""
 
 Subparsers = Any
 
@@ -53,7 +53,7 @@ Subparsers = Any
 def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add the commands to cdcservice's parser.
 
-    :param add_conf: adds the option ``--conf``
+    :param add_conf: function that adds the option ``--conf``
     """
     start = commands.add_parser(
         "start",
@@ -72,7 +72,7 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
     stop = commands.add_parser(
         "stop",
         help="stop following the commit logs",
-        description="Let the loops finish what they are at, and start nothing more.",
+        description="Let the loops finish their cycle, and start nothing more.",
         epilog=EXIT_CODES,
     )
     add_conf(stop)
@@ -145,9 +145,9 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def _check_workers(config: Config, console: Console) -> ExitCode:
-    """Say what workers tell that run already; the others look when they are started."""
-    now_s = time.time()
-    alive = {loop: one for loop, one in read_statuses(store_of(config)).items() if age_s(one, now_s) < STALE_AFTER_S}
+    """Print what the workers report that run already; the others look when they are started."""
+    now_s, statuses = time.time(), read_statuses(store_of(config))
+    alive = {loop: status for loop, status in statuses.items() if age_s(status, now_s) < STALE_AFTER_S}
     told = told_by_workers(alive, config.sync.queues, {})
     for queue in told.silent:
         _say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
@@ -157,7 +157,7 @@ def _check_workers(config: Config, console: Console) -> ExitCode:
 
 
 def _tell_of_workers(told: Told, console: Console) -> ExitCode:
-    """Say what the workers have told."""
+    """Print what the workers have reported."""
     wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in told.silent.items()]
     for problem in (*told.refused, *wrong):
         print(f"ringsync: error: {problem}", file=sys.stderr, flush=True)
@@ -180,9 +180,9 @@ def _passes(name: str, check: Callable[[Config], list[str]], config: Config, con
 
 
 def check_airflow(config: Config) -> list[str]:
-    """Airflow answers, lets us in, and has the DAGs.
+    """Check that Airflow answers, lets us in, and has the DAGs.
 
-    :raises AirflowError: it does not
+    :raises AirflowError: it does not answer, refuses us, or lacks a DAG
     :raises ConfigError: the password cannot be read
     """
     client = _client(config)
@@ -193,7 +193,7 @@ def check_airflow(config: Config) -> list[str]:
 def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     store, client = store_of(config), _client(config)
-    # First of all: the loops end by it also while Airflow is away.
+    # First of all: with this object the loops end even while Airflow is away.
     store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
     for dag in DAGS:
         client.set_paused(dag, True)
@@ -218,7 +218,7 @@ def wait_until_idle(
 ) -> list[str]:
     """Wait until no task of the sync runs.
 
-    :returns: those that still do, ``DAG.task``
+    :returns: tasks that still run at the end of the time, ``DAG.task``
     """
     end, told = clock() + timeout_s, None
     while busy := [f"{dag}.{task}" for dag in DAGS for task in client.busy_tasks(dag)]:
@@ -281,13 +281,13 @@ def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
             _say(console, f"waiting: {left}")
             told = left
 
-    found = wait_until_published(
+    waited = wait_until_published(
         store_of(config), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell
     )
-    if found.left:
-        print(f"ringsync: error: not all is published: {found.left}", file=sys.stderr, flush=True)
+    if waited.left:
+        print(f"ringsync: error: not all is published: {waited.left}", file=sys.stderr, flush=True)
         return ExitCode.COMPLETED_WITH_ERRORS
-    for note in found.notes:
+    for note in waited.notes:
         _say(console, note)
     moment = datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds")
     places = "streams, replicas and Kafka" if config.kafka else "streams and replicas"

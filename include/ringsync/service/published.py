@@ -1,8 +1,8 @@
-"""When all that was written before a moment is in the streams, the replicas and Kafka: ``cdcservice wait``.
+"""Waiting until all writes before a moment are in the streams, the replicas and Kafka: ``cdcservice wait``.
 
-The loops go on writing meanwhile, so that "nothing is left" may never be true. What was written before the moment is
-followed instead, from place to place: out of the logs, out of the queue of late rows, out of the buckets, and then
-behind the numbers of the passes and the names of the stream's buckets that there were by then.
+The loops go on writing meanwhile, so "nothing is left" may never be true. Instead, the writes before the moment are
+followed from place to place: out of the logs, out of the buckets, and out of the queue of late rows. Then stream,
+replica and Kafka have to reach the last pass and the stream's last bucket of that time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ringsync.streams.kafka.cursor import CursorObject
 from ringsync.streams.kafka.errors import CursorError
 
 CLOCKS_MS = 1000
-"""The clocks of whoever waits and of the loops' hosts may differ by so much."""
+"""Greatest difference in ms between the clocks of this host and of the loops' hosts."""
 
 GIVE_UP_AFTER_S = 300.0
-"""Who has said nothing for so long is not waited for: Airflow would have started the loop again."""
+"""Seconds without a status before we stop waiting for a loop: Airflow would have started it again by then."""
 
 CLOSE, LATE = "bucket_close/close", "out_of_sequence/queue"
 
@@ -35,10 +35,10 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Waited:
-    """How it ended.
+    """The result of waiting.
 
-    :ivar left: what is not published, in a sentence; empty: all is
-    :ivar notes: what was not waited for, since it will not come
+    :ivar left: sentence on what is not published; empty: all is
+    :ivar notes: sentences on what was not waited for, since it will not come
     """
 
     left: str
@@ -47,9 +47,10 @@ class Waited:
 
 @dataclass(frozen=True)
 class Left:
-    """Something that is not done yet.
+    """Work that is not done yet.
 
     :ivar loop: the loop that has to do it
+    :ivar reason: sentence on what is left
     """
 
     loop: str
@@ -58,10 +59,10 @@ class Left:
 
 @dataclass(frozen=True)
 class Seen:
-    """How things stand at a moment.
+    """The state of the sync at a moment.
 
-    :ivar statuses: what each loop last said, by loop
-    :ivar plan: the newest; None: there is none yet
+    :ivar statuses: the last status of each loop, by loop
+    :ivar plan: the newest plan; None: there is none yet
     :ivar followed: ids of tables that ``bucket_close`` has to follow to their end, planned or not
     """
 
@@ -71,26 +72,27 @@ class Seen:
 
     @property
     def close(self) -> Status:
-        """What ``bucket_close`` says."""
+        """The status of ``bucket_close``."""
         return self.statuses.get(CLOSE, {})
 
     @property
     def tables(self) -> Mapping[str, Status]:
-        """What it says of each table."""
-        found: Mapping[str, Status] = self.close.get("tables", {})
-        return found
+        """What ``bucket_close`` says of each table."""
+        tables: Mapping[str, Status] = self.close.get("tables", {})
+        return tables
 
 
 @dataclass
 class _Eyes:
-    """Looks at the store; a plan, which may be large, is read once."""
+    """The view of the store; each plan, which may be large, is read once."""
 
     store: ObjectStore
     key: str = ""
     plan: SyncPlan | None = None
 
     def look(self) -> Seen:
-        """
+        """Read the present state of the sync.
+
         :raises StorageError: the store cannot be read
         """
         keys = [stat.key for stat in self.store.list("plans/sync/")]
@@ -101,14 +103,14 @@ class _Eyes:
 
 
 class _NotPublishedError(Exception):
-    """It is of no use to wait longer; the message says for what."""
+    """Waiting longer is of no use; the message says what is left."""
 
 
 @dataclass
 class _Patience:
-    """Waits for one thing after the other.
+    """Waiting for one step after the other.
 
-    :ivar end: seconds since the epoch
+    :ivar end: time to give up, seconds since the epoch
     """
 
     store: ObjectStore
@@ -125,19 +127,19 @@ class _Patience:
     def until_nothing(self, left: Callable[[Seen], Iterable[Left]]) -> Seen:
         """Look again and again until nothing is left.
 
-        :returns: what was seen then
-        :raises _NotPublishedError: the time is over, or who has to do it does not run
+        :returns: the state in which nothing was left
+        :raises _NotPublishedError: the time is over, or a loop that has to do the work does not run
         """
         while True:
             seen = self.eyes.look()
-            found = list(left(seen))
-            if not found:
+            undone = list(left(seen))
+            if not undone:
                 return seen
             if self.store.stat(STOP_KEY) is not None:
-                raise _NotPublishedError(f"the sync is stopped: cdcservice start. {found[0].reason}")
-            silent = {one.loop: self._silence_s(seen, one.loop) for one in found}
+                raise _NotPublishedError(f"the sync is stopped: cdcservice start. {undone[0].reason}")
+            silent = {work.loop: self._silence_s(seen, work.loop) for work in undone}
             loop = max(silent, key=lambda loop: silent[loop])
-            reason = found[0].reason
+            reason = undone[0].reason
             if silent[loop] > STALE_AFTER_S:
                 reason = f"{loop} does not run: no sign of life for {silent[loop]:.0f} s"
             if silent[loop] > GIVE_UP_AFTER_S or self.clock() >= self.end:
@@ -162,10 +164,10 @@ def wait_until_published(
 ) -> Waited:
     """Wait until all that the nodes had synced to their commit logs by a moment is in streams, replicas and Kafka.
 
-    :param synced_ms: ms since the epoch: of the last write, and the nodes' ``commitlog_sync_period``
-    :param timeout_s: seconds
-    :param kafka: whether there is one
-    :param tell: called with what is left, again and again
+    :param synced_ms: time of the last write plus the nodes' ``commitlog_sync_period``, ms since the epoch
+    :param timeout_s: seconds until waiting is given up
+    :param kafka: whether Kafka is configured
+    :param tell: function that is called with what is left, again and again
     :raises StorageError: the store cannot be read
     """
     patience = _Patience(store, clock() + timeout_s, tell, clock, sleep)
@@ -175,15 +177,18 @@ def wait_until_published(
 
     try:
         patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
-        # Whatever was written lies in buckets that had begun by now, or in files of late rows; when a bucket is closed,
-        # rows of which it cannot be known what they have come to go there, too.
+        # All writes are in buckets that have begun by now, or in files of late rows. A closing bucket also moves rows
+        # there if nobody can tell their present state.
         staged_ms = now_ms()
         patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, staged_ms))
         files = {stat.key for stat in store.list(LATE_ROWS)}
         patience.until_nothing(lambda seen: late_left(store, seen, files))
         late_ms = now_ms()
         seen = patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, late_ms))
-        passes = {table: None if one.get("bootstrap") else int(one["last_pass"]) for table, one in seen.tables.items()}
+        passes = {
+            table: None if status.get("bootstrap") else int(status["last_pass"])
+            for table, status in seen.tables.items()
+        }
         seen = patience.until_nothing(lambda seen: passes_left(seen, passes))
         if kafka:
             buckets: dict[str, set[str]] = {}
@@ -194,9 +199,9 @@ def wait_until_published(
 
 
 def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
-    """Nodes whose logs are not staged up to a moment; those that are down are not waited for.
+    """Yield nodes whose logs are not staged up to a moment, except nodes that are down.
 
-    Tables are known by the plan: one that was made before may lack a table that was written to.
+    The plan must begin after that moment: an older plan may lack a table that was written to.
     """
     if seen.plan is None or seen.plan.interval.start < synced_ms:
         yield Left(CLOSE, "the loops have not begun the next window interval")
@@ -215,7 +220,7 @@ def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
 
 
 def late_left(store: ObjectStore, seen: Seen, files: set[str]) -> Iterator[Left]:
-    """Files of late rows that are still there: each is removed when all its rows are published.
+    """Yield the files of late rows that still exist: each is removed when all its rows are published.
 
     :param files: keys of the files to wait for, also of tables that are gone: they are removed soon
     """
@@ -228,13 +233,13 @@ def late_left(store: ObjectStore, seen: Seen, files: set[str]) -> Iterator[Left]
 
 
 def _unseen(seen: Seen) -> Iterator[Left]:
-    """Tables that are to be followed, planned or not, and that ``bucket_close`` does not tell of."""
-    for table_id in sorted(seen.followed - {one.get("table_id") for one in seen.tables.values()}):
+    """Yield the tables to follow, planned or not, that are missing in the status of ``bucket_close``."""
+    for table_id in sorted(seen.followed - {status.get("table_id") for status in seen.tables.values()}):
         yield Left(CLOSE, f"bucket_close has not looked at table id {table_id} yet")
 
 
 def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
-    """Buckets that began before a moment, and are not wholly published.
+    """Yield the buckets that began before a moment and are not wholly published.
 
     :param staged_ms: time when all rows were staged, ms since the epoch
     :param late_ms: time when all late rows were published, ms since the epoch
@@ -248,47 +253,49 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
         for reason in unpublished("bucket_close", close):
             yield Left(CLOSE, reason)
         yield from _unseen(seen)
-        for table, one in seen.tables.items():
-            oldest = one.get("oldest_open_bucket_ms")
+        for table, status in seen.tables.items():
+            oldest = status.get("oldest_open_bucket_ms")
             if oldest is not None and oldest <= staged_ms:
-                yield Left(CLOSE, f"{table}: {_error(one) or 'its oldest bucket is not closed'}")
+                yield Left(CLOSE, f"{table}: {_error(status) or 'its oldest bucket is not closed'}")
 
 
 def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
-    """Tables whose stream or replica do not have all passes; those without a replica are not waited for.
+    """Yield the tables whose stream or replica lacks passes; a table without a replica only needs its stream.
 
     :param passes: the last pass to wait for, by table; None: the table is being bootstrapped, and its number follows
     """
     yield from _unseen(seen)
     planned = {table.schema.full_name for table in seen.plan.tables} if seen.plan else set()
     for table in sorted(passes):
-        one = seen.tables.get(table)
-        if one is None:
-            if table in planned:  # one that is not has come to its end
+        status = seen.tables.get(table)
+        if status is None:
+            if table in planned:  # a table that is not planned has come to its end
                 yield Left(CLOSE, "bucket_close has not looked since")
             continue
-        if one.get("bootstrap"):
-            yield Left(CLOSE, f"{table} is being bootstrapped ({one['bootstrap']}): its changes wait")
+        if status.get("bootstrap"):
+            yield Left(CLOSE, f"{table} is being bootstrapped ({status['bootstrap']}): its changes wait")
             continue
-        if one.get("error"):  # maybe its passes could not even be looked up
-            yield Left(CLOSE, f"{table}: {one['error']}")
+        if status.get("error"):  # maybe its passes could not even be looked up
+            yield Left(CLOSE, f"{table}: {status['error']}")
             continue
-        last = passes[table] = int(one["last_pass"]) if (known := passes[table]) is None else known
-        if one.get("published_pass", last) < last:
-            yield Left(CLOSE, f"the stream of {table} has pass {one['published_pass']} of {last}")
-        elif one.get("replica_error"):
-            yield Left(CLOSE, f"the replica of {table} is not kept in step: {one['replica_error']}")
-        elif one["replica_pass"] is not None and one["replica_pass"] < last:
-            yield Left(CLOSE, f"the replica of {table} has pass {one['replica_pass']} of {last}")
+        last = passes[table] = int(status["last_pass"]) if (known := passes[table]) is None else known
+        if status.get("published_pass", last) < last:
+            yield Left(CLOSE, f"the stream of {table} has pass {status['published_pass']} of {last}")
+        elif status.get("replica_error"):
+            yield Left(CLOSE, f"the replica of {table} is not kept in step: {status['replica_error']}")
+        elif status["replica_pass"] is not None and status["replica_pass"] < last:
+            yield Left(CLOSE, f"the replica of {table} has pass {status['replica_pass']} of {last}")
 
 
 def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> Iterator[Left]:
-    """Buckets of the streams that Kafka does not have.
+    """Yield the topics whose Kafka copy lacks buckets.
 
-    :param buckets: the buckets to wait for, by topic: all that are published when this is first asked
+    :param buckets: the buckets to wait for, by topic: all that are published at the first call
     """
     yield from _unseen(seen)
-    topics = {one["topic"]: str(one.get("kafka_error") or "") for one in seen.tables.values() if "topic" in one}
+    topics = {
+        status["topic"]: str(status.get("kafka_error") or "") for status in seen.tables.values() if "topic" in status
+    }
     for topic in sorted(topics.keys() | {table.topic for table in (seen.plan.tables if seen.plan else ())}):
         if topic not in buckets:
             buckets[topic] = set(FileStream(store, topic).buckets())
@@ -311,13 +318,13 @@ def _notes(seen: Seen) -> Iterator[str]:
             yield f"node {host.endpoint} is not read (sync.datacenters): what only it has logged does not come"
         elif not host.up:
             yield f"node {host.endpoint} is down: what only it has logged comes when it is back"
-    for table, one in seen.tables.items():
-        if one["replica_pass"] is None:
+    for table, status in seen.tables.items():
+        if status["replica_pass"] is None:
             yield f"{table} has no replica: cdcservice bootstrap --table {table} makes one"
 
 
-def _error(one: Status) -> str:
-    """What a table says is wrong, but for Kafka."""
+def _error(status: Status) -> str:
+    """Return a table's error, except Kafka's."""
     return next(
-        (str(value) for key, value in one.items() if key.endswith("error") and value and "kafka" not in key), ""
+        (str(value) for key, value in status.items() if key.endswith("error") and value and "kafka" not in key), ""
     )

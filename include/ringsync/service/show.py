@@ -13,26 +13,26 @@ Row = Sequence[Any]
 
 
 def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], now_s: float) -> Iterator[str]:
-    """All that is known, for people.
+    """Format the whole status for people.
 
-    :param now_s: seconds since the epoch
+    :param now_s: present time, seconds since the epoch
     """
     yield from _table(("DAG", "state", "tasks"), [_dag(dag, health) for dag, health in dags.items()])
-    bootstraps = {key: one for key, one in statuses.items() if key.startswith(BOOTSTRAPS)}
+    bootstraps = {key: status for key, status in statuses.items() if key.startswith(BOOTSTRAPS)}
     yield from _table(
         ("loop", "last sign of life"),
-        [(loop, f"{age_s(one, now_s):.0f} s ago") for loop, one in statuses.items() if loop not in bootstraps],
+        [(loop, f"{age_s(status, now_s):.0f} s ago") for loop, status in statuses.items() if loop not in bootstraps],
     )
     yield from _table(
         ("bootstrap of", "step", "copied", "id", "last sign of life"),
-        [_bootstrap(one, now_s) for one in bootstraps.values()],
+        [_bootstrap(status, now_s) for status in bootstraps.values()],
     )
-    nodes = [one for status in statuses.values() for one in status.get("nodes", {}).items()]
+    nodes = [node for status in statuses.values() for node in status.get("nodes", {}).items()]
     yield from _table(
         ("node", "state", "segment", "position", "backlog MB", "records", "rows", "late", "errors"),
-        [_node(node, one) for node, one in nodes],
+        [_node(host, node) for host, node in nodes],
     )
-    tables = [one for status in statuses.values() for one in status.get("tables", {}).items()]
+    tables = [table for status in statuses.values() for table in status.get("tables", {}).items()]
     yield from _table(
         (
             *(
@@ -48,7 +48,7 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
             ),
             *("rows", "duplicates", "only one replica"),
         ),
-        [_published(table, one, now_s) for table, one in tables],
+        [_published(name, table, now_s) for name, table in tables],
     )
     if late := statuses.get("out_of_sequence/queue"):
         yield from _table(
@@ -67,32 +67,32 @@ def _dag(dag: str, health: DagHealth) -> Row:
     return dag, f"paused ({health.run.state})" if health.paused else health.run.state, tasks
 
 
-def _bootstrap(one: Status, now_s: float) -> Row:
-    told = (one["table"], one["step"], f"{one['fraction']:.0%}", one["bootstrap"])
-    return *told, f"{duration(age_s(one, now_s))} ago"
+def _bootstrap(status: Status, now_s: float) -> Row:
+    told = (status["table"], status["step"], f"{status['fraction']:.0%}", status["bootstrap"])
+    return *told, f"{duration(age_s(status, now_s))} ago"
 
 
-def _node(node: str, one: Status) -> Row:
-    backlog = one.get("backlog_bytes")
+def _node(host: str, node: Status) -> Row:
+    backlog = node.get("backlog_bytes")
     return (
-        one.get("endpoint") or node,
-        "up" if one.get("up") else "down",
-        one.get("segment"),
-        one.get("position"),
+        node.get("endpoint") or host,
+        "up" if node.get("up") else "down",
+        node.get("segment"),
+        node.get("position"),
         None if backlog is None else f"{backlog / 1e6:,.1f}",
-        *(one.get(name) for name in ("records", "rows", "late", "errors")),
+        *(node.get(name) for name in ("records", "rows", "late", "errors")),
     )
 
 
-def _published(table: str, one: Status, now_s: float) -> Row:
-    lag = one.get("lag_ms") or {}
+def _published(name: str, table: Status, now_s: float) -> Row:
+    lag = table.get("lag_ms") or {}
     seconds = [
-        None if lag.get(name) is None else f"{lag[name] / 1000:,.1f}"
-        for name in ("message_p50", "message_p99", "agreement_p50")
+        None if lag.get(lag_name) is None else f"{lag[lag_name] / 1000:,.1f}"
+        for lag_name in ("message_p50", "message_p99", "agreement_p50")
     ]
-    counts = [one.get(name) for name in ("last_pass", "replica_pass", "kafka_messages")]
-    rows = [one.get(name) for name in ("rows_published", "duplicates", "only_one_replica")]
-    return table, *seconds, one.get("open_buckets"), _ago(one.get("oldest_open_bucket_ms"), now_s), *counts, *rows
+    counts = [table.get(name) for name in ("last_pass", "replica_pass", "kafka_messages")]
+    rows = [table.get(name) for name in ("rows_published", "duplicates", "only_one_replica")]
+    return name, *seconds, table.get("open_buckets"), _ago(table.get("oldest_open_bucket_ms"), now_s), *counts, *rows
 
 
 def _ago(moment_ms: int | None, now_s: float) -> str | None:
@@ -100,7 +100,7 @@ def _ago(moment_ms: int | None, now_s: float) -> str | None:
 
 
 def _table(head: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
-    """Columns as wide as they need to be; nothing where there are no rows."""
+    """Yield the lines of a table with columns as wide as needed; nothing if there are no rows."""
     if not rows:
         return
     texts = [list(head), *([_text(cell) for cell in row] for row in rows)]

@@ -1,4 +1,4 @@
-"""Whether the worker of each queue can use ``cdc_raw`` of its nodes: only it can know, and it tells in its status."""
+"""Reports of the queues' workers on ``cdc_raw`` of their nodes: only a worker can know whether it can use them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ringsync.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class Told:
-    """What the workers have told.
+    """The reports of all workers.
 
-    :ivar silent: queues whose workers have told nothing yet, and why
-    :ivar refused: what cannot be used: queue, node, folder and what to do, a sentence each
+    :ivar silent: reason of each queue whose worker has not reported yet
+    :ivar refused: a sentence for each folder that cannot be used: queue, node, folder and what to do
     :ivar usable: nodes whose ``cdc_raw`` can be listed, read and deleted from
     """
 
@@ -25,11 +25,11 @@ class Told:
 
 
 def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> Told:
-    """What the stages of all queues say of their nodes. A node that is down is not looked at.
+    """Collect what the stages of all queues say of their nodes; nodes that are down are left out.
 
-    :param statuses: what all loops last said
+    :param statuses: the last status of each loop
     :param queues: ``config.sync.queues``
-    :param before: ``at_ms`` of statuses that do not count, by queue: they are of a run before
+    :param before: ``at_ms`` of statuses of an earlier run, by queue; they do not count
     """
     silent: dict[str, str] = {}
     refused: list[str] = []
@@ -41,7 +41,7 @@ def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], befor
         elif status.get("error"):
             silent[queue] = str(status["error"])
         else:
-            for node in (one for one in status.get("nodes", {}).values() if one["up"]):
+            for node in (node for node in status.get("nodes", {}).values() if node["up"]):
                 reason = node["refused"] or ("" if node["is_read"] else node["error"])
                 if reason:
                     refused.append(f"queue {queue}, node {node['endpoint']}: {reason}")
@@ -62,17 +62,17 @@ def wait_for_workers(
     """Wait until the worker of each queue has looked at ``cdc_raw`` of its nodes.
 
     :param before: see :func:`told_by_workers`
-    :param timeout_s: seconds
-    :param tell: called with what is waited for
-    :returns: what was told last
+    :param timeout_s: seconds until waiting is given up
+    :param tell: function that is called with what is waited for
+    :returns: the last reports
     :raises StorageError: the store cannot be read
     """
     end, waiting = clock() + timeout_s, ""
     while True:
-        found = told_by_workers(read_statuses(store), queues, before)
-        if not found.silent or clock() >= end:
-            return found
-        if (names := ", ".join(found.silent)) != waiting:
+        told = told_by_workers(read_statuses(store), queues, before)
+        if not told.silent or clock() >= end:
+            return told
+        if (names := ", ".join(told.silent)) != waiting:
             waiting = names
             tell(f"waiting for workers to look at cdc_raw, of queues: {names}")
         sleep(1.0)
