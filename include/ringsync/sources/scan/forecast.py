@@ -29,16 +29,16 @@ from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.scan import PASSING_ERRORS, ScanError, ScanQuery
 
 PLACES = 16
-"""At so many places a page is read."""
+"""Number of places where a page is read."""
 PAGE_ROWS = 1000
 """Rows of such a page: 16,000 rows tell the size of a table of small partitions within about 2 %."""
 FAT_PAGES = 10
-"""A partition that is larger than a page is read on for so many pages, to see its end."""
+"""Most pages to read of a partition that is larger than a page, to see its end."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a scan will read.
+    """The expected size of a scan.
 
     :ivar rows: expected rows
     :ivar rows_low: with a chance of 95 % not fewer, never fewer than were seen
@@ -67,21 +67,21 @@ class Forecast:
 
     @property
     def bytes_per_row(self) -> float:
-        """Mean bytes of a row in a result page; 0 where there are no rows."""
+        """Mean bytes of a row in a result page; 0 without rows."""
         return self.bytes / self.rows if self.rows else 0.0
 
     def seconds_at(self, rows_per_s: float) -> float:
-        """How long the scan will take.
+        """Return how long the scan will take, in seconds.
 
-        :param rows_per_s: measured, or the limit
-        :raises ValueError: for no speed above 0
+        :param rows_per_s: speed, measured or the limit
+        :raises ValueError: the speed is not above 0
         """
         if not rows_per_s > 0:
             raise ValueError(f"a scan at {rows_per_s} rows/s never ends")
         return self.rows / rows_per_s
 
     def as_report(self) -> dict[str, Any]:
-        """The forecast for reports, as a JSON object."""
+        """Return the forecast as a JSON object for reports."""
         return {**asdict(self), "bytes_per_row": round(self.bytes_per_row, 1)}
 
 
@@ -128,7 +128,7 @@ def sample(
     :param query: of the scan: its columns decide bytes and cells
     :param ranges: what is to be scanned: disjoint, without wrap
     :param settings: consistency level and page size of the scan
-    :param permits: leave for each page
+    :param permits: permits for the pages
     :param places: how many
     :param page_rows: rows of a page, where ``settings`` and ``permits`` allow as many
     :raises ScanError: a page could not be read; it is not tried again
@@ -177,7 +177,7 @@ Read = Callable[[int, bytes | None], tuple[Page, bytes | None]]
 
 
 def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: ClusterSettings, permits: Permits) -> Read:
-    """A function that reads one page: (rows at most, paging state) → (page, paging state)."""
+    """Make a function that reads one page: (most rows, paging state) → (page, paging state)."""
     statement = prepared.bind((part.range.start, part.range.end))
     statement.consistency_level = ConsistencyLevel.name_to_value[settings.consistency_level]
     statement.is_idempotent = True
@@ -264,40 +264,40 @@ def extrapolate(samples: Sequence[Sample], width: int) -> Forecast:
 
     :param width: number of tokens of the whole scan
     """
-    if not any(each.partitions for each in samples):
+    if not any(sample.partitions for sample in samples):
         # Nowhere was a partition's end seen: as far as they were seen they give a lower bound.
         samples = [
-            replace(each, counted_rows=each.cut_partition, counted_width=each.cut_width, partitions=1)
-            if each.cut_partition
-            else each
-            for each in samples
+            replace(sample, counted_rows=sample.cut_partition, counted_width=sample.cut_width, partitions=1)
+            if sample.cut_partition
+            else sample
+            for sample in samples
         ]
-    counted_width = sum(each.counted_width for each in samples)
-    counted = sum(each.counted_rows for each in samples)
-    partitions = sum(each.partitions for each in samples)
-    seen = sum(each.rows for each in samples)
+    counted_width = sum(sample.counted_width for sample in samples)
+    counted = sum(sample.counted_rows for sample in samples)
+    partitions = sum(sample.partitions for sample in samples)
+    seen = sum(sample.rows for sample in samples)
     exact = counted_width >= width
     unseen_width = max(0, width - counted_width)
     ratio = counted / counted_width if counted_width else 0.0
     unseen = ratio * unseen_width * (partitions - 1) / max(1, partitions)
     # A partition whose end was not seen is no part of the ratio, but what was seen of it is there.
-    fat = sum(each.cut_partition for each in samples if each.counted_rows < each.rows)
+    fat = sum(sample.cut_partition for sample in samples if sample.counted_rows < sample.rows)
     rows = max(seen, round(counted + fat + unseen))
     margin = unseen
     if unseen and len(samples) > 1:
-        squares = sum((each.counted_rows - ratio * each.counted_width) ** 2 for each in samples)
+        squares = sum((sample.counted_rows - ratio * sample.counted_width) ** 2 for sample in samples)
         variance = squares * len(samples) / (len(samples) - 1) / counted_width
         margin = _student_95(len(samples) - 1) * math.sqrt(variance * unseen_width * (1 + unseen_width / counted_width))
-    at_least = any(each.cut_partition for each in samples)
+    at_least = any(sample.cut_partition for sample in samples)
     return Forecast(
         rows=rows,
         rows_low=max(seen, math.floor(rows - margin)),
         rows_high=None if at_least else math.ceil(rows + margin),
-        bytes=round(sum(each.size for each in samples) * rows / max(1, seen)),
-        cells=round(sum(each.cells for each in samples) * rows / max(1, seen)),
+        bytes=round(sum(sample.size for sample in samples) * rows / max(1, seen)),
+        cells=round(sum(sample.cells for sample in samples) * rows / max(1, seen)),
         exact=exact,
         at_least=at_least,
-        largest_partition=max((each.largest_partition for each in samples), default=0),
+        largest_partition=max((sample.largest_partition for sample in samples), default=0),
         sampled_rows=seen,
         sampled_part=min(1.0, counted_width / width) if width else 1.0,
     )
