@@ -198,7 +198,7 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 
 def test_a_plain_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
     document = {**MINIMAL, "airflow": {"password": "hunter2"}}
-    with pytest.raises(ConfigError, match=r"airflow\.password: a secret must not stand here itself") as caught:
+    with pytest.raises(ConfigError, match=r"airflow\.password: do not write the secret itself here") as caught:
         load_config(written(tmp_path, document))
     assert "hunter2" not in str(caught.value)
 

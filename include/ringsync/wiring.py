@@ -1,6 +1,6 @@
-"""What the configuration says, as each part of ringsync takes it: connections, brokers, limits, the object store.
+"""The settings that each part of ringsync gets from the configuration: cluster, brokers, limits, object store.
 
-Drivers are imported where they are needed: a Spark worker that opens the object store must not load Kafka's.
+Each function imports the driver it needs: a Spark worker that opens the object store must not load Kafka's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def cluster_settings(config: Config) -> ClusterSettings:
-    """Describe the connection to the cluster, secrets resolved.
+    """Describe the connection to the cluster, with its secrets.
 
-    :raises ConfigError: when a secret cannot be read
+    :raises ConfigError: a secret cannot be read
     """
     from ringsync.cluster.session import ClusterSettings, TlsSettings
 
@@ -39,10 +39,10 @@ def cluster_settings(config: Config) -> ClusterSettings:
 
 
 def kafka_settings(config: Config) -> KafkaSettings | None:
-    """Describe the connection to the brokers, secrets resolved.
+    """Describe the connection to the brokers, with its secrets.
 
-    :returns: None: no brokers are configured
-    :raises ConfigError: when a secret cannot be read
+    :returns: settings of the connection; None: no brokers are configured
+    :raises ConfigError: a secret cannot be read
     """
     kafka = config.kafka
     if kafka is None:
@@ -65,7 +65,7 @@ def kafka_settings(config: Config) -> KafkaSettings | None:
 
 
 def cluster_limits(config: Config) -> Limits:
-    """Give the configured limits; others may be set while ringsync runs (docs/bootstrap.md)."""
+    """Return the configured limits; operators can set others while ringsync runs (docs/bootstrap.md)."""
     from ringsync.cluster.limits import Limits
 
     megabytes = config.limits.megabytes_per_s
@@ -79,7 +79,7 @@ def cluster_limits(config: Config) -> Limits:
 def store_of(config: Config) -> ObjectStore:
     """Open the object store.
 
-    :raises ConfigError: when its URL is of no kind that ringsync knows
+    :raises ConfigError: ringsync does not know this kind of URL
     """
     from ringsync.storage import open_store
 

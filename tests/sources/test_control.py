@@ -331,12 +331,12 @@ def test_an_error_of_the_store_changes_nothing(tmp_path: Path, caplog: pytest.Lo
         assert caplog.text.count(text) == times
 
     store.put(LIMITS_KEY, b'{"rows_per_s": -1}')
-    look_and_count("those known last hold: rows_per_s is a number above 0", 1)
+    look_and_count("the last known ones hold: rows_per_s must be a number above 0", 1)
     put_limits(store, Limits(rows_per_s=7))
     look_and_count("can be read again", 1)
     shutil.rmtree(tmp_path / "store")
     (tmp_path / "store").write_text("no folder")
-    look_and_count("those known last hold", 2)
+    look_and_count("the last known ones hold", 2)
     watch.end()
     with pytest.raises(ValueError):
         LimitsWatch(store, limiter, "a//b", Limits())

@@ -53,15 +53,18 @@ def test_limits_to_json_and_back() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rows", "limits are a JSON object with rows_per_s, bytes_per_s, concurrent_requests: "),
+        ("rows", "limits must be a JSON object with rows_per_s, bytes_per_s, concurrent_requests: "),
         ("[1]", r"not \[1\]"),
         ('{"rows_per_sec": 1}', "there is no limit rows_per_sec; there are rows_per_s"),
-        ('{"rows_per_s": 0}', "rows_per_s is a number above 0, or null for no limit, not 0"),
+        ('{"rows_per_s": 0}', "rows_per_s must be a number above 0, or null for no limit, not 0"),
         ('{"rows_per_s": true}', "not True"),
-        ('{"bytes_per_s": "1"}', "bytes_per_s is a number above 0, or null for no limit, not '1'"),
+        ('{"bytes_per_s": "1"}', "bytes_per_s must be a number above 0, or null for no limit, not '1'"),
         ('{"bytes_per_s": Infinity}', "not inf"),
         ('{"rows_per_s": NaN}', "not nan"),
-        ('{"concurrent_requests": 0}', "concurrent_requests is a whole number from 1, or null for no limit, not 0"),
+        (
+            '{"concurrent_requests": 0}',
+            "concurrent_requests must be a whole number from 1, or null for no limit, not 0",
+        ),
         ('{"concurrent_requests": 1.5}', "not 1.5"),
     ],
 )

@@ -124,7 +124,7 @@ def test_conditions(
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("k2 = 'x'", r'does not take "k2" = \'x\' for .*Invalid STRING constant'),
+        ("k2 = 'x'", r'refuses "k2" = \'x\' for .*Invalid STRING constant'),
         ("a = 1 AND a = 2", "more than one relation"),
         ("a > 1 AND a > 2", "More than one restriction"),
         ("a IN (1, 'x')", "Invalid STRING constant"),

@@ -87,7 +87,7 @@ def test_passwords(guarded: CassandraNode) -> None:
     with pytest.raises(WrongPasswordError, match="refused user cassandra") as caught:
         connect(settings_of(guarded, password="guess-4711"))
     assert "guess-4711" not in str(caught.value)
-    with pytest.raises(WrongPasswordError, match=r"wants a user name .* cassandra\.username"):
+    with pytest.raises(WrongPasswordError, match=r"requires a user name .* cassandra\.username"):
         connect(settings_of(guarded, username=None, password=None))
 
 
@@ -119,9 +119,9 @@ def test_tls(guarded: CassandraNode, tmp_path: Path) -> None:
 
 
 def test_tls_where_only_one_side_speaks_it(guarded: CassandraNode, cassandra: CassandraNode) -> None:
-    with pytest.raises(UnreachableError, match=r"if the cluster wants TLS, set cassandra\.tls"):
+    with pytest.raises(UnreachableError, match=r"if the cluster requires TLS, set cassandra\.tls"):
         connect(settings_of(guarded, tls=None, connect_timeout_s=3.0))
-    with pytest.raises(TlsError, match="does the node speak TLS"):
+    with pytest.raises(TlsError, match="check that the node speaks TLS"):
         connect(settings_of(cassandra, tls=TlsSettings(verify_hostname=False), connect_timeout_s=3.0))
 
 

@@ -119,7 +119,7 @@ def test_a_registry_that_answers_with_a_page_is_told_and_asked_again(
             feed.watch(stream.topic)
         within(SECONDS, lambda: told(feed, one)["messages"] == told(feed, other)["messages"] == 3)
         within(1.0, lambda: Page.connections == 0)  # hundreds of topics must not keep one each
-    assert "answers no JSON" in capsys.readouterr().out
+    assert "does not answer in JSON" in capsys.readouterr().out
 
 
 def test_whatever_happens_to_a_topic_is_its_error(

@@ -177,7 +177,7 @@ def test_a_replaced_part_is_noticed(stream: FileStream) -> None:
     stream.publish("b", [part])
     other = write_part(stream, "c", "a", [messages(9, 3)], 1)
     stream.store.put(f"streams/{TOPIC}/b/{part.name}.avro", stream.store.get(f"streams/{TOPIC}/c/{other.name}.avro"))
-    with pytest.raises(StreamDamagedError, match=f"{part.name}.avro is damaged: {other.bytes} bytes"):
+    with pytest.raises(StreamDamagedError, match=f"{part.name}.avro is damaged: it has {other.bytes} bytes"):
         next(stream.read("b"))
 
 

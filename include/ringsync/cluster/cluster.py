@@ -1,4 +1,4 @@
-"""What a running cluster says of itself: its ring, and how big a table is."""
+"""Information that a running cluster gives about itself: its ring, the size of a table, settings of a node."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 
 
 def read_ring(session: Session, keyspace: str) -> RingSnapshot:
-    """The ring as one node of the cluster sees it now; liveness is the driver's opinion.
+    """Read the ring as one node of the cluster sees it now; the driver says which nodes are alive.
 
-    :param session: from :func:`ringsync.cluster.session.connect`
-    :param keyspace: whose replication to take
-    :raises RingError: for another partitioner than Murmur3Partitioner, or a keyspace that does not exist
+    :param session: result of :func:`ringsync.cluster.session.connect`
+    :param keyspace: keyspace whose replication the ring has
+    :raises RingError: the partitioner is not Murmur3Partitioner, or the keyspace does not exist
     """
     hosts = read_hosts(session)
     return RingSnapshot(hosts, read_replications(session, [keyspace])[keyspace])
 
 
 def read_hosts(session: Session) -> tuple[Host, ...]:
-    """The nodes that own tokens, as one of them sees them now; liveness is the driver's opinion.
+    """Read the nodes that own tokens, as one node sees them now; the driver says which nodes are alive.
 
-    :raises RingError: for another partitioner than Murmur3Partitioner, or while a node joins or leaves
+    :raises RingError: the partitioner is not Murmur3Partitioner, or a node joins or leaves now
     """
     # All rows must come from one node: every node describes the others.
     local, peers = _read_hosts(session)
@@ -42,19 +42,19 @@ def read_hosts(session: Session) -> tuple[Host, ...]:
 
 
 def read_replications(session: Session, keyspaces: Iterable[str]) -> dict[str, Replication]:
-    """How keyspaces are replicated.
+    """Read how keyspaces are replicated.
 
-    :raises RingError: when one of them does not exist
+    :raises RingError: a keyspace does not exist
     """
-    found = {}
+    replications = {}
     for keyspace in sorted(keyspaces):
         options = session.execute(
             "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s", (keyspace,)
         ).one()
         if options is None:
             raise RingError(f"there is no keyspace {keyspace}")
-        found[keyspace] = parse_replication(options.replication)
-    return found
+        replications[keyspace] = parse_replication(options.replication)
+    return replications
 
 
 def _host(row: Any, known: Mapping[Any, Any], local: str) -> Host:
@@ -86,17 +86,17 @@ def _read_hosts(session: Session) -> tuple[Any, list[Any]]:
 
 
 def _usable(rows: Iterable[Any]) -> Iterator[Any]:
-    """Hosts that own tokens: a joining node has none yet, and peers may hold half-written rows of nodes long gone."""
+    """Select hosts that own tokens: a joining node has none yet, and peers may hold incomplete rows of former nodes."""
     return (row for row in rows if row.host_id and row.tokens and row.data_center and row.rack)
 
 
 def read_size_estimate(session: Session, keyspace: str, table: str) -> SizeEstimate | None:
-    """Ask every live node for its own ``system.size_estimates``; None when none of them knows anything.
+    """Ask every live node for its own ``system.size_estimates``; None: no node has any.
 
-    Each node estimates its primary ranges, seldom (every five minutes) and only what it has flushed. What the
-    answers do not cover, because a node is down or has no row yet, is taken to be as dense as what they cover.
+    Each node estimates its primary ranges every five minutes, from flushed data only. Ranges without an estimate, for
+    example of a node that is down, are taken to be as dense as the others.
 
-    :param session: from :func:`ringsync.cluster.session.connect`
+    :param session: result of :func:`ringsync.cluster.session.connect`
     """
     rows: dict[tuple[str, str], tuple[int, int]] = {}
     for host in session.cluster.metadata.all_hosts():
@@ -117,20 +117,20 @@ def read_size_estimate(session: Session, keyspace: str, table: str) -> SizeEstim
 
 
 def read_settings(session: Session, host_id: str, names: Sequence[str]) -> dict[str, str]:
-    """Settings of one node, as it says itself (Cassandra 4.0 and later); those that it does not have are left out.
+    """Ask a node for its settings (Cassandra 4.0 and later).
 
-    :param host_id: of the node
-    :param names: as in cassandra.yaml
-    :returns: nothing at all of a node that cannot be asked
+    :param host_id: id of the node
+    :param names: names of settings as in cassandra.yaml
+    :returns: values by name, without settings that the node does not have; nothing if the node cannot be asked
     """
     hosts = [host for host in session.cluster.metadata.all_hosts() if str(host.host_id) == host_id]
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     try:
         for name in names if hosts else ():
             rows = session.execute(
                 "SELECT name, value FROM system_views.settings WHERE name = %s", (name,), host=hosts[0]
             )
-            found |= {row.name: row.value for row in rows if row.value is not None}
+            settings |= {row.name: row.value for row in rows if row.value is not None}
     except (NoHostAvailable, DriverException, RequestExecutionException):
         return {}
-    return found
+    return settings

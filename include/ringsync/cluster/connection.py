@@ -1,9 +1,9 @@
-"""The driver's connection with another way of putting received bytes together, for pages of a megabyte.
+"""A connection of the driver that joins received bytes with fewer copies, for pages of a megabyte.
 
-The driver reads 4096 bytes at a time and copies them through two growing buffers: a page is copied seven times before
-anybody sees it, which is two thirds of what our scan costs the client. Here a page's parts are joined once. Only the
-framing of protocol v5 is done anew (native_protocol_v5.spec, section 2: segments with checksums, uncompressed); the
-handshake and everything else is the driver's own code, of the exact version in requirements.txt.
+The driver reads 4096 bytes at a time and copies them through two growing buffers. So it copies a page seven times,
+which is two thirds of the client's cost of a scan. Here a page's parts are joined once. This module replaces only the
+framing of protocol v5 (native_protocol_v5.spec, section 2: segments with checksums, uncompressed). The handshake and
+everything else is the driver's own code, of the exact version in requirements.txt.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     def process_io_buffer(self) -> None:
-        """Take whole segments from what was received, and hand on each message that is complete."""
+        """Take whole segments from the received bytes, and pass on each complete message."""
         if not self._is_checksumming_enabled or self._segment_codec.compression or self._driver_is_reading():
             super().process_io_buffer()
         else:
             self._take_segments()
 
     def _driver_is_reading(self) -> bool:
-        """Whether the driver's own code has begun a message: while the handshake ends."""
+        """Tell whether the driver's own code is reading a message, as at the end of the handshake."""
         return self._current_frame is not None or bool(self._io_buffer.readable_cql_frame_bytes())
 
     @defunct_on_error  # type: ignore[untyped-decorator]
@@ -50,7 +50,7 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
         while (end := self._segment_end(received, position)) is not None:
             part = received[position + _SEGMENT_HEADER_BYTES : end - _CHECKSUM_BYTES]
             if isal_zlib.crc32(part, CRC32_INITIAL) != int.from_bytes(received[end - _CHECKSUM_BYTES : end], "little"):
-                raise CrcMismatchException("the checksum of a segment's payload does not fit", self.endpoint)
+                raise CrcMismatchException("the checksum of a segment's payload does not match", self.endpoint)
             self._parts.append(part)
             self._parts_size += len(part)
             position = end
@@ -60,13 +60,13 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
         self._io_buffer._io_buffer = rest
 
     def _segment_end(self, received: memoryview, position: int) -> int | None:
-        """Where the segment at a position ends; None: it is not all there yet."""
+        """Find where the segment at a position ends; None: it is not complete yet."""
         header = received[position : position + _SEGMENT_HEADER_BYTES]
         if len(header) < _SEGMENT_HEADER_BYTES:
             return None
         number = int.from_bytes(header[:3], "little")
         if compute_crc24(number, 3) != int.from_bytes(header[3:], "little"):
-            raise CrcMismatchException("the checksum of a segment's header does not fit", self.endpoint)
+            raise CrcMismatchException("the checksum of a segment's header does not match", self.endpoint)
         end = position + _SEGMENT_HEADER_BYTES + (number & Segment.MAX_PAYLOAD_LENGTH) + _CHECKSUM_BYTES
         return end if end <= len(received) else None
 
@@ -77,7 +77,7 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
             head = self._parts[0]
             flags, stream, opcode, length = frame_header_v3.unpack_from(head, 1)
             if length < 0:
-                raise ProtocolError(f"a message of {length} bytes")
+                raise ProtocolError(f"the node sent a message with the length {length}")
             end = _FRAME_HEADER_BYTES + length
             if self._parts_size < end:
                 return
@@ -86,7 +86,7 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
             self.process_msg(frame, body)
 
     def _take(self, size: int) -> bytes:
-        """Remove the first so many bytes of the parts, and join them without the frame's header."""
+        """Remove the first ``size`` bytes from the parts, and join them without the frame's header."""
         taken: list[memoryview] = []
         missing = size
         while missing > len(self._parts[0]):

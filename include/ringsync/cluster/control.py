@@ -1,14 +1,13 @@
-"""A small server in the driver's process; the tasks of a scan are its clients, in other processes and on other hosts.
+"""The control server in the driver's process, and its clients: the tasks of a scan, in other processes and hosts.
 
-It lends the tasks leave to ask the cluster (:mod:`ringsync.cluster.limits`), and calls functions of the driver for
-them. A message is a JSON object, sent as one block of bytes over TCP (never a pickle: who speaks to the server can
-call its handlers and no more), after both sides have proved that they know the key; it is not encrypted, so no secret
-may be in it. Each thread of a client has a connection of its own, so that one that waits for leave holds up nobody;
-the server has a thread for each.
+The server grants tasks permission to query the cluster (:mod:`ringsync.cluster.limits`), and calls functions of the
+driver for them. Both sides first prove that they know the key. A message is a JSON object, sent as one block of bytes
+over TCP. It is never a pickle, so that clients can call the server's handlers and nothing else. It is not encrypted and
+must not contain secrets. Each thread of a client has its own connection, so that a waiting thread delays no other;
+the server has one thread per connection.
 
-How hard the cluster may be asked is an object of the object store, which anybody may put at any time
-(:func:`put_limits`) and every server looks at once a second. Servers know of each other by objects that they renew
-there, and share: see :class:`LimitsWatch`.
+The limits are an object in the object store. Operators can put it at any time (:func:`put_limits`), and every server
+reads it once a second. The servers of all runs share the limits: see :class:`LimitsWatch`.
 """
 
 from __future__ import annotations
@@ -36,38 +35,38 @@ from ringsync.storage.port import NotFoundError, ObjectStore, check_key
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 LIMITS_KEY = "limits.json"
-"""The object that says how hard the cluster may be asked, by all runs together."""
+"""Object with the limits of all runs together."""
 RUNS_PREFIX = "limits/runs/"
-"""Each run renews an object ``<run>.json`` there."""
+"""Folder where each run renews its object ``<run>.json``."""
 LOOK_INTERVAL_S = 1.0
-"""How often a server looks at the limits and at the other runs."""
+"""Seconds between two looks at the limits and the other runs."""
 BEAT_INTERVAL_S = 2.0
-"""How often a server renews its object (GCS allows one put a second of the same object)."""
+"""Seconds between two renewals of a server's object (GCS allows one put of the same object per second)."""
 DEAD_AFTER_S = 10.0
-"""A run whose object has not changed for so long, by our own clock, has ended without saying so."""
+"""Seconds without a renewal, by our own clock, before a run counts as dead."""
 FORGOTTEN_AFTER_S = 300.0
-"""The object of such a run is removed after so long."""
+"""Seconds without a renewal before the object of a dead run is removed."""
 
 _CONNECT_TIMEOUT_S = 30.0
 _SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""A host that vanished without closing its connections is noticed within half a minute (s, s, count, ms: tcp(7))."""
+"""Socket options that detect a vanished host within half a minute (s, s, count, ms: tcp(7))."""
 
 _log = logging.getLogger(__name__)
 
 
 class ControlError(Exception):
-    """The driver could not do what a task asked; the message is the driver's."""
+    """A request failed in the driver; the message is the driver's."""
 
 
 class DriverGoneError(Exception):
-    """The driver's process has ended or cannot be reached: the task must end, too."""
+    """The driver's process has ended or is out of reach, so the task must end, too."""
 
 
 @dataclass(frozen=True)
 class ControlAddress:
-    """Where a server is and the key to it, for the closures that Spark sends to its tasks, and nowhere else.
+    """The address and the key of a server. Pass it only in the closures that Spark sends to its tasks.
 
-    :ivar authkey: not shown by ``repr``
+    :ivar authkey: key that both sides must know; not shown by ``repr``
     """
 
     host: str
@@ -76,14 +75,14 @@ class ControlAddress:
 
 
 class ControlServer:
-    """Serves while its ``with`` block runs; at its end all clients are told that the driver is gone.
+    """A control server that runs during its ``with`` block. After the block all clients learn that the driver is gone.
 
-    :param limits: how hard the cluster may be asked
-    :param handlers: functions for :meth:`ControlClient.call` by name: they get and give JSON objects, and run in
+    :param limits: limits of the queries that the tasks may send to the cluster
+    :param handlers: functions for :meth:`ControlClient.call` by name: they take and return JSON objects, and run in
         several threads at once
     :param host: address or name of this host by which the tasks reach it; 127.0.0.1 for local masters
-    :raises ValueError: a handler has the name of one of the server's own
-    :raises ControlError: when the block begins and the host is not this one
+    :raises ValueError: a handler has the name of a function of the server
+    :raises ControlError: the block begins and the host is not this one
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class ControlServer:
         self.limiter = Limiter(limits)
         self._handlers = dict(handlers or {})
         if taken := sorted(self._handlers.keys() & _PERMITS.keys()):
-            raise ValueError(f"a handler may not be called {', '.join(taken)}: the server has its own")
+            raise ValueError(f"a handler may not be called {', '.join(taken)}: the server itself uses this name")
         self._host = host
         self._authkey = secrets.token_bytes(32)
         self._lock = threading.Lock()
@@ -126,15 +125,15 @@ class ControlServer:
 
     @property
     def address(self) -> ControlAddress:
-        """What a :class:`ControlClient` needs."""
+        """Address for a :class:`ControlClient`."""
         return ControlAddress(self._host, self._socket.getsockname()[1], self._authkey)
 
     def watch_limits(self, store: ObjectStore, run: str, fallback: Limits) -> None:
-        """Follow the limits of the object store from now on, shared with the other runs that do.
+        """Follow the limits of the object store from now on, shared with the other runs that follow them.
 
-        :param run: a name that no other run has, and a legal part of an object's key
-        :param fallback: the limits as long as the store has none
-        :raises ValueError: for an illegal name; an error of the store is logged and never raised
+        :param run: unique name of the run, legal as part of an object's key
+        :param fallback: limits while the store has none
+        :raises ValueError: the name is illegal; errors of the store are logged, never raised
         """
         watch = LimitsWatch(store, self.limiter, run, fallback)
         watch.look()
@@ -157,7 +156,7 @@ class ControlServer:
             _start("control-connection", self._serve, accepted, peer[0])
 
     def _serve(self, accepted: socket.socket, peer: str) -> None:
-        """One connection, from its first byte to its last."""
+        """Serve one connection from its first byte to its last."""
         with _connection(accepted) as connection:
             try:
                 name = self._greet(connection)
@@ -176,7 +175,7 @@ class ControlServer:
                 self._leave(name, connection)
 
     def _greet(self, connection: Connection) -> str:
-        """Let both sides prove that they know the key; what the client calls itself."""
+        """Let both sides prove that they know the key, and return the client's name."""
         _patience(connection, _CONNECT_TIMEOUT_S)
         deliver_challenge(connection, self._authkey)
         answer_challenge(connection, self._authkey)
@@ -227,20 +226,20 @@ _PERMITS: dict[str, Callable[..., Any]] = {"ask": Account.ask, "answered": Accou
 
 @dataclass
 class _Client:
-    """A task: what it asked for, and how many of its threads are connected."""
+    """A task: its account, and the number of its connected threads."""
 
     account: Account
     connections: int = 0
 
 
 class ControlClient:
-    """A task's side: leave to ask the cluster (:class:`~ringsync.cluster.limits.Permits`), and calls to the driver.
+    """A task's client of the driver, for permission to query the cluster (``Permits`` in limits.py) and for calls.
 
-    May be used by several threads, and a page that one of them asked for be answered by another. When the client is
-    closed or its process dies, the driver takes back what it had been granted.
+    Several threads may use it; one may report the page that another asked for. When the client is closed or its process
+    dies, the driver takes back all permission that it granted to the client.
 
-    :raises DriverGoneError: nobody listens at the address
-    :raises ControlError: who listens there refuses the key
+    :raises DriverGoneError: no process listens at the address
+    :raises ControlError: the process at the address refuses the key
     """
 
     def __init__(self, address: ControlAddress) -> None:
@@ -250,7 +249,7 @@ class ControlClient:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
-        # Kept to the end: a client is gone for the driver when its last connection is.
+        # Kept to the end: for the driver a client is gone with its last connection.
         self._first = self._own.connection = self._connect()
 
     def __enter__(self) -> ControlClient:
@@ -260,32 +259,32 @@ class ControlClient:
         self.close()
 
     def close(self) -> None:
-        """End all connections; a thread that waits gets a :class:`ControlError`."""
+        """End all connections; waiting threads get a :class:`ControlError`."""
         with self._lock:
             self._closed = True
             for connection in self._connections:
                 _hang_up(connection)
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
-        """See :meth:`ringsync.cluster.limits.Permits.ask`; raises as :meth:`call`."""
+        """Do :meth:`ringsync.cluster.limits.Permits.ask` in the driver; raise the errors of :meth:`call`."""
         granted: int | None = self._request("ask", {"rows": rows, "wait": wait})
         return granted
 
     def answered(self, rows: int, size: int) -> None:
-        """See :meth:`ringsync.cluster.limits.Permits.answered`; raises as :meth:`call`."""
+        """Do :meth:`ringsync.cluster.limits.Permits.answered` in the driver; raise the errors of :meth:`call`."""
         self._request("answered", {"rows": rows, "size": size})
 
     def failed(self, overloaded: bool) -> None:
-        """See :meth:`ringsync.cluster.limits.Permits.failed`; raises as :meth:`call`."""
+        """Do :meth:`ringsync.cluster.limits.Permits.failed` in the driver; raise the errors of :meth:`call`."""
         self._request("failed", {"overloaded": overloaded})
 
     def call(self, name: str, /, **content: Any) -> dict[str, Any]:
         """Call one of the driver's handlers.
 
-        :param content: what JSON can hold
-        :returns: what the handler gave
-        :raises ControlError: the handler raised an error, whose message this has; or there is no such handler
-        :raises DriverGoneError: the driver has ended; whether it had still heard the call is not known
+        :param content: arguments that JSON can hold
+        :returns: result of the handler
+        :raises ControlError: the handler failed, with the handler's message; or there is no such handler
+        :raises DriverGoneError: the driver has ended; it may or may not have received the call
         """
         result: dict[str, Any] = self._request(name, content)
         return result
@@ -313,11 +312,9 @@ class ControlClient:
             deliver_challenge(connection, address.authkey)
             connection.send_bytes(json.dumps({"client": self._name}).encode())
             _patience(connection, None)
-        # AssertionError: what answer_challenge raises when the other side speaks something else.
+        # answer_challenge raises AssertionError if the other side speaks another protocol.
         except (AuthenticationError, AssertionError) as error:
-            raise ControlError(
-                f"who listens at {address.host}:{address.port} has another key than this task"
-            ) from error
+            raise ControlError(f"the server at {address.host}:{address.port} has another key than this task") from error
         except (EOFError, OSError) as error:
             raise self._lost(error) from error
         with self._lock:
@@ -334,18 +331,18 @@ class ControlClient:
 
 
 def put_limits(store: ObjectStore, limits: Limits) -> None:
-    """Set how hard the cluster may be asked; running scans follow within seconds.
+    """Set the limits of all runs; running scans follow within seconds.
 
-    :raises StorageError: as the store
+    :raises StorageError: an error of the store
     """
     store.put(LIMITS_KEY, limits.to_json().encode())
 
 
 def get_limits(store: ObjectStore) -> Limits | None:
-    """The limits that were set; None when none were, and the configuration's hold.
+    """Read the limits that were set; None: none were set, and the configuration's hold.
 
-    :raises StorageError: as the store
-    :raises LimitsError: what is there are no limits
+    :raises StorageError: an error of the store
+    :raises LimitsError: the object does not hold limits
     """
     try:
         return Limits.from_json(store.get(LIMITS_KEY))
@@ -354,24 +351,24 @@ def get_limits(store: ObjectStore) -> Limits | None:
 
 
 def reset_limits(store: ObjectStore) -> None:
-    """Forget what was set: the configuration's limits hold again.
+    """Remove the limits that were set: the configuration's limits hold again.
 
-    :raises StorageError: as the store
+    :raises StorageError: an error of the store
     """
     store.delete(LIMITS_KEY)
 
 
 class LimitsWatch:
-    """Sets a limiter to this run's share of the limits in the object store.
+    """A watch that sets a limiter to this run's share of the limits in the object store.
 
-    Every run renews an object of its own there and counts the others' that change: two looks at one object's version
-    tell whether its run lives, whatever the hosts' clocks say. What is first seen counts until it has proved dead. An
-    error of the store changes nothing but the log: what was known last holds. While a run cannot renew its object
-    the others take it for dead.
+    Every run renews an object of its own there and counts the other runs' objects. A run lives if its object's version
+    changes between two looks; the hosts' clocks do not matter. A new object counts until it proves dead. If the store
+    fails, the watch logs it and the last known limits hold. While a run cannot renew its object, the others take it for
+    dead.
 
-    :param run: this run's name
-    :param fallback: the limits as long as the store has none
-    :param clock: seconds, monotonic
+    :param run: name of this run
+    :param fallback: limits while the store has none
+    :param clock: monotonic clock, seconds
     :raises ValueError: the name cannot be part of an object's key
     """
 
@@ -405,7 +402,7 @@ class LimitsWatch:
             self._failing = False
         except Exception as error:
             if not self._failing:
-                _log.warning("the limits cannot be read, those known last hold: %s", error)
+                _log.warning("the limits cannot be read, the last known ones hold: %s", error)
             self._failing = True
         share = self._limits.share(self._runs)
         if share != self._limiter.limits:
@@ -413,12 +410,12 @@ class LimitsWatch:
             self._limiter.limits = share
 
     def end(self) -> None:
-        """Remove this run's object, so that the others need not wait until it has proved dead."""
+        """Remove this run's object, so that the others need not wait until it proves dead."""
         try:
             self._store.delete(self._key)
         except Exception as error:
             _log.warning(
-                "%s could not be removed, so the others keep a share for this run a while: %s", self._key, error
+                "%s could not be removed, so other runs keep a share for this run for a while: %s", self._key, error
             )
 
     def _beat(self) -> None:
@@ -428,7 +425,7 @@ class LimitsWatch:
             self._beat_at = now
 
     def _count(self) -> int:
-        """Runs that live, this one among them."""
+        """Count the live runs, this run included."""
         now = self._clock()
         previous, self._seen = self._seen, {}
         for stat in self._store.list(RUNS_PREFIX):
@@ -441,7 +438,7 @@ class LimitsWatch:
 
 
 def _connection(connected: socket.socket) -> Connection:
-    """The socket as a connection of whole messages, which notices when the other host vanishes."""
+    """Turn a socket into a connection of whole messages that detects when the other host vanishes."""
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -452,15 +449,15 @@ def _connection(connected: socket.socket) -> Connection:
 
 
 def _patience(connection: Connection, seconds: float | None) -> None:
-    """How long to wait for the next bytes of the other side; None: for ever."""
+    """Set how long to wait for the next bytes of the other side, in seconds; None: for ever."""
     timeout = struct.pack("ll", int(seconds or 0), 0)
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def _hang_up(connection: Connection) -> None:
-    """End a connection that another thread may be reading from: that thread wakes up, and closes it."""
-    # An error here says that the other side was faster.
+    """End a connection that another thread may be reading from: that thread wakes up and closes it."""
+    # An error here means that the other side was faster.
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
 

@@ -1,21 +1,21 @@
-"""How hard the cluster may be asked: one limiter for all tasks of a scan, and what each task sees of it.
+"""The limits of queries to the cluster: one limiter for all tasks of a scan, and each task's account with it.
 
-A reader takes leave for every page and tells how the page went; what it may have is counted in *seconds of the limit*:
-a page of 5,000 rows at 20,000 rows/s costs a quarter of a second. Time is earned as it passes, at most ``BURST_S`` of
-it can be saved, and a page is granted once there is enough for it. So a changed limit needs no conversion, and no
-number of tasks can ask for more than time has passed:
+A reader asks permission for every page and reports its size afterwards. Pages cost *seconds of the limit*: a page of
+5,000 rows at 20,000 rows/s costs a quarter of a second. Seconds are earned as time passes, at most ``BURST_S`` can be
+saved, and a page is granted once there are enough. So a changed limit needs no conversion, and all tasks together
+cannot spend more seconds than have passed:
 
-* rows: a page is charged with all the rows that it may have, and what it had less is given back. From the start of
-  the limiter never more than ``limit × time`` rows have come (and one, where a row costs more than can be saved); in
-  any later stretch of time not more than that, the burst, and what was on the way at its beginning.
-* bytes: nobody knows a page's size before it is there. It is charged with the mean bytes of a row so far; the rest is
-  booked when it comes, as debt if need be, which the following pages wait for. So the mean is kept, and a minute is
-  above the limit by no more than what was on the way.
+* rows: a page is charged with the most rows that it may have, and gets back the price of rows that did not come. Since
+  the limiter's start at most ``limit × time`` rows have come (plus one, if a row costs more than can be saved). In any
+  later period at most that many come, plus the burst, plus the pages that were on the way at its beginning.
+* bytes: a page's size is not known before it comes. It is charged with the mean size of a row so far, and the rest is
+  charged when it comes. That may leave a debt, which later pages wait for. So the limit holds in the mean, and a minute
+  exceeds it by no more than the pages that were on the way.
 
-Pages are cut to what ``PAGE_S`` allow, at least one row. Hence a limit, however low, makes at most ``1 / PAGE_S``
-requests a second if their pages come full, and waits long rather than asking for one row often: 100 rows/s are four
-pages of 25 rows a second, one row in ten seconds is one page of one row in ten seconds. Requests for ranges without
-rows cost nothing here; ``concurrent_requests`` bounds these.
+Pages are cut to the rows that ``PAGE_S`` allows, at least one. So a limit, however low, makes at most ``1 / PAGE_S``
+requests a second if pages come full, and a low limit waits rather than asks often: 100 rows/s are four pages of 25 rows
+a second, one row in ten seconds is one page of one row in ten seconds. Requests for ranges without rows cost nothing
+here; ``concurrent_requests`` bounds them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
 BURST_S = 0.5
-"""So much of the limit can be saved up while nobody asks."""
+"""Most seconds of the limit that can be saved while nobody asks."""
 PAGE_S = 0.25
-"""A page is cut to what so much of the limit allows."""
+"""Most seconds of the limit that a page may cost; larger pages are cut."""
 FIRST_PAGE_ROWS = 10
-"""Rows of a page under a limit of bytes, as long as nobody knows how wide a row is."""
+"""Rows of a page under a limit of bytes, until the size of a row is known."""
 
 BACK_OFF_INTERVAL_S = 1.0
-"""Overload errors that come together are one sign: requests are halved at most once in this time."""
+"""Seconds in which requests are halved at most once: overload errors that come together count as one."""
 PAUSE_S = 0.5
-"""Nobody asks for so long after an overload, so that the queues of the nodes drain."""
+"""Seconds without requests after an overload, so that the queues of the nodes drain."""
 RECOVERY_S = 2.0
-"""One concurrent request more after each such time without another overload."""
+"""Seconds without another overload after which one more concurrent request is allowed."""
 
 _RECHECK_S = 1.0
 _TOLERANCE_S = 1e-9
@@ -49,17 +49,17 @@ _MEMORY = 0.9
 
 
 class LimitsError(ValueError):
-    """Limits are no limits; the message says which, and what would be."""
+    """A limit is not valid; the message says which, and what is."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How hard a cluster may be asked, by all that runs; None is no limit.
+    """The limits of queries to a cluster, for all runs together; None: no limit.
 
-    :ivar rows_per_s: rows a second, above 0
-    :ivar bytes_per_s: bytes of result pages a second, above 0
-    :ivar concurrent_requests: pages that are on the way at once, at least 1
-    :raises LimitsError: for any other value
+    :ivar rows_per_s: rows per second, above 0
+    :ivar bytes_per_s: bytes of result pages per second, above 0
+    :ivar concurrent_requests: pages on the way at once, at least 1
+    :raises LimitsError: a value is not valid
     """
 
     rows_per_s: float | None = None
@@ -71,15 +71,18 @@ class Limits:
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value < math.inf):
-                raise LimitsError(f"{name} is a number above 0, or null for no limit, not {value!r}")
+                raise LimitsError(f"{name} must be a number above 0, or null for no limit, not {value!r}")
         requests = self.concurrent_requests
         if requests is not None and (not isinstance(requests, int) or isinstance(requests, bool) or requests < 1):
-            raise LimitsError(f"concurrent_requests is a whole number from 1, or null for no limit, not {requests!r}")
+            raise LimitsError(
+                f"concurrent_requests must be a whole number from 1, or null for no limit, not {requests!r}"
+            )
 
     def share(self, parts: int) -> Limits:
-        """What each of so many runs may do; with more runs than requests each still has one.
+        """Divide the limits among runs; each run may have at least one request at a time.
 
-        :raises ValueError: when there are no parts
+        :param parts: number of runs
+        :raises ValueError: there are no runs
         """
         if parts < 1:
             raise ValueError(f"limits cannot be shared by {parts} runs")
@@ -90,58 +93,58 @@ class Limits:
         )
 
     def to_json(self) -> str:
-        """The limits as a JSON object, for :meth:`from_json`."""
+        """Write the limits as a JSON object, for :meth:`from_json`."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str | bytes) -> Limits:
-        """Read what :meth:`to_json` wrote, or a person; what is left out has no limit.
+        """Read limits that :meth:`to_json` or a person wrote; a missing name means no limit.
 
-        :raises LimitsError: when it is no such object, or has an unknown name
+        :raises LimitsError: the text is no JSON object, has an unknown name or an invalid value
         """
         names = [field.name for field in fields(Limits)]
         try:
             document = json.loads(text)
         except ValueError as error:
-            raise LimitsError(f"limits are a JSON object with {', '.join(names)}: {error}") from error
+            raise LimitsError(f"limits must be a JSON object with {', '.join(names)}: {error}") from error
         if not isinstance(document, dict):
-            raise LimitsError(f"limits are a JSON object with {', '.join(names)}, not {document!r:.80}")
+            raise LimitsError(f"limits must be a JSON object with {', '.join(names)}, not {document!r:.80}")
         if unknown := sorted(document.keys() - set(names)):
             raise LimitsError(f"there is no limit {', '.join(unknown)}; there are {', '.join(names)}")
         return Limits(**document)
 
 
 class Permits(Protocol):
-    """Leave to ask the cluster for pages; shared by all tasks of a scan.
+    """Permission to query the cluster for pages, shared by all tasks of a scan.
 
-    Each ``ask`` that was granted is ended by exactly one ``answered`` or ``failed``.
+    Call exactly one ``answered`` or ``failed`` for each ``ask`` that was granted.
     """
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
-        """Take leave for one page.
+        """Ask permission for one page.
 
-        :param rows: wanted, at least 1
-        :param wait: whether to wait for it
-        :returns: rows that the page may have at most (<= rows, >= 1); None only with ``wait=False``, when there would
-            be a wait
+        :param rows: rows wanted, at least 1
+        :param wait: whether to wait for permission
+        :returns: most rows that the page may have (<= rows, >= 1); None: only with ``wait=False``, if the page would
+            have to wait
         """
 
     def answered(self, rows: int, size: int) -> None:
-        """The page came.
+        """Report that the page came.
 
-        :param rows: that it had
-        :param size: its bytes
+        :param rows: rows of the page
+        :param size: size of the page, bytes
         """
 
     def failed(self, overloaded: bool) -> None:
-        """The page did not come.
+        """Report that the page did not come.
 
-        :param overloaded: it was a timeout or an overload error, so that everybody slows down
+        :param overloaded: whether the error was a timeout or an overload, so that all tasks must slow down
         """
 
 
 class _Unlimited:
-    """Permits without any limit and without back-off."""
+    """Permits without limits and without back-off."""
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
         return rows
@@ -154,16 +157,16 @@ class _Unlimited:
 
 
 UNLIMITED: Permits = _Unlimited()
-"""For who reads alone and little."""
+"""Permits for a reader that reads alone and little."""
 
 
 class ClosedError(Exception):
-    """Leave was asked of an account that is closed."""
+    """A closed account was asked for permission."""
 
 
 @dataclass
 class _Savings:
-    """Seconds of one limit that can be spent; negative: debt."""
+    """The seconds of one limit that can be spent; negative: debt."""
 
     seconds: float
     at: float
@@ -173,7 +176,7 @@ class _Savings:
         self.at = now
 
     def wait_for(self, price: float) -> float:
-        """Seconds until a page of this price is granted: what costs more than can be saved leaves debt."""
+        """Return the seconds until a page of this price is granted. A price above ``BURST_S`` leaves debt."""
         return min(price, BURST_S) - self.seconds
 
     def spend(self, seconds: float) -> None:
@@ -182,7 +185,7 @@ class _Savings:
 
 @dataclass(frozen=True)
 class _Charge:
-    """What a page was charged with, and the prices then: a later change of the limits does not touch it."""
+    """The charge of a page, and the prices at that time: later changes of the limits do not affect it."""
 
     rows: int
     size: float
@@ -191,7 +194,7 @@ class _Charge:
 
 
 class Account:
-    """What one client asked for and has not yet got; from :meth:`Limiter.account`, for any number of threads."""
+    """One client's open requests (:meth:`Limiter.account`), for any number of threads."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
@@ -199,39 +202,39 @@ class Account:
         self.closed = False
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
-        """See :meth:`Permits.ask`.
+        """Do :meth:`Permits.ask`.
 
-        :raises ClosedError: the account is closed, perhaps while this waited
+        :raises ClosedError: the account is closed, perhaps since this call began to wait
         """
         return self._limiter.grant(self, rows, wait)
 
     def answered(self, rows: int, size: int) -> None:
-        """See :meth:`Permits.answered`.
+        """Do :meth:`Permits.answered`.
 
-        :raises RuntimeError: nothing is on the way
+        :raises RuntimeError: no page is on the way
         """
         self._limiter.settle(self, rows, size)
 
     def failed(self, overloaded: bool) -> None:
-        """See :meth:`Permits.failed`; the page stays charged, since the cluster may have worked for it.
+        """Do :meth:`Permits.failed`; the page stays charged, since the cluster may have worked for it.
 
-        :raises RuntimeError: nothing is on the way
+        :raises RuntimeError: no page is on the way
         """
         self._limiter.give_back(self, overloaded)
 
     def close(self) -> None:
-        """The client is gone: its requests are given back, and who waits for it is told."""
+        """Give back the requests of a client that is gone, and wake its waiting threads."""
         self._limiter.close_account(self)
 
 
 class Limiter:
-    """Keeps the limits for all threads that ask it; fair: who waits longest is served first.
+    """A limiter for many threads. It serves the thread that has waited longest first.
 
-    An overload halves the number of requests that may be on the way, at most once in ``BACK_OFF_INTERVAL_S``, and
-    stops asking for ``PAUSE_S``; it recovers by one in ``RECOVERY_S``. That works without configured limits, too.
-    It starts with nothing saved, so that many short scans do not add up to many bursts.
+    An overload halves the number of requests that may be on the way, at most once in ``BACK_OFF_INTERVAL_S``, and stops
+    requests for ``PAUSE_S``. The number recovers by one in ``RECOVERY_S``. This works without configured limits, too.
+    The limiter starts with nothing saved, so that many short scans do not add up to many bursts.
 
-    :param clock: seconds, monotonic
+    :param clock: monotonic clock, seconds
     """
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -251,7 +254,7 @@ class Limiter:
 
     @property
     def limits(self) -> Limits:
-        """The limits; may be set at any time, and then hold at once, also for those that wait."""
+        """Limits; they may be set at any time and hold at once, for waiting threads, too."""
         return self._limits
 
     @limits.setter
@@ -263,33 +266,33 @@ class Limiter:
 
     @property
     def running(self) -> int:
-        """Requests that are on the way."""
+        """Number of requests on the way."""
         return self._running
 
     @property
     def concurrency(self) -> float:
-        """Requests that may be on the way at once, by the limit and by what the cluster bore; infinity: no limit."""
+        """Most requests on the way at once, by the limit and the cluster's overloads; infinity: no limit."""
         with self._lock:
             return self._concurrency(self._clock())
 
     def account(self) -> Account:
-        """Permits for one client, which can be given back together."""
+        """Make the account of one client; its requests can be given back together."""
         return Account(self)
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
-        """See :meth:`Permits.ask`."""
+        """Do :meth:`Permits.ask`."""
         return self._own.ask(rows, wait)
 
     def answered(self, rows: int, size: int) -> None:
-        """See :meth:`Permits.answered`."""
+        """Do :meth:`Permits.answered`."""
         self._own.answered(rows, size)
 
     def failed(self, overloaded: bool) -> None:
-        """See :meth:`Permits.failed`."""
+        """Do :meth:`Permits.failed`."""
         self._own.failed(overloaded)
 
     def grant(self, account: Account, rows: int, wait: bool) -> int | None:
-        """:meth:`Account.ask`."""
+        """Do :meth:`Account.ask`."""
         if rows < 1:
             raise ValueError(f"a page of {rows} rows cannot be asked for")
         with self._lock:
@@ -298,7 +301,7 @@ class Limiter:
             try:
                 while True:
                     if account.closed:
-                        raise ClosedError("leave to ask for a page was asked of a closed account")
+                        raise ClosedError("a closed account was asked for permission to read a page")
                     charge = self._charge(rows)
                     delay = self._delay(charge) if self._turns[0] is turn else _RECHECK_S
                     if delay <= _TOLERANCE_S:
@@ -313,10 +316,10 @@ class Limiter:
                 self._call_next()
 
     def settle(self, account: Account, rows: int, size: int) -> None:
-        """:meth:`Account.answered`."""
+        """Do :meth:`Account.answered`."""
         with self._lock:
-            # Nobody says which page it was. The smallest that allowed so many rows: then what stays charged is
-            # never less than what may still come.
+            # The caller does not say which page it was. Take the smallest that allowed so many rows: then the charges
+            # left cover all rows that may still come.
             fitting = [charge for charge in account.charges if charge.rows >= rows]
             charge = self._end(account, fitting)
             self._earn()
@@ -328,7 +331,7 @@ class Limiter:
             self._call_next()
 
     def give_back(self, account: Account, overloaded: bool) -> None:
-        """:meth:`Account.failed`."""
+        """Do :meth:`Account.failed`."""
         with self._lock:
             if overloaded:
                 self._back_off(self._clock())
@@ -336,7 +339,7 @@ class Limiter:
             self._call_next()
 
     def close_account(self, account: Account) -> None:
-        """:meth:`Account.close`."""
+        """Do :meth:`Account.close`."""
         with self._lock:
             account.closed = True
             self._running -= len(account.charges)
@@ -345,7 +348,7 @@ class Limiter:
                 turn.notify()
 
     def _charge(self, rows: int) -> _Charge:
-        """The page that is granted to who asks for so many rows now."""
+        """Return the charge of the page that a request for so many rows gets now."""
         row_price = 1 / self._limits.rows_per_s if self._limits.rows_per_s else 0.0
         byte_price = 1 / self._limits.bytes_per_s if self._limits.bytes_per_s else 0.0
         if row_price:
@@ -359,7 +362,7 @@ class Limiter:
         return _Charge(rows, rows * width, row_price, byte_price)
 
     def _delay(self, charge: _Charge) -> float:
-        """Seconds until the page may be asked for, if nothing else happens."""
+        """Return the seconds until the page may be requested, if nothing else happens."""
         now = self._earn()
         if self._running >= self._concurrency(now):
             return _RECHECK_S
@@ -384,7 +387,7 @@ class Limiter:
 
     def _earn(self) -> float:
         now = self._clock()
-        # Without a limit time is neither earned nor spent, so that a limit that comes later begins as a new one.
+        # Without a limit nothing is earned or spent, so that a limit set later starts like a new one.
         if self._limits.rows_per_s:
             self._rows.earn(now)
         if self._limits.bytes_per_s:

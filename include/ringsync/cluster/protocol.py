@@ -1,7 +1,7 @@
-"""A protocol handler for scans: result pages stay bytes, and all of them are read as of one moment.
+"""A protocol handler for scans: result pages stay bytes, and all pages are read as of one moment.
 
-The driver's public hook is ``Session.client_protocol_handler``; the classes here extend the pure Python handler
-(the compiled one decodes every cell, which is what we avoid, and breaks on TTLs of collections).
+The driver's public hook is ``Session.client_protocol_handler``. The classes here extend the pure Python handler, since
+the compiled one decodes every cell and breaks on TTLs of collections.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class RawPage(ResultMessage):  # type: ignore[misc]
         result_metadata: Any,
         column_encryption_policy: Any,
     ) -> None:
-        """Read the metadata (paging state), leave the rows as they are."""
+        """Read the metadata (paging state) and keep the rows as bytes."""
         self.recv_results_metadata(f, user_type_map)
         columns = self.column_metadata or result_metadata
         self.column_names = [column[2] for column in columns]
         self.column_types = [column[3] for column in columns]
-        # What the driver reads from is a BytesIO over the message: its value is that message, not a copy.
+        # The driver reads from a BytesIO over the message: getvalue() is the message itself, not a copy.
         self.parsed_rows = [memoryview(f.getvalue())[f.tell() :]]
 
 
 class _WithNow:
-    """An EXECUTE message with ``now_in_seconds``, which the driver cannot send by itself."""
+    """An EXECUTE message with ``now_in_seconds``, which the driver itself cannot send."""
 
     def __init__(self, message: ExecuteMessage, now: int) -> None:
         self._message = message
@@ -53,7 +53,7 @@ class _WithNow:
         self.tracing = message.tracing
 
     def send_body(self, f: BinaryIO, protocol_version: int) -> None:
-        """Write the driver's own body with the flag set and the moment appended: it is the last optional field."""
+        """Write the driver's body with the flag set and the moment appended, as the last optional field."""
         buffer = io.BytesIO()
         self._message.send_body(buffer, protocol_version)
         body = bytearray(buffer.getvalue())
@@ -64,9 +64,9 @@ class _WithNow:
 
 
 def scan_protocol(now: int | None) -> type[_ProtocolHandler]:
-    """A protocol handler class for ``Session.client_protocol_handler`` that yields pages as bytes.
+    """Make a protocol handler class for ``Session.client_protocol_handler`` that gives pages as bytes.
 
-    :param now: seconds since the epoch as of which prepared SELECTs see expiry and compute ``TTL()``, so that
+    :param now: moment as of which prepared SELECTs see expiry and compute ``TTL()``, seconds since the epoch, so that
         ``now + TTL(c)`` is the exact expiry however long a scan takes; needs protocol v5. None: the server's clock
     """
 
@@ -86,9 +86,9 @@ def scan_protocol(now: int | None) -> type[_ProtocolHandler]:
 
 
 class RawSession:
-    """A session whose pages are bytes, for reads as of any moments: see :meth:`at`.
+    """A session whose pages are bytes, for reads as of any moment: see :meth:`at`.
 
-    :param session: of the driver, for nobody else
+    :param session: session of the driver, for exclusive use
     """
 
     def __init__(self, session: Session) -> None:
@@ -97,17 +97,17 @@ class RawSession:
         self.statements: dict[str, Any] = {}
 
     def at(self, now: int | None) -> SessionAt:
-        """The session as of a moment (:func:`scan_protocol`); makes no new connections."""
+        """Return the session as of a moment (:func:`scan_protocol`), without new connections."""
         return SessionAt(self, now)
 
 
 class SessionAt:
-    """The part of a driver's session that scans use; all reads of it are as of one moment.
+    """The part of a driver's session that scans use; it reads as of one moment.
 
-    Several may share connections, in several threads.
+    Several instances may share connections, in several threads.
 
-    :ivar now: the moment, s since the epoch; None: the server's clock at each read
-    :ivar statements: for who wants to keep what was prepared on these connections, by CQL
+    :ivar now: moment of the reads, s since the epoch; None: the server's clock at each read
+    :ivar statements: cache of statements prepared on these connections, by CQL
     """
 
     def __init__(self, raw: RawSession, now: int | None) -> None:
@@ -117,15 +117,15 @@ class SessionAt:
         self.statements = raw.statements
 
     def prepare(self, cql: str) -> Any:
-        """As the driver's."""
+        """Do the driver's ``prepare``."""
         return self._raw.session.prepare(cql)
 
     def execute(self, *arguments: Any, **options: Any) -> Any:
-        """As the driver's."""
+        """Do the driver's ``execute``."""
         return self.execute_async(*arguments, **options).result()
 
     def execute_async(self, *arguments: Any, **options: Any) -> Any:
-        """As the driver's."""
+        """Do the driver's ``execute_async``."""
         # The driver takes the handler from the session once, when it makes the request.
         with self._raw.lock:
             self._raw.session.client_protocol_handler = self._protocol

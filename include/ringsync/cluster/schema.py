@@ -1,4 +1,4 @@
-"""A table's schema from a running cluster: what ``system_schema`` says now."""
+"""The schemas of tables in a running cluster, from ``system_schema``."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _OF_TABLE = " WHERE keyspace_name = %s AND table_name = %s"
 
 
 class UnknownTableError(SchemaError):
-    """There is no such table; the message lists names that come near."""
+    """There is no such table; the message lists similar names."""
 
 
 def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
     """Read a table's schema, its user-defined types resolved.
 
     :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
-    :param keyspace: unquoted, in its exact case
-    :param table: unquoted, in its exact case
-    :raises UnknownTableError: when there is no such keyspace or table
-    :raises SchemaError: for views, system keyspaces and COMPACT STORAGE
-    :raises CqlTypeError: for a column type that this version does not know
+    :param keyspace: keyspace's name, unquoted, in its exact case
+    :param table: table's name, unquoted, in its exact case
+    :raises UnknownTableError: there is no such keyspace or table
+    :raises SchemaError: it is a view, in a system keyspace, or has COMPACT STORAGE
+    :raises CqlTypeError: this version does not know the type of a column
     """
     name = f"{printable(keyspace)}.{printable(table)}"
     if keyspace in SYSTEM_KEYSPACES:
@@ -56,21 +56,20 @@ def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
         raise _explain_missing(session, keyspace, table)
     if "compound" not in (header.flags or ()):
         raise SchemaError(
-            f"{name} is declared WITH COMPACT STORAGE, whose rows are laid out otherwise: run "
+            f"{name} is declared WITH COMPACT STORAGE, which lays rows out differently: run "
             f"ALTER TABLE {name} DROP COMPACT STORAGE first"
         )
     columns = session.execute(f"{_COLUMNS}{_OF_TABLE}", (keyspace, table))
-    own_columns = session.execute(f"{_COLUMNS}{_OF_TABLE}", ("system_schema", "dropped_columns"))
-    dropped = session.execute(f"{_select_dropped(own_columns)}{_OF_TABLE}", (keyspace, table))
+    dropped_columns = session.execute(f"{_COLUMNS}{_OF_TABLE}", ("system_schema", "dropped_columns"))
+    dropped = session.execute(f"{_select_dropped(dropped_columns)}{_OF_TABLE}", (keyspace, table))
     user_types = session.execute(f"{_USER_TYPES} WHERE keyspace_name = %s", (keyspace,))
     return _build(keyspace, table, header.id.hex, columns, dropped, _resolve(keyspace, user_types))
 
 
 def read_tables(session: Any) -> Schema:
-    """Read all tables and materialised views, also those of Cassandra itself: a commit log has mutations of each.
+    """Read all tables and materialised views, Cassandra's own included: a commit log has mutations of all of them.
 
-    COMPACT STORAGE is read as what it is underneath: a table with the columns of ``system_schema``, some of which no
-    SELECT shows.
+    A table with COMPACT STORAGE is read with the columns of ``system_schema``, some of which no SELECT shows.
 
     :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
     """
@@ -100,12 +99,12 @@ def read_tables(session: Any) -> Schema:
 
 
 def _select_dropped(own_columns: Iterable[Any]) -> str:
-    """The query for dropped columns.
+    """Write the query for dropped columns.
 
-    ``dropped_time`` is read as the milliseconds that it is: the driver cannot represent the one of system.local,
-    which is the largest there is. Not every server has ``kind``.
+    It reads ``dropped_time`` as milliseconds, since the driver cannot represent the one of system.local, which is the
+    largest there is. Not every server has ``kind``.
 
-    :param own_columns: the columns of ``system_schema.dropped_columns`` itself
+    :param own_columns: columns of the table ``system_schema.dropped_columns``
     """
     kind = ", kind" if any(row.column_name == "kind" for row in own_columns) else ""
     return (
@@ -117,7 +116,9 @@ def _select_dropped(own_columns: Iterable[Any]) -> str:
 def _require_text_names(columns: Iterable[Any]) -> None:
     for row in columns:
         if row.column_name_bytes != row.column_name.encode():
-            raise SchemaError(f"the name of column {row.column_name} is no text (COMPACT STORAGE of Thrift times)")
+            raise SchemaError(
+                f"the name of column {row.column_name} is not text (COMPACT STORAGE from the time of Thrift)"
+            )
 
 
 def _resolve(keyspace: str, user_types: Iterable[Any]) -> dict[str, UserType]:
@@ -133,7 +134,7 @@ def _build(
     dropped: Iterable[Any],
     user_types: Mapping[str, UserType],
 ) -> TableSchema:
-    """The table of these rows of ``system_schema``."""
+    """Build the table from its rows of ``system_schema``."""
     description = {
         "keyspace": keyspace,
         "table": name,
@@ -162,7 +163,7 @@ def _build(
 
 
 def _explain_missing(session: Any, keyspace: str, table: str) -> SchemaError:
-    """Why there is no row for this table: a view, another spelling, another keyspace, or nothing like it."""
+    """Explain why there is no row for this table: a view, another spelling, another keyspace, or nothing similar."""
     name = f"{printable(keyspace)}.{printable(table)}"
     view = session.execute(
         "SELECT base_table_name FROM system_schema.views WHERE keyspace_name = %s AND view_name = %s",
@@ -172,23 +173,23 @@ def _explain_missing(session: Any, keyspace: str, table: str) -> SchemaError:
         base = f"{printable(keyspace)}.{printable(view.base_table_name)}"
         return SchemaError(f"{name} is a materialised view; replicate its base table {base}")
     rows = session.execute("SELECT keyspace_name, table_name FROM system_schema.tables")
-    own = [(row.keyspace_name, row.table_name) for row in rows if row.keyspace_name not in SYSTEM_KEYSPACES]
-    near = near_names(keyspace, table, own)
+    tables = [(row.keyspace_name, row.table_name) for row in rows if row.keyspace_name not in SYSTEM_KEYSPACES]
+    near = near_names(keyspace, table, tables)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
-    elif own:
-        shown = sorted(f"{printable(k)}.{printable(t)}" for k, t in own)
+    elif tables:
+        shown = sorted(f"{printable(k)}.{printable(t)}" for k, t in tables)
         hint = f"the cluster has {', '.join(shown[:10])}{', …' if len(shown) > 10 else ''}"
     else:
         hint = "the cluster has no tables of its own yet"
-    exists = any(existing == keyspace for existing, _ in own)
+    exists = any(existing == keyspace for existing, _ in tables)
     missing = "" if exists else f" (nor a keyspace {printable(keyspace)} with tables)"
     return UnknownTableError(f"there is no table {name}{missing}; {hint}")
 
 
 def near_names(keyspace: str, table: str, existing: list[tuple[str, str]]) -> list[str]:
-    """Up to three of the existing tables' names, as CQL prints them, that somebody may have meant."""
+    """List up to three existing tables with similar names, as CQL prints them."""
     by_lower = {f"{k}.{t}".lower(): f"{printable(k)}.{printable(t)}" for k, t in existing}
-    found = difflib.get_close_matches(f"{keyspace}.{table}".lower(), by_lower, n=3, cutoff=0.75)
+    similar = difflib.get_close_matches(f"{keyspace}.{table}".lower(), by_lower, n=3, cutoff=0.75)
     same_table = [f"{k}.{t}".lower() for k, t in existing if t.lower() == table.lower()]
-    return list(dict.fromkeys(by_lower[name] for name in (*found, *same_table)))[:3]
+    return list(dict.fromkeys(by_lower[name] for name in (*similar, *same_table)))[:3]

@@ -1,4 +1,4 @@
-"""Connections to the cluster, and what the driver's errors mean in words that tell what to do."""
+"""Connections to the cluster, and explanations of the driver's errors that say what to do."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from cassandra.query import named_tuple_factory
 from ringsync.cluster.connection import PageConnection
 
 NATIVE_PROTOCOL = 5
-"""The first version that can read as of a given moment (``now_in_seconds``); Cassandra speaks it from 4.0 on."""
+"""First protocol version that can read as of a given moment (``now_in_seconds``); Cassandra 4.0 and later speak it."""
 
 SCAN_PROFILE = "scan"
-"""Name of the sessions' execution profile that hands rows on as the protocol handler gives them."""
+"""Name of the sessions' execution profile that returns rows undecoded."""
 
 
 class ClusterError(Exception):
-    """The cluster cannot be used as asked; the message says what is wrong and what to do."""
+    """The cluster cannot be used; the message says what is wrong and what to do."""
 
 
 class UnreachableError(ClusterError):
@@ -40,7 +40,7 @@ class UnreachableError(ClusterError):
 
 
 class WrongPasswordError(ClusterError):
-    """The cluster refused the user name and password, or wants some."""
+    """The cluster refused the user name and password, or requires them."""
 
 
 class NoPermissionError(ClusterError):
@@ -48,7 +48,7 @@ class NoPermissionError(ClusterError):
 
 
 class TlsError(ClusterError):
-    """The encrypted connection could not be made."""
+    """The encrypted connection failed."""
 
 
 class ProtocolVersionError(ClusterError):
@@ -56,16 +56,16 @@ class ProtocolVersionError(ClusterError):
 
 
 class UnknownDatacenterError(ClusterError):
-    """The configured local datacenter does not exist; the message lists those that do."""
+    """The configured local datacenter does not exist; the message lists the existing ones."""
 
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """Files of the encrypted connection, all PEM.
+    """The files of an encrypted connection, all PEM.
 
-    :ivar ca_file: certificates to trust; None: those of the operating system
-    :ivar certificate_file: our own certificate, where the cluster asks for one
-    :ivar key_file: its private key
+    :ivar ca_file: certificates to trust; None: the operating system's
+    :ivar certificate_file: our own certificate, for clusters that ask for one
+    :ivar key_file: private key of our certificate
     :ivar verify_hostname: whether the node's certificate must name the address that we connect to
     """
 
@@ -77,12 +77,12 @@ class TlsSettings:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """How to reach a cluster.
+    """The settings of a connection to a cluster.
 
-    :ivar contact_points: addresses or names of nodes, all of the local datacenter
-    :ivar local_datacenter: None: that of the first contact point that answers
-    :ivar consistency_level: of reads, a name of ``cassandra.ConsistencyLevel``
-    :ivar page_size: rows a result page
+    :ivar contact_points: addresses or names of nodes, all in the local datacenter
+    :ivar local_datacenter: name of the datacenter; None: that of the first contact point that answers
+    :ivar consistency_level: consistency level of reads, a name of ``cassandra.ConsistencyLevel``
+    :ivar page_size: rows per result page
     """
 
     contact_points: tuple[str, ...]
@@ -98,9 +98,9 @@ class ClusterSettings:
 
 
 class ReplicaAwarePolicy(TokenAwarePolicy):  # type: ignore[misc]
-    """Ask those hosts first that a statement names in its attribute ``endpoints`` (``address:port``, …).
+    """A load balancing policy that prefers the hosts in a statement's attribute ``endpoints`` (``address:port``, …).
 
-    The driver finds the replicas of a partition key by itself, but not those of a token range.
+    The driver itself finds the replicas of a partition key, but not those of a token range.
     """
 
     def make_query_plan(self, working_keyspace: str | None = None, query: Any = None) -> Iterator[Any]:
@@ -116,7 +116,7 @@ class ReplicaAwarePolicy(TokenAwarePolicy):  # type: ignore[misc]
 
 
 def endpoint_of(host: Any) -> str:
-    """``address:port`` of one of the driver's hosts."""
+    """Return ``address:port`` of one of the driver's hosts."""
     return f"{host.endpoint.address}:{host.endpoint.port}"
 
 
@@ -124,11 +124,11 @@ _sessions: dict[tuple[int, ClusterSettings], Session] = {}
 
 
 def connect(settings: ClusterSettings) -> Session:
-    """The process's session for these settings, opened at the first call.
+    """Return the process's session for these settings; the first call opens it.
 
-    :raises ClusterError: one of its subclasses, when the cluster cannot be reached or refuses us
+    :raises ClusterError: the cluster cannot be reached or refuses us; always a subclass
     """
-    # The process id: a forked worker must not use its parent's sockets.
+    # The key has the process id, since a forked worker must not use its parent's sockets.
     key = (os.getpid(), settings)
     session = _sessions.get(key)
     if session is None or session.is_shutdown:
@@ -146,8 +146,8 @@ def close_all() -> None:
 def explained_errors(user: str | None) -> Iterator[None]:
     """Turn the driver's refusals inside the block into errors that name the remedy.
 
-    :param user: who is connected
-    :raises NoPermissionError: for a missing permission
+    :param user: name of the connected user
+    :raises NoPermissionError: the user lacks a permission
     """
     try:
         yield
@@ -171,7 +171,7 @@ def _open(settings: ClusterSettings) -> Session:
             connection_class=PageConnection,
             connect_timeout=settings.connect_timeout_s,
             control_connection_timeout=settings.connect_timeout_s,
-            # We read what we need ourselves: a cluster may have thousands of tables.
+            # We read the schemas we need ourselves: a cluster may have thousands of tables.
             schema_metadata_enabled=False,
         )
     except UnresolvableContactPoints as error:
@@ -234,13 +234,13 @@ def _wrong_datacenter(cluster: Cluster, settings: ClusterSettings) -> ClusterErr
 
 
 def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
-    """What kept us from connecting, from the driver's errors by node."""
+    """Explain why connecting failed, from the driver's errors by node."""
     causes = error.errors if isinstance(error.errors, dict) else {}
     for cause in causes.values():
         if isinstance(cause, AuthenticationFailed):
             if settings.username is None:
                 return WrongPasswordError(
-                    "the cluster wants a user name and password: set cassandra.username and cassandra.password"
+                    "the cluster requires a user name and password: set cassandra.username and cassandra.password"
                 )
             return WrongPasswordError(
                 f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
@@ -251,32 +251,32 @@ def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
                 f"{endpoint} does not speak native protocol {NATIVE_PROTOCOL}: ringsync needs Cassandra 4.0 or newer"
             )
         # The driver wraps ssl.SSLError into an OSError that keeps only its text: "[SSL: …] why (_ssl.c:1006)".
-        if found := re.search(r"\[SSL[^\]]*\] (.*?)( \(_ssl\.c:\d+\))?$", _reason(cause)):
-            return TlsError(f"TLS with {endpoint} failed: {found.group(1)}; {_tls_hint(found.group(1))}")
+        if match := re.search(r"\[SSL[^\]]*\] (.*?)( \(_ssl\.c:\d+\))?$", _reason(cause)):
+            return TlsError(f"TLS with {endpoint} failed: {match.group(1)}; {_tls_hint(match.group(1))}")
     reasons = [f"{endpoint} ({_reason(cause)})" for endpoint, cause in causes.items()]
     points = ", ".join(f"{point}:{settings.port}" for point in settings.contact_points)
     hint = "check cassandra.contact_points and cassandra.port, whether the node runs, and firewalls"
     if settings.tls is None:
-        hint += "; if the cluster wants TLS, set cassandra.tls"
+        hint += "; if the cluster requires TLS, set cassandra.tls"
     return UnreachableError(f"cannot reach the cluster at {', '.join(reasons) or points}: {hint}")
 
 
 def _reason(cause: object) -> str:
-    """The innermost cause in short: ``Connection refused`` instead of the driver's wrapping."""
+    """Return the innermost cause: ``Connection refused`` instead of the driver's wrapping."""
     text = getattr(cause, "strerror", None) or str(cause)
-    found = re.search(r"Last error: (.*)", text)
-    return (found.group(1) if found else text).strip() or type(cause).__name__
+    match = re.search(r"Last error: (.*)", text)
+    return (match.group(1) if match else text).strip() or type(cause).__name__
 
 
 def _tls_hint(reason: str) -> str:
     if "certificate verify failed" in reason:
         return "check cassandra.tls.ca_file and cassandra.tls.verify_hostname"
-    return "does the node speak TLS on this port, and want a client certificate (cassandra.tls.certificate_file)?"
+    return "check that the node speaks TLS on this port, and whether it requires cassandra.tls.certificate_file"
 
 
 def _missing_permission(user: str | None, message: str) -> str:
-    found = re.search(r"has no (\w+) permission on <(\w+) ([^>]*)> or any of its parents", message)
-    if not found:
-        return f"the cluster does not allow this to user {user}: {message}"
-    permission, kind, name = found.groups()
+    match = re.search(r"has no (\w+) permission on <(\w+) ([^>]*)> or any of its parents", message)
+    if not match:
+        return f"the cluster refuses this to user {user}: {message}"
+    permission, kind, name = match.groups()
     return f"user {user} lacks a permission: GRANT {permission} ON {kind.upper()} {name} TO {user};"

@@ -1,7 +1,7 @@
-"""The one configuration: the keys of ringsync.yaml, validated whole before anything is touched.
+"""The configuration: the keys of ringsync.yaml, all validated before anything else happens.
 
-Every key is commented in config/ringsync.yaml. Secrets are references (an environment variable, a file, an
-Airflow connection), never values, so that no secret is in arguments, logs, reports or the Airflow UI.
+config/ringsync.yaml explains every key. Secrets are references (an environment variable, a file, an Airflow
+connection), never values, so that no secret is in arguments, logs, reports or the Airflow UI.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Config(Section):
         open_ms = self.commitlog_processor_window_count * self.commitlog_processor_window_interval_ms
         if self.sync.digest_retention_h * 3_600_000 <= open_ms:
             raise ValueError(
-                f"sync.digest_retention_h: must be longer than buckets are open, {open_ms / 3_600_000:g} h "
+                f"sync.digest_retention_h: must be longer than buckets stay open, {open_ms / 3_600_000:g} h "
                 "(commitlog_processor_window_count × …_interval_ms), or late copies would be published again"
             )
         return self
 
     def airflow_connections(self) -> tuple[str, ...]:
-        """Ids of the Airflow connections that hold secrets of the Spark applications."""
+        """List the ids of the Airflow connections that hold secrets of the Spark applications."""
         secrets = (self.cassandra.password, self.kafka.password if self.kafka else None)
         return tuple(secret.airflow_connection for secret in secrets if secret and secret.airflow_connection)
 
@@ -83,7 +83,7 @@ class Config(Section):
 def load_config(path: str | Path) -> Config:
     """Read and validate a configuration file. Relative paths inside it are relative to its folder.
 
-    :raises ConfigError: naming the file and every key that is wrong, with what to do
+    :raises ConfigError: keys are wrong; the message names the file, every wrong key, and what to do
     """
     path = Path(path)
     try:
@@ -107,7 +107,7 @@ def load_config(path: str | Path) -> Config:
 
 
 def _explain(problem: Any) -> str:
-    """One of pydantic's errors in the words of somebody who edits a YAML file."""
+    """Explain one of pydantic's errors to a person who edits the YAML file."""
     location = [str(part) for part in problem["loc"]]
     key = ".".join(part for part in location if part != "[key]") or "the document"
     if problem["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""References to secrets, and what all sections of the configuration share."""
+"""References to secrets, and the base class of all sections of the configuration."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, unknown keys are errors, nothing is converted silently."""
+    """A section of the configuration: it is frozen, refuses unknown keys and converts nothing silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Secret(Section):
-    """Where a secret is found: exactly one of the three."""
+    """A reference to a secret, by exactly one of the three keys."""
 
     env: str | None = None
     file: str | None = None
@@ -32,7 +32,7 @@ class Secret(Section):
     def _no_plain_text(cls, value: Any) -> Any:
         if not isinstance(value, dict | Secret):
             raise ValueError(
-                "a secret must not stand here itself: write {env: NAME}, {file: PATH} or {airflow_connection: ID}"
+                "do not write the secret itself here: write {env: NAME}, {file: PATH} or {airflow_connection: ID}"
             )
         return value
 
@@ -45,8 +45,8 @@ class Secret(Section):
     def resolve(self, key: str) -> str:
         """Read the secret.
 
-        :param key: the configuration key, for the error
-        :raises ConfigError: when the variable is not set or the file cannot be read
+        :param key: configuration key, for the error message
+        :raises ConfigError: the variable is not set, or the file cannot be read
         """
         if self.file is not None:
             try:
@@ -63,5 +63,5 @@ class Secret(Section):
 
 
 def connection_variable(connection_id: str) -> str:
-    """Environment variable in which the DAGs hand an Airflow connection's password to a Spark application."""
+    """Name the environment variable in which the DAGs pass an Airflow connection's password to a Spark application."""
     return "RINGSYNC_PASSWORD_" + re.sub(r"\W", "_", connection_id).upper()

@@ -11,7 +11,7 @@ from ringsync.config.secrets import Secret, Section
 
 
 class Tls(Section):
-    """TLS to the cluster; presence of the section switches it on."""
+    """TLS of a connection; the section switches it on."""
 
     ca_file: str | None = None
     certificate_file: str | None = None
@@ -84,7 +84,7 @@ class Replica(Section):
 
 
 class Scan(Section):
-    """How a table is cut into token ranges, and what becomes of those that fail."""
+    """The division of a table into token ranges, and the handling of ranges that fail."""
 
     split_size_mb: Annotated[int, Field(ge=1)] = 64
     min_splits: Annotated[int, Field(ge=1)] = 4
@@ -96,7 +96,7 @@ class Scan(Section):
 
 
 class ClusterLimits(Section):
-    """How hard the cluster may be asked, by all runs and tasks together."""
+    """The limits of queries to the cluster, for all runs and tasks together."""
 
     rows_per_s: Annotated[float, Field(gt=0)] | None = None
     megabytes_per_s: Annotated[float, Field(gt=0)] | None = None
@@ -118,7 +118,7 @@ class Verify(Section):
 
 
 class Airflow(Section):
-    """Where cdcservice finds Airflow."""
+    """The connection of cdcservice to Airflow."""
 
     url: str = "http://127.0.0.1:8080"
     username: str = "admin"

@@ -16,7 +16,7 @@ AfterImage = Literal["source", "replica", "none"]
 BucketBy = Literal["write_time", "arrival"]
 
 EVERY_TABLE = ("*.*",)
-"""Patterns that leave out none."""
+"""Patterns that match every table."""
 
 DEFAULT_QUEUE = "default"
 """Queue of the nodes that ``sync.queue_of_node`` does not name: Airflow's own default queue, whatever its name."""
@@ -43,7 +43,7 @@ def _checked_address(address: str) -> str:
 
 
 class TableSync(Section):
-    """What is different for one table, or for all that a pattern names; None: as ``sync`` says."""
+    """The settings of one table, or of all tables that a pattern names; None: as in ``sync``."""
 
     after_image: AfterImage | None = None
     expand_deletions: bool | None = None
@@ -70,30 +70,30 @@ class Sync(Section):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """All queues of workers, the default's first: each has a ``commitlog_stage`` of its own."""
+        """All queues of workers, the default first. Each has its own ``commitlog_stage``."""
         return (DEFAULT_QUEUE, *sorted(set(self.queue_of_node.values()) - {DEFAULT_QUEUE}))
 
     def queue_of(self, address: str, host_id: str) -> str:
-        """The queue whose workers can read a node's ``cdc_raw``.
+        """Return the queue whose workers can read a node's ``cdc_raw``.
 
-        :param address: the node's address, as the cluster names it
-        :param host_id: the node's id, which wins if both are named
+        :param address: address of the node, as the cluster names it
+        :param host_id: id of the node, which wins if both are named
         """
         return self.queue_of_node.get(host_id) or self.queue_of_node.get(address) or DEFAULT_QUEUE
 
     def follows(self, table: str) -> bool:
-        """Whether the sync follows a table, if it has ``cdc = true``: it is included, and not excluded.
+        """Tell whether the sync follows a table with ``cdc = true``: it is included and not excluded.
 
         :param table: ``keyspace.table`` as in CQL
         """
         name = _checked_pattern(table)
-        return any(_names(one, name) for one in self.include) and not any(_names(one, name) for one in self.exclude)
+        return any(_names(p, name) for p in self.include) and not any(_names(p, name) for p in self.exclude)
 
     def useless_patterns(self, tables: Collection[str]) -> list[str]:
-        """Keys of ours that name no table.
+        """List the keys whose patterns match no table.
 
         :param tables: names of the tables with ``cdc = true``, ``keyspace.table`` as in CQL
-        :returns: such as ``sync.exclude: shop.tmp_*``
+        :returns: keys with their patterns, e.g. ``sync.exclude: shop.tmp_*``
         """
         keys = {"include": self.include, "exclude": self.exclude, "tables": tuple(self.tables)}
         return [
@@ -104,41 +104,41 @@ class Sync(Section):
         ]
 
     def after_image_of(self, table: str) -> AfterImage:
-        """Where the row after a change comes from.
+        """Return the source of the row after a change.
 
         :param table: ``keyspace.table`` as in CQL
         """
         return self._of(table).after_image or self.after_image
 
     def expand_deletions_of(self, table: str) -> bool:
-        """Whether each row that the deletion of a partition or range has removed gets a message of its own.
+        """Tell whether each row that a deletion of a partition or range removed gets its own message.
 
         :param table: ``keyspace.table`` as in CQL
         """
-        own = self._of(table).expand_deletions
-        return self.expand_deletions if own is None else own
+        of_table = self._of(table).expand_deletions
+        return self.expand_deletions if of_table is None else of_table
 
     def bucket_by_of(self, table: str) -> BucketBy:
-        """Whether a table's changes are put into buckets by their write time or by their arrival.
+        """Tell whether a table's changes go into buckets by their write time or by their arrival.
 
         :param table: ``keyspace.table`` as in CQL
         """
         return self._of(table).bucket_by
 
     def _of(self, table: str) -> TableSync:
-        """Its own entry, else that of the first pattern that names it."""
+        """Return the table's own entry, else that of the first pattern that names it."""
         name = _checked_pattern(table)
-        found = (one for pattern, one in self.tables.items() if _names(pattern, name))
-        return self.tables.get(name) or next(found, TableSync())
+        entries = (entry for pattern, entry in self.tables.items() if _names(pattern, name))
+        return self.tables.get(name) or next(entries, TableSync())
 
 
 def _names(pattern: str, table: str) -> bool:
-    """Whether a pattern names a table; both are as :func:`_checked_pattern` gives them."""
+    """Tell whether a pattern names a table; both as :func:`_checked_pattern` returns them."""
     return pattern == table or ("*" in pattern and parse_table_pattern(pattern).matches(*parse_table_name(table)))
 
 
 class Kafka(Section):
-    """The brokers that get a copy of the streams; presence of the section switches it on."""
+    """The brokers that get a copy of the streams; the section switches it on."""
 
     bootstrap_servers: Annotated[
         tuple[Annotated[str, AfterValidator(_checked_address)], ...], Field(min_length=1, strict=False)
@@ -173,6 +173,6 @@ class Kafka(Section):
 
 
 class Metrics(Section):
-    """Where the loops' numbers go, besides the status objects and Airflow's own metrics."""
+    """A further place for the loops' numbers, besides the status objects and Airflow's own metrics."""
 
     prometheus_file: str | None = None

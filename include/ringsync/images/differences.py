@@ -1,4 +1,4 @@
-"""What differs between two versions of one row, named by column and element. Plain Python: only few rows come here.
+"""The differences between two versions of one row, named by column and element. Plain Python: only few rows come here.
 
 A row is a dict with the columns of the live view in canonical form (:func:`ringsync.images.digests.canonical`),
 as ``to_pylist`` gives it: dates in days, timestamps in µs, floats as their bits, maps as lists of key and value.
@@ -38,14 +38,14 @@ LONGEST_TEXT = 80
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same.
+    """One difference between two rows.
 
     :ivar kind: missing (not in the replica), extra (only there), value, writetime or ttl
-    :ivar key: the row's key columns by CQL name, as JSON values
-    :ivar column: CQL name; None for a whole row
-    :ivar element: map key, set element, list index or field of a user-defined type; None for a whole column
-    :ivar source: the source's value, writetime (µs) or expiry (s since the epoch), printed short; None: not there
-    :ivar replica: the replica's
+    :ivar key: key columns of the row by CQL name, as JSON values
+    :ivar column: CQL name; None: the whole row
+    :ivar element: map key, set element, list index or field of a user-defined type; None: the whole column
+    :ivar source: value, writetime (µs) or expiry (s since the epoch) in the source, printed short; None: it has none
+    :ivar replica: the same in the replica
     """
 
     kind: DifferenceKind
@@ -57,10 +57,10 @@ class Difference:
 
 
 def row_differences(table: TableSchema, source: Row | None, replica: Row | None) -> Iterator[Difference]:
-    """Name everything that differs; at least one thing, if the rows are not the same.
+    """List all differences; at least one, if the rows are not the same.
 
-    :param source: the row there; None: the replica's is extra
-    :param replica: the row here; None: it is missing
+    :param source: row of the source; None: the replica's row is extra
+    :param replica: row of the replica; None: it is missing
     """
     names = lake_names(table)
     key = _key(table, names, source or replica or {})
@@ -70,13 +70,13 @@ def row_differences(table: TableSchema, source: Row | None, replica: Row | None)
     for column in table.value_columns:
         there, here = (_cell(column.type, row, names[column.name]) for row in (source, replica))
         compare = _compare_elements if column.is_multicell and there.raw is None and here.raw is None else _compare
-        for found in compare(there, here):
-            yield replace(found, key=key, column=column.name)
+        for difference in compare(there, here):
+            yield replace(difference, key=key, column=column.name)
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell, or a whole multi-cell column: then its times are lists, or None if unknown."""
+    """A cell, or a whole multi-cell column, whose times are lists, or None if unknown."""
 
     type: CqlType
     exists: bool = False
@@ -97,7 +97,7 @@ def _cell(cql_type: CqlType, row: Row, name: str) -> _Cell:
 
 
 def _compare(source: _Cell, replica: _Cell, element: str | None = None) -> Iterator[Difference]:
-    """One cell with one cell. Times are compared where both exist."""
+    """Compare two cells, and their times if both exist."""
     if (source.exists, source.value, source.raw) != (replica.exists, replica.value, replica.raw):
         yield Difference("value", {}, None, element, source.printed(), replica.printed())
     if source.exists and replica.exists:
@@ -108,7 +108,7 @@ def _compare(source: _Cell, replica: _Cell, element: str | None = None) -> Itera
 
 
 def _compare_elements(source: _Cell, replica: _Cell) -> Iterator[Difference]:
-    """A multi-cell column with the same, element by element; times that one side does not know differ as a whole."""
+    """Compare a multi-cell column element by element; times that only one side knows are one difference."""
     if source.exists and replica.exists:
         if (source.writetime is None) != (replica.writetime is None):
             yield Difference("writetime", {}, None, None, _short(source.writetime), _short(replica.writetime))
@@ -124,24 +124,24 @@ def _compare_elements(source: _Cell, replica: _Cell) -> Iterator[Difference]:
 
 
 def _elements(column: _Cell) -> dict[str, tuple[str, _Cell]]:
-    """The cells of a multi-cell column by identity, each with its name as people read it."""
+    """Return the cells of a multi-cell column by identity, each with its name for people."""
     if column.value is None:
         return {}
-    found: dict[str, tuple[str, _Cell]] = {}
+    cells: dict[str, tuple[str, _Cell]] = {}
     for i, (identity, name, cql_type, value) in enumerate(_parts(column.type, column.value)):
         if value is not None:
-            times = [None if one is None else one[i] for one in (column.writetime, column.expires_at)]
-            found[identity] = name, _Cell(cql_type, True, value, *times)
-    return found
+            times = [None if known is None else known[i] for known in (column.writetime, column.expires_at)]
+            cells[identity] = name, _Cell(cql_type, True, value, *times)
+    return cells
 
 
 def _parts(cql_type: CqlType, value: Any) -> Iterator[tuple[str, str, CqlType, Any]]:
-    """(identity, name, type, value) of each element."""
+    """Return (identity, name, type, value) of each element."""
     match cql_type:
         case ListType(element):
-            yield from ((str(i), str(i), element, one) for i, one in enumerate(value))
+            yield from ((str(i), str(i), element, item) for i, item in enumerate(value))
         case SetType(element):
-            yield from ((repr(one), _short(_plain(element, one)), element, one) for one in value)
+            yield from ((repr(item), _short(_plain(element, item)), element, item) for item in value)
         case MapType(key, inner):
             yield from ((repr(e["key"]), _short(_plain(key, e["key"])), inner, e["value"]) for e in value)
         case UserType(field_names=names, field_types=types):
@@ -150,7 +150,7 @@ def _parts(cql_type: CqlType, value: Any) -> Iterator[tuple[str, str, CqlType, A
 
 
 def _key(table: TableSchema, names: Mapping[str, str], row: Row) -> dict[str, Any]:
-    """The row's key as JSON values; a key column that only its bytes can show is hexadecimal."""
+    """Return the row's key as JSON values; a key column that only has bytes is hexadecimal."""
     key = {}
     for column in table.key_columns:
         name = names[column.name]
@@ -160,18 +160,18 @@ def _key(table: TableSchema, names: Mapping[str, str], row: Row) -> dict[str, An
 
 
 def _plain(cql_type: CqlType, value: Any) -> Any:
-    """A canonical value as a JSON value that people can read."""
+    """Convert a canonical value to a JSON value that people can read."""
     if value is None:
         return None
     match cql_type:
         case Native(name):
             return _plain_native(name, value)
         case ListType(element) | SetType(element) | VectorType(element):
-            return [_plain(element, one) for one in value]
+            return [_plain(element, item) for item in value]
         case MapType(key, inner):
             return [[_plain(key, entry["key"]), _plain(inner, entry["value"])] for entry in value]
         case TupleType(fields):
-            return [_plain(one, value[tuple_field_name(i)]) for i, one in enumerate(fields)]
+            return [_plain(field, value[tuple_field_name(i)]) for i, field in enumerate(fields)]
         case UserType(field_names=names, field_types=types):
             members = zip(names, portable_names(names), types, strict=True)
             return {name: _plain(field_type, value[lake]) for name, lake, field_type in members}
@@ -195,7 +195,7 @@ def _plain_native(name: str, value: Any) -> Any:
 
 
 def _or_number(printed: Callable[[], str], number: str) -> str:
-    """Dates that Python cannot hold (before year 1, after 9999) are shown as the number they are."""
+    """Return a date as text, or its number if Python cannot hold it (before year 1, after 9999)."""
     try:
         return printed()
     except OverflowError:
@@ -207,6 +207,6 @@ def _hex(value: bytes) -> str:
 
 
 def _short(value: Any) -> str:
-    """Printed on one line, cut where it becomes long; no value is ``null``."""
+    """Print a value on one line and cut it if it is long; no value is ``null``."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text)} characters)"

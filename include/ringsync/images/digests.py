@@ -1,4 +1,4 @@
-"""Digests of rows: equal only for equal rows, whatever engine gave them.
+"""Digests of rows, equal only for equal rows, whichever engine returned them.
 
 A row's digest is MurmurHash3 x64 128 of its canonical bytes: every column in the order of the schema, nulls marked at
 their place. The bytes are Avro's (:mod:`ringsync.avro.rows`) for a schema derived from the Arrow schema.
@@ -20,14 +20,14 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def row_digests(rows: pa.RecordBatch) -> tuple[Int64Array, Int64Array]:
-    """The 128-bit digest of every row, all its columns included: (low halves, high halves)."""
+    """Compute the 128-bit digest of every row, over all its columns: (low halves, high halves)."""
     canonical_rows = canonical(pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)))
     low, high = murmur3_128(encode_rows(canonical_schema(canonical_rows.type), canonical_rows))
     return low, high
 
 
 def canonical(array: pa.Array) -> pa.Array:
-    """The same values in types where equal means the same bits.
+    """Convert values to types in which equal values have the same bits.
 
     Dates and timestamps become integers; floats their bits, with one NaN for all and -0.0 apart from 0.0; maps
     become lists of key and value.
@@ -53,13 +53,13 @@ def canonical(array: pa.Array) -> pa.Array:
 
 
 def _list(array: pa.Array, values: pa.Array) -> pa.Array:
-    """A list array with other values; its nulls are kept."""
+    """Replace the values of a list array and keep its nulls."""
     offsets = pa.array(array.offsets.to_numpy())
     return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
 
 
 def canonical_schema(kind: pa.DataType, path: str = "row") -> Any:
-    """The Avro schema of values of a canonical Arrow type; everything is nullable."""
+    """Return the Avro schema of values of a canonical Arrow type; everything is nullable."""
     if pa.types.is_struct(kind):
         fields = [{"name": f.name, "type": canonical_schema(f.type, f"{path}.{f.name}")} for f in kind]
         return ["null", {"type": "record", "name": path, "fields": fields}]

@@ -1,8 +1,8 @@
-"""Merged change rows as row images, and row images as change rows again.
+"""The conversion of merged change rows to row images (to_changes.py is the reverse).
 
-Both ways the values go through Cassandra's bytes: an image of a collection or user-defined type is decoded from the
-frozen form, which is put together from the cells, and taken apart the same way. So whatever decodes comes back as it
-was. What images do not hold comes back otherwise: the TTL of what expires is 0, counters do not come back at all.
+Both conversions go through Cassandra's bytes. The image of a collection or user-defined type is decoded from the frozen
+form, which is built from the cells. The reverse takes it apart in the same way. So every value that can be decoded
+comes back unchanged. Images lack TTLs and counters: a TTL comes back as 0, counters do not come back.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ Misfits = Literal["error", "raw"]
 
 
 def row_images_of(merged: pa.RecordBatch, table: TableSchema, misfits: Misfits) -> pa.RecordBatch:
-    """The rows and static rows of merged change rows as images of what these rows alone say.
+    """Convert the rows and static rows of merged change rows to images of what these change rows alone say.
 
     :param merged: result of :func:`ringsync.changes.reconcile.rows.merge`; each column's cells in the order of paths
-    :param misfits: what to do with a value that its Arrow type cannot hold: fail, or keep its bytes in ``_x``
-    :returns: of ``row_image_schema(table)``, as many as there are rows and static rows, in their order
-    :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
+    :param misfits: treatment of values that the Arrow type cannot hold: fail, or keep their bytes in ``_x``
+    :returns: images with ``row_image_schema(table)``, one for each row and static row, in their order
+    :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
     """
     kinds = integers(merged["kind"])
     shown = np.flatnonzero((kinds == ROW) | (kinds == STATIC))
@@ -67,26 +67,26 @@ def row_images_of(merged: pa.RecordBatch, table: TableSchema, misfits: Misfits) 
 
 
 def images_of(rows: pa.RecordBatch, table: TableSchema, misfits: Misfits, static_of: Places) -> pa.RecordBatch:
-    """As :func:`row_images_of`, of rows and static rows only.
+    """Convert rows and static rows to images, as :func:`row_images_of` does.
 
-    :param static_of: for each row the one whose static cells it shows
+    :param static_of: index of the row whose static cells each row shows
     """
     count, names, schema = len(rows), lake_names(table), row_image_schema(table)
     columns = [column for column in columns_of(table) if not column.dropped]
     cells = kept(flat(rows["cells"]), table)
     there = cells.where(cells.integers("kind") != TOMBSTONE)
-    found = dict(zip([column.name for column in columns], by_column(there, len(columns)), strict=True))
+    live = dict(zip([column.name for column in columns], by_column(there, len(columns)), strict=True))
     for column in columns:
         if column.is_static:
-            found[column.name] = shown_by(found[column.name], static_of)
+            live[column.name] = shown_by(live[column.name], static_of)
     raws = dict(zip([column.name for column in table.key_columns], _key_cells(rows, table), strict=True))
-    raws |= {column.name: _values(column, found[column.name], count) for column in columns}
+    raws |= {column.name: _values(column, live[column.name], count) for column in columns}
     decoded = {column.name: _decoded(column, raws[column.name]) for column in table.columns}
     for key in table.clustering:
         decoded[key.name], raws[key.name] = decoded_clustering(decoded[key.name], raws[key.name], key.type)
     if misfits == "error":
         _refuse_misfits(table, rows, raws, decoded)
-    row, differences = _times(rows, columns, found, decoded)
+    row, differences = _times(rows, columns, live, decoded)
     kept_raw = {name: _raw(raws[name], decoded[name]) for name in decoded}
     x_type = schema.field("_x").type
     parts = [
@@ -96,7 +96,7 @@ def images_of(rows: pa.RecordBatch, table: TableSchema, misfits: Misfits, static
         )
         for column in table.columns
     ]
-    lists = {column.name: found[column.name] for column in columns if _is_list(column)}
+    lists = {column.name: live[column.name] for column in columns if _is_list(column)}
     merge = merge_column(rows, table, cells.where(cells.integers("kind") == TOMBSTONE), lists)
     values = [decoded[column.name].values for column in table.columns]
     x = or_nulls(struct_of(x_type, parts), x_type, count)
@@ -108,18 +108,18 @@ def _is_list(column: LoggedColumn) -> bool:
 
 
 def _key_cells(rows: pa.RecordBatch, table: TableSchema) -> list[Cells]:
-    """The key columns of each row; the clustering of static rows is null."""
+    """Return the key columns of each row; the clustering of static rows is null."""
     keys = cells_of(rows["partition_key"])
     parts = [keys] if len(table.partition_key) == 1 else composite_parts(keys, len(table.partition_key))
     clusterings = cells_of(rows["clustering"])
     there = np.flatnonzero(clusterings.lengths >= 0)
-    # What is null has nothing that could be read as a count.
-    _, found, _ = clustering_parts(only(clusterings, there), len(table.clustering))
-    return parts + [cells_of(spread(raw_values(part), there, len(rows))) for part in found]
+    # A null clustering has no bytes that could be read as a count.
+    _, clustering, _ = clustering_parts(only(clusterings, there), len(table.clustering))
+    return parts + [cells_of(spread(raw_values(part), there, len(rows))) for part in clustering]
 
 
 def _values(column: LoggedColumn, cells: FlatCells, rows: int) -> Cells:
-    """A column of all rows, serialised; null where there is no cell. Of a counter the context."""
+    """Return a column of all rows, serialised; null where there is no cell. For a counter it is the context."""
     if not column.is_multicell:
         return cells_of(spread(cells.cells.field("value"), cells.row, rows))
     counts = np.bincount(cells.row, minlength=rows)
@@ -140,7 +140,7 @@ def _values(column: LoggedColumn, cells: FlatCells, rows: int) -> Cells:
 
 
 def _field_numbers(column: LoggedColumn, cells: FlatCells) -> Places:
-    """The number of the field that each cell of a user-defined type belongs to."""
+    """Return the number of the field that each cell of a user-defined type belongs to."""
     assert isinstance(column.type, UserType)
     paths = cells_of(cells.cells.field("path"))
     at = paths.offsets.astype(np.int64)
@@ -149,7 +149,7 @@ def _field_numbers(column: LoggedColumn, cells: FlatCells) -> Places:
     if np.any(paths.lengths != 2) or np.any(number >= fields):
         raise ValueError(
             f"column {column.name} has a cell for field {int(number.max())} of its type {column.type}, which has "
-            f"{fields} fields in the schema that is at hand: read the table's schema again"
+            f"{fields} fields in the known schema: read the table's schema again"
         )
     return number
 
@@ -179,15 +179,15 @@ def _refuse_misfits(
 def _times(
     rows: pa.RecordBatch, columns: Sequence[LoggedColumn], cells: dict[str, FlatCells], decoded: dict[str, Decoded]
 ) -> tuple[pa.Array, dict[str, Differences]]:
-    """``_row``, and ``d`` and ``e`` by column."""
+    """Return ``_row``, and ``d`` and ``e`` by column."""
     count = len(rows)
     scalars = [column for column in columns if not column.is_multicell]
     writetimes = np.zeros((len(scalars), count), np.int64)
     expiries = np.full((len(scalars), count), NO_CELL, np.int64)
     for place, column in enumerate(scalars):
-        own = cells[column.name]
-        writetimes[place, own.row] = own.integers("timestamp")
-        expiries[place, own.row] = own.expiries
+        of_column = cells[column.name]
+        writetimes[place, of_column.row] = of_column.integers("timestamp")
+        expiries[place, of_column.row] = of_column.expiries
     elements = {
         column.name: _element_times(column, cells[column.name], count) for column in columns if column.is_multicell
     }
@@ -199,7 +199,7 @@ def _times(
 
 
 def live_times(rows: pa.RecordBatch) -> pa.Array:
-    """``_row.live`` of rows; of static rows null."""
+    """Return ``_row.live`` of rows; null for static rows."""
     timestamp, ttl, _ = rows["liveness"].flatten()
     given = valid_mask(timestamp)
     unknown = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
@@ -208,7 +208,7 @@ def live_times(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _element_times(column: LoggedColumn, cells: FlatCells, rows: int) -> ElementTimes:
-    """The times of the elements of each row; none at all where one of them is unknown."""
+    """Return the times of the elements of each row; a row with an unknown time gets none."""
     unknown = np.bincount(cells.row, cells.unknown, rows) > 0
     known = cells.where(~unknown[cells.row]) if unknown.any() else cells
     counts = np.bincount(known.row, minlength=rows)

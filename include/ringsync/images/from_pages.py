@@ -1,7 +1,7 @@
-"""Row images from result pages of a table scan, and the times of their cells back from a row image.
+"""Row images from the result pages of a table scan.
 
 The select list of a scan is the token, the columns, and ``writetime(c)`` and ``ttl(c)`` of the value columns;
-:class:`ResultColumn` says which is where. What ``_row`` and ``_x`` mean: images/schema.py.
+:class:`ResultColumn` describes its entries. images/schema.py explains ``_row`` and ``_x``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _names_of = lru_cache(maxsize=16)(lake_names)
 class ResultColumn:
     """One entry of a scan's select list.
 
-    :ivar role: what it is: the partition's token, a column's value, or ``writetime()`` or ``ttl()`` of a column
-    :ivar column: the column's CQL name; None for the token
+    :ivar role: content of the entry: the partition's token, a column's value, or ``writetime()`` or ``ttl()`` of it
+    :ivar column: CQL name of the column; None: the token
     """
 
     role: Role
@@ -55,7 +55,7 @@ class ResultColumn:
 
 @lru_cache(maxsize=16)
 def _types_of(table: TableSchema, layout: tuple[ResultColumn, ...]) -> tuple[CqlType, ...]:
-    """The types of the entries of a select list."""
+    """Return the types of the entries of a select list."""
     return tuple(_type_of(table, entry) for entry in layout)
 
 
@@ -78,23 +78,23 @@ def row_images(
 ) -> pa.RecordBatch:
     """Build the row images of some result pages.
 
-    :param pages: bodies of result pages that follow each other
-    :param table: the scanned table
-    :param layout: the select list in order: token and the value of every column; ``writetime`` and ``ttl`` as far
-        as the server gives them. A multi-cell column without both has unknown times; so has every column where
-        the list has no writetime at all
-    :param now: s since the epoch, the moment for which the server computed the TTLs
-    :param misfits: what to do with a value that its Arrow type cannot hold: fail, or keep its bytes in ``_x``
+    :param pages: bodies of consecutive result pages
+    :param table: scanned table
+    :param layout: select list in order: token and the value of every column; ``writetime`` and ``ttl`` as far as the
+        server gives them. A multi-cell column without both has unknown times; if the list has no writetime at all,
+        every column has
+    :param now: moment for which the server computed the TTLs, s since the epoch
+    :param misfits: treatment of values that the Arrow type cannot hold: fail, or keep their bytes in ``_x``
     :return: rows of exactly ``row_image_schema(table)``
-    :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
-    :raises ValueError: when a page is malformed or the layout lacks a column
+    :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
+    :raises ValueError: a page is malformed, or the layout lacks a column
     """
     entries = [(entry.role, entry.column) for entry in layout]
     _check_layout(table, entries)
-    found = decode_pages(pages, _types_of(table, tuple(layout)))
-    rows = found.rows
-    all_values: PageValues = dict(zip(entries, found.decoded, strict=True))
-    cells: PageCells = dict(zip(entries, found.cells, strict=True)) if found.cells else {}
+    page_columns = decode_pages(pages, _types_of(table, tuple(layout)))
+    rows = page_columns.rows
+    all_values: PageValues = dict(zip(entries, page_columns.decoded, strict=True))
+    cells: PageCells = dict(zip(entries, page_columns.cells, strict=True)) if page_columns.cells else {}
     for column in table.clustering:
         entry: tuple[Role, str] = ("value", column.name)
         if all_values[entry].misfits is not None:
@@ -118,11 +118,11 @@ def row_images(
 
 
 def widened(images: pa.RecordBatch, narrow: TableSchema, table: TableSchema) -> pa.RecordBatch:
-    """Row images of some columns of a table as images of all: the other columns have no cells.
+    """Extend row images of some columns to all columns of a table; the added columns have no cells.
 
-    :param images: of ``row_image_schema(narrow)``
-    :param narrow: the table with fewer columns
-    :return: of ``row_image_schema(table)``
+    :param images: images with ``row_image_schema(narrow)``
+    :param narrow: table with fewer columns
+    :return: images with ``row_image_schema(table)``
     """
     schema, given = _schema_of(table), _names_of(narrow)
     x, x_type, rows = images.column("_x"), schema.field("_x").type, images.num_rows
@@ -161,7 +161,7 @@ def _refuse_misfits(table: TableSchema, cells: PageCells, decoded: Mapping[str, 
 
 
 def _key_text(decoded: Decoded, cells: Cells, row: int) -> str:
-    """A key column's value for a message: as text, as bytes where Arrow has no text for it."""
+    """Write a key column's value for an error message: as text, or as bytes if Arrow has no text for it."""
     value = decoded.values.slice(row, 1)
     raw = cells.value(row)
     if raw is None:
@@ -180,7 +180,7 @@ def _raw(cells: Cells | None, decoded: Decoded) -> pa.Array | None:
 def _times(
     table: TableSchema, values: PageValues, rows: int, now: int
 ) -> tuple[pa.Array | None, dict[str, Differences]]:
-    """``_row``, and ``d`` and ``e`` by column; None stands for an array of nulls."""
+    """Return ``_row``, and ``d`` and ``e`` by column; None stands for an array of nulls."""
     if not any(role == "writetime" for role, _ in values):
         return None, {}
     scalars = [
@@ -193,12 +193,14 @@ def _times(
         [(values["writetime", column.name], values.get(("ttl", column.name))) for column in scalars], rows, now
     )
     decoded = {name: values["value", name] for name in elements}
-    row, found = differences_of([column.name for column in scalars], writetimes, expiries, elements, decoded, rows)
-    return row_times(row), found
+    row, differences = differences_of(
+        [column.name for column in scalars], writetimes, expiries, elements, decoded, rows
+    )
+    return row_times(row), differences
 
 
 def _element_times(column: Column, values: PageValues, rows: int, now: int) -> ElementTimes:
-    """Times of a multi-cell column; of no elements at all where the scan has none."""
+    """Return the times of a multi-cell column's elements; none if the scan does not select them."""
     writetimes, ttls = values.get(("writetime", column.name)), values.get(("ttl", column.name))
     if writetimes is None or ttls is None:
         nothing = np.empty(0, np.int64)

@@ -1,8 +1,8 @@
-"""When two rows are one, as Cassandra sees it: by the bytes of partition keys, the canonical values of clusterings.
+"""Equality of row keys as in Cassandra: by the bytes of partition keys and the canonical values of clusterings.
 
-Two forms. In Arrow a key's digest: two keys have the same one only if all canonical values
-(:mod:`ringsync.changes.keys.canonical`) and raw bytes are the same. In Spark's SQL an expression, because ``=`` there
-takes 1.0 and 1.00 for two decimals and -0.0 for 0.0, and does not compare maps.
+There are two forms. In Arrow it is a key's digest: two keys have the same digest only if all canonical values
+(:mod:`ringsync.changes.keys.canonical`) and raw bytes are the same. In Spark SQL it is an expression, because ``=``
+there distinguishes the decimals 1.0 and 1.00, takes -0.0 for 0.0, and does not compare maps.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from ringsync.schema.table import Column, TableSchema
 
 
 def key_digests(rows: pa.RecordBatch, table: TableSchema) -> pa.Array:
-    """A digest (16 bytes) of each row's token and key columns.
+    """Compute a digest (16 bytes) of each row's token and key columns.
 
-    :param rows: row images, or live rows; only ``token``, the key columns and their raw bytes (in ``_x`` or
-        ``_cells``) need be there
+    :param rows: row images, or live rows; they need only ``token``, the key columns and their raw bytes (in ``_x`` or
+        ``_cells``)
     """
     return _digests(rows, table, table.key_columns)
 
 
 def partition_digests(rows: pa.RecordBatch, table: TableSchema) -> pa.Array:
-    """The same of token and partition key."""
+    """Compute a digest (16 bytes) of each row's token and partition key."""
     return _digests(rows, table, table.partition_key)
 
 
 def comparable(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
-    """Live rows in which clusterings, elements of sets and keys of maps are canonical: what two copies of a row share.
+    """Make clusterings, elements of sets and keys of maps of live rows canonical, so that copies of a row are equal.
 
-    Which spelling a copy has depends on the order in which writes arrived. All other values stay as they are.
+    The spelling in a copy depends on the order in which writes arrived. All other values stay unchanged.
 
-    :param rows: :func:`ringsync.images.live.live_rows`
+    :param rows: result of :func:`ringsync.images.live.live_rows`
     """
     names = lake_names(table)
     for column in table.columns:
         place = rows.schema.get_field_index(names[column.name])
         values = rows.column(place)
         if column.kind == "clustering":
-            found = canonical_column(values, column.type)
+            canonical = canonical_column(values, column.type)
         elif column.is_multicell and isinstance(column.type, SetType | MapType):
-            found = _with_canonical_paths(values, column.type)
+            canonical = _with_canonical_paths(values, column.type)
         else:
             continue
-        if found is not values:
-            rows = rows.set_column(place, rows.schema.field(place), found.cast(values.type))
+        if canonical is not values:
+            rows = rows.set_column(place, rows.schema.field(place), canonical.cast(values.type))
     return rows
 
 
@@ -73,7 +73,7 @@ def _with_canonical_paths(values: pa.Array, cql_type: SetType | MapType) -> pa.A
     kind = path_type(cql_type)
     if not has_aliases(kind):
         return values
-    # With nulls, offsets must be no slice of others.
+    # With nulls, offsets must not be a slice of another array.
     offsets, nulls = pa.array(values.offsets.to_numpy()), values.is_null()
     if pa.types.is_map(values.type):
         keys = canonical_column(values.keys, kind)
@@ -86,7 +86,7 @@ def _with_canonical_paths(values: pa.Array, cql_type: SetType | MapType) -> pa.A
 
 
 def binary_digests(rows: pa.RecordBatch) -> pa.Array:
-    """The digests of all columns of each row as 16 bytes each."""
+    """Compute the digest of all columns of each row, 16 bytes."""
     both = np.column_stack(row_digests(rows)).astype("<i8").tobytes()
     return pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(both)]).cast(pa.binary())
 
@@ -94,7 +94,7 @@ def binary_digests(rows: pa.RecordBatch) -> pa.Array:
 def _digests(rows: pa.RecordBatch, table: TableSchema, columns: Sequence[Column]) -> pa.Array:
     names = [lake_names(table)[column.name] for column in columns]
     more = rows["_cells" if "_cells" in rows.schema.names else "_x"]
-    # Rows that Spark has written may lack the struct around a value that is not there.
+    # Rows written by Spark may lack the struct around a missing value.
     raw = [pc.struct_field(more, [name, "raw"]) for name in names]
     values = [
         canonical_column(rows[name], column.type) if column.kind == "clustering" else rows[name]
@@ -105,31 +105,31 @@ def _digests(rows: pa.RecordBatch, table: TableSchema, columns: Sequence[Column]
 
 
 def key_columns_sql(table: TableSchema, rows: str) -> list[str]:
-    """Spark SQL: expressions that are equal (``<=>``) in two row images only if these have the same key.
+    """Write Spark SQL expressions that are equal (``<=>``) in two row images only if these have the same key.
 
-    :param rows: the table's alias
+    :param rows: alias of the table
     """
     names = lake_names(table)
-    found = [f"{rows}.token"]
+    expressions = [f"{rows}.token"]
     for column in table.key_columns:
         name = f"`{names[column.name]}`"
-        found.append(_comparable(column.type, f"{rows}.{name}", as_clustering=column.kind == "clustering"))
-        # Of clusterings these bytes are canonical (changes.canonical.decoded_clustering).
-        found.append(f"{rows}._x.{name}.raw")
-    return found
+        expressions.append(_comparable(column.type, f"{rows}.{name}", as_clustering=column.kind == "clustering"))
+        # For clusterings these bytes are canonical (decoded_clustering in changes/keys/canonical.py).
+        expressions.append(f"{rows}._x.{name}.raw")
+    return expressions
 
 
 def same_key_sql(table: TableSchema, one: str, other: str) -> str:
-    """Spark SQL: whether two row images, by their aliases, have the same key."""
+    """Write the Spark SQL condition that two row images, given by their aliases, have the same key."""
     token, *rest = zip(key_columns_sql(table, one), key_columns_sql(table, other), strict=True)
-    # No token is null; Spark and Delta plan with = best.
+    # No token is null, and Spark and Delta plan best with =.
     return " AND ".join([f"{token[0]} = {token[1]}", *(f"{left} <=> {right}" for left, right in rest)])
 
 
 def _comparable(cql_type: CqlType, value: str, *, as_clustering: bool, depth: int = 0) -> str:
-    """A value as something that Spark compares exactly: floats as text, maps as arrays of their entries.
+    """Write an expression that Spark compares exactly: floats as text, maps as arrays of their entries.
 
-    Of clusterings decimals have one text, however they are spelled.
+    In clusterings, equal decimals have one text, however they are spelled.
     """
     if not _is_compared_otherwise(cql_type, as_clustering):
         return value
@@ -155,7 +155,7 @@ def _comparable(cql_type: CqlType, value: str, *, as_clustering: bool, depth: in
 
 
 def _decimal(value: str) -> str:
-    """One text for all that BigDecimal.toString writes of a number: sign, digits, exponent, no zeros at the ends."""
+    """Write one text for all BigDecimal.toString spellings of a number: sign, digits without outer zeros, exponent."""
     mantissa, power = f"split_part({value}, 'E', 1)", f"split_part({value}, 'E', 2)"
     digits = f"translate({mantissa}, '-.', '')"
     zeros = f"length({digits}) - length(trim(TRAILING '0' FROM {digits}))"
@@ -173,5 +173,5 @@ def _is_compared_otherwise(cql_type: CqlType, as_clustering: bool) -> bool:
         order = NATIVES[cql_type.name].order
         return order == FLOAT or (order == DECIMAL and as_clustering)
     return isinstance(cql_type, MapType) or any(
-        _is_compared_otherwise(one, as_clustering) for one in types_inside(cql_type)
+        _is_compared_otherwise(inner, as_clustering) for inner in types_inside(cql_type)
     )

@@ -1,6 +1,6 @@
-"""Which cells of a row image are alive at a moment: Cassandra's expiry, on Arrow batches.
+"""Cassandra's expiry on Arrow batches: the cells of a row image that are alive at a moment.
 
-The rules are written once, here; a user's view and verification use them both (:mod:`ringsync.replica.view`).
+Only this module has these rules. The user's view and the verification both use them (:mod:`ringsync.replica.view`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ TIMES = pa.list_(pa.int64())
 
 @dataclass(frozen=True)
 class LiveColumn:
-    """One column of a batch at a moment.
+    """A column of a batch at a moment.
 
-    :ivar value: without what has expired
-    :ivar cell: the column's entry in ``_cells``, null where nothing is alive
-    :ivar present: rows that have a cell of it, dead or alive
-    :ivar alive: rows where one is alive
+    :ivar value: values without expired cells
+    :ivar cell: entry of the column in ``_cells``, null where no cell is alive
+    :ivar present: mask of rows that have a cell of the column, dead or alive
+    :ivar alive: mask of rows where a cell of the column is alive
     """
 
     value: pa.Array
@@ -40,7 +40,7 @@ class LiveColumn:
 
 
 def live_schema(table: TableSchema) -> pa.Schema:
-    """``token``, the table's columns, ``_cells``; and whether the row, and a static cell of it, are alive."""
+    """Return the schema: ``token``, the columns, ``_cells``, and whether row and static cells are alive."""
     names = lake_names(table)
     images = row_image_schema(table)
     fields = [images.field("token"), *(images.field(names[column.name]) for column in table.columns)]
@@ -49,11 +49,11 @@ def live_schema(table: TableSchema) -> pa.Schema:
 
 
 def live_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
-    """Every row of a batch of row images as of a moment, those that are not alive marked.
+    """Show every row image as of a moment, and mark the rows that are alive.
 
     :param batch: row images, also as Spark names their parts
-    :param now_s: seconds since the epoch; a cell with ``expires_at <= now_s`` is dead (C: Cell.isLive)
-    :returns: :func:`live_schema`
+    :param now_s: the moment, seconds since the epoch; a cell with ``expires_at <= now_s`` is dead (C: Cell.isLive)
+    :returns: rows with :func:`live_schema`
     """
     batch = batch.cast(row_image_schema(table))
     names = lake_names(table)
@@ -69,19 +69,18 @@ def live_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.Recor
 
 
 def selected_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
-    """What :func:`live_rows` shows of rows that a SELECT gave as of that very moment: all of them are alive."""
+    """Do :func:`live_rows` for rows that a SELECT returned at this moment: all of them are alive."""
     return live_rows(batch, table, now_s).drop_columns(["#alive", "#static"])
 
 
 def shown_rows(images: Iterable[pa.RecordBatch], table: TableSchema, now_s: int) -> Iterator[pa.RecordBatch]:
-    """What a SELECT shows of whole partitions, as :func:`ringsync.replica.view.live` does of a table.
+    """Give the rows that a SELECT shows of whole partitions, as :func:`ringsync.replica.view.live` does of a table.
 
-    That is the rows that are alive; and where all rows of a partition are dead while a static cell lives, one without
-    clustering.
+    These are the live rows, and one row without clustering of each partition where only static cells live.
 
-    :param images: row images; either all those of a partition or none
-    :param now_s: seconds since the epoch
-    :returns: :func:`live_schema` without the marks
+    :param images: row images of whole partitions
+    :param now_s: the moment, seconds since the epoch
+    :returns: rows with :func:`live_schema` without the marks
     """
     alive: list[pa.Array] = []
     dead: list[pa.RecordBatch] = []
@@ -98,15 +97,15 @@ def shown_rows(images: Iterable[pa.RecordBatch], table: TableSchema, now_s: int)
 
 
 def _without_clustering(dead: pa.Table, alive: pa.ChunkedArray, table: TableSchema) -> pa.RecordBatch:
-    """Of each partition that has no row alive one row with its static cells.
+    """Make one row with the static cells of each partition without live rows.
 
     :param dead: rows that are not alive, but have live static cells
-    :param alive: digests of partitions that have a row
+    :param alive: digests of partitions that have a live row
     """
     (rows,) = dead.combine_chunks().to_batches()
     names = lake_names(table)
     first = names[table.clustering[0].name]
-    # An image without clustering comes first: its static cells are those that all others repeat.
+    # An image without clustering comes first: all others repeat its static cells.
     clustered = valid_mask(rows[first]) | valid_mask(pc.struct_field(rows["_cells"], [first, "raw"]))
     rows = rows.take(pa.array(np.argsort(clustered, kind="stable")))
     partitions = partition_digests(rows, table)
@@ -126,12 +125,12 @@ def _without_clustering(dead: pa.Table, alive: pa.ChunkedArray, table: TableSche
 
 
 def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveColumn], now_s: int) -> tuple[Mask, Mask]:
-    """Rows that a SELECT shows, and rows with a live static cell.
+    """Find the rows that a SELECT shows, and the rows with a live static cell.
 
-    A row is alive while its own liveness or a regular cell of it is. A liveness that is not known shows a row that
-    has no regular cell at all, for a SELECT has shown it; where the row's cells have expired, so has, as far as a
-    SELECT could tell, its liveness. A row without clustering, in a table that has some, is a partition's static
-    cells and nothing else: whether they are shown depends on the partition's other rows.
+    A row is alive while its own liveness or one of its regular cells is. If its liveness is unknown, a row without any
+    regular cell is alive, since a SELECT has shown it. If such a row's cells have expired, its liveness counts as
+    expired, too: a SELECT could not tell. A row without clustering, in a table that has clustering columns, holds only
+    the partition's static cells; whether a SELECT shows them depends on the partition's other rows.
     """
     nothing = np.zeros(batch.num_rows, np.bool_)
     regular = [columns[column.name] for column in table.of_kind("regular")]
@@ -168,7 +167,7 @@ def _live_column(batch: pa.RecordBatch, table: TableSchema, column: Column, name
         value, writetime, expires_at, left = _live_fields(value, writetime, expires_at, now_s)
     else:
         value, writetime, expires_at, left = _live_elements(value, writetime, expires_at, now_s)
-    # A raw value cannot lose elements: it is alive as long as one of them is.
+    # A raw value cannot lose elements: it is alive as long as one element is.
     alive = np.where(valid_mask(raw), left, valid_mask(value))
     cell = _struct([_unless_unknown(writetime), _unless_unknown(expires_at), raw], _cell_type(column), alive)
     return LiveColumn(_only(value, alive), cell, present, alive)
@@ -177,7 +176,7 @@ def _live_column(batch: pa.RecordBatch, table: TableSchema, column: Column, name
 def _live_elements(
     value: pa.Array, writetime: pa.Array, expires_at: pa.Array, now_s: int
 ) -> tuple[pa.Array, pa.Array, pa.Array, Mask]:
-    """A list, set or map and its times without the elements that have expired; and rows where one is left."""
+    """Remove expired elements of a list, set or map, and their times; mark the rows where an element is left."""
     counts, known = _counts(value), _counts(expires_at)
     dead = _expired(expires_at.flatten(), now_s)
     left = (known == 0) | (np.bincount(np.repeat(np.arange(len(value)), known), ~dead, len(value)) > 0)
@@ -202,7 +201,7 @@ def _live_elements(
 def _live_fields(
     value: pa.Array, writetime: pa.Array, expires_at: pa.Array, now_s: int
 ) -> tuple[pa.Array, pa.Array, pa.Array, Mask]:
-    """A user-defined type and its times, each field null that has expired; and rows where one is left."""
+    """Set expired fields of a user-defined type, and their times, to null; mark the rows where a field is left."""
     width, rows = value.type.num_fields, len(value)
     known = _counts(expires_at)
     dead = _expired(expires_at.flatten(), now_s)
@@ -224,17 +223,17 @@ def _live_fields(
 
 
 def _filtered_times(times: pa.Array, keep: Mask) -> pa.Array:
-    """Lists of times with only these elements."""
+    """Keep only these elements of lists of times."""
     counts = _counts(times)
     if counts.sum() != len(keep):
-        return times  # writetimes are unknown where expiries are known, or the other way round: nothing to align
+        return times  # only writetimes or only expiries are known: nothing to align
     remaining = np.bincount(np.repeat(np.arange(len(times)), counts), keep, len(times)).astype(np.int64)
     filtered = pa.ListArray.from_arrays(_offsets(remaining), times.flatten().filter(pa.array(keep)), type=times.type)
     return _only(filtered, valid_mask(times))
 
 
 def _blanked_times(times: pa.Array, shown: Mask) -> pa.Array:
-    """Lists of times, null where not shown."""
+    """Set elements of lists of times to null where they are not shown."""
     counts = _counts(times)
     if counts.sum() != len(shown):
         return times
@@ -248,19 +247,19 @@ def _expired(expires_at: pa.Array, now_s: int) -> Mask:
 
 
 def _only(array: pa.Array, keep: Mask) -> pa.Array:
-    """The array, null where the mask does not say so."""
+    """Set an array to null outside the mask."""
     if not (valid_mask(array) & ~keep).any():
         return array
     return array.take(pa.array(np.arange(len(array)), mask=~keep))
 
 
 def _unless_unknown(times: pa.Array) -> pa.Array:
-    """Lists of times, null where they are empty: unknown."""
+    """Set empty lists of times, which mean unknown, to null."""
     return _only(times, _counts(times) > 0)
 
 
 def _counts(lists: pa.Array) -> npt.NDArray[np.int64]:
-    """Elements of each list or map; 0 for null."""
+    """Count the elements of each list or map; 0 for null."""
     counts = np.diff(integers(lists.offsets))
     counts[~valid_mask(lists)] = 0
     return counts

@@ -23,11 +23,11 @@ _PATH_BYTES = 16
 def merge_column(
     rows: pa.RecordBatch, table: TableSchema, tombstones: FlatCells, lists: Mapping[str, FlatCells]
 ) -> pa.Array:
-    """``_merge`` of the images of change rows; null where it would say nothing.
+    """Build ``_merge`` of the images of change rows; null if it has no content.
 
     :param rows: rows and static rows
-    :param tombstones: their cells that are tombstones, those of dropped columns left out
-    :param lists: the live cells of the lists that are not frozen, by column
+    :param tombstones: tombstone cells of these rows, without dropped columns
+    :param lists: live cells of the non-frozen lists, by column
     """
     count = len(rows)
     _, ttl, live_expires_at = rows["liveness"].flatten()
@@ -41,12 +41,12 @@ def merge_column(
 
 
 def tombstone_lists(deletions: FlatCells, tombstones: FlatCells, table: TableSchema, count: int) -> pa.Array:
-    """``_merge.tombstones`` of so many images, null where there are none.
+    """Build ``_merge.tombstones`` of ``count`` images, null where there are none.
 
-    Complex deletions have no path and stand before the tombstones of elements; columns in the order of numbers.
+    Complex deletions have no path and come before the tombstones of elements. Columns are in the order of numbers.
 
-    :param deletions: of whole multi-cell columns
-    :param tombstones: of cells
+    :param deletions: deletions of whole multi-cell columns
+    :param tombstones: tombstones of cells
     """
     names = pa.array([column.name for column in columns_of(table)], pa.string())
     row = np.concatenate([deletions.row, tombstones.row])
@@ -61,12 +61,12 @@ def tombstone_lists(deletions: FlatCells, tombstones: FlatCells, table: TableSch
         ),
     ]
     kind = MERGE.field("tombstones").type
-    found = pa.StructArray.from_arrays(fields, fields=list(kind.value_type)).take(order)
-    return _lists(kind, np.bincount(row, minlength=count), found)
+    ordered = pa.StructArray.from_arrays(fields, fields=list(kind.value_type)).take(order)
+    return _lists(kind, np.bincount(row, minlength=count), ordered)
 
 
 def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
-    """Of each list that there is the identity of its entries, unless one of them is not known."""
+    """Build the identities of each list's entries, unless one of them is not known."""
     kind = MERGE.field("entries").type
     parts, row_of_part = [], [np.zeros(0, np.int64)]
     for name, cells in lists.items():
@@ -81,25 +81,25 @@ def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
     if not parts:
         return pa.nulls(rows, kind)
     row = np.concatenate(row_of_part)
-    found = pa.concat_arrays(parts).take(pa.array(np.argsort(row, kind="stable")))
-    return _lists(kind, np.bincount(row, minlength=rows), found)
+    ordered = pa.concat_arrays(parts).take(pa.array(np.argsort(row, kind="stable")))
+    return _lists(kind, np.bincount(row, minlength=rows), ordered)
 
 
 def _lists(kind: pa.ListType, counts: Integers, values: pa.Array) -> pa.Array:
-    """Lists of so many values each, null where there is none."""
+    """Build lists of ``counts`` values each, null where there is none."""
     buffers = [bitmap(counts > 0), starts_of(counts).buffers()[1]]
     return pa.Array.from_buffers(kind, len(counts), buffers, children=[values])
 
 
 @dataclass(frozen=True)
 class Tombstones:
-    """What ``_merge.tombstones`` says.
+    """The content of ``_merge.tombstones``, one entry per tombstone.
 
-    :ivar row: the image of each
-    :ivar names: columns
-    :ivar path: null: of the column
-    :ivar timestamp: µs
-    :ivar local_deletion_time: s
+    :ivar row: index of the image
+    :ivar names: name of the column
+    :ivar path: cell path; null: the tombstone is of the column
+    :ivar timestamp: time of the deletion, µs
+    :ivar local_deletion_time: local deletion time, s
     """
 
     row: Places
@@ -110,26 +110,26 @@ class Tombstones:
 
 
 def tombstones_of(merge: pa.Array) -> Tombstones:
-    """The tombstones of images.
+    """Return the tombstones of images.
 
-    :param merge: the column ``_merge``
+    :param merge: column ``_merge``
     """
-    found = flat(merge.flatten()[3])
-    return Tombstones(found.row, *found.cells.flatten())
+    tombstones = flat(merge.flatten()[3])
+    return Tombstones(tombstones.row, *tombstones.cells.flatten())
 
 
 def entries_of(merge: pa.Array, column: str, counts: Integers) -> pa.Array:
-    """The path of every entry of a list, those of each row one after another.
+    """Return the path of every entry of a list, row after row.
 
-    :param merge: the column ``_merge``
-    :param column: CQL name
-    :param counts: entries of each row's list
-    :returns: binary; placeholders where the image does not tell
+    :param merge: column ``_merge``
+    :param column: CQL name of the list
+    :param counts: number of entries of each row's list
+    :returns: binary paths; placeholders where the image does not know them
     """
-    found = flat(merge.flatten()[4])
-    names, paths = found.cells.flatten()
-    own = np.flatnonzero(pc.equal(names, column).to_numpy(zero_copy_only=False))
-    rows, paths = found.row[own], paths.take(pa.array(own))
+    entries = flat(merge.flatten()[4])
+    names, paths = entries.cells.flatten()
+    of_column = np.flatnonzero(pc.equal(names, column).to_numpy(zero_copy_only=False))
+    rows, paths = entries.row[of_column], paths.take(pa.array(of_column))
     lengths = np.diff(integers(paths.offsets))
     told = np.flatnonzero(lengths == counts[rows])
     places = np.full(int(counts.sum()), -1)
@@ -140,9 +140,9 @@ def entries_of(merge: pa.Array, column: str, counts: Integers) -> pa.Array:
 
 
 def placeholders(counts: Integers) -> pa.Array:
-    """Paths for list entries whose own are not known: in the order of the list, and before all that a server makes.
+    """Make paths for list entries of unknown identity: in the order of the list, and before all paths of servers.
 
-    They are timeuuids of time 0 whose version, unlike that of every other, is 0, too.
+    They are timeuuids of time 0 whose version is 0, unlike that of any real one.
     """
     index = runs(np.zeros(len(counts), np.int64), counts).astype(">u8")
     made = np.zeros((len(index), _PATH_BYTES), np.uint8)
@@ -154,6 +154,6 @@ def placeholders(counts: Integers) -> pa.Array:
 
 
 def is_placeholder(paths: pa.Array) -> Mask:
-    """Which paths of list cells are of :func:`placeholders`."""
+    """Tell which paths of list cells are :func:`placeholders`."""
     cells = cells_of(paths)
     return np.asarray((cells.lengths == _PATH_BYTES) & (cells.buffer[cells.offsets.astype(np.int64) + 6] >> 4 == 0))

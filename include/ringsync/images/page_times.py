@@ -1,4 +1,4 @@
-"""Cell times of a result page. What they are: :mod:`ringsync.changes.common_times`."""
+"""The cell times of a result page (:mod:`ringsync.changes.common_times`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ringsync.cql.codec.decode import Decoded
 
 
 def element_times(writetimes: Decoded, ttls: Decoded, now: int) -> ElementTimes:
-    """``writetime(c)`` and ``ttl(c)`` of a multi-cell column: list<bigint> and list<int> with null elements.
+    """Read ``writetime(c)`` and ``ttl(c)`` of a multi-cell column: list<bigint> and list<int> with null elements.
 
-    :param now: s since the epoch, the moment at which the server computed the TTLs
-    :raises ValueError: when these are not lists, or not of the same length
+    :param now: moment at which the server computed the TTLs, s since the epoch
+    :raises ValueError: these are not lists, or not of the same length
     """
     times, left = writetimes, ttls
     if times.misfits is not None or left.misfits is not None:
-        raise ValueError("writetime or ttl of a multi-cell column is not the list of numbers that it should be")
+        raise ValueError("writetime or ttl of a multi-cell column must be a list of numbers")
     starts = np.frombuffer(times.values.buffers()[1], np.int32)
     counts, ttl_given = np.diff(starts), valid_mask(left.values)
     if np.any(ttl_given & (np.diff(integers(left.values.offsets)) != counts)):
@@ -36,19 +36,19 @@ def element_times(writetimes: Decoded, ttls: Decoded, now: int) -> ElementTimes:
 
 
 def scalar_times(columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, now: int) -> tuple[Integers, Integers]:
-    """``writetime(c)`` and ``ttl(c)`` of columns of one cell: int64[columns, rows] writetimes and expiries.
+    """Read ``writetime(c)`` and ``ttl(c)`` of columns of one cell as int64[columns, rows] writetimes and expiries.
 
-    :param columns: decoded bigint and int; None where a column has no TTLs
-    :param now: s since the epoch, the moment at which the server computed the TTLs
-    :raises ValueError: when there is a value that is not such a number
+    :param columns: decoded bigint and int; None: the column has no TTLs
+    :param now: moment at which the server computed the TTLs, s since the epoch
+    :raises ValueError: a value is not such a number
     """
     writetimes, expiries = np.empty((2, len(columns), rows), np.int64)
     first_writetime, first_expiry = address(writetimes), address(expiries)
     for place, (times, ttls) in enumerate(columns):
         if times.misfits is not None or (ttls and ttls.misfits is not None):
-            raise ValueError("writetime or ttl of a column is not the number that it should be")
+            raise ValueError("writetime or ttl of a column must be a number")
         shift = 8 * place * rows
-        # As common as it can be: nothing in these pages expires.
+        # The most common case: nothing in these pages expires.
         some = ttls is not None and ttls.values.null_count < rows
         ttl_valid, ttl_values = _buffers(ttls.values) if ttls is not None and some else (0, 0)
         time_valid, time_values = _buffers(times.values)
@@ -59,7 +59,7 @@ def scalar_times(columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, n
 
 
 def _buffers(array: pa.Array) -> tuple[int, int]:
-    """Addresses of validity (0: no nulls) and values of an array of numbers that has no offset."""
+    """Return the addresses of validity (0: no nulls) and values of an array of numbers without offset."""
     valid, values = array.buffers()
     return valid.address if valid else 0, values.address
 
@@ -68,7 +68,7 @@ def _buffers(array: pa.Array) -> tuple[int, int]:
 def _gather_times(
     times: int, times_valid: int, ttls: int, ttls_valid: int, count: int, now: int, writetimes: int, expiries: int
 ) -> None:
-    """One column's times. ``ttls`` 0: there are none."""
+    """Compute one column's times. ``ttls`` 0: there are none."""
     for row in range(count):
         writetime, expiry = load64_native(times + 8 * row), NO_EXPIRY
         if not is_valid(times_valid, row):

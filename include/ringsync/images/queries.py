@@ -1,7 +1,7 @@
-"""``source.query``: the CQL that makes each change again, with its own timestamps.
+"""The CQL of ``source.query``: statements that repeat each change, with its own timestamps.
 
-docs/messages.md says what CQL cannot say; :mod:`ringsync.changes.text.replay` says more of it, because it remembers
-what came before.
+docs/messages.md lists changes that CQL cannot express. :mod:`ringsync.changes.text.replay` can express more of them,
+because it remembers earlier changes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _BEGIN, _END = "BEGIN UNLOGGED BATCH ", "; APPLY BATCH"
 
 
 def queries(merged: pa.RecordBatch, table: TableSchema) -> pa.Array:
-    """A statement, or a batch of several, for each merged change row.
+    """Write a statement, or a batch of several, for each merged change row.
 
-    Null for a row of which CQL can say nothing: all rows of tables of counters, whose statements add while a change
-    has the total, rows with a key that has no literal, a deletion of list entries.
+    The result is null for rows that CQL cannot express: rows of tables with counters (statements add, but a change has
+    the total), rows with a key that has no literal, and deletions of list entries.
 
     :param merged: change rows (``CHANGE_ROWS``) of this table
-    :returns: string
+    :returns: array of strings
     """
     if table.has_counters:
         return pa.nulls(len(merged), pa.string())
@@ -40,40 +40,40 @@ def queries(merged: pa.RecordBatch, table: TableSchema) -> pa.Array:
     cells, deletions = (kept(flat(merged[name]), table) for name in ("cells", "complex_deletions"))
     live = live_cells(cells, deletions, table, message_literals)
     deleted = deleted_names(cells, deletions, table, live.whole, message_literals)
-    found = [
+    statements = [
         *deletions_of_rows(merged, table, keys.where),
         *cell_deletions(table, deleted, keys.where),
         *writes(merged, table, assignments(live, in_log_order=False), keys),
     ]
-    return _by_row(found, len(merged))
+    return _by_row(statements, len(merged))
 
 
 def snapshot_queries(images: pa.RecordBatch, table: TableSchema, unknown_at_us: int) -> pa.Array:
-    """The same for rows that were read: what writes them into an empty table.
+    """Write the statements that write rows of a scan into an empty table.
 
-    A row whose own liveness is not known gets that of most of its cells; if it has none, that of most of its
-    partition's static ones. TTLs are what the times of writing and expiry make them. Static cells are in the query of
-    the first row of their partition in this batch.
+    A row of unknown liveness gets the time of most of its cells; if it has no cells, that of most static cells of its
+    partition. TTLs follow from writetime and expiry. The query of a partition's first row in this batch has its static
+    cells.
 
     :param images: row images of this table
-    :param unknown_at_us: µs, when what has no known time was written at the latest: that is its timestamp
-    :returns: string
+    :param unknown_at_us: latest possible time of writes of unknown time, µs; they get it as timestamp
+    :returns: array of strings
     """
     rows = _with_liveness(change_rows_of(images, table, unknown_at_us=unknown_at_us), images)
-    found = queries(rows, table)
+    texts = queries(rows, table)
     of_image = integers(rows["position"])
-    said = np.bincount(of_image, valid_mask(found), len(images))
-    found = pc.if_else(pa.array(said[of_image] > 1), _unpacked(found), found)
-    return _by_row([Statements(of_image, found)], len(images))
+    counts = np.bincount(of_image, valid_mask(texts), len(images))
+    texts = pc.if_else(pa.array(counts[of_image] > 1), _unpacked(texts), texts)
+    return _by_row([Statements(of_image, texts)], len(images))
 
 
 def _with_liveness(rows: pa.RecordBatch, images: pa.RecordBatch) -> pa.RecordBatch:
-    """Change rows of images with the liveness that those rows probably have whose own is not known."""
+    """Give change rows of unknown liveness the liveness that they probably have."""
     ttl = rows["liveness"].field("ttl")
     unknown = valid_mask(rows["liveness"]) & valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
     of_cells, of_image = _times_of_most(rows), images["_row"].take(rows["position"])
     has_cells = of_cells.expiries != NO_CELL
-    # What most cells of the image have is of static ones where the row has no others.
+    # If a row has static cells only, most cells of its image are static.
     writetime, expires_at = (pc.struct_field(of_image, name) for name in ("writetime", "expires_at"))
     guessed = unknown & (has_cells | valid_mask(writetime))
     timestamps = np.where(has_cells, of_cells.writetimes, integers(writetime))
@@ -85,12 +85,12 @@ def _with_liveness(rows: pa.RecordBatch, images: pa.RecordBatch) -> pa.RecordBat
         int64_array(expiries, expiring),
     ]
     liveness = pa.StructArray.from_arrays(fields, fields=list(LIVENESS))
-    found = pc.if_else(pa.array(guessed), liveness, rows["liveness"])
-    return rows.set_column(rows.schema.get_field_index("liveness"), "liveness", found)
+    column = pc.if_else(pa.array(guessed), liveness, rows["liveness"])
+    return rows.set_column(rows.schema.get_field_index("liveness"), "liveness", column)
 
 
 def _times_of_most(rows: pa.RecordBatch) -> RowTimes:
-    """The times that most cells of each row have; cells of unknown times do not count."""
+    """Find the times that most cells of each row have; cells of unknown times do not count."""
     cells = flat(rows["cells"])
     cells = cells.where(~cells.unknown)
     starts = np.concatenate([[0], np.cumsum(np.bincount(cells.row, minlength=len(rows)))]).astype(np.int32)
@@ -100,21 +100,21 @@ def _times_of_most(rows: pa.RecordBatch) -> RowTimes:
     )
 
 
-def _unpacked(found: pa.Array) -> pa.Array:
-    """The statements of batches, so that they can go into another."""
-    batch = pc.starts_with(found, _BEGIN)
-    inner = pc.utf8_slice_codeunits(found, len(_BEGIN), -len(_END))
-    return pc.if_else(batch, inner, found)
+def _unpacked(texts: pa.Array) -> pa.Array:
+    """Take the statements out of batches, so that they can go into another batch."""
+    batch = pc.starts_with(texts, _BEGIN)
+    inner = pc.utf8_slice_codeunits(texts, len(_BEGIN), -len(_END))
+    return pc.if_else(batch, inner, texts)
 
 
 def _by_row(statements: Sequence[Statements], count: int) -> pa.Array:
-    """The statements of each row as one: a batch if there are several."""
+    """Join the statements of each row: several become a batch."""
     if not statements:
         return pa.nulls(count, pa.string())
-    rows = np.concatenate([one.rows for one in statements])
-    texts = pa.concat_arrays([one.texts.cast(pa.string()) for one in statements])
-    said = np.flatnonzero(valid_mask(texts))
-    order = said[np.argsort(rows[said], kind="stable")]
+    rows = np.concatenate([part.rows for part in statements])
+    texts = pa.concat_arrays([part.texts.cast(pa.string()) for part in statements])
+    given = np.flatnonzero(valid_mask(texts))
+    order = given[np.argsort(rows[given], kind="stable")]
     sizes = np.bincount(rows[order], minlength=count)
     if (sizes == 1).all():
         return texts.take(pa.array(order))

@@ -7,16 +7,15 @@ Columns, in order: ``token``, the table's columns under their own names, ``_row`
 =================  =========================================================================================
 ``_row.writetime`` µs; null when the row has no cell
 ``_row.expires_at`` s since the epoch; null: no expiry
-``_row.deleted_at`` µs, greatest row, partition or range deletion known; null: unknown (a SELECT cannot show it)
+``_row.deleted_at`` µs, greatest known row, partition or range deletion; null: unknown (a SELECT cannot show it)
 ``_row.live``      µs, timestamp of the row's own liveness; NO_LIVENESS: it has none (rows made by UPDATE, deleted
-                   rows); null: unknown (a SELECT cannot show it), so the row lives as long as nothing else shows
-                   that it does not
+                   rows); null: unknown (a SELECT cannot show it), so the row lives until other facts show its death
 ``_x.<column>.d``  µs to add to ``_row.writetime``; null: 0. Multi-cell columns: one per element, null: all 0,
                    ``[]``: times unknown (the server could not tell)
 ``_x.<column>.e``  s since the epoch; null: as the row; -1: no expiry. Multi-cell columns: one per element,
                    null: all as the row, ``[]``: times unknown
 ``_x.<column>.raw`` the value as Cassandra's bytes, where the typed column cannot hold it (the column is null then)
-``_merge``         what a typed column cannot show, but a later merge must know; null where there is nothing to say
+``_merge``         facts for later merges that typed columns cannot show; null: there are none
 =================  =========================================================================================
 
 ====================== ====================================================================================
@@ -26,17 +25,17 @@ Columns, in order: ``token``, the table's columns under their own names, ``_row`
 ``unseen_at``          µs, moment at which a quorum of replicas showed nothing of this key; null: not asked
 ``tombstones``         of cells (``path`` null: of a column of one cell) and of whole multi-cell columns (``path``
                        null, too), ``column`` by its CQL name; ``timestamp`` in µs, ``local_deletion_time`` in s
-                       (of a cell that had an expiry, and that a read of the source did not show: its expiry)
-``entries``            per list column the timeuuids of its entries in the order of the value; a list that is not
-                       named has entries of unknown identity
+                       (for a cell with an expiry that a read of the source did not show: its expiry)
+``entries``            per list column the timeuuids of its entries in the order of the value; the entries of lists
+                       without one have unknown identities
 ====================== ====================================================================================
 
-An image without clustering, in a table that has some, holds the static cells of its partition; the images of rows
-repeat them, as SELECT does. Images of dead rows stay, with what killed them, until nothing older can come any more.
+An image without clustering, in a table with clustering columns, holds the static cells of its partition. The images of
+rows repeat them, as SELECT does. Images of dead rows stay, with their deletions, until no older write can come.
 
-A column that is null and has no ``raw`` has no cell, and its times mean nothing. The elements of ``d`` and
-``e`` are in the order of the typed value: list position, set order, map key order, UDT field order (a null
-element for a UDT field that is not set). Key columns have only ``raw``.
+A column that is null and has no ``raw`` has no cell, and its times mean nothing. The elements of ``d`` and ``e`` are in
+the order of the typed value: list position, set order, map key order, UDT field order (null for a UDT field that is not
+set). Key columns have only ``raw``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from ringsync.cql.types import arrow_type
 from ringsync.schema.table import Column, TableSchema
 
 NO_LIVENESS = -(2**63)
-"""``_row.live``: it is known that the row has no liveness of its own; it lives by its cells only."""
+"""Value of ``_row.live`` if the row is known to have no liveness of its own; it lives by its cells only."""
 
 ROW_TIMES = pa.struct(
     [
@@ -85,17 +84,17 @@ MERGE = pa.struct(
 )
 
 RESERVED_NAMES = ("token", "_row", "_x", "_merge", "_cells", "_version")
-"""Column names of ours; a table column of the same name is renamed, see :func:`lake_names`."""
+"""Names of ringsync's columns; a table column of the same name is renamed, see :func:`lake_names`."""
 
 
 def lake_names(table: TableSchema) -> dict[str, str]:
-    """Name in row images and in the lake, by CQL column name. Almost always the same name."""
+    """Return the names in row images and in the lake, by CQL column name. They are almost always the same."""
     names = [column.name for column in table.columns]
     return dict(zip(names, portable_names(names, RESERVED_NAMES), strict=True))
 
 
 def row_image_schema(table: TableSchema) -> pa.Schema:
-    """The Arrow schema of the table's row images. Every field is nullable, since lakes and Spark see it so."""
+    """Return the Arrow schema of the table's row images. Every field is nullable, as lakes and Spark require."""
     names = lake_names(table)
     fields = [pa.field("token", pa.int64())]
     fields += [pa.field(names[column.name], arrow_type(column.type)) for column in table.columns]

@@ -1,6 +1,6 @@
-"""The columns ``_row`` and ``_x`` of row images from the times of cells, and the times back from them.
+"""The conversion of cell times to the columns ``_row`` and ``_x`` of row images, and back.
 
-What they mean: :mod:`ringsync.images.schema`.
+:mod:`ringsync.images.schema` explains these columns.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class UnrepresentableValueError(ValueError):
 
 
 def unrepresentable(table: TableSchema, column: Column, where: str, value: bytes) -> UnrepresentableValueError:
-    """The error for a value that the column's type in the lake cannot hold.
+    """Make the error for a value that the column's type in the lake cannot hold.
 
-    :param where: which row, as words
+    :param where: description of the row
     """
     shown = f"0x{value[:_SHOWN_BYTES].hex()}" + (f"… ({len(value)} bytes)" if len(value) > _SHOWN_BYTES else "")
     return UnrepresentableValueError(
@@ -53,25 +53,26 @@ def differences_of(
     values: Mapping[str, Decoded],
     rows: int,
 ) -> tuple[RowTimes, dict[str, Differences]]:
-    """The times that most cells of each row share, and how each column differs from them.
+    """Find the times that most cells of each row share, and each column's differences from them.
 
     :param scalars: names of the columns of one cell
-    :param writetimes: theirs, int64[columns, rows], µs
-    :param expiries: theirs, s since the epoch; NO_CELL where there is no cell
-    :param elements: times of multi-cell columns by name; where a value has no times they are unknown
+    :param writetimes: writetimes of these columns, int64[columns, rows], µs
+    :param expiries: expiries of these columns, s since the epoch; NO_CELL where there is no cell
+    :param elements: times of multi-cell columns by name; a value without times has unknown times
     :param values: values of the multi-cell columns
     """
     row = common_times(writetimes, expiries, list(elements.values()), rows)
-    found = {}
+    differences = {}
     for place, name in enumerate(scalars if row.mixed else ()):
-        found[name] = _scalar_differences(writetimes[place], expiries[place], row)
+        differences[name] = _scalar_differences(writetimes[place], expiries[place], row)
     for name, times in elements.items():
-        found[name] = _element_differences(times, row, values[name])
-    return row, found
+        differences[name] = _element_differences(times, row, values[name])
+    return row, differences
 
 
 def row_times(row: RowTimes, deleted_at: pa.Array | None = None, live: pa.Array | None = None) -> pa.Array:
-    """``_row``.
+    """Build the column ``_row``.
+
 
     :param deleted_at: int64, µs; None: unknown in all rows
     :param live: int64, µs; None: unknown in all rows
@@ -92,10 +93,10 @@ def _scalar_differences(
 
 
 def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> tuple[pa.Array | None, pa.Array | None]:
-    """``d`` and ``e`` of a multi-cell column.
+    """Build ``d`` and ``e`` of a multi-cell column.
 
-    A value that is there without times gets ``[]``. A misfit gets its elements' times even where they are the
-    row's, since without the typed value nobody could tell how many elements there are.
+    A value without times gets ``[]``. A misfit gets its elements' times even if they equal the row's, since the number
+    of its elements is unknown without the typed value.
     """
     misfits = value.misfits
     present = valid_mask(value.values) if misfits is None else valid_mask(value.values) | misfits
@@ -118,7 +119,7 @@ def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> 
 
 
 def list_array(counts: npt.NDArray[np.integer[Any]], valid: Mask, flat: pa.Array) -> pa.Array:
-    """Lists of ``counts`` elements each, null where the mask does not say ``valid``."""
+    """Build lists of ``counts`` elements each, null outside the mask ``valid``."""
     starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     buffers = [bitmap(valid), pa.py_buffer(starts)]
@@ -126,12 +127,12 @@ def list_array(counts: npt.NDArray[np.integer[Any]], valid: Mask, flat: pa.Array
 
 
 def _given(values: Integers, valid: Mask) -> pa.Array | None:
-    """These values where the mask says so, else null; None where they are null in all rows."""
+    """Return the values inside the mask, else null; None: they are null in all rows."""
     return int64_array(values, valid) if valid.any() else None
 
 
 def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None]) -> pa.Array | None:
-    """A struct that is null where all its fields are; None where it is null in all rows."""
+    """Build a struct that is null where all its fields are; None: it is null in all rows."""
     given = [child for child in children if child is not None]
     if not given:
         return None
@@ -146,41 +147,41 @@ def or_nulls(array: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def cell_times(batch: pa.RecordBatch, table: TableSchema, column: str) -> tuple[pa.Array, pa.Array]:
-    """Absolute times of one value column's cells: the inverse of ``_row`` and ``_x``.
+    """Compute the absolute times of a value column's cells: the inverse of ``_row`` and ``_x``.
 
     :param batch: row images of the table
     :param column: CQL name of a static or regular column
-    :return: writetime (µs) and expires_at (s since the epoch; null: no expiry). int64, null where there is no cell
-        or its times are unknown; of a multi-cell column list<int64> with one element per element (null for a UDT
+    :return: writetime (µs) and expires_at (s since the epoch; null: no expiry), as int64, null where there is no cell
+        or its times are unknown; for a multi-cell column as list<int64> with one entry per element (null for a UDT
         field that is not set), null where there is no value, ``[]`` where the times are unknown
     """
     name = _names_of(table)[column]
     value = batch.column(name)
     row, x = _fields(batch.column("_row")), _fields(batch.column("_x"))
-    own = _fields(x[name])
-    there = valid_mask(value) | valid_mask(own["raw"])
+    differences = _fields(x[name])
+    there = valid_mask(value) | valid_mask(differences["raw"])
     if not table.column(column).is_multicell:
         known = there & valid_mask(row["writetime"])
-        writetimes = integers(row["writetime"]) + np.where(valid_mask(own["d"]), integers(own["d"]), 0)
-        expiries = np.where(valid_mask(own["e"]), integers(own["e"]), integers(row["expires_at"]))
-        expiring = valid_mask(own["e"]) | valid_mask(row["expires_at"])
+        writetimes = integers(row["writetime"]) + np.where(valid_mask(differences["d"]), integers(differences["d"]), 0)
+        expiries = np.where(valid_mask(differences["e"]), integers(differences["e"]), integers(row["expires_at"]))
+        expiring = valid_mask(differences["e"]) | valid_mask(row["expires_at"])
         return (
             int64_array(writetimes, known),
             int64_array(expiries, known & expiring & (expiries != NO_EXPIRY)),
         )
     elements = valid_mask(value) & valid_mask(row["writetime"])
-    writetimes = _absolute(own["d"], row["writetime"], value, there, elements, relative=True)
-    return writetimes, _absolute(own["e"], row["expires_at"], value, there, elements, relative=False)
+    writetimes = _absolute(differences["d"], row["writetime"], value, there, elements, relative=True)
+    return writetimes, _absolute(differences["e"], row["expires_at"], value, there, elements, relative=False)
 
 
 def _absolute(
     own: pa.ListArray, row: pa.Array, value: pa.Array, there: Mask, elements: Mask, relative: bool
 ) -> pa.Array:
-    """Lists of times: a row's own list if it has one, else the row's time for each element of its value.
+    """Build lists of times: a value's own list if it has one, else the row's time for each element.
 
-    :param there: rows that have a value, typed or raw
-    :param elements: rows whose value's elements have the row's time, unless they have a list of their own
-    :param relative: whether the own times are differences from the row's
+    :param there: mask of rows that have a value, typed or raw
+    :param elements: mask of rows whose elements have the row's time, unless the value has its own list
+    :param relative: whether times in own lists are differences from the row's
     """
     given = valid_mask(own)
     alike = elements & ~given
@@ -197,12 +198,12 @@ def _absolute(
 
 
 def _element_counts(value: pa.Array) -> Integers:
-    """Number of elements of each list, set or map; of fields for a UDT. Anything where the value is null."""
+    """Count the elements of each list, set or map, or the fields of a UDT; any number where the value is null."""
     if pa.types.is_struct(value.type):
         return np.full(len(value), value.type.num_fields, np.int64)
     return np.diff(integers(value.offsets))
 
 
 def _fields(array: pa.StructArray) -> dict[str, pa.Array]:
-    """The fields of a struct, null where the struct is."""
+    """Return the fields of a struct by name, null where the struct is."""
     return dict(zip([field.name for field in array.type], array.flatten(), strict=True))

@@ -1,4 +1,4 @@
-"""The cells of row images: every value taken apart into what Cassandra stores, with its times."""
+"""The cells of row images: every value split into Cassandra's cells, with their times."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ringsync.schema.table import TableSchema
 class Elements:
     """The elements of a column's values.
 
-    :ivar row: of each, in rising order
-    :ivar place: which element of its value it is; of user-defined types the field
-    :ivar path: null for columns of one cell
-    :ivar value: serialised
+    :ivar row: row of each element, ascending
+    :ivar place: index of the element in its value; for user-defined types the field
+    :ivar path: cell path; null for columns of one cell
+    :ivar value: serialised value
     """
 
     row: Places
@@ -41,11 +41,10 @@ class Elements:
 def value_cells(
     images: pa.RecordBatch, table: TableSchema, column: LoggedColumn, unknown_at_us: int | None
 ) -> FlatCells:
-    """The cells of one column, dead ones that have only expired included.
+    """Build the cells of one column, expired ones included.
 
-    :param unknown_at_us: timestamp of cells whose times are not known, which are marked by UNKNOWN_TTL; None: they
-        are left out
-    :raises ValueError: for raw bytes of a collection that are none
+    :param unknown_at_us: timestamp for cells of unknown times, which UNKNOWN_TTL marks; None: they are left out
+    :raises ValueError: the raw bytes of a collection are not valid
     """
     name = lake_names(table)[column.name]
     values = serialised(images, name, column.type)
@@ -64,14 +63,14 @@ def value_cells(
         int64_array(expiries, expiring),
         np.where(expiring, EXPIRING, LIVE),
     )
-    found = FlatCells(elements.row, cells)
-    return found.where(known) if unknown_at_us is None and not known.all() else found
+    flat_cells = FlatCells(elements.row, cells)
+    return flat_cells.where(known) if unknown_at_us is None and not known.all() else flat_cells
 
 
 def serialised(images: pa.RecordBatch, name: str, cql_type: CqlType) -> pa.Array:
-    """A column as Cassandra's bytes, whether its values are typed or raw.
+    """Return a column as Cassandra's bytes, from typed and raw values.
 
-    :param name: in images
+    :param name: name of the column in images
     """
     return pc.coalesce(encode(cql_type, images[name]), pc.struct_field(images["_x"], [name, "raw"]))
 
@@ -85,27 +84,27 @@ def _elements(images: pa.RecordBatch, column: LoggedColumn, values: pa.Array) ->
     broken = parts.misfits & valid_mask(values)
     if broken.any():
         value = values[int(np.flatnonzero(broken)[0])].as_py()
-        raise ValueError(f"column {column.name} holds 0x{value.hex()[:64]}, which is no value of type {column.type}")
+        raise ValueError(f"column {column.name} holds 0x{value.hex()[:64]}, which is not a value of type {column.type}")
     if parts.starts is None:
         return _fields([raw_values(cells) for cells in parts.cells])
     counts = np.diff(np.frombuffer(parts.starts, np.int32)).astype(np.int64)
     row = np.repeat(np.arange(len(values)), counts)
-    found = [raw_values(cells) for cells in parts.cells]
+    arrays = [raw_values(cells) for cells in parts.cells]
     match column.type:
         case SetType():
-            paths, items = found[0], pa.array([b""], pa.binary()).take(pa.array(row * 0))
+            paths, items = arrays[0], pa.array([b""], pa.binary()).take(pa.array(row * 0))
         case MapType():
-            paths, items = found
+            paths, items = arrays
         case _:
-            paths, items = entries_of(images["_merge"], column.name, counts), found[0]
+            paths, items = entries_of(images["_merge"], column.name, counts), arrays[0]
     return Elements(row, runs(counts * 0, counts), paths, items)
 
 
 def _fields(fields: list[pa.Array]) -> Elements:
-    """The fields that are set of each row's user-defined type."""
+    """Return the fields of each row's user-defined type that are set."""
     is_set = np.array([valid_mask(field) for field in fields]).T
     row, field = np.nonzero(is_set)
-    # All of one field lie together in this array, field after field.
+    # The concatenated array holds all rows of a field, field after field.
     place = pa.array(field * len(is_set) + row)
     numbers_ = np.arange(len(fields)).astype(">u2")
     paths = pa.Array.from_buffers(pa.binary(2), len(fields), [None, pa.py_buffer(numbers_)]).cast(pa.binary())
@@ -115,7 +114,7 @@ def _fields(fields: list[pa.Array]) -> Elements:
 def _times(
     images: pa.RecordBatch, table: TableSchema, column: LoggedColumn, elements: Elements
 ) -> tuple[Integers, Integers, Mask]:
-    """Writetime and expiry (-1: none) of each element, and which are known."""
+    """Return writetime and expiry (-1: none) of each element, and the mask of known ones."""
     writetimes, expiries = cell_times(images, table, column.name)
     row = elements.row
     if not column.is_multicell:
@@ -125,21 +124,20 @@ def _times(
     if isinstance(column.type, UserType):
         needed[needed > 0] = len(column.type.field_types)
     known = np.ones(len(row), np.bool_)
-    found = []
+    known_times = []
     for times, missing in ((writetimes, 0), (expiries, -1)):
         starts = integers(times.offsets)
         told = valid_mask(times) & (np.diff(starts) == needed)
         flat = times.values
         values = np.append(np.where(valid_mask(flat), integers(flat), missing), missing)
         places = np.where(told[row], starts[:-1][row] + elements.place, len(values) - 1)
-        found.append(values[places])
+        known_times.append(values[places])
         known &= told[row]
-    return found[0], found[1], known
+    return known_times[0], known_times[1], known
 
 
 def tombstone_cells(images: pa.RecordBatch, table: TableSchema) -> tuple[FlatCells, FlatCells]:
-    """The tombstones that images keep: of cells, and of whole multi-cell columns. Those of columns that are gone do
-    not count."""
+    """Return the tombstones that images keep, of cells and of whole multi-cell columns, without dropped columns."""
     tombstones = tombstones_of(images["_merge"])
     columns = [column for column in columns_of(table) if not column.dropped]
     names = pa.array([column.name for column in columns], pa.string())

@@ -1,4 +1,4 @@
-"""Row images as change rows: which rows there are, with what keys, and what is in them."""
+"""The conversion of row images to change rows: the rows, their keys and their content."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _NONE = -1
 class _Rows:
     """The change rows that images become.
 
-    :ivar image: of each
-    :ivar kind: of each
-    :ivar of_row: the ROW of each image, -1: none; ``of_static``: the STATIC
+    :ivar image: index of each change row's image
+    :ivar kind: kind of each change row
+    :ivar of_row: index of each image's ROW, -1: none; ``of_static``: index of its STATIC
     """
 
     image: Places
@@ -46,17 +46,17 @@ class _Rows:
 
 
 def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us: int | None = None) -> pa.RecordBatch:
-    """Row images as change rows that say the same: merged with others they give the images that come after these.
+    """Convert row images to equivalent change rows, which can be merged with later changes.
 
-    The static cells of a partition become one static row, its deletion, if known, one of the partition; rows that
-    say nothing are left out. List entries of unknown identity get placeholders for paths, in the order of the list.
-    Counters are left out. What expires has TTL 0.
+    The static cells of a partition become one static row, its known deletion a partition deletion. Empty rows and
+    counters are left out. List entries of unknown identity get placeholders as paths, in the order of the list.
+    Expiring cells have TTL 0.
 
     :param images: row images of the table, one per key
-    :param unknown_at_us: µs; what has no known time (a row's own liveness, elements of collections in Cassandra 4) is
-        not later: it gets this time, and UNKNOWN_TTL to mark it. None: it is left out
-    :returns: of ``CHANGE_ROWS``; ``position`` is the image's place, ``digest`` and ``schema_version`` are zero
-    :raises ValueError: for an image without partition key
+    :param unknown_at_us: latest possible time of writes of unknown time (a row's own liveness, elements of collections
+        in Cassandra 4), µs; they get it as timestamp, and UNKNOWN_TTL as mark. None: they are left out
+    :returns: ``CHANGE_ROWS``; ``position`` is the image's index, ``digest`` and ``schema_version`` are zero
+    :raises ValueError: an image has no partition key
     """
     images = images.select(row_image_schema(table).names).cast(row_image_schema(table))
     keys, clusterings = image_keys(images, table)
@@ -86,14 +86,14 @@ def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us:
         "file": _constant("", pa.string(), count),
         "position": pa.array(rows.image),
     }
-    found = pa.RecordBatch.from_arrays([columns_found[name] for name in CHANGE_ROWS.names], schema=CHANGE_ROWS)
-    said = [pc.greater(pc.list_value_length(found[name]), 0) for name in ("cells", "complex_deletions")]
-    said += [found[name].is_valid() for name in ("liveness", "deletion")]
-    return found.filter(pc.or_(pc.or_(said[0], said[1]), pc.or_(said[2], said[3])))
+    converted = pa.RecordBatch.from_arrays([columns_found[name] for name in CHANGE_ROWS.names], schema=CHANGE_ROWS)
+    filled = [pc.greater(pc.list_value_length(converted[name]), 0) for name in ("cells", "complex_deletions")]
+    filled += [converted[name].is_valid() for name in ("liveness", "deletion")]
+    return converted.filter(pc.or_(pc.or_(filled[0], filled[1]), pc.or_(filled[2], filled[3])))
 
 
 def image_keys(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.Array, pa.Array]:
-    """Partition keys and clusterings of row images as change rows have them; where there is none, of nulls."""
+    """Return partition keys and clusterings of row images in the form of change rows; a missing one is all nulls."""
     names = lake_names(table)
     key, clustering = (
         [serialised(images, names[column.name], column.type) for column in columns]
@@ -103,7 +103,7 @@ def image_keys(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.Array, pa
 
 
 def _clusterings(columns: list[pa.Array], rows: int) -> pa.Array:
-    """The count, and each value with its length (:mod:`ringsync.changes.schema`)."""
+    """Write the number of columns, and each value with its length (:mod:`ringsync.changes.schema`)."""
     parts = [_constant(len(columns).to_bytes(4, "little"), pa.binary(), rows)]
     for column in columns:
         lengths = pc.fill_null(pc.binary_length(column), -1).cast(pa.int32())
@@ -113,7 +113,7 @@ def _clusterings(columns: list[pa.Array], rows: int) -> pa.Array:
 
 
 def has_clustering(images: pa.RecordBatch, table: TableSchema) -> Mask:
-    """Which images are of a row; all others hold static cells only."""
+    """Tell which images are of a row; all others hold static cells only."""
     if not table.clustering:
         return np.ones(len(images), np.bool_)
     name = lake_names(table)[table.clustering[0].name]
@@ -121,7 +121,7 @@ def has_clustering(images: pa.RecordBatch, table: TableSchema) -> Mask:
 
 
 def _rows(images: pa.RecordBatch, table: TableSchema, keys: pa.Array) -> _Rows:
-    """Static cells are taken from the image without clustering, or else from the first of the partition."""
+    """List the change rows; static cells come from the image without clustering, else from the partition's first."""
     of_row = has_clustering(images, table)
     rows, others = np.flatnonzero(of_row), np.flatnonzero(~of_row)
     statics = np.zeros(0, np.int64)
@@ -142,14 +142,14 @@ def _rows(images: pa.RecordBatch, table: TableSchema, keys: pa.Array) -> _Rows:
 
 
 def _placed(parts: FlatCells, rows: _Rows, table: TableSchema) -> FlatCells:
-    """Cells or complex deletions of images as those of change rows."""
+    """Assign cells or complex deletions of images to change rows."""
     is_static = np.array([column.is_static for column in columns_of(table)] + [False])[parts.integers("column")]
     row = np.where(is_static, rows.of_static[parts.row], rows.of_row[parts.row])
     return FlatCells(row, parts.cells).where(row != _NONE)
 
 
 def _liveness(images: pa.RecordBatch, rows: _Rows, unknown_at_us: int | None) -> pa.StructArray:
-    """Of rows; an unknown one, which a read has not refuted, as what it is at most."""
+    """Return the liveness of rows; an unknown one that no read has refuted gets the latest possible time."""
     image = rows.image
     live = pc.struct_field(images["_row"], "live")
     expires_at, unseen_at = (pc.struct_field(images["_merge"], name) for name in ("live_expires_at", "unseen_at"))
@@ -168,8 +168,10 @@ def _liveness(images: pa.RecordBatch, rows: _Rows, unknown_at_us: int | None) ->
 
 
 def _deletion(images: pa.RecordBatch, rows: _Rows) -> pa.StructArray:
-    """Of rows and partitions, and of static rows the partition's, which their images have. Where the local time is
-    not known it is that of the deletion itself."""
+    """Return the deletions of rows and partitions; a static row has its partition's.
+
+    An unknown local time is taken from the deletion's timestamp.
+    """
     image = rows.image
     deleted_at = pc.struct_field(images["_row"], "deleted_at")
     local = pc.struct_field(images["_merge"], "deletion_local")
@@ -182,13 +184,13 @@ def _deletion(images: pa.RecordBatch, rows: _Rows) -> pa.StructArray:
 
 
 def _write_times(cells: FlatCells, deletions: FlatCells, liveness: pa.Array, deletion: pa.Array) -> Integers:
-    found = np.full(len(liveness), np.iinfo(np.int64).min)
+    newest = np.full(len(liveness), np.iinfo(np.int64).min)
     for parts in (cells, deletions):
-        np.maximum.at(found, parts.row, parts.integers("timestamp"))
+        np.maximum.at(newest, parts.row, parts.integers("timestamp"))
     for struct in (liveness, deletion):
         there = valid_mask(struct)
-        found[there] = np.maximum(found, integers(struct.field("timestamp")))[there]
-    return found
+        newest[there] = np.maximum(newest, integers(struct.field("timestamp")))[there]
+    return newest
 
 
 def _constant(value: bytes | str | int, kind: pa.DataType, count: int) -> pa.Array:

@@ -1,7 +1,7 @@
-"""Which layout the sync's state in the object store has: ``state/layout.json``. Code refuses what it does not know.
+"""The layout of the sync's state in the object store: ``state/layout.json``. Code refuses unknown layouts.
 
 Layout 1 had a commit for each piece of a segment, and a file for each table and bucket, whose rows named columns by
-their place. Once all of these rows are published, what is left says only how far logs are read; that is taken over.
+their place. Once all these rows are published, only the positions in the logs are left; this version takes them over.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _OLD_COMMIT = re.compile(r"staging/log/[^/]+/\d{19}-\d{10}\.json")
 
 
 class LayoutError(StorageError):
-    """The state has a layout that this version does not know, or cannot take over; nothing was touched."""
+    """This version does not know the state's layout, or cannot take it over; nothing was changed."""
 
 
 def check_layout(store: ObjectStore) -> None:
-    """Look whether this code knows the layout of the state; take over that of the version before.
+    """Check that this code knows the layout of the state, and take over the state of layout 1.
 
-    :raises LayoutError: it does not, or rows of the layout before still wait
+    :raises LayoutError: the layout is unknown, or rows of layout 1 still wait
     """
     try:
-        found = json.loads(store.get(_KEY))["layout"]
+        layout = json.loads(store.get(_KEY))["layout"]
     except NotFoundError:
         _take_over(store)
         try:
@@ -38,39 +38,39 @@ def check_layout(store: ObjectStore) -> None:
         except AlreadyExistsError:
             check_layout(store)
         return
-    if found != LAYOUT:
+    if layout != LAYOUT:
         raise LayoutError(
-            f"the state in {store.url} has layout {found}, and this version of ringsync knows {LAYOUT} only: use the "
-            "version that wrote it, or give this one a store of its own and bootstrap the tables there"
+            f"the state in {store.url} has layout {layout}, but this version of ringsync knows only {LAYOUT}: use the "
+            "version that wrote it, or give this version its own store and bootstrap the tables there"
         )
 
 
 def _take_over(store: ObjectStore) -> None:
-    """Make what layout 1 knows of the nodes' logs the first commit of each node.
+    """Turn layout 1's positions in the nodes' logs into the first commit of each node.
 
-    :raises LayoutError: staged rows wait, and nobody can tell which columns they name
+    :raises LayoutError: staged rows wait, and their columns are unknown
     """
     keys = [stat.key for stat in store.list("staging/log/") if _OLD_COMMIT.fullmatch(stat.key)]
     documents = {key: json.loads(store.get(key)) for key in keys}
-    waiting = sum(file["rows"] for one in documents.values() for file in one["files"] if file["bucket"])
+    waiting = sum(file["rows"] for commit in documents.values() for file in commit["files"] if file["bucket"])
     late = len(store.list("staging/late/")) if documents else 0
     if waiting or late:
         raise LayoutError(
             f"{waiting:,} rows and {late:,} files of late rows in {store.url}/staging were staged by an older version "
-            "of ringsync, which did not note to which columns they belong: start that version once more, stop it when "
-            "cdcservice status shows no open buckets and no late rows, and start this one then"
+            "of ringsync, which did not record their columns: start that version once more, stop it when cdcservice "
+            "status shows no open buckets and no late rows, then start this version"
         )
     ends: dict[str, dict[int, int]] = defaultdict(dict)
     finished: dict[str, set[int]] = defaultdict(set)
-    for key, one in documents.items():
-        node, segment = node_of(key), int(one["segment_id"])
-        ends[node][segment] = max(ends[node].get(segment, 0), int(one["end"]))
-        if one["finished"]:
+    for key, commit in documents.items():
+        node, segment = node_of(key), int(commit["segment_id"])
+        ends[node][segment] = max(ends[node].get(segment, 0), int(commit["end"]))
+        if commit["finished"]:
             finished[node].add(segment)
     for node, known in ends.items():
         fold_finished(store, node, finished[node])
         left = {segment: end for segment, end in known.items() if segment not in finished[node]}
         put_commit(store, StageCommit(node, 1, int(time.time() * 1000), (), left, {}, {}, ()))
-    # Plans of this layout do not tell versions of tables.
+    # Plans of layout 1 do not name versions of tables.
     for key in [*keys, *(stat.key for stat in store.list("plans/sync/"))]:
         store.delete(key)

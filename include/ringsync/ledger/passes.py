@@ -1,24 +1,24 @@
-"""What has been published of a table: its passes, numbered from 1, as objects that are put once.
+"""The record of what was published of a table: its passes, numbered from 1, as objects that are put once.
 
 ==================================================  ========================================================
 ``sync/<table id>/passes/<number>.json``            a pass: its messages, merged change rows, digests, counts
-``sync/<table id>/changes/<number>-<part>.arrow``   the merged change rows that its messages tell of
-``sync/<table id>/deletions/<number>-<part>.arrow`` those of them that delete partitions and ranges
-``sync/<table id>/published/<bucket>/<number>``     the digests of the change rows that it has published; `late`
-                                                    instead of a bucket: of rows that are not of their bucket's time
+``sync/<table id>/changes/<number>-<part>.arrow``   the merged change rows behind its messages
+``sync/<table id>/deletions/<number>-<part>.arrow`` the change rows among them that delete partitions and ranges
+``sync/<table id>/published/<bucket>/<number>``     the digests of the change rows that it published; `late` instead of
+                                                    a bucket: digests of rows outside the time of their bucket
 ==================================================  ========================================================
 
-A pass exists once its object does: of many who want to make the same number exactly one succeeds. Who makes one knows
-all passes before it, so that nothing is published twice; who was too late begins anew. All that follows — the bucket of
-the stream, the replica — is made from what the object says and may be repeated.
+A pass exists once its object does: of several processes that make the same number exactly one succeeds. The maker of a
+pass knows all passes before it, so that nothing is published twice; a process that was too late starts again. The
+pass's folder in the stream and its images in the replica are made from the object, and making them may be repeated.
 
-``begin`` and ``cutover`` enclose a bootstrap, and publish nothing of their own. What is published between them goes to
-the bootstrap stream, and behind the cut-over to the table's own; so the flip is one conditional write. ``rows`` is what
-the bootstrap has copied. It is known at the end only, but its place in the stream is that of ``begin``: behind all that
-was published before, and before all that waits.
+``begin`` and ``cutover`` enclose a bootstrap and publish nothing themselves. Passes between them go to the bootstrap
+stream, passes after the cut-over to the table's own stream; so switching takes one conditional write. ``rows`` holds
+the rows that the bootstrap copied. It is made at the end, but its place in the stream is that of ``begin``: after all
+passes published before, and before all that wait.
 
-``end`` is the last pass of a table that was dropped and created again: nothing comes behind it, and what has waited for
-a bootstrap waits no longer. ``start`` is the first one of the new table (:mod:`ringsync.ledger.topic_owners`).
+``end`` is the last pass of a table that was dropped and created again: no pass follows it, and passes that waited for a
+bootstrap wait no longer. ``start`` is the first pass of the new table (:mod:`ringsync.ledger.topic_owners`).
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ Digests = npt.NDArray[np.uint64]
 """uint64[rows, 2]: the halves of 16-byte digests as they lie in memory."""
 
 LATE = "late"
-"""In the place of a bucket: digests of rows that came long after theirs had closed, that were written in the future, or
-that belong to the bucket of their arrival. Their copies may be in any bucket."""
+"""Stands in place of a bucket for digests of rows that came long after their bucket had closed, that were written in
+the future, or that belong to the bucket of their arrival. Copies of these rows may be in any bucket."""
 
 _NUMBER = re.compile(r"/(\d{12})\.json$")
 
 
 class TableReplacedError(StreamError):
-    """A table's stream goes on with another one of the same name, and never comes back to it.
+    """A newer table of the same name has the table's stream, and the stream never returns to the old table.
 
-    Mostly it was dropped, and what waits of it goes once the schema does not have it. But it may be there: an id can be
-    given again, and a consumer could not tell its messages from repetitions of its old ones.
+    Usually the table was dropped, and its waiting rows are removed once the schema lacks it. But it may exist again
+    with its old id: then consumers could not tell its messages from repetitions of the old ones.
 
     :param table_id: 32 hexadecimal digits
     """
@@ -66,25 +66,25 @@ class TableReplacedError(StreamError):
 
 
 class BootstrapReplacedError(StreamError):
-    """A bootstrap is not the one that goes on: another has begun since, or it was cancelled."""
+    """The bootstrap cannot continue: another one has begun since, or it was cancelled."""
 
 
 @dataclass(frozen=True)
 class Pass:
     """One pass over the settled rows of a table.
 
-    :ivar number: from 1, or where another table had the topic before from that of its ``end`` or its last bucket
-    :ivar kind: only ``changes`` have messages and rows, and ``rows`` messages
-    :ivar bootstrap: whose topic the messages go to first, and which ``begin`` and ``cutover`` enclose; empty: none
-    :ivar begin: of ``rows``: the number of the bootstrap's ``begin``, in whose place of the stream they are
-    :ivar late: its rows were late
-    :ivar created_at_ms: ms since the epoch
-    :ivar parts: of the stream's bucket
+    :ivar number: number from 1; if another table had the topic before, from the number of its ``end`` or last bucket
+    :ivar kind: kind of the pass; ``changes`` has messages and rows, ``rows`` has messages, the others have neither
+    :ivar bootstrap: id of the bootstrap that the pass belongs to, whose topic gets the messages first; empty: none
+    :ivar begin: for ``rows`` the number of the bootstrap's ``begin``, whose place in the stream they take
+    :ivar late: whether the rows were late
+    :ivar created_at_ms: time of creation, ms since the epoch
+    :ivar parts: parts of the pass's folder in the stream
     :ivar changes: keys of files of merged change rows
-    :ivar deletions: keys of files with its deletions of partitions and ranges: rows that are older may still come
-    :ivar deleted_until_us: their greatest timestamp, µs; None: there is none, or a version before did not say it
-    :ivar digests: by bucket (or :data:`LATE`) the keys of the digests of what was published
-    :ivar counts: of this pass
+    :ivar deletions: keys of files with the pass's deletions of partitions and ranges; older rows may still come
+    :ivar deleted_until_us: greatest timestamp of these deletions, µs; None: there are none, or it is not known
+    :ivar digests: keys of the digests of the published rows, by bucket (or :data:`LATE`)
+    :ivar counts: counts of this pass by name
     """
 
     number: int
@@ -103,26 +103,26 @@ class Pass:
 
     @property
     def bucket(self) -> str:
-        """Of the stream."""
+        """Name of the pass's folder in the stream."""
         return pass_bucket(self.begin or self.number)
 
     @property
     def everywhere(self) -> bool:
-        """Whether all replicas had its rows when they were published: whoever reads the table since then sees them."""
+        """Whether all replicas had the rows when they were published, so that every later read sees them."""
         return bool(self.counts.get("everywhere"))
 
 
 def pass_bucket(number: int) -> str:
-    """The stream's bucket of a pass; they sort by number, behind ``bootstrap-…``, which older versions published."""
+    """Name a pass's folder in the stream. Names sort by number, after ``bootstrap-…`` of older versions."""
     return f"pass-{number:012}"
 
 
 def put_pass(store: ObjectStore, made: Pass) -> bool:
     """Commit a pass.
 
-    :returns: False: there is another of this number, or was one: who slept for hours may come with a number that is
-        forgotten by now
-    :raises TableReplacedError: nothing is published of this table any more
+    :returns: False: another pass has or had this number; after hours of sleep a process may come with a number that was
+        forgotten since
+    :raises TableReplacedError: the table has ended: nothing more may be published
     """
     if not _follows(store, made):
         is_there = store.stat(_key(made.table_id, made.number)) is not None
@@ -135,18 +135,18 @@ def put_pass(store: ObjectStore, made: Pass) -> bool:
 
 
 def check_goes_on(last: Pass | None) -> None:
-    """Look whether passes may come behind the last one of a table.
+    """Check that passes may follow the last one of a table.
 
-    :raises TableReplacedError: they may not
+    :raises TableReplacedError: the last pass is the table's end
     """
     if last is not None and last.kind == "end":
         raise TableReplacedError(last.table_id)
 
 
 def _follows(store: ObjectStore, made: Pass) -> bool:
-    """Whether the pass before is there, or there is none and this is the first of the table.
+    """Tell whether the pass before exists, or this is the table's first and there is none yet.
 
-    :raises TableReplacedError: nothing is published of this table any more
+    :raises TableReplacedError: the table has ended: nothing more may be published
     """
     if made.number == 1 or made.kind == "start":
         return not pass_numbers(store, made.table_id)
@@ -172,18 +172,18 @@ def get_pass(store: ObjectStore, table_id: str, number: int) -> Pass:
 
 
 def passes_behind(store: ObjectStore, table_id: str, number: int) -> list[Pass]:
-    """The passes after this one, in their order; what many passes are before them costs nothing."""
-    found: list[Pass] = []
+    """Read the passes after this one, in order. The cost does not depend on the passes before them."""
+    passes: list[Pass] = []
     while store.stat(_key(table_id, number + 1)):
-        found.append(get_pass(store, table_id, number + 1))
+        passes.append(get_pass(store, table_id, number + 1))
         number += 1
-    return found
+    return passes
 
 
 def pass_numbers(store: ObjectStore, table_id: str) -> list[int]:
-    """The passes of a table that have not been forgotten, rising."""
+    """List the numbers of a table's passes that have not been forgotten, ascending."""
     keys = (stat.key for stat in store.list(f"sync/{table_id}/passes/"))
-    return sorted(int(found[1]) for key in keys if (found := _NUMBER.search(key)))
+    return sorted(int(match[1]) for key in keys if (match := _NUMBER.search(key)))
 
 
 def _key(table_id: str, number: int) -> str:
@@ -191,36 +191,36 @@ def _key(table_id: str, number: int) -> str:
 
 
 def changes_key(table_id: str, number: int, name: str) -> str:
-    """Key of a file of a pass's merged change rows."""
+    """Return the key of a file of a pass's merged change rows."""
     return f"sync/{table_id}/changes/{number:012}-{name}.arrow"
 
 
 def deletions_key(table_id: str, number: int, name: str) -> str:
-    """Key of a file of a pass's deletions of partitions and ranges."""
+    """Return the key of a file of a pass's deletions of partitions and ranges."""
     return f"sync/{table_id}/deletions/{number:012}-{name}.arrow"
 
 
 def digests_key(table_id: str, bucket: str, number: int, name: str) -> str:
-    """Key of a file of digests that a pass has published."""
+    """Return the key of a file of digests that a pass has published."""
     return f"sync/{table_id}/published/{bucket}/{number:012}-{name}.digests"
 
 
 def digest_keys(passes: Iterable[Pass], buckets: Collection[str], late_since_ms: float) -> tuple[str, ...]:
-    """Keys of the digests of what passes have published in some buckets, and of :data:`LATE` rows.
+    """List the keys of the digests that passes have published in some buckets, and of :data:`LATE` rows.
 
-    :param late_since_ms: of these rows those that were published since then, ms since the epoch
+    :param late_since_ms: time since which :data:`LATE` rows were published, ms since the epoch; older ones are left out
     """
     return tuple(
         key
-        for one in passes
-        for place, keys in one.digests.items()
-        if (one.created_at_ms >= late_since_ms if place == LATE else place in buckets)
+        for made in passes
+        for place, keys in made.digests.items()
+        if (made.created_at_ms >= late_since_ms if place == LATE else place in buckets)
         for key in keys
     )
 
 
 def encode_digests(digests: pa.Array) -> bytes:
-    """The digests of change rows as the bytes of a file: sorted, each once.
+    """Encode the digests of change rows as the bytes of a file: sorted, each once.
 
     :param digests: binary(16)
     """
@@ -228,28 +228,28 @@ def encode_digests(digests: pa.Array) -> bytes:
 
 
 def read_digests(store: ObjectStore, key: str) -> Digests:
-    """The digests in a file, sorted."""
+    """Read the sorted digests of a file."""
     return np.frombuffer(store.get(key), np.uint64).reshape(-1, 2)
 
 
 def are_published(halves: Digests, published: Iterable[Digests]) -> npt.NDArray[np.bool_]:
-    """Which digests are in one of the files (each sorted)."""
-    order = np.argsort(halves[:, 0])  # who searches in order finds the next place in the processor's caches
+    """Tell which digests are in one of the files (each sorted)."""
+    order = np.argsort(halves[:, 0])  # an ordered search finds the next place in the processor's caches
     ordered = halves[order]
-    found = np.zeros(len(halves), np.bool_)
-    for one in published:
-        found[order] |= among(ordered, one)
-    return found
+    is_published = np.zeros(len(halves), np.bool_)
+    for digests in published:
+        is_published[order] |= among(ordered, digests)
+    return is_published
 
 
 def digest_halves(digests: pa.Array) -> Digests:
-    """An array of binary(16) as numbers, in its order."""
+    """View an array of binary(16) as numbers, in its order."""
     halves = np.frombuffer(digests.buffers()[1], np.uint64) if len(digests) else np.empty(0, np.uint64)
     return halves.reshape(-1, 2)[digests.offset : digests.offset + len(digests)]
 
 
 def sorted_digests(halves: Digests) -> Digests:
-    """Sorted by both halves, each once."""
+    """Sort digests by both halves, and keep each once."""
     ordered = halves[np.lexsort((halves[:, 1], halves[:, 0]))]
     again = np.zeros(len(ordered), np.bool_)
     again[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
@@ -257,7 +257,7 @@ def sorted_digests(halves: Digests) -> Digests:
 
 
 def first_of_each(halves: Digests) -> npt.NDArray[np.bool_]:
-    """Where digests are seen for the first time."""
+    """Mark where each digest occurs for the first time."""
     order = np.lexsort((np.arange(len(halves)), halves[:, 1], halves[:, 0]))
     ordered = halves[order]
     first = np.ones(len(halves), np.bool_)
@@ -266,17 +266,17 @@ def first_of_each(halves: Digests) -> npt.NDArray[np.bool_]:
 
 
 def among(halves: Digests, published: Digests) -> npt.NDArray[np.bool_]:
-    """Which digests are among those that are published (sorted)."""
-    keys, first = (np.ascontiguousarray(one[:, 0]) for one in (halves, published))
+    """Tell which digests are among the published ones (sorted)."""
+    keys, first = (np.ascontiguousarray(digests[:, 0]) for digests in (halves, published))
     step = np.searchsorted(first, keys)
-    found = np.zeros(len(halves), np.bool_)
-    # The first halves are practically unique; what has the same one is looked at.
+    is_published = np.zeros(len(halves), np.bool_)
+    # First halves are practically unique; only for equal ones the second halves are compared.
     left = np.flatnonzero(step < len(first))
     while len(left := left[first[step[left]] == keys[left]]):
-        found[left] = published[step[left], 1] == halves[left, 1]
+        is_published[left] = published[step[left], 1] == halves[left, 1]
         step[left] += 1
-        left = left[~found[left] & (step[left] < len(first))]
-    return found
+        left = left[~is_published[left] & (step[left] < len(first))]
+    return is_published
 
 
 def mark(
@@ -289,28 +289,28 @@ def mark(
     check: Callable[[], None] | None = None,
     topic: str = "",
 ) -> int:
-    """Begin a bootstrap, publish its rows, or end it: what is published from here on goes elsewhere. Again is fine.
+    """Add the mark that begins a bootstrap, publishes its rows, or ends it. Repeating it is safe.
 
-    A cut-over without rows ends a bootstrap that has not come to its end.
+    Later passes go to another stream after a begin or cut-over. A cut-over without rows ends an unfinished bootstrap.
 
-    :param now_ms: ms since the epoch
-    :param parts: of the rows
-    :param check: raises when it may not be; asked after the last pass was seen, so that whoever has said so before and
-        adds a pass then makes us ask again. None: a cut-over wants no other bootstrap to have begun; of rows
-        :func:`check_rows` is asked
-    :param topic: where the parts are
-    :returns: the number of the pass that says so
-    :raises BootstrapReplacedError: there are rows or a cut-over of a bootstrap that does not go on
-    :raises StreamDamagedError: a part is not where the rows' bucket has it
-    :raises TableReplacedError: nothing is published of this table any more
+    :param now_ms: current time, ms since the epoch
+    :param parts: parts with the bootstrap's rows
+    :param check: function that raises if the mark is not allowed. It is called after the last pass was read: if another
+        process then adds a pass, it is called again. None: a cut-over checks that no other bootstrap has begun. Rows
+        are always checked by :func:`check_rows`
+    :param topic: topic that holds the parts
+    :returns: number of the mark's pass
+    :raises BootstrapReplacedError: the rows or the cut-over belong to a bootstrap that cannot continue
+    :raises StreamDamagedError: a part is missing in the rows' folder
+    :raises TableReplacedError: the table has ended: nothing more may be published
     """
     while True:
         numbers = pass_numbers(store, table_id)
         marks = marks_of_latest(store, table_id, numbers, through_changes=kind != "begin")
-        for one in marks:
-            if (one.kind, one.bootstrap) == (kind, bootstrap):
-                return one.number
-        begin = next((one for one in marks if one.kind == "begin"), None)
+        for made in marks:
+            if (made.kind, made.bootstrap) == (kind, bootstrap):
+                return made.number
+        begin = next((made for made in marks if made.kind == "begin"), None)
         if kind == "rows":
             check_rows(store, table_id, bootstrap, parts, topic)
         elif check:
@@ -324,20 +324,20 @@ def mark(
 
 
 def check_rows(store: ObjectStore, table_id: str, bootstrap: str, parts: Sequence[Part], topic: str) -> None:
-    """Look whether the rows of a bootstrap may be published, or are.
+    """Check that the rows of a bootstrap may be published, or are already.
 
-    What cannot become a bucket must not become a pass: all passes behind it would wait.
+    A pass that the stream cannot show must not be made: all passes after it would wait.
 
-    :param topic: where the parts are
+    :param topic: topic that holds the parts
     :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
-    :raises StreamDamagedError: a part is not in the bucket of the bootstrap's begin, as it was written
+    :raises StreamDamagedError: a part in the folder of the bootstrap's begin is missing or has other content
     """
     marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
-    if any((one.kind, one.bootstrap) == ("rows", bootstrap) for one in marks):
+    if any((made.kind, made.bootstrap) == ("rows", bootstrap) for made in marks):
         return
-    begin = next((one for one in marks if one.kind == "begin"), None)
+    begin = next((made for made in marks if made.kind == "begin"), None)
     _check_not_replaced(bootstrap, begin)
-    if begin is None or any(one.kind == "cutover" for one in marks):
+    if begin is None or any(made.kind == "cutover" for made in marks):
         raise BootstrapReplacedError(f"bootstrap {bootstrap} was cancelled: trigger bootstrap_table again")
     if parts:
         FileStream(store, topic).check_parts(begin.bucket, parts)
@@ -353,55 +353,55 @@ def _check_not_replaced(bootstrap: str, begin: Pass | None) -> None:
 def marks_of_latest(
     store: ObjectStore, table_id: str, numbers: list[int], *, through_changes: bool = True
 ) -> list[Pass]:
-    """The marks of a table's latest bootstrap as far as they are kept, the newest first.
+    """Read the kept marks of a table's latest bootstrap, the newest first.
 
-    :param numbers: of the table's passes, rising
-    :param through_changes: look for it before changes of the table's own stream, too; else only one that goes on, or
-        that has just ended, is found
+    :param numbers: numbers of the table's passes, ascending
+    :param through_changes: whether to search before changes of the table's own stream, too; else only a bootstrap that
+        continues or has just ended is found
     """
-    found: list[Pass] = []
+    marks: list[Pass] = []
     for number in reversed(numbers):
-        one = get_pass(store, table_id, number)
-        if one.kind != "changes":
-            found.append(one)
-            if one.kind == "begin":
+        made = get_pass(store, table_id, number)
+        if made.kind != "changes":
+            marks.append(made)
+            if made.kind == "begin":
                 break
-        elif not one.bootstrap and not through_changes:
+        elif not made.bootstrap and not through_changes:
             break
-    return found
+    return marks
 
 
 def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, reach_ms: float) -> int:
-    """The first pass that the rows of a bootstrap may lack something of.
+    """Find the first pass whose changes the rows of a bootstrap may lack.
 
-    What only some replicas had when it was published the scan may not have seen; and its copies, which come later,
-    count as published.
+    The scan may have missed rows that only some replicas had when they were published. Their later copies count as
+    published already.
 
-    :param passes: of the table, by number
-    :param begin: of the pass with which the bootstrap has begun
-    :param reach_ms: so long copies of what was published may still come
+    :param passes: passes of the table, by number
+    :param begin: number of the pass that began the bootstrap
+    :param reach_ms: time in which copies of published rows may still come, ms
     """
     since_ms = passes[begin].created_at_ms - reach_ms
     there = {stat.key for stat in store.list(f"sync/{passes[begin].table_id}/changes/")}
-    found = begin + 1
+    first = begin + 1
     for number in sorted((known for known in passes if known < begin), reverse=True):
-        one = passes[number]
-        # Versions before did not keep the changes so long.
-        if one.created_at_ms < since_ms or not there.issuperset(one.changes):
+        earlier = passes[number]
+        # Older versions did not keep the changes so long.
+        if earlier.created_at_ms < since_ms or not there.issuperset(earlier.changes):
             break
-        if one.kind == "changes" and not one.everywhere:
-            found = number
-    return found
+        if earlier.kind == "changes" and not earlier.everywhere:
+            first = number
+    return first
 
 
 def forget_pass(store: ObjectStore, one: Pass) -> None:
-    """Remove a pass: neither its digests nor its changes are asked for any more. The last pass of a table must stay.
+    """Remove a pass whose digests and changes are no longer needed. The last pass of a table must stay.
 
-    The pass goes first: a kill leaves files that nobody asks for, and no pass without its digests, at which whoever
-    publishes would stop.
+    The pass's object goes first. So a kill leaves unused files, but never a pass without digests, which would stop
+    publishing.
     """
     store.delete(_key(one.table_id, one.number))
     digests = (key for keys in one.digests.values() for key in keys)
-    # The changes go last: what is left of a pass is found by them (tries.py).
+    # The changes go last: they lead to the rest of a pass (tries.py).
     for key in (*digests, *one.deletions, *one.changes):
         store.delete(key)

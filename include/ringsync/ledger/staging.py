@@ -1,22 +1,22 @@
-"""What has been staged: decoded change rows on their way to the stream, as files in the object store.
+"""The staging: decoded change rows on their way to the stream, as files in the object store.
 
 =====================================================  =====================================================
-``staging/rows/<node>/<number>-<name>.arrow``          what was read of a node's log at once: change rows of all
-                                                       tables, a block for each table and bucket; for which commit
-``staging/late/<table id>/<name>.arrow``               those whose bucket was closed before they came
-``staging/log/<node>/<number>.json``                   a commit: the blocks, and how far the node's log is read
+``staging/rows/<node>/<number>-<name>.arrow``          rows read from a node's log at once, for the commit <number>: a
+                                                       block for each table and bucket
+``staging/late/<table id>/<name>.arrow``               late rows: their bucket was closed before they came
+``staging/log/<node>/<number>.json``                   a commit: the blocks, and the position in the node's log
 =====================================================  =====================================================
 
-A file counts if a commit lists it. The commits of a node are numbered from 1, and each is put if absent: it makes the
-files, their digests and the new positions durable at once, and who repeats a step that was killed, or was thought dead,
-finds it there and goes on behind it. So nothing is staged twice and nothing is left out. The newest commit of a node
-tells all that is to be known of its log; those before it are removed once their rows are published. Who wakes up with a
-number that is long gone finds the commit before its own gone, too, or ``followed``: no number is given twice. So what
-tries have written that came to nothing is known by its number, and is removed.
+A file counts if a commit lists it. The commits of a node are numbered from 1, and each is put if absent. A commit makes
+the files, their digests and the new positions durable at once. A process that repeats a step after a kill, or that was
+thought dead, finds the commit and continues after it. So nothing is staged twice and nothing is left out. The newest
+commit of a node has all positions in its log; earlier commits are removed once their rows are published. A process that
+wakes up with a removed number finds the commit before its own removed, too, or ``followed``: no number is used twice.
+So the files of failed tries are known by their number, and are removed.
 
-A block is a record batch of an Arrow IPC stream, sorted by token; its commit says where in the file it lies, and sums
-up its rows by token range, so that replicas can be compared without reading them: their number and the sum of both
-halves of their digests, which depends on no order and can be added to.
+A block is a record batch of an Arrow IPC stream, sorted by token. Its commit says where in the file it lies. The commit
+also has, by token range, the number of the block's rows and the sum of both halves of their digests. These sums depend
+on no order and can be added, so that replicas can be compared without reading rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
 
 STAGED_ROWS = CHANGE_ROWS.append(pa.field("node", pa.string()))
-"""Change rows, and which node's log they come from (its host id)."""
+"""Schema of staged rows: change rows with the host id of the node whose log they come from."""
 
 _BUCKET = re.compile(r"(\d{1,16})-(\d{1,10})")
 _COMMIT = re.compile(r"/\d{12}\.json$")
@@ -48,8 +48,8 @@ _WATERMARK = "staging/closed.json"
 class Bucket:
     """All change rows of a table that were written in one window interval.
 
-    :ivar start: ms since the epoch
-    :ivar length: ms
+    :ivar start: start of the interval, ms since the epoch
+    :ivar length: length of the interval, ms
     """
 
     start: int
@@ -60,29 +60,29 @@ class Bucket:
 
     @property
     def end(self) -> int:
-        """ms since the epoch; the first moment behind it."""
+        """First moment after the interval, ms since the epoch."""
         return self.start + self.length
 
     @staticmethod
     def parse(text: str) -> Bucket:
-        """Read what ``str`` made.
+        """Read a bucket's name, as ``str`` writes it.
 
-        :raises ValueError: for anything else
+        :raises ValueError: the text is no bucket's name
         """
-        found = _BUCKET.fullmatch(text)
-        if not found:
+        match = _BUCKET.fullmatch(text)
+        if not match:
             raise ValueError(f"{text!r} is not the name of a bucket: START-LENGTH, both in ms")
-        return Bucket(int(found[1]), int(found[2]))
+        return Bucket(int(match[1]), int(match[2]))
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where a block lies.
+    """The place of a block.
 
-    :ivar key: the file's key in the object store
-    :ivar start: byte of the file at which it begins
-    :ivar size: bytes
-    :ivar crc32c: CRC-32C of its bytes
+    :ivar key: key of the file in the object store
+    :ivar start: byte of the file where the block begins
+    :ivar size: size of the block, bytes
+    :ivar crc32c: CRC-32C of the block
     """
 
     key: str
@@ -96,12 +96,12 @@ class Block:
     """Staged change rows of one table, bucket and node.
 
     :ivar table_id: 32 hexadecimal digits
-    :ivar version: number of the table's version by which the rows were decoded
-    :ivar bucket: name
-    :ivar rows: how many
-    :ivar ring: digest of the ring snapshot whose ranges are summed; empty: the ring could not be had
-    :ivar sums: for each token range that has rows its number, the number of its rows, and the sums of the halves of
-        their digests, without overflow
+    :ivar version: number of the table's version that the rows were decoded with
+    :ivar bucket: name of the bucket
+    :ivar rows: number of rows
+    :ivar ring: digest of the ring snapshot that has the token ranges; empty: the ring was not available
+    :ivar sums: for each token range with rows its number, its count of rows, and the sums of the halves of their
+        digests, without overflow
     """
 
     place: Place
@@ -117,10 +117,10 @@ class Block:
 class LogPart:
     """A part of a segment that has been read.
 
-    :ivar segment: the segment's name
-    :ivar start: logical position behind which it was read …
-    :ivar end: … and up to which
-    :ivar finished: the segment is complete, and all of it is read
+    :ivar segment: name of the segment
+    :ivar start: logical position where reading began
+    :ivar end: logical position where reading ended
+    :ivar finished: whether the segment is complete and has been read to its end
     """
 
     segment: str
@@ -132,19 +132,19 @@ class LogPart:
 
 @dataclass(frozen=True)
 class StageCommit:
-    """What was read of a node's log at once has been staged.
+    """A commit: the parts of a node's log that were read and staged at once.
 
     :ivar node: host id
-    :ivar number: the commit's number among the node's
-    :ivar read_at_ms: ms since the epoch
-    :ivar parts: what was read
-    :ivar ends: how far every segment that is not finished has been read, by id
+    :ivar number: number of the commit among the node's
+    :ivar read_at_ms: time of reading, ms since the epoch
+    :ivar parts: parts of segments that were read
+    :ivar ends: position up to which each unfinished segment has been read, by segment id
     :ivar finished: times when segments were finished (ms since the epoch), by id, unless that was long ago
         (:mod:`ringsync.ledger.finished_segments`)
-    :ivar counts: records and rows by what became of them
-    :ivar blocks: the rows
+    :ivar counts: numbers of records and rows by outcome
+    :ivar blocks: blocks of the rows
     :ivar late: keys of files of late rows
-    :ivar followed: the commit after it was there, and may be gone by now
+    :ivar followed: whether the next commit was made; it may be removed by now
     """
 
     node: str
@@ -160,7 +160,7 @@ class StageCommit:
 
     @property
     def key(self) -> str:
-        """In the object store."""
+        """Key of the commit in the object store."""
         return f"{_folder(self.node)}{self.number:012}.json"
 
     @property
@@ -170,15 +170,17 @@ class StageCommit:
 
 
 def put_commit(store: ObjectStore, commit: StageCommit) -> StageCommit:
-    """Commit, unless somebody else has made the node's commit of this number, be it long ago.
+    """Put a commit, unless another process has made the node's commit of this number, even long ago.
 
-    :returns: the commit that counts: ours, that of this number, or the node's newest
-    :raises NotFoundError: there is no commit of the node any more, though this is not its first
+    :returns: commit that counts: ours, the other one of this number, or the node's newest
+    :raises NotFoundError: the node's commits are gone, though this is not the first
     """
     if not _follows(store, commit):
         there = commit_keys(store, commit.node)
         if not there:
-            raise NotFoundError(f"{store.uri(_folder(commit.node))} has no commit any more: who has removed them?")
+            raise NotFoundError(
+                f"{store.uri(_folder(commit.node))} has no commit any more: restore the commits that were removed"
+            )
         return get_commit(store, there[-1])
     try:
         store.put(commit.key, json.dumps(asdict(commit)).encode(), if_absent=True)
@@ -188,7 +190,7 @@ def put_commit(store: ObjectStore, commit: StageCommit) -> StageCommit:
 
 
 def _follows(store: ObjectStore, commit: StageCommit) -> bool:
-    """Whether the commit before is the node's newest, or there is none and this is the first; or ours may be there."""
+    """Tell whether the commit before is the node's newest, or there is none and this is the first."""
     if commit.number == 1:
         return not commit_keys(store, commit.node)
     try:
@@ -196,7 +198,7 @@ def _follows(store: ObjectStore, commit: StageCommit) -> bool:
     except NotFoundError:
         return False
     except (ChecksumError, ValueError):
-        return True  # it is there, and none that cannot be read was ever marked
+        return True  # it is there; unreadable commits were never marked as followed
     return not before.get("followed")
 
 
@@ -215,8 +217,8 @@ def get_commit(store: ObjectStore, key: str) -> StageCommit:
 
 def _commit_of(document: dict[str, Any]) -> StageCommit:
     blocks = tuple(
-        Block(**{**one, "place": Place(**one["place"]), "sums": tuple(tuple(sums) for sums in one["sums"])})
-        for one in document.pop("blocks")
+        Block(**{**block, "place": Place(**block["place"]), "sums": tuple(tuple(sums) for sums in block["sums"])})
+        for block in document.pop("blocks")
     )
     parts = tuple(LogPart(**part) for part in document.pop("parts"))
     ends, finished = (
@@ -227,7 +229,7 @@ def _commit_of(document: dict[str, Any]) -> StageCommit:
 
 
 def commit_keys(store: ObjectStore, node: str | None = None) -> list[str]:
-    """The commits of a node, or of all: each node's in their order."""
+    """List the keys of the commits of a node, or of all nodes, each node's in order."""
     keys = (stat.key for stat in store.list(_folder(node) if node else "staging/log/"))
     return [key for key in keys if _COMMIT.search(key)]
 
@@ -237,12 +239,12 @@ def _folder(node: str) -> str:
 
 
 def node_of(commit_key: str) -> str:
-    """The host id in the key of a commit."""
+    """Return the host id in the key of a commit."""
     return commit_key.split("/")[2]
 
 
 def rows_key(node: str, number: int, name: str) -> str:
-    """Key of a file of blocks.
+    """Return the key of a file of blocks.
 
     :param number: number of the commit that will list it
     """
@@ -250,33 +252,34 @@ def rows_key(node: str, number: int, name: str) -> str:
 
 
 def rows_keys(store: ObjectStore) -> list[str]:
-    """The files of blocks of all nodes, also those that no commit lists."""
+    """List the keys of all nodes' files of blocks, listed by a commit or not."""
     return [stat.key for stat in store.list(_ROWS)]
 
 
 def commit_of_rows(key: str) -> tuple[str, int] | None:
-    """For which commit a file of blocks was written: node and number; None: an older version wrote it, nobody knows.
+    """Return node and number of the commit that a file of blocks was written for.
 
-    :param key: the file's key
+    :param key: key of the file
+    :returns: host id and number; None: an older version wrote the file, and its commit is unknown
     """
-    found = _ROWS_KEY.fullmatch(key)
-    return (found[1], int(found[2])) if found else None
+    match = _ROWS_KEY.fullmatch(key)
+    return (match[1], int(match[2])) if match else None
 
 
 def late_key(table_id: str, name: str) -> str:
-    """Key of a file of late rows of a table."""
+    """Return the key of a file of late rows of a table."""
     return f"staging/late/{table_id}/{name}.arrow"
 
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-"""A fifth of the time that Parquet takes to write."""
+"""Writing takes a fifth of the time that Parquet takes."""
 
 
 def encode_blocks(batches: Sequence[pa.RecordBatch], key: str) -> tuple[bytes, list[Place]]:
-    """Batches of change rows as the bytes of a file, an Arrow IPC stream, and where in it each lies.
+    """Encode batches of change rows as a file, an Arrow IPC stream, and return its bytes and each batch's place.
 
     :param batches: record batches of :data:`STAGED_ROWS`, at least one
-    :param key: the file's key
+    :param key: key of the file
     """
     sink = pa.BufferOutputStream()
     ends = [STAGED_ROWS.serialize().size]
@@ -289,22 +292,22 @@ def encode_blocks(batches: Sequence[pa.RecordBatch], key: str) -> tuple[bytes, l
 
 
 def read_block(store: ObjectStore, place: Place) -> pa.RecordBatch:
-    """The change rows of a block.
+    """Read the change rows of a block.
 
-    :raises NotFoundError: its file is not there
-    :raises ChecksumError: its bytes are not those that were written
+    :raises NotFoundError: the block's file is not there
+    :raises ChecksumError: the block's bytes have changed
     """
     data = store.get_range(place.key, place.start, place.size)
     if google_crc32c.value(data) != place.crc32c:
         raise ChecksumError(
             f"{store.uri(place.key)}: bytes {place.start} to {place.start + place.size} are damaged: their CRC-32C is "
-            f"{google_crc32c.value(data):08x}, {place.crc32c:08x} was written; restore the file"
+            f"{google_crc32c.value(data):08x}, but {place.crc32c:08x} was written; restore the file"
         )
     return pa.ipc.read_record_batch(pa.py_buffer(data), STAGED_ROWS)
 
 
 def encode_rows(rows: pa.RecordBatch) -> bytes:
-    """Change rows as the bytes of a file of their own: Arrow IPC."""
+    """Encode change rows as the bytes of an Arrow IPC file."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema, options=_OPTIONS) as writer:
         writer.write_batch(rows)
@@ -312,13 +315,13 @@ def encode_rows(rows: pa.RecordBatch) -> bytes:
 
 
 def decode_rows(data: bytes) -> pa.RecordBatch:
-    """What :func:`encode_rows` has made."""
+    """Read a file that :func:`encode_rows` has made."""
     with pa.ipc.open_file(pa.BufferReader(data)) as file:
         return file.get_batch(0)
 
 
 def closed_until(store: ObjectStore) -> int:
-    """ms since the epoch: buckets that end then or before are closed."""
+    """Read the moment until which buckets are closed, ms since the epoch; a bucket that ends then is closed."""
     try:
         return int(json.loads(store.get(_WATERMARK))["closed_until_ms"])
     except NotFoundError:
@@ -326,14 +329,14 @@ def closed_until(store: ObjectStore) -> int:
 
 
 def put_closed_until(store: ObjectStore, moment: int) -> None:
-    """Say that buckets that end at this moment (ms since the epoch) or before are closed."""
+    """Record that buckets that end at this moment (ms since the epoch) or before are closed."""
     store.put(_WATERMARK, json.dumps({"closed_until_ms": moment}).encode())
 
 
 def retire_commit(store: ObjectStore, commit: StageCommit, *, keep: bool) -> None:
-    """Forget the blocks of a commit, all of whose rows are published, and then remove their files.
+    """Remove the blocks of a commit whose rows are all published, first from the commit, then their files.
 
-    :param keep: it goes on saying how far the log is read: it is the node's newest
+    :param keep: whether to keep the commit for its positions in the log, since it is the node's newest
     """
     if keep:
         store.put(commit.key, json.dumps(asdict(replace(commit, blocks=()))).encode())
@@ -343,21 +346,21 @@ def retire_commit(store: ObjectStore, commit: StageCommit, *, keep: bool) -> Non
 
 
 def mark_followed(store: ObjectStore, commit: StageCommit) -> StageCommit | None:
-    """Say that the commit after this one was there, before that is removed.
+    """Record that the commit after this one was made, before that one is removed.
 
-    :returns: None: somebody else has changed it since, or removed it
+    :returns: the marked commit; None: another process has changed or removed it since
     """
-    marked, found = replace(commit, followed=True), store.stat(commit.key)
-    if found is None:
+    marked, stat = replace(commit, followed=True), store.stat(commit.key)
+    if stat is None:
         return None
     try:
-        store.put(commit.key, json.dumps(asdict(marked)).encode(), if_version=found.version)
+        store.put(commit.key, json.dumps(asdict(marked)).encode(), if_version=stat.version)
     except VersionMismatchError:
         return None
     return marked
 
 
 def remove_files(store: ObjectStore, commit: StageCommit) -> None:
-    """Remove the files of the blocks of a commit."""
+    """Remove the files of a commit's blocks."""
     for key in commit.files:
         store.delete(key)

@@ -1,10 +1,10 @@
 """The versions of each table, and the ids of its columns: ``schemas/<table id>/<number>.json``, each put once.
 
-Beside them lies ``cdc_ended/<table id>.json`` when a table that was followed has no cdc any more.
+If a table that was followed has no cdc any more, there is also ``cdc_ended/<table id>.json``.
 
-Whoever finds that a table looks otherwise than in its latest version puts the next one. Nodes that learn of an ``ALTER
-TABLE`` at different moments may so give a table more versions than it had; ids of columns are never given twice, so
-rows of any of them are read right.
+A process that finds a table changed since its latest version puts the next version. Nodes learn of an ``ALTER TABLE``
+at different moments, so a table may get more versions than it had. Column ids are never used twice, so rows of all
+versions are read correctly.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ENDED = "cdc_ended/"
 
 
 class TableVersionError(StorageError):
-    """Nobody knows how a table looks, since its version was damaged; the message says what to do."""
+    """A table's version is damaged, so its columns are unknown; the message says what to do."""
 
 
 def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
-    """The newest version of a table; None: nobody has seen it.
+    """Read the newest version of a table; None: the table has none yet.
 
     :param table_id: 32 hexadecimal digits
-    :raises TableVersionError: it is damaged
+    :raises TableVersionError: the version is damaged
     """
     keys = [stat.key for stat in store.list(_folder(table_id))]
     if not keys:
@@ -40,15 +40,15 @@ def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
     except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
         raise TableVersionError(
             f"{keys[-1]} cannot be read ({type(error).__name__}: {error}): restore it; or, if the table was dropped, "
-            f"remove {_folder(table_id)}, and what is not published of it is given up"
+            f"remove {_folder(table_id)}, which gives up its unpublished rows"
         ) from error
 
 
 def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | None = None) -> TableVersion:
-    """The version of a table as it is now, which becomes its newest if it is not.
+    """Return the version of a table's present schema; put it if it is new.
 
-    :param known: the version that the caller knows; the store is not asked if the table still looks so
-    :raises TableVersionError: its newest is damaged
+    :param known: version that the caller knows; if the table still matches it, the store is not read
+    :raises TableVersionError: the table's newest version is damaged
     """
     if known is not None and known.table == table:
         return known
@@ -65,18 +65,18 @@ def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | Non
 
 
 def version_document(version: TableVersion) -> dict[str, Any]:
-    """A version as JSON values; :func:`version_from` gives an equal one back."""
+    """Write a version as JSON values, for :func:`version_from`."""
     return {"number": version.number, "columns_by_id": version.names, "table": describe(version.table)}
 
 
 def version_from(document: Mapping[str, Any]) -> TableVersion:
-    """Read what :func:`version_document` made."""
+    """Read a version from JSON values (:func:`version_document`)."""
     number, names, table = (document[name] for name in ("number", "columns_by_id", "table"))
     return TableVersion(from_description(table), number, tuple(names))
 
 
 class CdcEnded:
-    """When tables that were followed were first seen without cdc: what was logged before that is still published."""
+    """The times when followed tables were first seen without cdc. Rows logged before are still published."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -87,15 +87,15 @@ class CdcEnded:
         }
 
     def begins(self, table_id: str) -> None:
-        """The table has cdc."""
+        """Record that the table has cdc."""
         self._followed.add(table_id)
         if self._ended.pop(table_id, None) is not None:
             self._store.delete(f"{_ENDED}{table_id}.json")
 
     def at_ms(self, table_id: str, now_ms: int) -> int | None:
-        """When a table that has no cdc was first seen so, ms since the epoch; None: it never was followed.
+        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed.
 
-        :param now_ms: ms since the epoch
+        :param now_ms: current time, ms since the epoch
         """
         if table_id not in self._followed:
             return None

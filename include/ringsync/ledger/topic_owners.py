@@ -1,14 +1,14 @@
-"""Which tables a topic has had: one that is dropped and created again has another id, and its name's topic.
+"""The tables that a topic has had. A table that is dropped and created again has a new id, but the same topic.
 
-``streams/<topic>/tables/<number>.json`` names them in their order, numbered from 1, each put once: the table's id, and
-the number behind which its passes come: that of the ``end`` of the one before, or a later bucket's. So the passes of
-all of them are one series, and whatever follows the order of passes and buckets — readers, Kafka, cursors — goes on as
-if it were one table. An id has its turn once: who reads the stream could not tell a return from repetitions.
+``streams/<topic>/tables/<number>.json`` lists the tables in order, numbered from 1, each put once. It has the table's
+id and the number after which its passes begin: the number of the former table's ``end``, or of a later folder of the
+stream. So the passes of all these tables are one series, and readers, Kafka and cursors continue as with one table. An
+id has the topic only once: a consumer could not tell its return from repetitions.
 
-Whoever begins the next one ends the one before first: with a pass of the kind ``end``, behind which there is none. The
-new table's log begins with a pass ``start`` of that number, and what follows from it is that all of the old table
-becomes visible (:func:`ringsync.steps.passes.follow_ups.publish_pass`). Each of these is put if absent, in this order,
-and may be repeated after a kill between any two.
+A process that begins the next table first ends the one before with a pass of the kind ``end``, the table's last. The
+new table's passes begin with ``start`` of the same number. Publishing it makes all of the old table visible
+(:func:`ringsync.steps.passes.follow_ups.publish_pass`). All these objects are put if absent, in this order, and each
+step may be repeated after a kill.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BUCKET = re.compile(r"pass-(\d{12})")
 
 @dataclass(frozen=True)
 class TopicOwner:
-    """A table that has a topic, or had it.
+    """A table that has or had a topic.
 
     :ivar table_id: 32 hexadecimal digits
-    :ivar behind: the number behind which its passes come; 0: it is the topic's first table
+    :ivar behind: number after which the table's passes begin; 0: it is the topic's first table
     """
 
     table_id: str
@@ -38,50 +38,50 @@ class TopicOwner:
 
 
 def topic_owners(store: ObjectStore, topic: str) -> list[TopicOwner]:
-    """The tables that a topic has had, in their order; the last one has it."""
+    """Read the tables that a topic has had, in order; the last one has it now."""
     return [TopicOwner(**json.loads(store.get(stat.key))) for stat in store.list(_folder(topic))]
 
 
 def take_topic(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> None:
-    """Make the topic this table's, if it is not, before its first pass is made. Again is fine.
+    """Give the topic to this table before its first pass, unless it has the topic already. Repeating it is safe.
 
-    :param topic: of the table's changes
-    :param now_ms: ms since the epoch
-    :raises TableReplacedError: another table has the topic by now; an id does not get it a second time
+    :param topic: topic of the table's changes
+    :param now_ms: current time, ms since the epoch
+    :raises TableReplacedError: a newer table has the topic; an id does not get it a second time
     """
     while True:
         known = topic_owners(store, topic)
-        own = next((one for one in known if one.table_id == table_id), None)
-        if own is not None:
+        owner = next((known_owner for known_owner in known if known_owner.table_id == table_id), None)
+        if owner is not None:
             break
         if known and _was_created_before(table_id, known[-1].table_id):
-            break  # a node that has not heard of the newer one names it, or gave it an id while its clock was behind
+            break  # a node does not know the newer table yet, or gave this one an id while its clock was behind
         behind = _behind(store, topic, known, table_id, now_ms)
         try:
             data = json.dumps({"table_id": table_id, "behind": behind}).encode()
             store.put(f"{_folder(topic)}{len(known) + 1:06}.json", data, if_absent=True)
         except AlreadyExistsError:
             continue
-    if own is None or own is not known[-1]:
+    if owner is None or owner is not known[-1]:
         raise TableReplacedError(table_id)
-    _start(store, own, now_ms)
+    _start(store, owner, now_ms)
 
 
 def tables_before(store: ObjectStore, topic: str, table_id: str) -> list[str]:
-    """The ids of the tables that had a topic before this one, the last one first."""
-    ids = [one.table_id for one in topic_owners(store, topic)]
+    """List the ids of the tables that had a topic before this one, the last one first."""
+    ids = [owner.table_id for owner in topic_owners(store, topic)]
     return ids[: ids.index(table_id)][::-1]
 
 
-def _start(store: ObjectStore, own: TopicOwner, now_ms: int) -> None:
-    if own.behind and not pass_numbers(store, own.table_id):
-        put_pass(store, Pass(own.behind, "start", own.table_id, now_ms))
+def _start(store: ObjectStore, owner: TopicOwner, now_ms: int) -> None:
+    if owner.behind and not pass_numbers(store, owner.table_id):
+        put_pass(store, Pass(owner.behind, "start", owner.table_id, now_ms))
 
 
 def _end(store: ObjectStore, old: TopicOwner, now_ms: int) -> int:
-    """See to it that nothing is published of a table any more.
+    """End a table, so that nothing more is published of it.
 
-    :returns: the number of the pass that says so
+    :returns: number of the pass ``end``
     """
     _start(store, old, now_ms)
     while True:
@@ -94,20 +94,23 @@ def _end(store: ObjectStore, old: TopicOwner, now_ms: int) -> int:
 
 
 def _behind(store: ObjectStore, topic: str, known: list[TopicOwner], table_id: str, now_ms: int) -> int:
-    """Behind which pass a new table begins: the end of the one before, and all buckets of the topic. A version before
-    did not say whose they are, and let those of several tables have the same numbers; there a table that has passes
-    goes on with them."""
+    """Find the number after which a new table's passes begin: the former table's end, or the topic's last folder.
+
+    An older version did not record the owners of a topic, so several tables could have the same numbers. There a table
+    that has passes continues with them.
+    """
     if not known and pass_numbers(store, table_id):
         return 0
     end = _end(store, known[-1], now_ms) if known else 0
-    buckets = [bucket for one in (topic, bootstrap_topic(topic)) for bucket in FileStream(store, one).buckets()]
-    return max([end, *(int(found[1]) for bucket in buckets if (found := _BUCKET.fullmatch(bucket)))])
+    topics = (topic, bootstrap_topic(topic))
+    buckets = [bucket for name in topics for bucket in FileStream(store, name).buckets()]
+    return max([end, *(int(match[1]) for bucket in buckets if (match := _BUCKET.fullmatch(bucket)))])
 
 
 def _was_created_before(table_id: str, other: str) -> bool:
-    """As far as ids tell: those that Cassandra gives are time-based."""
-    one, two = UUID(table_id), UUID(other)
-    return one.version == two.version == 1 and one.time < two.time
+    """Tell whether a table is older than another by their ids: Cassandra's ids are time-based."""
+    first, second = UUID(table_id), UUID(other)
+    return first.version == second.version == 1 and first.time < second.time
 
 
 def _folder(topic: str) -> str:

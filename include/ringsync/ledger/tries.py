@@ -1,9 +1,10 @@
-"""Files of tries to make a pass that came to nothing: a rival was faster, a task failed, a process was killed.
+"""The files of failed tries to make a pass: a rival was faster, a task failed, or a process was killed.
 
-Whoever makes a pass writes its files first, and then the pass, which names them. Once a pass of this number has been
-made no other can be (:func:`ringsync.ledger.passes.put_pass`): what it does not name is garbage for certain, whatever
-a clock says. Each run of a task has names of its own (:func:`ringsync.steps.passes.make.own_name`), so that what a
-pass names is never written again. The file of changes is written first and removed last, and so tells of all others.
+A process that makes a pass writes its files first, then the pass, which names them. A number has only one pass
+(:func:`ringsync.ledger.passes.put_pass`). Once it exists, files of this number that it does not name are garbage for
+certain, regardless of clocks. Each run of a task has its own names (:func:`ringsync.steps.passes.make.own_name`), so
+that files that a pass names are never written again. The file of changes is written first and removed last, so it leads
+to all others.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _DIGESTS = re.compile(r"/(\d{12})-([^/]+)\.digests$")
 
 @dataclass(frozen=True)
 class Try:
-    """What a task has made for a pass.
+    """The files that a task has made for a pass.
 
-    :ivar number: of the pass
-    :ivar name: of the task's files
+    :ivar number: number of the pass
+    :ivar name: name of the task's files
     """
 
     number: int
@@ -33,46 +34,46 @@ class Try:
 
     @staticmethod
     def of(changes: str) -> Try:
-        """The one that has written a file of changes.
+        """Return the try that has written a file of changes.
 
-        :param changes: its key
-        :raises ValueError: it is the key of something else
+        :param changes: key of the file
+        :raises ValueError: this is the key of another file
         """
-        found = _CHANGES.search(changes)
-        if not found:
+        match = _CHANGES.search(changes)
+        if not match:
             raise ValueError(f"{changes!r} is not the key of a pass's changes")
-        return Try(int(found[1]), found[2])
+        return Try(int(match[1]), match[2])
 
 
 def list_tries(store: ObjectStore, table_id: str) -> list[Try]:
-    """All tries of a table of which there are files, also those that have become passes."""
+    """List all tries of a table that have files, tries that became passes included."""
     return [Try.of(stat.key) for stat in store.list(f"sync/{table_id}/changes/") if _CHANGES.search(stat.key)]
 
 
 def lost_tries(tries: Collection[Try], passes: Mapping[int, Pass], last: int) -> frozenset[Try]:
-    """Those that no pass names, nor ever will.
+    """Select the tries that no pass names or will name.
 
-    :param tries: as they were before the passes were read
-    :param passes: all that have not been forgotten, by number
-    :param last: the number of a pass: what is behind it may yet become one
+    :param tries: tries listed before the passes were read
+    :param passes: all passes that have not been forgotten, by number
+    :param last: number of the last pass; later tries may still become passes
     """
-    named = {Try.of(key) for one in passes.values() for key in one.changes}
-    return frozenset(one for one in tries if one.number <= last and one not in named)
+    named = {Try.of(key) for made in passes.values() for key in made.changes}
+    return frozenset(made for made in tries if made.number <= last and made not in named)
 
 
 def remove_tries(store: ObjectStore, table_id: str, topics: Collection[str], lost: Collection[Try]) -> None:
-    """Remove the files of tries that came to nothing. Again is fine.
+    """Remove the files of failed tries. Repeating it is safe.
 
-    :param topics: where their messages may be; what a manifest lists there stays
+    :param topics: topics that may hold their messages; files that a manifest lists stay
     """
     if not lost:
         return
     for stat in store.list(f"sync/{table_id}/published/"):
-        found = _DIGESTS.search(stat.key)
-        if found and Try(int(found[1]), found[2]) in lost:
+        match = _DIGESTS.search(stat.key)
+        if match and Try(int(match[1]), match[2]) in lost:
             store.delete(stat.key)
-    for one in lost:
-        store.delete(deletions_key(table_id, one.number, one.name))
+    for failed in lost:
+        store.delete(deletions_key(table_id, failed.number, failed.name))
         for topic in topics:
-            FileStream(store, topic).remove_unpublished(pass_bucket(one.number), one.name)
-        store.delete(changes_key(table_id, one.number, one.name))
+            FileStream(store, topic).remove_unpublished(pass_bucket(failed.number), failed.name)
+        store.delete(changes_key(table_id, failed.number, failed.name))

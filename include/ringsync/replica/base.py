@@ -1,4 +1,4 @@
-"""The base table of a replica, without Spark: which table it mirrors, and how it is replaced by a bootstrap's files."""
+"""The base table of a replica, without Spark: which table it mirrors, and how a bootstrap's files replace it."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ PROPERTY_PREFIX = "ringsync."
 
 
 class ReplicaMismatchError(Exception):
-    """What lies in the replica's folder is not the replica of this table with this schema."""
+    """The replica's folder holds the replica of another table, or of another schema of this table."""
 
 
 def replica_folder(keyspace: str, table: str) -> str:
-    """Key of the replica's folder in the object store."""
+    """Return the key of the replica's folder in the object store."""
     return f"replica/{keyspace}/{table}"
 
 
 def changes_folder(keyspace: str, table: str) -> str:
-    """Key of the folder of the table of changes in the object store."""
+    """Return the key of the changes table's folder in the object store."""
     return f"{replica_folder(keyspace, table)}/changes"
 
 
 def base_folder(keyspace: str, table: str) -> str:
-    """Key of the base table's folder in the object store."""
+    """Return the key of the base table's folder in the object store."""
     return f"{replica_folder(keyspace, table)}/base"
 
 
 def transaction_of(bootstrap_id: str) -> str:
-    """The transaction of a bootstrap's commit: the base takes each only once, and tells which version it made."""
+    """Name the Delta transaction of a bootstrap's commit. The base takes it only once and keeps the version it made."""
     return f"bootstrap-{bootstrap_id}"
 
 
 def identity(table: TableSchema) -> dict[str, str]:
-    """The properties by which a replica is recognised, without their prefix."""
+    """Return the properties that identify a replica, without their prefix."""
     return {
         "table": table.full_name,
         "table_id": table.table_id,
@@ -51,29 +51,29 @@ def identity(table: TableSchema) -> dict[str, str]:
 
 
 def own_properties(configuration: Mapping[str, str]) -> dict[str, str]:
-    """Our own of a Delta table's properties, without their prefix."""
+    """Pick ringsync's properties from those of a Delta table, and drop their prefix."""
     return {k.removeprefix(PROPERTY_PREFIX): v for k, v in configuration.items() if k.startswith(PROPERTY_PREFIX)}
 
 
 def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> None:
-    """Look whether what lies at ``uri`` is a replica of this very table, whatever schema it had.
+    """Check that ``uri`` holds a replica of this very table, of any schema.
 
-    :param found: the properties that the table has
-    :raises ReplicaMismatchError: it is not
+    :param found: ringsync's properties of the Delta table
+    :raises ReplicaMismatchError: the replica belongs to another table
     """
     if found.get("table_id") != table.table_id:
         raise ReplicaMismatchError(
-            f"{uri} is the replica of table id {found.get('table_id', 'unknown')}, but {table.full_name} has "
-            f"{table.table_id} now: it was dropped and created again. Trigger bootstrap_table, which makes the replica "
-            "anew"
+            f"{uri} is the replica of table id {found.get('table_id', 'unknown')}, but {table.full_name} now "
+            f"has {table.table_id}: the table was dropped and created again. Trigger bootstrap_table to rebuild the "
+            "replica"
         )
 
 
 def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) -> None:
-    """Look whether what lies at ``uri`` is the replica of this table with this schema.
+    """Check that ``uri`` holds the replica of this table with this schema.
 
-    :param found: the properties that the table has
-    :raises ReplicaMismatchError: it is not
+    :param found: ringsync's properties of the Delta table
+    :raises ReplicaMismatchError: the replica belongs to another table or schema
     """
     check_table_id(uri, found, table)
     if found.get("schema_digest") != table.digest:
@@ -83,10 +83,10 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
 
 
 def replaced_table(before: DeltaSnapshot, table: TableSchema) -> dict[str, Any] | None:
-    """Which table had this table's name before, if the base still is its replica, and the Delta version under which it
-    stays readable until its files are removed.
+    """Find the former table of the same name whose replica the base still is.
 
-    :returns: ``table_id`` and ``version``; None: there is no base, or it is this table's own
+    :returns: ``table_id`` of the former table, and the Delta ``version`` under which its replica stays readable until
+        its files are removed; None: there is no base, or it is this table's own
     """
     found = own_properties(before.metadata.get("configuration") or {})
     if before.version < 0 or found.get("table_id") == table.table_id:
@@ -107,19 +107,19 @@ def replace_base(
     from_pass: int = 1,
     deletion_vectors: bool = True,
 ) -> int:
-    """Make the base consist of these files, in one commit; readers see the old version until then.
+    """Replace the base's files by these, in one commit. Readers see the old version until then.
 
-    :param before: what the base was, see :func:`ringsync.replica.delta_log.read_snapshot`
-    :param as_of_us: µs; cells written later may or may not be in the files
+    :param before: the base as :func:`ringsync.replica.delta_log.read_snapshot` gave it
+    :param as_of_us: µs; the files may or may not contain cells written later
     :param properties: further properties, stored as ``ringsync.<name>``
-    :param transaction: the base takes each only once
-    :param now_ms: ms since the epoch
-    :param from_pass: the first pass of the sync that these files may lack something of
-    :param deletion_vectors: off for readers that do not know them; repairs then rewrite whole files
+    :param transaction: application id of the Delta transaction; the base takes each only once
+    :param now_ms: current time, ms since the epoch
+    :param from_pass: number of the first pass whose changes may be missing from these files
+    :param deletion_vectors: whether later writers may mark rows deleted; if not, repairs rewrite whole files
     :returns: the Delta version
-    :raises ConcurrentCommitError: somebody has committed since ``before``
+    :raises ConcurrentCommitError: another writer has committed since ``before``
     """
-    own = {
+    ours = {
         **identity(table),
         "as_of_us": str(as_of_us),
         "from_pass": str(from_pass),
@@ -136,7 +136,7 @@ def replace_base(
         properties={
             "delta.enableDeletionVectors": str(deletion_vectors).lower(),
             "delta.dataSkippingStatsColumns": "token",
-            **{PROPERTY_PREFIX + name: value for name, value in own.items()},
+            **{PROPERTY_PREFIX + name: value for name, value in ours.items()},
         },
         transaction=transaction,
         now_ms=now_ms,

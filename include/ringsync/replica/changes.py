@@ -1,12 +1,12 @@
-"""The table of changes of a replica, without Spark: passes of the sync are added to it, each once and in order.
+"""The changes table of a replica, without Spark. The sync appends its passes here, each once and in order.
 
-``<replica>/changes`` holds complete row images as the base does, and in ``_version`` the number of the pass that made
-each. Whoever reads takes the image of a key with the greatest ``_version``, else the base's.
+``<replica>/changes`` holds complete row images, as the base does. ``_version`` is the number of the pass that made the
+image. For each key a reader takes the image with the greatest ``_version``; if there is none, it takes the base's.
 
-It belongs to one base and says so in its property ``ringsync.base``: when a bootstrap has replaced the base, what was
-merged with the old one no longer counts, and the table begins anew. Its transaction ``ringsync-sync`` is the last pass
-added; images are computed from a :class:`ReplicaState` and added only to this very state. So a repetition of a pass
-adds nothing, and what somebody computed from an older state is refused.
+The property ``ringsync.base`` names the base that the table belongs to. When a bootstrap replaces the base, images
+computed from the old base no longer count, and the table starts again empty. The transaction ``ringsync-sync`` is the
+last pass added. Images are computed from a :class:`ReplicaState` and added only while the replica has this state. So
+repeating a pass adds nothing, and images computed from an older state are refused.
 """
 
 from __future__ import annotations
@@ -43,50 +43,49 @@ from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
 VERSION = "_version"
-"""The column with the number of the pass."""
+"""Name of the column that holds the number of the pass."""
 
 SYNC = "ringsync-sync"
 """Application id of the Delta transaction whose version is the last pass added."""
 AS_OF = "ringsync-as-of"
-"""The same, for the moment (µs) that the passes added so far show."""
+"""Application id of the Delta transaction whose version is the moment (µs) that the passes added so far show."""
 
 CHECKPOINT_COMMITS = 10
-"""Every so many commits the log is summed up, so that nobody has to read it from its beginning."""
+"""Commits between two checkpoints of the log, so that readers need not read it from its beginning."""
 
 ATTEMPTS = 50
-"""So often a commit is tried again when others commit meanwhile; they are few."""
-
+"""Most tries of one commit while others commit. Few others do."""
 
 REPAIR = "ringsync-repair"
 """Application id of the Delta transaction of the base whose version is the moment (µs) of its last repair."""
 
 CLOCK_SKEW_US = 60_000_000
-"""So far ahead of ours the clocks of those who write may be."""
+"""How far the clocks of writers may be ahead of ours, µs."""
 
 _UNKNOWN_US = 2**61
 
 
 class StaleStateError(ConcurrentCommitError):
-    """The replica is no longer what the images were computed from: take its state anew."""
+    """The replica has changed since the images were computed: read its state again."""
 
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """What a replica consists of, at one moment.
+    """A replica at one moment.
 
     :ivar base: id of the base; every bootstrap makes another
-    :ivar base_version: Delta version
-    :ivar changes_version: Delta version; -1: there are no changes to this base
-    :ivar applied: number of the last pass in it
-    :ivar as_of_us: µs: cells written later may or may not be in it
-    :ivar live_known_from_us: µs: the base was read before; livenesses that it does not know are older
-    :ivar deletions_known_from_us: µs: what was written before may be hidden by deletions of which it shows nothing, as
-        the SELECT did that it was made from
-    :ivar whole: all rows and columns of the table were copied, and not a selection
-    :ivar changed_rows: rows in the table of changes
-    :ivar changed_bytes: compressed size of its files
+    :ivar base_version: Delta version of the base
+    :ivar changes_version: Delta version of the changes table; -1: there are no changes to this base
+    :ivar applied: number of the last pass that the replica contains
+    :ivar as_of_us: µs: the replica may or may not contain cells written later
+    :ivar live_known_from_us: µs: the base was read before; a liveness that it does not know is older
+    :ivar deletions_known_from_us: µs: cells written before may be hidden by deletions that the replica does not know,
+        because the SELECT that filled it did not show them
+    :ivar whole: whether all rows and columns of the table were copied, not a selection
+    :ivar changed_rows: rows in the changes table
+    :ivar changed_bytes: compressed size of the changes table's files
     :ivar base_rows: rows in the base, without those marked deleted
-    :ivar base_bytes: compressed size of its files
+    :ivar base_bytes: compressed size of the base's files
     :ivar changed_since_ms: time when the oldest file of changes was written, ms since the epoch; None: no such file
     :ivar options: settings by which delta-rs reaches the store (:func:`ringsync.storage.delta_options`)
     """
@@ -110,7 +109,7 @@ class ReplicaState:
 
 
 def changes_schema(table: TableSchema) -> pa.Schema:
-    """Row images with the number of the pass that made them."""
+    """Return the Arrow schema of the changes table: a row image and the number of the pass that made it."""
     return row_image_schema(table).append(pa.field(VERSION, pa.int64()))
 
 
@@ -120,18 +119,18 @@ def replica_state(
     options: Mapping[str, str] | None = None,
     known: KnownSnapshots | None = None,
 ) -> ReplicaState | None:
-    """What the replica is now; None: the table has none.
+    """Read the state of the replica; None: the table has no replica.
 
     :param options: settings by which delta-rs reaches the store (:func:`ringsync.storage.delta_options`)
     :param known: cache: an unchanged table is not read again
-    :raises ReplicaMismatchError: it is the replica of another table id or schema
+    :raises ReplicaMismatchError: the replica belongs to another table id or schema
     """
     base, changes = _snapshots(store, table, known)
     return _state(store, table, base, changes, options or {}) if base.version >= 0 else None
 
 
 def applied_pass(store: ObjectStore, table: TableSchema) -> int:
-    """The number of the last pass that the replica contains; 0: none, or no replica."""
+    """Return the number of the last pass that the replica contains; 0: none, or no replica."""
     state = replica_state(store, table)
     return state.applied if state else 0
 
@@ -146,15 +145,16 @@ def append_pass(
     seen: ReplicaState,
     as_of_us: int | None = None,
 ) -> int:
-    """Add a pass to the replica, in one commit; one that it contains is passed over.
+    """Add a pass to the replica, in one commit; do nothing if the replica contains it.
 
-    :param files: files in the folder of changes, of :func:`changes_schema`, sorted by token; ``_version`` is the pass
-    :param now_ms: ms since the epoch
-    :param seen: the state from which the images were computed
-    :param as_of_us: µs: all that was written until then is in this pass and those before
-    :returns: the Delta version of the table of changes
-    :raises StaleStateError: the replica has changed otherwise than by a merge or a repair; nothing was added
-    :raises ReplicaMismatchError: it is the replica of another table id or schema
+    :param files: files in the changes folder with the schema :func:`changes_schema`, sorted by token; ``_version`` is
+        the pass
+    :param now_ms: current time, ms since the epoch
+    :param seen: state from which the images were computed
+    :param as_of_us: µs: this pass and the earlier ones contain everything written until then
+    :returns: the Delta version of the changes table
+    :raises StaleStateError: something other than a merge or a repair has changed the replica; nothing was added
+    :raises ReplicaMismatchError: the replica belongs to another table id or schema
     """
     folder = changes_folder(table.keyspace, table.name)
     for _ in range(ATTEMPTS):
@@ -165,7 +165,7 @@ def append_pass(
                 return now.changes_version
             raise StaleStateError(
                 f"{now.changes_uri}: pass {pass_number} was made for base {seen.base} with pass {seen.applied}, but "
-                f"this is base {now.base} with pass {now.applied} by now: read the replica's state and make it anew"
+                f"the replica now has base {now.base} with pass {now.applied}: read its state and make the pass again"
             )
         if pass_number <= now.applied:
             return now.changes_version
@@ -188,13 +188,13 @@ def append_pass(
         if version % CHECKPOINT_COMMITS == 0:
             write_checkpoint(now.changes_uri, now.options)
         return version
-    raise ConcurrentCommitError(f"{store.uri(folder)}: others committed {ATTEMPTS} times in a row; try again later")
+    raise ConcurrentCommitError(f"{store.uri(folder)}: other writers committed first {ATTEMPTS} times: try again later")
 
 
 def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
-    """Make the table of changes that of the base as it is now: empty, unless it is that already.
+    """Start an empty changes table for the present base, unless the table belongs to this base already.
 
-    :param now_ms: ms since the epoch
+    :param now_ms: current time, ms since the epoch
     """
     for _ in range(ATTEMPTS):
         base, changes = _snapshots(store, table)
@@ -205,25 +205,27 @@ def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
         except ConcurrentCommitError:
             continue
     raise ConcurrentCommitError(
-        f"{store.uri(changes_folder(table.keyspace, table.name))}: others committed {ATTEMPTS} times in a row"
+        f"{store.uri(changes_folder(table.keyspace, table.name))}: other writers committed first {ATTEMPTS} times: "
+        "try again later"
     )
 
 
 def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, now_ms: int) -> None:
-    """Make the table of changes that of no base, before the replica of another table is replaced by this one's: whoever
-    reads both without a look at their properties never sees rows of both tables.
+    """Empty the changes table before a bootstrap replaces the replica of another table by this table's.
 
-    :param seen: the base that is to be replaced
-    :param now_ms: ms since the epoch
-    :raises ConcurrentCommitError: another writer has changed the base since; nothing was emptied
+    The emptied table belongs to no base. So a reader that ignores the properties never sees rows of both tables.
+
+    :param seen: the base that will be replaced
+    :param now_ms: current time, ms since the epoch
+    :raises ConcurrentCommitError: another writer has changed the base since ``seen``; nothing was emptied
     """
     no_base = {"configuration": {f"{PROPERTY_PREFIX}base": f"none-{table.table_id}"}}
     for _ in range(ATTEMPTS):
         base, changes = _snapshots(store, table)
         if base.version != seen.version:
             raise ConcurrentCommitError(
-                f"{store.uri(base_folder(table.keyspace, table.name))} has version {base.version} by now, and not "
-                f"{seen.version}: another writer has changed the replica; do it again, if it is still wanted"
+                f"{store.uri(base_folder(table.keyspace, table.name))} now has version {base.version}, not "
+                f"{seen.version}: another writer has changed the replica; try again if the change is still wanted"
             )
         if own_properties(changes.metadata.get("configuration") or {}).get("table_id") == table.table_id:
             return
@@ -232,28 +234,29 @@ def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, n
         except ConcurrentCommitError:
             continue
     raise ConcurrentCommitError(
-        f"{store.uri(changes_folder(table.keyspace, table.name))}: others committed {ATTEMPTS} times in a row"
+        f"{store.uri(changes_folder(table.keyspace, table.name))}: other writers committed first {ATTEMPTS} times: "
+        "try again later"
     )
 
 
 def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState) -> None:
-    """Look whether the replica still has the base that somebody has seen, before its rows are changed.
+    """Check that the replica still has the base of ``seen``, before its rows are changed.
 
-    :raises StaleStateError: a bootstrap has replaced it
+    :raises StaleStateError: a bootstrap has replaced the base
     """
     base = read_snapshot(store, base_folder(table.keyspace, table.name))
     _check_same_base(own_properties(base.metadata.get("configuration") or {}), seen, seen.base_uri)
 
 
 def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, now_ms: int) -> None:
-    """Take the files out of the table of changes whose images have been merged into the base that they belong to.
+    """Remove the files whose images have been merged into the base from the changes table.
 
-    Whoever does that an hour later, when a bootstrap has replaced the base and the passes are added to the new one
-    again, takes nothing out: it is one commit, to the very version whose base was looked at.
+    The check of the base and the removal concern the same version of the table. So a caller that comes after a
+    bootstrap has replaced the base removes nothing.
 
-    :param seen: the state that was merged
-    :param now_ms: ms since the epoch
-    :raises StaleStateError: a bootstrap has replaced the base; nothing was taken out
+    :param seen: state that was merged
+    :param now_ms: current time, ms since the epoch
+    :raises StaleStateError: a bootstrap has replaced the base; nothing was removed
     """
     folder = changes_folder(table.keyspace, table.name)
     for _ in range(ATTEMPTS):
@@ -267,27 +270,27 @@ def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, no
         except ConcurrentCommitError:
             continue
         return
-    raise ConcurrentCommitError(f"{seen.changes_uri}: others committed {ATTEMPTS} times in a row; try again later")
+    raise ConcurrentCommitError(f"{seen.changes_uri}: other writers committed first {ATTEMPTS} times: try again later")
 
 
 def _check_same_base(found: Mapping[str, str], seen: ReplicaState, uri: str) -> None:
     if found.get("base", "") != seen.base:
         raise StaleStateError(
-            f"{uri} is of base {found.get('base', '')} by now, and not of {seen.base}: a bootstrap has replaced the "
-            "replica. Do it again, if it is still wanted"
+            f"{uri} now belongs to base {found.get('base', '')}, not to {seen.base}: a bootstrap has replaced the "
+            "replica. Try again if the change is still wanted"
         )
 
 
 def _last_pass_in(file: Mapping[str, Any]) -> float:
-    """The newest pass that has an image in a file; where the file does not say, one that is still to come."""
+    """Return the newest pass with an image in a file; infinity if the file does not say."""
     return float(json.loads(file.get("stats") or "{}").get("maxValues", {}).get(VERSION, math.inf))
 
 
 def write_checkpoint(uri: str, options: Mapping[str, str], *, forget_old_commits: bool = False) -> None:
-    """Sum the log of a Delta table up.
+    """Write a checkpoint of a Delta table's log.
 
     :param options: settings by which delta-rs reaches the store
-    :param forget_old_commits: remove commits older than the table's ``delta.logRetentionDuration``
+    :param forget_old_commits: whether to remove commits older than the table's ``delta.logRetentionDuration``
     """
     from deltalake import DeltaTable
 
@@ -298,16 +301,16 @@ def write_checkpoint(uri: str, options: Mapping[str, str], *, forget_old_commits
 
 
 def delta_path(uri: str) -> str:
-    """A store's URI as delta-rs wants it: a local path is no URL, since ours are not escaped."""
+    """Turn a store's URI into what delta-rs takes: local paths are no URLs there, since ours are not escaped."""
     return uri.removeprefix("file://")
 
 
 def _snapshots(
     store: ObjectStore, table: TableSchema, known: KnownSnapshots | None = None
 ) -> tuple[DeltaSnapshot, DeltaSnapshot]:
-    """Base and changes, the changes read first.
+    """Read the snapshots of base and changes, the changes first.
 
-    What a merge moves from there to the base in between is then seen twice rather than not at all; and changes that
+    If a merge moves images to the base in between, they are seen twice rather than not at all. And changes that
     belong to the base that was read do not belong to an older one.
     """
     changes = read_snapshot(store, changes_folder(table.keyspace, table.name), known)
@@ -315,7 +318,7 @@ def _snapshots(
 
 
 def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: DeltaSnapshot, now_ms: int) -> None:
-    """Empty the table of changes, or create it, for this base: its passes begin where the base says."""
+    """Empty or create the changes table for this base. Its first pass is the one that the base names."""
     found = own_properties(base.metadata.get("configuration") or {})
     own = {**identity(table), "base": found.get("base", "")}
     replace_all(
@@ -326,7 +329,7 @@ def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: 
         schema=from_arrow_schema(changes_schema(table)).json(),
         properties={
             "delta.dataSkippingStatsColumns": f"token,{VERSION}",
-            # The table is emptied with every merge: what it was before serves only queries that run.
+            # Every merge empties the table: older versions serve only queries that are still running.
             "delta.logRetentionDuration": "interval 6 hours",
             "delta.deletedFileRetentionDuration": "interval 24 hours",
             **{PROPERTY_PREFIX + name: value for name, value in own.items()},
@@ -348,21 +351,21 @@ def _state(
     uri = store.uri(base_folder(table.keyspace, table.name))
     found = own_properties(base.metadata.get("configuration") or {})
     check_same_schema(uri, found, table)
-    theirs = _belong_together(base, changes)
-    written = [int(file["modificationTime"]) for file in changes.files] if theirs else []
+    belongs = _belong_together(base, changes)
+    written = [int(file["modificationTime"]) for file in changes.files] if belongs else []
     return ReplicaState(
         base_uri=uri,
         changes_uri=store.uri(changes_folder(table.keyspace, table.name)),
         base=found.get("base", ""),
         base_version=base.version,
-        changes_version=changes.version if theirs else -1,
-        applied=changes.transactions[SYNC] if theirs else _from_pass(base) - 1,
-        as_of_us=changes.transactions.get(AS_OF, _as_of_us(base)) if theirs else _as_of_us(base),
+        changes_version=changes.version if belongs else -1,
+        applied=changes.transactions[SYNC] if belongs else _from_pass(base) - 1,
+        as_of_us=changes.transactions.get(AS_OF, _as_of_us(base)) if belongs else _as_of_us(base),
         live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
         deletions_known_from_us=max(_deletions_from_us(base), base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
-        changed_rows=changes.rows if theirs else 0,
-        changed_bytes=changes.bytes if theirs else 0,
+        changed_rows=changes.rows if belongs else 0,
+        changed_bytes=changes.bytes if belongs else 0,
         base_rows=base.rows,
         base_bytes=base.bytes,
         changed_since_ms=min(written, default=None),
@@ -371,9 +374,9 @@ def _state(
 
 
 def _belong_together(base: DeltaSnapshot, changes: DeltaSnapshot) -> bool:
-    theirs, own = (own_properties(one.metadata.get("configuration") or {}) for one in (changes, base))
-    wanted = ("table_id", "schema_digest", "base")
-    return changes.version >= 0 and all(theirs.get(name, "") == own.get(name, "") for name in wanted)
+    of_changes, of_base = (own_properties(table.metadata.get("configuration") or {}) for table in (changes, base))
+    names = ("table_id", "schema_digest", "base")
+    return changes.version >= 0 and all(of_changes.get(name, "") == of_base.get(name, "") for name in names)
 
 
 def _from_pass(base: DeltaSnapshot) -> int:
@@ -385,6 +388,6 @@ def _as_of_us(base: DeltaSnapshot) -> int:
 
 
 def _deletions_from_us(base: DeltaSnapshot) -> int:
-    """Of a base that a version before has made the moment until which it was read."""
+    """Return when the base's knowledge of deletions begins; for bases of older versions, when reading it ended."""
     found = own_properties(base.metadata.get("configuration") or {})
     return int(found.get("deletions_from_us") or found.get("read_until_us") or _as_of_us(base))

@@ -1,9 +1,10 @@
-"""Checksums of live rows per token range: one definition for source and replica.
+"""Checksums of live rows per token range, with one definition for source and replica.
 
-A row's digest (:mod:`ringsync.images.digests`) covers every column, each cell's writetime and expiry and raw bytes; of
-keys the value counts, not its spelling (:func:`ringsync.images.keys.comparable`). A range's checksum is its number of
-rows and of live cells, and the exclusive or and the sum (mod 2^64) of both halves of the digests: the same under any
-order and partitioning; the count and the sums see what a bare exclusive or would not, a row that is there twice.
+A row's digest (:mod:`ringsync.images.digests`) covers every column and each cell's writetime, expiry and raw bytes. For
+keys it covers the value, not its spelling (:func:`ringsync.images.keys.comparable`). A range's checksum consists of the
+numbers of rows and live cells, and of the exclusive or and the sum (mod 2^64) of both halves of the digests. It is the
+same under any order and partitioning. The counts and sums detect a row that is there twice; an exclusive or alone does
+not.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ def range_checksums(
     table: TableSchema,
     boundaries: Sequence[int],
 ) -> pa.Table:
-    """Checksum every token range, each task reading a piece and summing it up where it reads.
+    """Compute the checksum of every token range; each task reads a piece and returns only its sums.
 
-    Nothing but the sums leaves a task: sending rows through the JVM would cost several times the reading.
+    Sending rows through the JVM would cost several times the reading.
 
-    :param pieces: how many there are, and tasks
-    :param read: gives, in a task, the rows of a piece that a SELECT shows
+    :param pieces: number of pieces, and of tasks
+    :param read: function that reads, in a task, the rows of a piece that a SELECT shows
         (:func:`ringsync.images.live.shown_rows`)
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]; rows outside do
         not count
     :returns: one row per range: ``range`` (its index) and :data:`CHECKSUM_FIELDS`, all int64
-    :raises ValueError: when the boundaries are not two or more rising tokens
+    :raises ValueError: the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
 
@@ -59,21 +60,21 @@ def range_checksums(
 
 
 def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array) -> pa.RecordBatch:
-    """The checksums of some of the rows, of the ranges that they are in; :func:`sum_up` makes the whole of them.
+    """Compute the partial checksums of these rows, by range; :func:`sum_up` adds them up.
 
     :param rows: result of :func:`ringsync.images.live.shown_rows`
     """
     counted = _columns_with_cells(table)
-    found = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
+    sums = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
     for batch in rows:
-        _add_batch(found, comparable(batch, table), edges, counted)
-    ranges = np.flatnonzero(found[0])
-    columns = [pa.array(ranges), *(pa.array(one[ranges]) for one in found)]
+        _add_batch(sums, comparable(batch, table), edges, counted)
+    ranges = np.flatnonzero(sums[0])
+    columns = [pa.array(ranges), *(pa.array(field[ranges]) for field in sums)]
     return pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
 
 
 def sum_up(partial: pa.Table, edges: Int64Array) -> pa.Table:
-    """The checksums of all ranges from those of parts of the rows, in any order."""
+    """Add up partial checksums, given in any order, to the checksums of all ranges."""
     total = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
     ranges = partial["range"].to_numpy()
     for name, sums in zip(CHECKSUM_FIELDS, total, strict=True):
@@ -83,9 +84,9 @@ def sum_up(partial: pa.Table, edges: Int64Array) -> pa.Table:
 
 
 def check_boundaries(boundaries: Sequence[int]) -> Int64Array:
-    """The boundaries as an array.
+    """Return the boundaries as an array.
 
-    :raises ValueError: when they are not two or more rising tokens
+    :raises ValueError: the boundaries are not two or more rising tokens
     """
     edges = np.array(boundaries, np.int64)
     if len(edges) < 2 or not (edges[1:] > edges[:-1]).all():
@@ -94,9 +95,9 @@ def check_boundaries(boundaries: Sequence[int]) -> Int64Array:
 
 
 def range_indexes(tokens: pa.Array, edges: Int64Array) -> Int64Array:
-    """The index of each token's range, start excluded, end included; -1 or ``len(edges) - 1`` outside."""
-    found: Int64Array = np.searchsorted(edges, tokens.to_numpy(zero_copy_only=False), side="left") - 1
-    return found
+    """Return the index of each token's range, start excluded, end included; -1 or ``len(edges) - 1`` outside."""
+    indexes: Int64Array = np.searchsorted(edges, tokens.to_numpy(zero_copy_only=False), side="left") - 1
+    return indexes
 
 
 def _columns_with_cells(table: TableSchema) -> list[str]:
@@ -104,8 +105,8 @@ def _columns_with_cells(table: TableSchema) -> list[str]:
     return [names[column.name] for column in table.value_columns]
 
 
-def _add_batch(found: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64Array, counted: Sequence[str]) -> None:
-    """Add the checksums of a batch's rows to those found so far, range by range."""
+def _add_batch(sums: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64Array, counted: Sequence[str]) -> None:
+    """Add the checksums of a batch's rows to the sums so far, range by range."""
     ranges = range_indexes(batch["token"], edges)
     inside = np.flatnonzero((ranges >= 0) & (ranges < len(edges) - 1))
     if not len(inside):
@@ -116,15 +117,15 @@ def _add_batch(found: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64
     sorted_ranges = ranges[order]
     starts = np.flatnonzero(np.diff(sorted_ranges, prepend=-1))
     touched = sorted_ranges[starts]
-    found[0, touched] += np.diff(np.append(starts, len(order)))
-    found[1, touched] += np.add.reduceat(cells[order], starts)
+    sums[0, touched] += np.diff(np.append(starts, len(order)))
+    sums[1, touched] += np.add.reduceat(cells[order], starts)
     for half, digests in enumerate((low[order], high[order])):
-        found[2 + half, touched] ^= np.bitwise_xor.reduceat(digests, starts)
-        found[4 + half, touched] += np.add.reduceat(digests, starts)
+        sums[2 + half, touched] ^= np.bitwise_xor.reduceat(digests, starts)
+        sums[4 + half, touched] += np.add.reduceat(digests, starts)
 
 
 def _live_cells(batch: pa.RecordBatch, columns: Sequence[str]) -> Int64Array:
-    """Live cells of each row: one per column with a value; a multi-cell column has as many as its elements."""
+    """Count the live cells of each row: one per column with a value, or one per element of a multi-cell column."""
     total = np.zeros(batch.num_rows, np.int64)
     times = batch["_cells"]
     for name in columns:
@@ -139,7 +140,7 @@ def _live_cells(batch: pa.RecordBatch, columns: Sequence[str]) -> Int64Array:
 
 
 def _elements(values: pa.Array) -> Int64Array:
-    """Elements of a list or map, or fields of a user-defined type that are set; 0 for null."""
+    """Count the elements of a list or map, or the fields of a user-defined type that are set; 0 for null."""
     if pa.types.is_struct(values.type):
         total = np.zeros(len(values), np.int64)
         for field in values.flatten():

@@ -1,4 +1,4 @@
-"""Source against replica: checksums of every token range first, then row by row where they differ; and the repair."""
+"""Comparison of source and replica, and the repair: checksums of all token ranges, then the rows of unequal ranges."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ OUTCOMES: tuple[Outcome, ...] = ("equal", "different", "missing", "extra", "chan
 
 
 TokenRanges = Sequence[tuple[int, int]]
-"""(start, end], none of them wrapping."""
+"""Ranges (start, end]; none wraps."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """The result of a comparison.
 
-    :ivar ranges: token ranges compared
-    :ivar differing_ranges: (start, end] of those whose checksums differ
-    :ivar source_rows: live rows there, in all ranges
-    :ivar source_cells: their live cells
-    :ivar replica_rows: live rows here
-    :ivar replica_cells: their live cells
-    :ivar rows: rows of the differing ranges by outcome; each row has one
-    :ivar differences_by_kind: number of differences, those not listed included; a row can have several
-    :ivar differences: the differences that are listed
+    :ivar ranges: number of token ranges compared
+    :ivar differing_ranges: token ranges (start, end] whose checksums differ
+    :ivar source_rows: live rows of the source, in all ranges
+    :ivar source_cells: live cells of the source
+    :ivar replica_rows: live rows of the replica
+    :ivar replica_cells: live cells of the replica
+    :ivar rows: rows of the differing ranges by outcome; each row has one outcome
+    :ivar differences_by_kind: number of differences by kind, listed or not; a row can have several
+    :ivar differences: listed differences
     """
 
     ranges: int
@@ -57,17 +57,17 @@ class Comparison:
 
     @property
     def equal_ranges(self) -> int:
-        """Ranges whose checksums are the same."""
+        """Number of ranges whose checksums are the same."""
         return self.ranges - len(self.differing_ranges)
 
     @property
     def rows_compared(self) -> int:
-        """Rows of the differing ranges, on whichever side they are."""
+        """Number of rows of the differing ranges, on either side."""
         return sum(self.rows.values())
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, rows that changed after the moment of the comparison aside."""
+        """Whether nothing differs, except rows that changed after the moment of the comparison."""
         return not any(self.rows[outcome] for outcome in ("different", "missing", "extra"))
 
 
@@ -84,15 +84,15 @@ def compare_ranges(
 ) -> Comparison:
     """Compare live rows of the source with those of the replica, both as of one moment.
 
-    :param there: the source's checksums (:func:`ringsync.replica.checksum.range_checksums`)
-    :param here: the replica's
-    :param read_source: gives the source's live rows (:func:`ringsync.replica.view.as_selected`) of some token
-        ranges; called where checksums differ
-    :param read_replica: gives the replica's live rows (:func:`ringsync.replica.view.live`) of them; called there, too
+    :param there: checksums of the source (:func:`ringsync.replica.checksum.range_checksums`)
+    :param here: checksums of the replica
+    :param read_source: function that reads the source's live rows (:func:`ringsync.replica.view.as_selected`) of the
+        ranges whose checksums differ
+    :param read_replica: function that reads the replica's live rows (:func:`ringsync.replica.view.live`) of them
     :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
-    :param changed_after_us: µs; a source row with a later writetime that differs is counted, not a difference
-    :param limit: list so many differences at most; all are counted
-    :raises ValueError: when the boundaries are not two or more rising tokens
+    :param changed_after_us: µs; a differing source row with a later writetime counts as changed, not as a difference
+    :param limit: most differences to list; all are counted
+    :raises ValueError: the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
     differs = np.any([there[name].to_numpy() != here[name].to_numpy() for name in CHECKSUM_FIELDS], axis=0)
@@ -102,8 +102,8 @@ def compare_ranges(
     differences: list[Difference] = []
     if ranges:
         joined = _join(read_source(ranges), read_replica(ranges), table, changed_after_us)
-        found = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
-        for line in found.toArrow().to_pylist():
+        lines = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
+        for line in lines.toArrow().to_pylist():
             if line["listed"] is not None:
                 differences.append(Difference(**json.loads(line["listed"])))
             elif line["outcome"] is not None:
@@ -132,17 +132,17 @@ def repair(
     properties: Mapping[str, str],
     check: Callable[[], None] = lambda: None,
 ) -> WriteResult:
-    """Replace all rows of these token ranges in the base by the source's, in one commit; then forget their changes.
+    """Replace all rows of these token ranges in the base by the source's, in one commit; then delete their changes.
 
-    Missing rows appear, extra ones go, all others get the source's values and times. Compare again to prove it: an
-    image that a pass has added meanwhile was made from what has now been replaced.
+    Missing rows are added, extra rows removed, and all other rows get the source's values and times. Compare again
+    afterwards: an image that a pass added meanwhile was made from rows that are now replaced.
 
-    :param source: row images of these ranges, read anew; others are left out
-    :param ranges: (start, end], as :attr:`Comparison.differing_ranges`
-    :param up_to_pass: the last pass that the replica had when the source was read
-    :param properties: the commit's user metadata, e.g. ``run_id``
-    :param check: raises when the replica is another by now; asked before each commit
-    :raises ReplicaMismatchError: when the base is not the replica of this table and schema
+    :param source: newly read row images of the source; rows outside these ranges are ignored
+    :param ranges: token ranges (start, end], as :attr:`Comparison.differing_ranges`
+    :param up_to_pass: number of the last pass that the replica had when the source was read
+    :param properties: user metadata of the commit, e.g. ``run_id``
+    :param check: function that raises if the replica was replaced; called before each commit
+    :raises ReplicaMismatchError: the base is not the replica of this table and schema
     """
     check()
     written = replica.replace_ranges(source.where(token_condition(ranges)), ranges, properties=properties)
@@ -157,10 +157,10 @@ def _join(
     table: TableSchema,
     changed_after_us: int,
 ) -> DataFrame:
-    """Each key with its outcome, and with the rows of both sides where they are wanted.
+    """Join both sides by key: each key's outcome, and the rows that are needed to name the differences.
 
-    Keys are joined by their digest: Spark's own equality takes -0.0 for 0.0 and cannot compare maps. Copies of one
-    row are numbered, so that a row that is there twice finds no second partner.
+    The join uses the keys' digests, since Spark's own equality takes -0.0 for 0.0 and cannot compare maps. Copies of
+    one row are numbered, so that a row that is there twice finds no second partner.
     """
     there, here = (
         _with_digests(side, table).selectExpr("*", "row_number() OVER (PARTITION BY `key` ORDER BY digest) AS copy")
@@ -187,7 +187,7 @@ def _join(
 
 
 def _newest(table: TableSchema) -> str:
-    """SQL: the greatest writetime of the source's row, null when it has none."""
+    """Write the SQL of the greatest writetime of the source's row, null if it has none."""
     names = lake_names(table)
     times = [
         f"array_max({path})" if column.is_multicell else path
@@ -198,7 +198,7 @@ def _newest(table: TableSchema) -> str:
 
 
 def _with_digests(live_rows: DataFrame, table: TableSchema) -> DataFrame:
-    """``key`` (digest of token and key columns), ``digest`` (of everything) and ``row`` of each row."""
+    """Return ``key`` (digest of token and key columns), ``digest`` (of everything) and ``row`` for each row."""
 
     def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -212,7 +212,7 @@ def _with_digests(live_rows: DataFrame, table: TableSchema) -> DataFrame:
 
 
 def _naming(table: TableSchema, limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for mapInArrow: joined rows to counts of outcomes and kinds, and up to ``limit`` differences."""
+    """Make the function for mapInArrow that counts outcomes and kinds and lists up to ``limit`` differences."""
 
     def name(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcomes: Counter[str] = Counter()
@@ -229,7 +229,7 @@ def _naming(table: TableSchema, limit: int) -> Callable[[Iterator[pa.RecordBatch
                         listed.append(json.dumps(asdict(difference)))
         lines: list[dict[str, Any]] = [{"outcome": outcome, "number": n} for outcome, n in outcomes.items()]
         lines += [{"kind": kind, "number": n} for kind, n in kinds.items()]
-        lines += [{"listed": one} for one in listed]
+        lines += [{"listed": difference_json} for difference_json in listed]
         yield pa.RecordBatch.from_pylist(lines, schema=_LINES)
 
     return name

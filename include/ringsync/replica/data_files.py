@@ -1,4 +1,4 @@
-"""Parquet files of row images, written piece by piece where the rows are read."""
+"""A writer of Parquet files of row images, piece by piece, in the task that reads the rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ringsync.replica.delta_log import DataFile
 
 ROW_GROUP_ROWS = 200_000
 ROW_GROUP_BYTES = 64 * 2**20
-"""In memory, as Arrow; a row group ends at whichever comes first."""
+"""Size in memory, as Arrow. A row group ends at the first of both limits."""
 
 
 class DataFileWriter:
-    """One file in the making, in memory.
+    """A Parquet file that is written in memory.
 
-    :param schema: the Arrow schema of row images
+    :param schema: Arrow schema of the row images
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._sink = pa.BufferOutputStream()
-        # Spark's own files have no statistics of nested columns either; token's are what readers skip by.
+        # Readers skip by the statistics of token alone. Spark's own files have none of nested columns either.
         self._writer = pq.ParquetWriter(self._sink, schema, compression="zstd", write_statistics=["token"])
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -32,7 +32,7 @@ class DataFileWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far, of what has been encoded."""
+        """Bytes encoded so far."""
         return int(self._sink.tell())
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -50,11 +50,11 @@ class DataFileWriter:
             self._write_row_group()
 
     def finish(self, name: str, now_ms: int) -> tuple[DataFile, bytes]:
-        """Close the file: what is to be known of it, and its bytes.
+        """Close the file and return its description and its bytes.
 
-        :param name: the file's name in the table's folder
-        :param now_ms: ms since the epoch
-        :raises ValueError: it has no rows
+        :param name: name of the file in the table's folder
+        :param now_ms: current time, ms since the epoch
+        :raises ValueError: the file has no rows
         """
         if self._min_token is None or self._max_token is None:
             raise ValueError("a data file must have rows")
@@ -70,10 +70,10 @@ class DataFileWriter:
 
 
 def last_token(batch: pa.RecordBatch) -> int:
-    """The greatest token of row images in token order."""
+    """Return the greatest token of row images in token order."""
     return int(batch["token"][-1].as_py())
 
 
 def first_row_of_last_token(batch: pa.RecordBatch) -> int:
-    """Where the rows of the greatest token begin: the partitions before are complete. 0 without rows."""
+    """Find where the rows of the greatest token begin: all partitions before are complete. 0 without rows."""
     return int(pc.index(batch["token"], batch["token"][-1]).as_py()) if batch.num_rows else 0

@@ -1,9 +1,9 @@
-"""A Delta table's log: read what the table consists of, replace all of it or add to it in one commit.
+"""The log of a Delta table: read the table's files, replace all of them, or add some, each in one commit.
 
-Spark and delta-rs commit only what they themselves wrote or computed. A bootstrap's files are written by many
-tasks, in several runs; they become the table at the end, without being read again, and only if nobody has committed in
-between. So do the files of a pass of the sync. That takes one JSON object with the next version's name, put if absent:
-the protocol of Delta itself
+Spark and delta-rs commit only files that they themselves wrote. Many tasks in several runs write the files of a
+bootstrap. These files become the table at the end, without being read again, and only if nobody has committed in
+between. The files of a sync's pass are added in the same way. A commit is one JSON object with the name of the next
+version, put if absent, as Delta's protocol says
 (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, sections "Delta Log Entries", "Actions", "Checkpoints").
 """
 
@@ -43,10 +43,10 @@ class ConcurrentCommitError(DeltaLogError):
 class DataFile:
     """A Parquet file of row images in the table's folder.
 
-    :ivar name: relative to the table's folder
-    :ivar bytes: the file's size
-    :ivar min_token: least token inside, for readers that skip files
-    :ivar written_at_ms: ms since the epoch
+    :ivar name: path relative to the table's folder
+    :ivar bytes: size of the file
+    :ivar min_token: least token in the file, for readers that skip files
+    :ivar written_at_ms: time of writing, ms since the epoch
     """
 
     name: str
@@ -59,11 +59,11 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DeltaSnapshot:
-    """A table as of its newest version.
+    """A Delta table at its newest version.
 
-    :ivar version: -1: there is no table
+    :ivar version: Delta version; -1: there is no table
     :ivar files: ``add`` actions of the live files
-    :ivar transactions: version by application id
+    :ivar transactions: version of each transaction by its application id
     """
 
     version: int = -1
@@ -74,12 +74,12 @@ class DeltaSnapshot:
 
     @property
     def rows(self) -> int:
-        """Rows of all files, as far as these say; those marked deleted do not count."""
+        """Rows of all files whose statistics are known, without the rows marked deleted."""
         return sum(map(file_rows, self.files)) - self.deleted_rows
 
     @property
     def bytes(self) -> int:
-        """Of all files, compressed."""
+        """Compressed size of all files."""
         return sum(int(file["size"]) for file in self.files)
 
     @property
@@ -89,18 +89,18 @@ class DeltaSnapshot:
 
 
 def file_rows(content: Action) -> int:
-    """Rows in a file by its ``add`` action, those marked deleted included; 0 where it does not say."""
+    """Read a file's number of rows from its ``add`` action, rows marked deleted included; 0 if it is not given."""
     return int(json.loads(content.get("stats") or "{}").get("numRecords", 0))
 
 
 KnownSnapshots = dict[str, tuple[Sequence[Stat], DeltaSnapshot]]
-"""By folder: the objects of the log, and what came out of them."""
+"""The objects of the log and the snapshot read from them, by folder."""
 
 
 def read_snapshot(store: ObjectStore, folder: str, known: KnownSnapshots | None = None) -> DeltaSnapshot:
-    """Replay the log from its last checkpoint.
+    """Read a table's snapshot: replay its log from the last checkpoint.
 
-    :param folder: the table's key in the store
+    :param folder: key of the table's folder in the store
     :param known: cache: an unchanged log is not read again
     :raises DeltaLogError: commits are missing, or the table uses features that this reader does not know
     """
@@ -144,7 +144,7 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
     if unknown:
         raise DeltaLogError(
             f"{store.uri(folder)} uses Delta features that ringsync never switches on ({', '.join(sorted(unknown))}): "
-            "move the folder away, or drop these features with Delta's own tools"
+            "move the folder elsewhere, or drop these features with Delta's own tools"
         )
     return DeltaSnapshot(version, protocol, metadata, tuple(live.values()), transactions)
 
@@ -162,17 +162,17 @@ def replace_all(
     deletion_vectors: bool = True,
     also: Mapping[str, int] | None = None,
 ) -> int:
-    """Make the table consist of these files and nothing else, in one commit; create it if it is not there.
+    """Replace all files of the table by these, in one commit; create the table if it is not there.
 
-    :param before: what the table was when it was decided to replace it
-    :param schema: Spark's JSON form of the schema
-    :param properties: table properties; those named ``delta.…`` must be what Delta knows
-    :param transaction: application id: this table takes each only once
-    :param also: further versions by application id, whatever they were before
-    :param now_ms: ms since the epoch
+    :param before: the table's snapshot when the caller decided to replace it
+    :param schema: the table's schema as Spark's JSON
+    :param properties: table properties; Delta must know those named ``delta.…``
+    :param transaction: application id of the transaction; the table takes each only once
+    :param also: versions of further transactions by application id; they may be lower than before
+    :param now_ms: current time, ms since the epoch
     :param deletion_vectors: whether later writers may mark rows deleted instead of rewriting files
-    :returns: the version, also if this transaction was committed before
-    :raises ConcurrentCommitError: somebody has committed since ``before``
+    :returns: the version that this transaction made, now or before
+    :raises ConcurrentCommitError: another writer has committed since ``before``
     """
     if transaction in before.transactions:
         return before.transactions[transaction]
@@ -190,7 +190,7 @@ def replace_all(
                 "createdTime": before.metadata.get("createdTime") or now_ms,
             }
         },
-        # The version of a transaction is that of the table, so that who comes again learns it.
+        # The transaction's version is the table's, so that a repeated call can return it.
         *_transactions({**(also or {}), transaction: version}, now_ms),
         *({"remove": _removal(content, now_ms)} for content in before.files),
         *({"add": _addition(file)} for file in files),
@@ -208,14 +208,14 @@ def append(
     now_ms: int,
     constants: Mapping[str, int] | None = None,
 ) -> int:
-    """Add files to a table that is there, in one commit that has looked at nothing else in it.
+    """Add files to an existing table, in one blind commit: it depends on nothing that the table holds.
 
-    :param before: what the table was when it was decided to add these
-    :param transactions: versions by application id
-    :param now_ms: ms since the epoch
-    :param constants: columns that have the same number in all rows, for readers that skip files
-    :returns: the version
-    :raises ConcurrentCommitError: somebody has committed since ``before``
+    :param before: the table's snapshot when the caller decided to add these files
+    :param transactions: versions of transactions by application id
+    :param now_ms: current time, ms since the epoch
+    :param constants: columns with the same number in all rows, for readers that skip files
+    :returns: the new version
+    :raises ConcurrentCommitError: another writer has committed since ``before``
     """
     actions = [
         {"commitInfo": _commit_info("Append", files, {}, before, now_ms)},
@@ -226,13 +226,13 @@ def append(
 
 
 def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequence[Action], *, now_ms: int) -> int:
-    """Take files out of a table, in one commit.
+    """Remove files from a table, in one commit.
 
-    :param before: what the table was when it was decided to remove these
-    :param files: the table's files
-    :param now_ms: ms since the epoch
-    :returns: the version
-    :raises ConcurrentCommitError: somebody has committed since ``before``
+    :param before: the table's snapshot when the caller decided to remove these files
+    :param files: ``add`` actions of the files to remove
+    :param now_ms: current time, ms since the epoch
+    :returns: the new version
+    :raises ConcurrentCommitError: another writer has committed since ``before``
     """
     info = {**_commit_info("Overwrite", [], {}, before, now_ms), "operation": "DELETE", "operationParameters": {}}
     actions = [{"commitInfo": info}, *({"remove": _removal(content, now_ms)} for content in files)]
@@ -254,12 +254,12 @@ def _transactions(versions: Mapping[str, int], now_ms: int) -> Iterable[Action]:
 
 
 def _last_checkpoint(keys: Iterable[str]) -> tuple[int, list[str]]:
-    """Version and objects of the newest whole checkpoint; -1 where there is none."""
-    found: dict[tuple[int, int], list[str]] = {}
+    """Find the version and objects of the newest complete checkpoint; -1 if there is none."""
+    parts_of: dict[tuple[int, int], list[str]] = {}
     for key in keys:
         if match := _CHECKPOINT.search(key):
-            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(key)
-    whole = [(version, sorted(parts)) for (version, count), parts in found.items() if len(parts) == count]
+            parts_of.setdefault((int(match[1]), int(match[3] or 1)), []).append(key)
+    whole = [(version, sorted(parts)) for (version, count), parts in parts_of.items() if len(parts) == count]
     return max(whole, default=(-1, []))
 
 
@@ -274,7 +274,7 @@ def _checkpoint_actions(data: bytes) -> list[Action]:
 
 
 def _without_nulls(content: Action) -> Action:
-    """As the log's JSON would have it: no nulls, maps as objects, only what the protocol's JSON form knows."""
+    """Give an action the form that it has in the log's JSON: no nulls, maps as objects, only the protocol's fields."""
     return {
         name: dict(value) if name in ("configuration", "partitionValues", "tags", "options") else value
         for name, value in content.items()
@@ -283,7 +283,7 @@ def _without_nulls(content: Action) -> Action:
 
 
 def _identity(content: Action) -> tuple[str, str]:
-    """A file's identity: its path, and which deletion vector it has (PROTOCOL.md, "Add File and Remove File")."""
+    """Return a file's identity: its path and its deletion vector (PROTOCOL.md, "Add File and Remove File")."""
     vector = content.get("deletionVector")
     return content["path"], json.dumps(
         [vector.get(k) for k in ("storageType", "pathOrInlineDv", "offset")] if vector else None
@@ -291,7 +291,7 @@ def _identity(content: Action) -> tuple[str, str]:
 
 
 def _protocol(before: Action, deletion_vectors: bool) -> Action:
-    """What readers and writers must know: nothing, or deletion vectors; what a table needs already stays."""
+    """Return the ``protocol`` action: all features that the table has already, and deletion vectors if wanted."""
     reader, writer = set(before.get("readerFeatures") or ()), set(before.get("writerFeatures") or ())
     if not (deletion_vectors or reader or writer):
         return before or {"minReaderVersion": 1, "minWriterVersion": 2}
@@ -310,7 +310,7 @@ def _protocol(before: Action, deletion_vectors: bool) -> Action:
 def _commit_info(
     mode: str, files: Sequence[DataFile], properties: Mapping[str, str], before: DeltaSnapshot, now_ms: int
 ) -> Action:
-    own = {name.removeprefix("ringsync."): v for name, v in properties.items() if name.startswith("ringsync.")}
+    ours = {name.removeprefix("ringsync."): v for name, v in properties.items() if name.startswith("ringsync.")}
     return {
         "timestamp": now_ms,
         "operation": "WRITE",
@@ -325,7 +325,7 @@ def _commit_info(
             "numOutputBytes": str(sum(file.bytes for file in files)),
         },
         "engineInfo": f"ringsync/{ringsync.__version__}",
-        "userMetadata": json.dumps(own),
+        "userMetadata": json.dumps(ours),
     }
 
 

@@ -1,9 +1,8 @@
-"""The newest images of rows of a replica, read without a JVM: those that a pass's change rows are merged with, and all
-of a token range.
+"""Lookup of a replica's newest images without a JVM: for the keys of a pass's change rows, or for a token range.
 
-delta-rs reads both tables and knows their deletion vectors. The tokens wanted are joined with the table, so that of
-other rows only the tokens are read; which of the rows are wanted is then told by their whole keys, batch by batch:
-a partition of a million rows need not fit into memory for the sake of one row.
+delta-rs reads both tables and respects their deletion vectors. The query joins the table with the tokens wanted, so
+that it reads only the tokens of other rows. Whole keys then select the rows, batch by batch: a partition of a million
+rows need not fit into memory for the sake of one row.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ringsync.replica.changes import VERSION, ReplicaState, changes_schema, delt
 from ringsync.schema.table import TableSchema
 
 TOKENS_AT_ONCE = 20_000
-"""They are written out in a query; a list of 100,000 overflows the stack of delta-rs's parser."""
+"""Most tokens written out in one query. A list of 100,000 overflows the stack of delta-rs's parser."""
 
 SESSION = {
     "datafusion.execution.parquet.pushdown_filters": "true",
@@ -36,12 +35,12 @@ SESSION = {
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is asked for.
+    """The rows that a lookup asks for.
 
-    :ivar tokens: sorted, each once
+    :ivar tokens: tokens of all of them, sorted, each once
     :ivar keys: digests of the keys of single rows
-    :ivar whole: tokens of partitions all of whose rows are wanted
-    :ivar partitions: digests of the partitions of those single rows, where a table has static columns
+    :ivar whole: tokens of the partitions that are wanted whole
+    :ivar partitions: digests of the single rows' partitions; None: the table has no static columns
     """
 
     table: TableSchema
@@ -51,30 +50,30 @@ class _Wanted:
     partitions: pa.Array | None
 
     def select(self, rows: pa.RecordBatch, keys: pa.Array) -> tuple[Mask, Mask]:
-        """Rows that are wanted; and those that are not but show their partition's static cells."""
-        own = _is_in(keys, self.keys) | _is_in(rows["token"], self.whole)
+        """Select the rows that are wanted, and the others that show a wanted partition's static cells."""
+        wanted = _is_in(keys, self.keys) | _is_in(rows["token"], self.whole)
         if self.partitions is None:
-            return own, np.zeros_like(own)
+            return wanted, np.zeros_like(wanted)
         among = _is_in(partition_digests(rows, self.table), self.partitions)
         first = lake_names(self.table)[self.table.clustering[0].name]
         alone = ~(_valid(rows[first]) | _valid(pc.struct_field(rows["_x"], [first, "raw"])))
-        return own | (among & alone), among & ~own & ~alone
+        return wanted | (among & alone), among & ~wanted & ~alone
 
 
 def previous_images(
     state: ReplicaState, table: TableSchema, keys: pa.RecordBatch, partitions: pa.Array | None = None
 ) -> pa.RecordBatch:
-    """The newest images of rows and of whole partitions, each row once, in token order.
+    """Read the newest images of rows and of whole partitions, each row once, in token order.
 
-    In a table with static columns each partition of ``keys`` also gives its row without clustering, and one other
+    If the table has static columns, each partition of ``keys`` also gives its row without clustering, and one other
     row if it has any: all rows of a partition show its static cells, and a new row needs them.
 
+
     :param state: :func:`ringsync.replica.changes.replica_state`
-    :param keys: the rows wanted; of each batch ``token``, the key columns and ``_x`` are looked at, as
-        :func:`ringsync.images.schema.row_image_schema` has them
-    :param partitions: int64, tokens of partitions all of whose rows are wanted; another partition with the same
-        token comes along
-    :returns: row images; no row for what the replica does not have; dead rows are there as long as they are kept
+    :param keys: keys of the rows wanted: ``token``, the key columns and ``_x`` as in
+        :func:`ringsync.images.schema.row_image_schema`
+    :param partitions: int64, tokens of the partitions wanted whole; other partitions with these tokens come along
+    :returns: row images of the rows that the replica has, dead rows included as long as it keeps them
     """
     wanted = _wanted(table, keys, partitions)
     asked = bool(len(wanted.tokens))
@@ -83,27 +82,27 @@ def previous_images(
     )
     newest = _newest(changes, table)
     superseded = key_digests(newest, table)
-    found: list[pa.RecordBatch] = []
+    images: list[pa.RecordBatch] = []
     witnesses: list[pa.RecordBatch] = []
-    _collect(newest.drop_columns([VERSION]), superseded, wanted, found, witnesses)
+    _collect(newest.drop_columns([VERSION]), superseded, wanted, images, witnesses)
     for batch in _read(_base(state), row_image_schema(table), wanted.tokens) if asked else ():
         batch_keys = key_digests(batch, table)
         left = pa.array(~_is_in(batch_keys, superseded))
-        _collect(batch.filter(left), batch_keys.filter(left), wanted, found, witnesses)
+        _collect(batch.filter(left), batch_keys.filter(left), wanted, images, witnesses)
     schema = row_image_schema(table)
-    rows = pa.Table.from_batches([*found, *_one_each(witnesses, table)], schema).combine_chunks()
+    rows = pa.Table.from_batches([*images, *_one_each(witnesses, table)], schema).combine_chunks()
     return _first_batch(rows.take(pc.sort_indices(rows["token"])), table)
 
 
 def images_between(state: ReplicaState, table: TableSchema, start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """The newest images of all rows of a token range, each row once.
+    """Read the newest images of all rows of a token range, each row once.
 
-    The images in the table of changes must fit into memory, those of the base need not.
+    The range's images in the changes table must fit into memory; those in the base need not.
 
     :param start: token, excluded
     :param end: token, included; not less than ``start``
     """
-    # The least token is no literal of SQL: it is read as the negative of a number that is too large.
+    # The least token is no SQL literal: the parser would negate a number that is too large.
     where = f"WHERE b.token > CAST('{start}' AS BIGINT) AND b.token <= CAST('{end}' AS BIGINT)"
     newest = _newest([] if state.changes_version < 0 else _query(_changes(state), changes_schema(table), where), table)
     yield newest.drop_columns([VERSION])
@@ -126,7 +125,7 @@ def _wanted(table: TableSchema, keys: pa.RecordBatch, partitions: pa.Array | Non
 
 
 def _newest(batches: Iterable[pa.RecordBatch], table: TableSchema) -> pa.RecordBatch:
-    """Of rows of the table of changes the newest of each key."""
+    """Return the newest row of each key, from rows of the changes table."""
     rows = _first_batch(pa.Table.from_batches(batches, changes_schema(table)).combine_chunks(), table)
     if not rows.num_rows:
         return rows
@@ -142,20 +141,20 @@ def _collect(
     batch: pa.RecordBatch,
     keys: pa.Array,
     wanted: _Wanted,
-    found: list[pa.RecordBatch],
+    images: list[pa.RecordBatch],
     witnesses: list[pa.RecordBatch],
 ) -> None:
     if not batch.num_rows:
         return
-    own, witness = wanted.select(batch, keys)
-    if own.any():
-        found.append(batch.filter(pa.array(own)))
+    selected, witness = wanted.select(batch, keys)
+    if selected.any():
+        images.append(batch.filter(pa.array(selected)))
     if witness.any():
         witnesses += _one_each([batch.filter(pa.array(witness))], wanted.table)
 
 
 def _one_each(batches: list[pa.RecordBatch], table: TableSchema) -> list[pa.RecordBatch]:
-    """The first row of each partition."""
+    """Return the first row of each partition."""
     if not batches:
         return []
     rows = _first_batch(pa.Table.from_batches(batches).combine_chunks(), table)
@@ -195,19 +194,19 @@ def _open(uri: str, version: int, state: ReplicaState) -> Any:
 
 
 def _read(table: Any, schema: pa.Schema, tokens: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-    """All rows with these tokens."""
+    """Read all rows with these tokens."""
     for first in range(0, len(tokens), TOKENS_AT_ONCE):
         some = tokens[first : first + TOKENS_AT_ONCE].tolist()
-        joined = f"LEFT SEMI JOIN (VALUES {', '.join(f'({one})' for one in some)}) AS asked(token)"
+        joined = f"LEFT SEMI JOIN (VALUES {', '.join(f'({token})' for token in some)}) AS asked(token)"
         between = f"b.token BETWEEN {some[0]} AND {some[-1]}"
         yield from _query(table, schema, f"{joined} ON b.token = asked.token WHERE {between}")
 
 
 def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]:
-    """All columns of rows.
+    """Query all columns of some rows.
 
-    :param table: a DeltaTable
-    :param rest: the query behind SELECT; the table is called ``b``
+    :param table: DeltaTable
+    :param rest: rest of the query after FROM; the table's alias is ``b``
     """
     from deltalake import QueryBuilder
 
@@ -217,24 +216,24 @@ def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]
 
 
 def _first_batch(rows: pa.Table, table: TableSchema) -> pa.RecordBatch:
-    """Rows without chunks as one batch.
+    """Return rows without chunks as one batch.
 
-    :raises ValueError: a column has more than Arrow can hold in one
+    :raises ValueError: a column is larger than one Arrow array can be
     """
     batches = rows.to_batches()
     if len(batches) > 1:
         raise ValueError(
-            f"replica of {table.full_name}: {rows.num_rows:,} rows that are looked up together have more than 2 GiB "
-            "in a column: lower replica.merge_interval_s"
+            f"replica of {table.full_name}: {rows.num_rows:,} rows looked up together have more than 2 GiB in a "
+            "column: lower replica.merge_interval_s"
         )
     return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
 
 
 def _is_in(values: pa.Array, among: pa.Array) -> Mask:
-    found: Mask = pc.is_in(values, among).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = pc.is_in(values, among).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _valid(values: pa.Array) -> Mask:
-    found: Mask = pc.is_valid(values).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = pc.is_valid(values).to_numpy(zero_copy_only=False)
+    return mask

@@ -1,11 +1,11 @@
-"""Bring the newest images of the table of changes into the base, seldom and many at once; and keep both tables tidy.
+"""The merge of a replica's changes into its base, seldom and many at once, and the maintenance of both tables.
 
-A MERGE costs as much for a thousand rows as for a hundred thousand (it reads the keys of the whole base). It commits to
-the base; what it has merged is then deleted from the changes. Between these two commits, or after a kill there, the
-same images are in both, which no reader notices; the next merge merges them again.
+A MERGE costs as much for a thousand rows as for a hundred thousand, since it reads the keys of the whole base. It
+commits to the base; a second commit then deletes the merged images from the changes. Between these two commits, or
+after a kill there, both tables hold the same images. No reader notices it, and the next merge merges them again.
 
-Rows that are dead for good are not kept: deleted or expired so long ago that Cassandra itself may have forgotten it
-(``gc_grace_seconds``), so that no older write may come any more that they would have to defeat.
+A merge drops rows that are dead for good: they were deleted or expired so long ago that Cassandra itself may have
+forgotten it (``gc_grace_seconds``). No older write can come any more that they would have to defeat.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from ringsync.storage.port import ObjectStore
 
 SMALL_FILE_BYTES = 16 * 2**20
 MANY_FILES = 16
-"""So many small files are worth compacting."""
+"""Number of small files from which compacting is worth it."""
 SCATTERED_FRACTION = 0.25
-"""Of the base's rows, deleted or in small files; more are worth writing all anew."""
+"""Fraction of the base's rows, deleted or in small files, above which all files are written again."""
 
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What a merge has done; ``read = updated + inserted + deleted + never_there + superseded``.
+    """The result of a merge; ``read = updated + inserted + deleted + never_there + superseded``.
 
-    :ivar merged_pass: the last pass whose images are in the base now
-    :ivar read: images in the table of changes
-    :ivar superseded: rows dropped because a newer one was there
+    :ivar merged_pass: number of the last pass whose images the base contains now
+    :ivar read: images in the changes table
+    :ivar superseded: images dropped because the changes had a newer one
     :ivar updated: rows of the base replaced
     :ivar inserted: rows that the base did not have
     :ivar deleted: rows of the base that are dead for good
@@ -66,11 +66,11 @@ class MergeResult:
 
 
 def due(state: ReplicaState, now_ms: int, *, interval_s: float, rows_fraction: float) -> bool:
-    """Whether it is time to merge: there are changes, and they are many or old.
+    """Tell whether it is time to merge: there are changes, and they are many or old.
 
-    :param now_ms: ms since the epoch
-    :param interval_s: changes older than that are merged
-    :param rows_fraction: share of the base's rows, 0…1; more changes than that are merged
+    :param now_ms: current time, ms since the epoch
+    :param interval_s: age of the oldest change, in seconds, from which a merge is due
+    :param rows_fraction: share of the base's rows, 0…1; a merge is due if there are more changes
     """
     if state.changed_since_ms is None:
         return False
@@ -87,15 +87,15 @@ def merge_changes(
     dead_kept_s: int,
     properties: Mapping[str, str],
 ) -> MergeResult:
-    """Merge all changes of a state of the replica into its base, and delete them.
+    """Merge all changes of a state of the replica into its base, and delete them from the changes.
 
-    :param state: what is added to the changes later stays there
-    :param now_s: seconds since the epoch
-    :param dead_kept_s: seconds that dead rows are kept; at least the table's ``gc_grace_seconds``
-    :param properties: go into the commit's user metadata beside ``merged_pass``, e.g. ``run_id``
-    :raises delta.exceptions.DeltaConcurrentModificationException: somebody else has written to the base meanwhile;
+    :param state: state to merge; changes added later stay
+    :param now_s: current time, seconds since the epoch
+    :param dead_kept_s: seconds to keep dead rows; at least the table's ``gc_grace_seconds``
+    :param properties: user metadata of the commit beside ``merged_pass``, e.g. ``run_id``
+    :raises delta.exceptions.DeltaConcurrentModificationException: another writer has written to the base meanwhile;
         nothing was merged, or the changes are still there
-    :raises StaleStateError: a bootstrap has replaced the base meanwhile: the same
+    :raises StaleStateError: a bootstrap has replaced the base meanwhile, with the same effect
     """
     limit_batches(spark, state.changed_rows, state.changed_bytes)
     version = str(state.changes_version)
@@ -103,25 +103,25 @@ def merge_changes(
     newest = _with_dead(newest_changes(changes, replica.table), replica.table, now_s - dead_kept_s, now_s).persist()
     try:
         read = changes.count()
-        found = newest.selectExpr(
+        summary = newest.selectExpr(
             "count(*) AS n", "count_if(`#dead`) AS dead", "min(token) AS low", "max(token) AS high"
         ).first()
-        if not found["n"]:
+        if not summary["n"]:
             return MergeResult(state.applied, 0, 0, 0, 0, 0, 0)
         description = json.dumps({"merged_pass": str(state.applied), **properties})
         check_base(store, replica.table, state)
-        metrics = _merge(spark, replica, newest, (found["low"], found["high"]), description, state.base_version)
+        metrics = _merge(spark, replica, newest, (summary["low"], summary["high"]), description, state.base_version)
     finally:
         newest.unpersist()
     forget_merged(store, replica.table, state, now_s * 1000)
     return MergeResult(
         merged_pass=state.applied,
         read=read,
-        superseded=read - found["n"],
+        superseded=read - summary["n"],
         updated=metrics["Updated"],
         inserted=metrics["Inserted"],
         deleted=metrics["Deleted"],
-        never_there=found["dead"] - metrics["Deleted"],
+        never_there=summary["dead"] - metrics["Deleted"],
     )
 
 
@@ -159,7 +159,7 @@ def _merge(
 
 
 def _with_dead(images: DataFrame, table: TableSchema, dead_since_s: int, now_s: int) -> DataFrame:
-    """Images without ``_version``, with ``#dead``: dead for good."""
+    """Drop ``_version`` and add ``#dead``: whether the row is dead for good."""
     images = images.drop(VERSION)
 
     def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -173,10 +173,10 @@ def _with_dead(images: DataFrame, table: TableSchema, dead_since_s: int, now_s: 
 
 
 def dead_for_good(images: pa.RecordBatch, table: TableSchema, dead_since_s: int, now_s: int) -> npt.NDArray[np.bool_]:
-    """Rows of which nothing lives, and everything died so long ago that no copy of an older write can be left.
+    """Find the dead rows that died so long ago that no copy of an older write can be left.
 
-    :param dead_since_s: seconds since the epoch: what was deleted or has expired later is kept
-    :param now_s: seconds since the epoch
+    :param dead_since_s: seconds since the epoch; a row with a later deletion or expiry is not dead for good
+    :param now_s: current time, seconds since the epoch
     """
     images = images.cast(row_image_schema(table))
     shown = live_rows(images, table, now_s)
@@ -193,7 +193,7 @@ def dead_for_good(images: pa.RecordBatch, table: TableSchema, dead_since_s: int,
 
 
 def _last_death(images: pa.RecordBatch, table: TableSchema) -> npt.NDArray[np.int64]:
-    """When the last thing of each row that is dead died, as far as known; far in the future where it is not known."""
+    """Return when the last part of each dead row died; the far future if that is unknown."""
     merge, row = images["_merge"], images["_row"]
     deletion, unseen = (pc.struct_field(merge, name) for name in ("deletion_local", "unseen_at"))
     unknown = valid_mask(pc.struct_field(row, "deleted_at")) & ~valid_mask(deletion)
@@ -201,21 +201,21 @@ def _last_death(images: pa.RecordBatch, table: TableSchema) -> npt.NDArray[np.in
     times = [deletion, pc.struct_field(merge, "live_expires_at"), pc.divide(unseen, 1_000_000)]
     times += [cell_times(images, table, column.name)[1] for column in table.value_columns]
     tombstones = pc.struct_field(merge, "tombstones")
-    for one in times:
-        if pa.types.is_list(one.type):
-            np.maximum.at(last, integers(pc.list_parent_indices(one)), integers(pc.list_flatten(one)))
+    for ended in times:
+        if pa.types.is_list(ended.type):
+            np.maximum.at(last, integers(pc.list_parent_indices(ended)), integers(pc.list_flatten(ended)))
         else:
-            last = np.maximum(last, integers(one))
+            last = np.maximum(last, integers(ended))
     local = pc.struct_field(pc.list_flatten(tombstones), "local_deletion_time")
     np.maximum.at(last, integers(pc.list_parent_indices(tombstones)), integers(local))
     return last
 
 
 def tidy(spark: SparkSession, store: ObjectStore, replica: ReplicaTable, options: Mapping[str, str]) -> bool:
-    """After a merge: sum both logs up, remove files that no query can need any more, compact the base where it pays.
+    """Clean up after a merge: write checkpoints, remove files that no query needs, compact the base if it pays.
 
-    Each merge adds small files with tokens from everywhere to the base, and marks rows deleted in the others. Where
-    that has come to a quarter of the rows, all files are written anew in token order.
+    Each merge adds small files with tokens from everywhere to the base, and marks rows deleted in the others. If that
+    concerns more than a quarter of the rows, all files are written again in token order.
 
     :param options: settings by which delta-rs reaches the store
     :returns: whether the base was compacted

@@ -13,10 +13,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 LEAN_CONF: dict[str, str] = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""For applications that live under about a minute: a third of the CPU seconds at start.
+"""Options for applications that run under about a minute: the start needs a third of the CPU seconds.
 
-The options must be there before the JVM starts. :func:`spark_session` sees to it when it starts the JVM itself;
-under spark-submit the JVM is there already, so a DAG passes these as ``--conf`` (``SparkSubmitOperator(conf=…)``).
+The JVM must start with these options. :func:`spark_session` sets them if it starts the JVM itself. Under spark-submit
+the JVM runs already, so a DAG passes them as ``--conf`` (``SparkSubmitOperator(conf=…)``).
 """
 
 LOOPBACK_CONF: dict[str, str] = {
@@ -24,13 +24,13 @@ LOOPBACK_CONF: dict[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
 }
-"""Nothing listens outside loopback: for local masters."""
+"""Settings for local masters: nothing listens outside loopback."""
 
 MOST_ROWS = 1000
-"""Rows of a batch that goes from Spark to Python or back."""
+"""Most rows of a batch that goes from Spark to Python or back."""
 
 BATCH_BYTES = 16 << 20
-"""Of the rows of a batch, as they are in compressed files: some ten times that in memory."""
+"""Size of a batch's rows in compressed files. In memory they take some ten times as much."""
 
 DEFAULT_CONF: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -42,9 +42,9 @@ DEFAULT_CONF: dict[str, str] = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
-    # With a limit of bytes (SPARK-51316) Spark asks a batch for its size after every row, and then goes through all the
-    # lists in it that are not set: 327,381 rows of 22 columns go to Python in 28 s with it, in 11 s without, and the
-    # more rows a batch has, the worse. Few rows need no such limit; for long ones there is limit_batches.
+    # With a limit of bytes (SPARK-51316) Spark asks a batch for its size after every row, and then goes through all its
+    # lists that are not set: 327,381 rows of 22 columns go to Python in 28 s with the limit, in 11 s without. The more
+    # rows a batch has, the worse. Small batches need no such limit; limit_batches looks after long rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.python.daemon.module": "ringsync.spark_daemon",
@@ -56,7 +56,7 @@ EXACT_CONF: dict[str, str] = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.legacy.disableMapKeyNormalization": "true",
 }
-"""Values pass unchanged: dates before 1582 are not shifted, the map key -0.0 does not become 0.0."""
+"""Settings that leave values unchanged: dates before 1582 are not shifted, the map key -0.0 does not become 0.0."""
 
 
 def spark_session(
@@ -69,7 +69,7 @@ def spark_session(
 ) -> SparkSession:
     """Start (or get) the Spark session.
 
-    What spark-submit was given as ``--conf`` wins over the defaults here; ``conf`` wins over both.
+    Settings that spark-submit got as ``--conf`` win over the defaults here; ``conf`` wins over both.
 
     :param app_name: name shown in logs and reports
     :param jars: Delta's jar files; none when spark-submit got them as ``--jars``
@@ -98,22 +98,22 @@ def spark_session(
 
 
 def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
-    """From now on batches of this session have as many rows as fit into memory, and :data:`MOST_ROWS` at most.
+    """Limit the session's batches to the rows that fit into memory, and to :data:`MOST_ROWS`.
 
-    :param rows: number of rows in the table that is read
-    :param size: bytes of its files, compressed
+    :param rows: number of rows in the table to read
+    :param size: compressed size of the table's files, bytes
     """
     fitting = BATCH_BYTES * rows // size if size else MOST_ROWS
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(max(1, min(MOST_ROWS, fitting))))
 
 
 def _initial_conf() -> SparkConf:
-    """The settings of spark-submit, when it started this process; otherwise none, and no JVM is started yet."""
+    """Return spark-submit's settings if it started this process; else none, without starting a JVM."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     return SparkConf()
 
 
 def to_spark_schema(schema: pa.Schema) -> StructType:
-    """The Spark schema that holds the same values as this Arrow schema; timestamps are instants."""
+    """Return the Spark schema that holds the same values as this Arrow schema; timestamps are instants."""
     return from_arrow_schema(schema)

@@ -1,8 +1,8 @@
-"""The replica of one table as Delta, in Spark: read as row images, ranges of it replaced.
+"""The replica of one table as Delta, in Spark: reading its row images and replacing token ranges.
 
-``<uri>/base`` is a plain Delta table of row images (:mod:`ringsync.images.schema`): deletion vectors, no column
-mapping, type widening or clustering, so that any engine reads it (docs/replica.md). Its properties
-``ringsync.*`` say what it is. ``<uri>/changes``, if it is there, holds newer images of some rows
+``<uri>/base`` is a plain Delta table of row images (:mod:`ringsync.images.schema`) with deletion vectors, but without
+column mapping, type widening or clustering, so that any engine reads it (docs/replica.md). Its properties
+``ringsync.*`` identify it. ``<uri>/changes``, if it exists, holds newer images of some rows
 (:mod:`ringsync.replica.changes`).
 """
 
@@ -24,12 +24,12 @@ from ringsync.schema.table import TableSchema
 
 @dataclass(frozen=True)
 class WriteResult:
-    """One commit.
+    """A commit to the base.
 
     :ivar version: Delta version
     :ivar rows: rows written
     :ivar files: data files written
-    :ivar bytes: their size
+    :ivar bytes: size of these files
     """
 
     version: int
@@ -42,7 +42,7 @@ class WriteResult:
 class ReplicaTable:
     """The replica of one table.
 
-    :ivar uri: the table's folder, ``…/replica/<keyspace>/<table>``: a local path or an object store's URI
+    :ivar uri: folder of the replica, ``…/replica/<keyspace>/<table>``: a local path or an object store's URI
     """
 
     uri: str
@@ -50,33 +50,33 @@ class ReplicaTable:
 
     @property
     def base_uri(self) -> str:
-        """Folder of the Delta table."""
+        """Folder of the base."""
         return f"{self.uri.rstrip('/')}/base"
 
     @property
     def changes_uri(self) -> str:
-        """Folder of the Delta table of changes, which need not be there."""
+        """Folder of the changes table, which need not exist."""
         return f"{self.uri.rstrip('/')}/changes"
 
     @property
     def sql_name(self) -> str:
-        """The base as Spark SQL names it."""
+        """Name of the base in Spark SQL."""
         return _sql_name(self.base_uri)
 
     @property
     def changes_sql_name(self) -> str:
-        """The table of changes as Spark SQL names it."""
+        """Name of the changes table in Spark SQL."""
         return _sql_name(self.changes_uri)
 
     def replace_ranges(
         self, rows: DataFrame, ranges: Sequence[tuple[int, int]], *, properties: Mapping[str, str]
     ) -> WriteResult:
-        """Replace every row whose token lies in one of the ranges, in one commit; other rows stay as they are.
+        """Replace every row whose token lies in one of the ranges, in one commit; other rows stay unchanged.
 
         :param rows: row images of exactly these ranges
-        :param ranges: (start, end], not wrapping
-        :param properties: go into the commit's user metadata, e.g. ``run_id``
-        :raises ReplicaMismatchError: when the base belongs to another table id or schema, or is not there
+        :param ranges: token ranges (start, end], not wrapping
+        :param properties: user metadata of the commit, e.g. ``run_id``
+        :raises ReplicaMismatchError: the base belongs to another table id or schema, or does not exist
         """
         spark = rows.sparkSession
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
@@ -88,7 +88,7 @@ class ReplicaTable:
             .mode("overwrite")
             .option("replaceWhere", token_condition(ranges))
             .option("userMetadata", json.dumps(description))
-            # What these rows' images knew of deletions is gone.
+            # The replaced images knew of deletions that the new ones do not show.
             .option("txnAppId", REPAIR)
             .option("txnVersion", str(int(time.time() * 1_000_000)))
             .save(self.base_uri)
@@ -96,57 +96,58 @@ class ReplicaTable:
         return self._last_commit(spark, description)
 
     def read_base(self, spark: SparkSession) -> DataFrame:
-        """The row images of the base, cells that have expired included (:func:`ringsync.replica.view.live`)."""
+        """Read the row images of the base, expired cells included (:func:`ringsync.replica.view.live`)."""
         return spark.read.format("delta").load(self.base_uri)
 
     def read_changes(self, spark: SparkSession) -> DataFrame | None:
-        """All images in the table of changes, with ``_version``; None: the base has none."""
-        theirs, own = _properties(spark, self.changes_uri), self.properties(spark)
-        if not theirs or theirs.get("base", "") != own.get("base", ""):
+        """Read all images in the changes table, with ``_version``; None: the base has no changes."""
+        of_changes, of_base = _properties(spark, self.changes_uri), self.properties(spark)
+        if not of_changes or of_changes.get("base", "") != of_base.get("base", ""):
             return None
         return spark.read.format("delta").load(self.changes_uri)
 
     def read_images(self, spark: SparkSession) -> DataFrame:
-        """The newest image of each row, of base and changes: also rows that are deleted, cells that have expired.
+        """Read the newest image of each row from base and changes, deleted rows and expired cells included.
 
-        :raises ReplicaMismatchError: the base is that of a table that was dropped, and created again as this one
+        :raises ReplicaMismatchError: the base belongs to a table that was dropped and created again
         """
-        if own := self.properties(spark):
-            check_table_id(self.base_uri, own, self.table)
+        if properties := self.properties(spark):
+            check_table_id(self.base_uri, properties, self.table)
         changes, base = self.read_changes(spark), self.read_base(spark)
         return base if changes is None else newest_images(base, changes, self.table)
 
     def images_at(self, spark: SparkSession, state: ReplicaState) -> DataFrame:
-        """The same as of a state of the replica, whatever is written to it meanwhile."""
+        """Read the newest images as of a state of the replica, regardless of later writes."""
         base = _at(spark, self.base_uri, state.base_version)
         if state.changes_version < 0:
             return base
         return newest_images(base, _at(spark, self.changes_uri, state.changes_version), self.table)
 
     def forget_changes(self, spark: SparkSession, ranges: Sequence[tuple[int, int]], up_to_pass: int) -> None:
-        """Delete the images of these ranges and passes from the table of changes, if it is there, in one commit.
+        """Delete the images of these ranges and passes from the changes table, if it exists, in one commit.
 
-        :param ranges: (start, end], not wrapping
+        :param ranges: token ranges (start, end], not wrapping
+        :param up_to_pass: number of the last pass whose images are deleted
         """
         if DeltaTable.isDeltaTable(spark, self.changes_uri):
             condition = f"_version <= {up_to_pass} AND ({token_condition(ranges)})"
             spark.sql(f"DELETE FROM {self.changes_sql_name} WHERE {condition}")
 
     def properties(self, spark: SparkSession) -> dict[str, str]:
-        """The base's ``ringsync.*`` properties without that prefix; empty when there is no base or it is not ours."""
+        """Read the base's ``ringsync.*`` properties without the prefix; empty if there is no base or it is not ours."""
         return _properties(spark, self.base_uri)
 
     def check_same_table(self, spark: SparkSession) -> None:
-        """Look whether the base, if there is one, is the replica of this table with this schema.
+        """Check that the base, if there is one, is the replica of this table with this schema.
 
-        :raises ReplicaMismatchError: it is not
+        :raises ReplicaMismatchError: the base belongs to another table or schema
         """
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             return
         check_same_schema(self.base_uri, self.properties(spark), self.table)
 
     def _last_commit(self, spark: SparkSession, description: Mapping[str, str]) -> WriteResult:
-        """The newest commit with this description: another writer may have committed since."""
+        """Read the newest commit with this description; another writer may have committed since."""
         history = spark.sql(f"DESCRIBE HISTORY {self.sql_name}")
         mine = history.where(history.userMetadata == json.dumps(description)).orderBy("version", ascending=False)
         commit = mine.select("version", "operationMetrics").first()
@@ -160,10 +161,10 @@ class ReplicaTable:
 
 
 def newest_images(base: DataFrame, changes: DataFrame, table: TableSchema) -> DataFrame:
-    """Of each key the image with the greatest ``_version`` in the changes, else the base's; columns as in the base."""
+    """Take each key's image with the greatest ``_version`` in the changes, else the base's; columns as in the base."""
     return base.sparkSession.sql(
-        # Changes first: Delta resolves tables from left to right, and what a merge moves from the changes to the base
-        # in between must be seen twice rather than not at all.
+        # Changes first: Delta resolves tables from left to right. If a merge moves images to the base in between, they
+        # must be seen twice rather than not at all.
         f"""
         SELECT {_columns(base)} FROM {{newest}} AS newest
         UNION ALL
@@ -176,7 +177,7 @@ def newest_images(base: DataFrame, changes: DataFrame, table: TableSchema) -> Da
 
 
 def newest_changes(changes: DataFrame, table: TableSchema) -> DataFrame:
-    """Of each key the image with the greatest ``_version``."""
+    """Take the image with the greatest ``_version`` of each key."""
     keys = ", ".join(key_columns_sql(table, "changes"))
     return changes.sparkSession.sql(
         f"""
@@ -207,9 +208,9 @@ def _properties(spark: SparkSession, uri: str) -> dict[str, str]:
 
 
 def token_condition(ranges: Sequence[tuple[int, int]]) -> str:
-    """SQL: whether ``token`` lies in one of these ranges (start excluded, end included).
+    """Write the SQL condition that ``token`` lies in one of these ranges (start excluded, end included).
 
-    :raises ValueError: when there is no range, or one wraps
+    :raises ValueError: there is no range, or a range wraps
     """
     if not ranges or any(start >= end for start, end in ranges):
         raise ValueError(f"token ranges must be given, each with start < end: {list(ranges)[:5]}")

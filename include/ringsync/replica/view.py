@@ -1,4 +1,4 @@
-"""What a SELECT would show at a moment: live rows of a table of row images, each cell with absolute times.
+"""The rows that a SELECT would show at a moment: live rows of row images, each cell with absolute times.
 
 Columns: ``token``, the table's columns (null, or without the elements, where cells have expired), ``_cells``:
 
@@ -29,10 +29,10 @@ from ringsync.schema.table import TableSchema
 
 
 def live(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
-    """The rows that are alive at a moment.
+    """Select the rows that are alive at a moment.
 
     :param rows: row images; computed once, but three times if the table has static and clustering columns
-    :param now_s: seconds since the epoch; a cell with ``expires_at <= now_s`` is dead, as in Cassandra
+    :param now_s: the moment, seconds since the epoch; a cell with ``expires_at <= now_s`` is dead, as in Cassandra
     """
     marked = _marked(rows, table, now_s)
     if table.of_kind("static") and table.clustering:
@@ -41,10 +41,10 @@ def live(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
 
 
 def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
-    """The same columns for rows that a SELECT gave as of that very moment: all of them are alive.
+    """Give rows that a SELECT returned at this moment the columns of :func:`live`; all of them are alive.
 
-    :param rows: row images as the data source ``cassandra_table`` gives them
-    :param now_s: seconds since the epoch, the moment of the scan
+    :param rows: row images from the data source ``cassandra_table``
+    :param now_s: moment of the scan, seconds since the epoch
     """
     return _shown(_marked(rows, table, now_s), table)
 
@@ -54,9 +54,9 @@ def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: 
 
     Create it again after a bootstrap.
 
-    :param uri: the replica's folder, as for :class:`ReplicaTable`
-    :param name: the view's name
-    :raises ReplicaMismatchError: it is the replica of a table that was dropped, and created again as this one
+    :param uri: folder of the replica, as for :class:`ReplicaTable`
+    :param name: name of the view
+    :raises ReplicaMismatchError: the replica belongs to a table that was dropped and created again
     """
     marked = _marked(ReplicaTable(uri, table).read_images(spark), table, None)
     with_static_rows = bool(table.of_kind("static") and table.clustering)
@@ -65,7 +65,7 @@ def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: 
 
 
 def _marked(rows: DataFrame, table: TableSchema, now_s: int | None) -> DataFrame:
-    """All rows as of a moment (None: when they are read), with ``#alive`` and ``#static``."""
+    """Mark all rows with ``#alive`` and ``#static`` as of a moment (None: when they are read)."""
 
     def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         moment = int(time.time()) if now_s is None else now_s
@@ -80,9 +80,9 @@ def _shown(marked: DataFrame, table: TableSchema) -> DataFrame:
 
 
 def _with_static_rows(marked: DataFrame, table: TableSchema) -> DataFrame:
-    """Live rows; and where all rows of a partition are dead while a static cell lives, one without clustering.
+    """Select the live rows, and one row without clustering of each partition where only static cells live.
 
-    That is what Cassandra's SELECT shows.
+    Cassandra's SELECT shows the same.
     """
     names = lake_names(table)
     columns = ", ".join(f"`{name}`" for name in names.values())
@@ -97,7 +97,7 @@ def _with_static_rows(marked: DataFrame, table: TableSchema) -> DataFrame:
         f"'{names[c.name]}', " + ("NULL" if c.kind == "clustering" else f"_cells.`{names[c.name]}`")
         for c in table.columns
     )
-    # An image without clustering comes first: its static cells are those that all others repeat.
+    # An image without clustering comes first: all others repeat its static cells.
     name = names[table.clustering[0].name]
     has_clustering = f"`{name}` IS NOT NULL OR _cells.`{name}`.raw IS NOT NULL"
     cells = marked.schema["_cells"].dataType.simpleString()

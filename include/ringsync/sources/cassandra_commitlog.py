@@ -1,4 +1,4 @@
-"""The Spark data source ``cassandra_commitlog``: what is written in commit log segments, as change rows.
+"""The Spark data source ``cassandra_commitlog``: the content of commit log segments as change rows.
 
 ::
 
@@ -14,25 +14,25 @@
 ============  ========================================================================================
 option
 ============  ========================================================================================
-``path``      what ``load`` is given: a segment, or a folder of segments, local or ``gs://…``; several
-              with commas between them
-``schema``    path of a schema.cql with table ids: what ``DESCRIBE SCHEMA WITH INTERNALS`` prints
-``config``    instead of ``schema``: path of the configuration file, which says how to ask the cluster
+``path``      argument of ``load``: a segment, or a folder of segments, local or ``gs://…``; several are
+              separated by commas
+``schema``    path of a schema.cql with table ids, as ``DESCRIBE SCHEMA WITH INTERNALS`` prints it
+``config``    instead of ``schema``: path of the configuration file, to read the schema from the cluster
 ``tables``    ``keyspace.table, …``: only these; default: all of the schema
 ``table``     ``keyspace.table``: only this one, with typed columns (:mod:`ringsync.changes.typed`)
 ``from``      ``SEGMENT:POSITION``: only what was logged behind this position of this segment …
 ``to``        … and up to this one
 ``keystore``  path of the keystore or key of encrypted segments; its password is in the executors'
               environment (:mod:`ringsync.formats.keystores.lookup`)
-``index``     ``obey`` (default): of a segment with a ``_cdc.idx`` that is not completed only what is synced
-              is read; ``ignore``: everything
-``damage``    ``fail`` (default) when a part of a segment cannot be read, or a record not be decoded (those of
-              unknown tables matter unless ``tables`` or ``table`` are given); ``skip``: leave it out
+``index``     ``obey`` (default): read only the synced part of a segment whose ``_cdc.idx`` is not completed;
+              ``ignore``: read everything
+``damage``    ``fail`` (default) if a part of a segment cannot be read, or a record cannot be decoded (also of
+              unknown tables, unless ``tables`` or ``table`` is given); ``skip``: leave it out
 ``rows``      ``changes`` (default): change rows (:data:`ringsync.changes.schema.CHANGE_ROWS`); ``problems``:
-              what cannot be read or decoded instead, with its raw bytes
+              instead what cannot be read or decoded, with its raw bytes
 ============  ========================================================================================
 
-Schema and cluster are read on the driver, once. Segments, keystore and, for ``gs://``, the configuration must be at the
+The driver reads the schema once. Segments, keystore and, for ``gs://``, the configuration must be at the
 same path on every executor. Local segments are split over tasks by their sections.
 """
 
@@ -89,7 +89,7 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
         return log_options({name.lower(): str(value) for name, value in self.options.items()})
 
     def _log_tables(self) -> LogTables:
-        """Looked up once: the columns that Spark was told and the rows that it is given are of one schema."""
+        """Find the tables, once: Spark's columns and the rows must have one schema."""
         if self._tables is None:
             self._tables = find_tables(self._log_options())
         return self._tables
@@ -115,13 +115,13 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
 
 @dataclass
 class PartPartition(InputPartition):  # type: ignore[misc]
-    """One task: a segment or a part of it."""
+    """The input of one task: a segment or a part of it."""
 
     part: SegmentPart
 
 
 class CommitLogReader(DataSourceReader):  # type: ignore[misc]
-    """Reads each part of each segment in a task of its own."""
+    """A reader that reads each part of each segment in its own task."""
 
     def __init__(self, options: LogOptions, tables: LogTables) -> None:
         self._options = options
@@ -131,7 +131,7 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
         return [PartPartition(part) for part in find_parts(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark makes up a partition where there is no segment.
+        # Without segments Spark invents a partition.
         if isinstance(partition, PartPartition):
             read = read_problems if self._options.rows == "problems" else read_part
             for rows in read(self._options, self._tables, partition.part):
@@ -139,7 +139,7 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
 
 
 def _without_fixed_lengths(schema: pa.Schema) -> pa.Schema:
-    """Spark has binary of any length only."""
+    """Replace binary types of fixed length, which Spark does not have."""
     return pa.schema(
         [field.with_type(pa.binary()) if pa.types.is_fixed_size_binary(field.type) else field for field in schema]
     )

@@ -22,8 +22,8 @@ option
 ``plan``      a :class:`ringsync.sources.scan.plan.ScanPlan` as JSON, instead of ``table`` and ``times``
 ============  ========================================================================================
 
-The configured limits are divided by the number of tasks. A DataFrame is read as of the moment at which it was loaded,
-however often it is used.
+The configured limits are divided by the number of tasks. Every use of a DataFrame reads the table as of the moment when
+the DataFrame was loaded.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         return CassandraTableReader(self._option("config"), self.plan())
 
     def plan(self) -> ScanPlan:
-        """The scan's plan: the option's, else made at the first call and kept, so that all agree on the moment.
+        """Return the scan's plan: the option's, else one made at the first call and kept, so that all tasks agree.
 
-        :raises OptionError: for a missing, unknown or malformed option
+        :raises OptionError: an option is missing, unknown or malformed
         :raises ClusterError: as :func:`ringsync.sources.scan.planning.make_scan_plan`
         """
         if self._plan is None:
@@ -119,20 +119,20 @@ class CassandraTable(DataSource):  # type: ignore[misc]
 
 @dataclass
 class SplitPartition(InputPartition):  # type: ignore[misc]
-    """One task: a split and its place in the plan."""
+    """The input of one task: a split and its index in the plan."""
 
     index: int
     split: Split
 
 
 class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
-    """Reads a plan's splits, each in a task of its own."""
+    """A reader that reads each split of a plan in its own task."""
 
     def __init__(self, config_path: str, plan: ScanPlan) -> None:
         self._config_path = config_path
         self._splits = plan.splits
         self._tasks = max(1, len(plan.splits))
-        # The reader goes to every task, which gets its split by itself.
+        # Spark sends the reader to every task, and each task its split.
         self._plan = replace(plan, splits=())
 
     def partitions(self) -> list[SplitPartition]:
@@ -142,7 +142,7 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
         return {**self.__dict__, "_splits": ()}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark makes up a partition where the plan has no split.
+        # Without splits Spark invents a partition.
         if not isinstance(partition, SplitPartition):
             return
         from ringsync.config import load_config
@@ -151,20 +151,20 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
         yield from bounded(read_split(config, self._plan, partition.split, self._permits(config)))
 
     def _permits(self, config: Config) -> Permits:
-        """A task's share of the limits, as if all tasks ran at once: it has no driver to ask for more."""
+        """Return a task's share of the limits, as if all tasks ran at once: it cannot ask a driver for more."""
         from ringsync.cluster.limits import Limiter
 
         return Limiter(cluster_limits(config).share(self._tasks))
 
 
 def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -> Iterator[pa.RecordBatch]:
-    """Read one split's row images, a batch a page, in token order.
+    """Read the row images of a split, in token order.
 
-    :param config: how to reach the cluster
-    :param plan: table, moment and consistency; its splits are not looked at
-    :param permits: leave for each page
-    :raises ClusterError: when the cluster cannot be reached or a range not be read
-    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
+    :param config: configuration with the connection to the cluster
+    :param plan: plan with table, moment and consistency; its splits are ignored
+    :param permits: permits for the pages
+    :raises ClusterError: the cluster cannot be reached, or a range cannot be read
+    :raises UnrepresentableValueError: an Arrow type cannot hold a value, and the plan refuses such values
     """
     from ringsync.sources.scan.images import read_images
     from ringsync.sources.scan.scan import ScanError, Unread
@@ -178,7 +178,7 @@ def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -
 
 
 def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of about ``BATCH_ROWS`` rows, and less where rows are wide (``BATCH_BYTES``)."""
+    """Regroup rows into batches of about ``BATCH_ROWS`` rows, or fewer if rows are wide (``BATCH_BYTES``)."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Commit log segments where they lie: found, cut into parts, read."""
+"""The reader of commit log segments: it finds them, divides them into parts and reads these."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
 
 PART_BYTES = 8 * 2**20
-"""A task reads about so much of a segment."""
+"""Bytes of a segment that a task reads, about."""
 
 PROBLEMS = pa.schema([pa.field("file", pa.string()), *UNDECODED])
-"""What could not be read: ``length`` bytes at (of a record: before) the logical ``position``, and why; of a record
-that the schema does not explain also the table id, if that is unknown, and the mutation."""
+"""Schema of problems: ``length`` unreadable bytes at (for a record: before) the logical ``position``, and the reason. A
+record that the schema does not explain also has the mutation, and the table id if that is unknown."""
 
 
 class DamagedLogError(ValueError):
-    """A part of a segment cannot be read, or a record not be decoded; names file, position, length and reason."""
+    """A part of a segment cannot be read, or a record cannot be decoded; the message says where and why."""
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What to read, as a user says it; see :mod:`ringsync.sources.cassandra_commitlog`.
+    """The options of the data source; see :mod:`ringsync.sources.cassandra_commitlog`.
 
-    :ivar typed: the rows of the only table have typed columns
+    :ivar typed: whether the rows, of the only table, have typed columns
     """
 
     paths: tuple[str, ...]
@@ -66,8 +66,8 @@ class SegmentPart:
     """A segment, or some of its sections.
 
     :ivar file: path of the segment
-    :ivar wanted: which part of it
-    :ivar to: logical position: no record behind it
+    :ivar wanted: part of the segment to read
+    :ivar to: logical position after which no record is read
     """
 
     file: str
@@ -76,9 +76,9 @@ class SegmentPart:
 
 
 def log_options(options: Mapping[str, str]) -> LogOptions:
-    """Understand options.
+    """Parse the options.
 
-    :raises ValueError: for a position or table name that is none
+    :raises ValueError: a position or table name is not valid
     """
     named = options.get("table", options.get("tables", ""))
     names = [named] if "table" in options else [name.strip() for name in named.split(",") if name.strip()]
@@ -101,12 +101,12 @@ def _position(text: str | None, option: str) -> LogPosition | None:
     if text is None:
         return None
     try:
-        found = parse_position(text)
+        position = parse_position(text)
     except ValueError as error:
         raise ValueError(f"option {option}: {error}") from None
-    if isinstance(found, int):
-        raise ValueError(f"option {option}: {text!r} does not say of which segment: write SEGMENT_ID:POSITION")
-    return found
+    if isinstance(position, int):
+        raise ValueError(f"option {option}: {text!r} does not name the segment: write SEGMENT_ID:POSITION")
+    return position
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class _Found:
     """A segment file.
 
     :ivar file: path, or ``gs://…``
-    :ivar size: bytes
-    :ivar index: content of its ``_cdc.idx``; None: it has none
+    :ivar size: size in bytes
+    :ivar index: content of the ``_cdc.idx``; None: the segment has none
     """
 
     file: str
@@ -124,32 +124,32 @@ class _Found:
 
     @property
     def segment_id(self) -> int:
-        """What its name says."""
-        found = segment_id(_name_of(self.file))
-        if found is None:
+        """Id in the segment's name."""
+        number = segment_id(_name_of(self.file))
+        if number is None:
             raise ValueError(f"{self.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
-        return found
+        return number
 
 
 def find_parts(options: LogOptions) -> list[SegmentPart]:
-    """The segments at the paths, in the order of their ids, large ones in parts.
+    """Find the segments at the paths, in the order of their ids, and divide large ones into parts.
 
-    In a folder, segments that have no ``_cdc.idx`` hold no change of a table with cdc, and are passed over unless
-    indexes are ignored.
+    In a folder, a segment without ``_cdc.idx`` has no change of a table with cdc. It is left out unless indexes are
+    ignored.
 
-    :raises FileNotFoundError: where a path leads nowhere, or a folder has no segment
-    :raises ValueError: for a file that is not named like a segment, or an index that is none
+    :raises FileNotFoundError: a path does not exist, or a folder has no segment
+    :raises ValueError: a file is not named like a segment, or an index is not valid
     """
-    found: dict[str, _Found] = {}
+    segments: dict[str, _Found] = {}
     for path in options.paths:
-        for one in _in_store(path, options) if path.startswith("gs://") else _in_files(Path(path), options.obey_index):
-            found[one.file] = one
+        in_path = _in_store(path, options) if path.startswith("gs://") else _in_files(Path(path), options.obey_index)
+        segments |= {segment.file: segment for segment in in_path}
     parts = []
-    for one in sorted(found.values(), key=lambda one: one.segment_id):
-        before = options.after and one.segment_id < options.after.segment_id
-        behind = options.to and one.segment_id > options.to.segment_id
+    for segment in sorted(segments.values(), key=lambda segment: segment.segment_id):
+        before = options.after and segment.segment_id < options.after.segment_id
+        behind = options.to and segment.segment_id > options.to.segment_id
         if not before and not behind:
-            parts += _parts_of(one, options)
+            parts += _parts_of(segment, options)
     return parts
 
 
@@ -183,7 +183,7 @@ def _in_store(path: str, options: LogOptions) -> Iterator[_Found]:
 
 
 def _store_of(path: str, options: LogOptions) -> tuple[ObjectStore, str]:
-    """The bucket, and the key or folder in it. A configuration says how Google Cloud is reached."""
+    """Open the store of a bucket, and return it with the key or folder. The configuration says how to reach it."""
     from ringsync.config import load_config
     from ringsync.storage import open_store
 
@@ -215,8 +215,8 @@ def _parts_of(found: _Found, options: LogOptions) -> list[SegmentPart]:
     if options.after and options.after.segment_id == found.segment_id:
         wanted = replace(wanted, after=options.after.position)
     to = options.to.position if options.to and options.to.segment_id == found.segment_id else None
-    # An object is fetched whole, so it is not worth while to share it; and only who reads all that lies before a
-    # position can tell whether positions are certain.
+    # An object is fetched whole, so tasks do not share it. And only a task that reads everything before a position can
+    # tell whether positions are certain.
     is_shared = not found.file.startswith("gs://") and wanted.until is None and not wanted.after
     count = max(1, -(-found.size // PART_BYTES)) if is_shared else 1
     bounds = [place * found.size // count for place in range(count)] + [found.size + 1]
@@ -225,28 +225,28 @@ def _parts_of(found: _Found, options: LogOptions) -> list[SegmentPart]:
 
 
 def row_schema(options: LogOptions, tables: LogTables) -> pa.Schema:
-    """What the rows look like."""
+    """Return the schema of the rows."""
     if options.rows == "problems":
         return PROBLEMS
     return typed_schema(tables.chosen[0]) if options.typed else CHANGE_ROWS
 
 
 def read_part(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iterator[pa.RecordBatch]:
-    """The change rows of a part of a segment.
+    """Read the change rows of a part of a segment.
 
-    :raises DamagedLogError: when something cannot be read or decoded, unless it is to be skipped. Records of tables
-        that are not in the schema are passed over where tables were chosen, and those of Cassandra's own always
-    :raises SegmentError: when nothing of the segment can be read
+    :raises DamagedLogError: something cannot be read or decoded, and ``damage`` is not ``skip``. Records of tables that
+        the schema lacks are left out if tables were chosen; records of Cassandra's own tables always are
+    :raises SegmentError: nothing of the segment can be read
     """
-    found = _read(options, tables, part)
-    if found.damages and not options.skip_damage:
-        first = found.damages[0]
+    content = _read(options, tables, part)
+    if content.damages and not options.skip_damage:
+        first = content.damages[0]
         raise DamagedLogError(
             f"{part.file}, position {first.position}, {first.length} bytes: {first.reason} "
-            f"({len(found.damages)} damages in this part); say damage=skip to read the rest without them"
+            f"({len(content.damages)} damages in this part); say damage=skip to read the rest without them"
         )
     ids = _ids(table.table_id for table in tables.chosen)
-    for changes in found.batches:
+    for changes in content.batches:
         if not options.skip_damage:
             _refuse_undecoded(part, _up_to(changes.undecoded, part.to), chosen=bool(options.tables))
         rows = _up_to(changes.rows, part.to)
@@ -256,9 +256,9 @@ def read_part(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iter
 
 
 def _refuse_undecoded(part: SegmentPart, undecoded: pa.RecordBatch, *, chosen: bool) -> None:
-    """Fail for records that were asked for and could not be decoded.
+    """Raise an error if wanted records could not be decoded.
 
-    :param chosen: tables were; whose id is unknown is then none of them
+    :param chosen: whether tables were chosen; records of unknown table ids are then not wanted
     """
     if not undecoded.num_rows:
         return
@@ -267,10 +267,10 @@ def _refuse_undecoded(part: SegmentPart, undecoded: pa.RecordBatch, *, chosen: b
     asked_for = undecoded.filter(pc.invert(passed_over))
     if not asked_for.num_rows:
         return
-    one = asked_for.slice(0, 1).to_pylist()[0]
-    table = f" ({uuid.UUID(bytes=one['table_id'])})" if one["table_id"] else ""
+    first = asked_for.slice(0, 1).to_pylist()[0]
+    table = f" ({uuid.UUID(bytes=first['table_id'])})" if first["table_id"] else ""
     raise DamagedLogError(
-        f"{part.file}, position {one['position']}, {one['length']} bytes: a record {one['reason']}{table}; say "
+        f"{part.file}, position {first['position']}, {first['length']} bytes: a record {first['reason']}{table}; say "
         "rows=problems to see such records, damage=skip to read the rest without them, tables=… to read only these"
     )
 
@@ -281,17 +281,17 @@ def _ids(table_ids: Iterable[str]) -> pa.Array:
 
 
 def read_problems(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iterator[pa.RecordBatch]:
-    """What of a part of a segment cannot be read or decoded: of ``PROBLEMS``.
+    """Read the problems of a part of a segment: what cannot be read or decoded, as ``PROBLEMS``.
 
-    :raises SegmentError: when nothing of the segment can be read
+    :raises SegmentError: nothing of the segment can be read
     """
-    found = _read(options, tables, part)
+    content = _read(options, tables, part)
     damages = [
-        {"file": part.file, "position": one.position, "length": one.length, "reason": one.reason}
-        for one in found.damages
+        {"file": part.file, "position": damage.position, "length": damage.length, "reason": damage.reason}
+        for damage in content.damages
     ]
     yield _up_to(pa.RecordBatch.from_pylist(damages, PROBLEMS), part.to)
-    for changes in found.batches:
+    for changes in content.batches:
         undecoded = changes.undecoded
         arrays = [pa.repeat(part.file, undecoded.num_rows), *undecoded.columns]
         yield _up_to(pa.RecordBatch.from_arrays(arrays, schema=PROBLEMS), part.to)
@@ -307,7 +307,7 @@ def _read(options: LogOptions, tables: LogTables, part: SegmentPart) -> SegmentC
         data: bytes | mmap.mmap = store.get(key)
     else:
         with open(part.file, "rb") as file:
-            # Pages that the part does not need are never read. An empty file cannot be mapped.
+            # A mapping never reads pages that the part does not need. An empty file cannot be mapped.
             empty = file.seek(0, 2) == 0
             data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     keys = keys_in(options.keystore, os.environ) if options.keystore else None
@@ -317,10 +317,10 @@ def _read(options: LogOptions, tables: LogTables, part: SegmentPart) -> SegmentC
 
 @dataclass(frozen=True)
 class LogTables:
-    """Tables of the schema.
+    """The tables of the schema.
 
-    :ivar logged: all: a mutation may have any
-    :ivar chosen: those that are asked for
+    :ivar logged: all tables, since a mutation may have any
+    :ivar chosen: tables that the options name
     """
 
     logged: tuple[TableSchema, ...]
@@ -328,9 +328,9 @@ class LogTables:
 
 
 def find_tables(options: LogOptions) -> LogTables:
-    """The tables of the schema that the options name.
+    """Find the tables of the schema that the options name.
 
-    :raises SchemaError: when an id is missing, or the schema does not have a table that is asked for
+    :raises SchemaError: an id is missing, or the schema lacks a wanted table
     """
     logged = tuple(_load_schema(options).by_id().values())
     chosen = tuple(table for table in logged if (table.keyspace, table.name) in options.tables)
@@ -346,7 +346,7 @@ def find_tables(options: LogOptions) -> LogTables:
 
 
 def _load_schema(options: LogOptions) -> Schema:
-    """The schema that the options name: a file's, or the cluster's."""
+    """Read the schema that the options name: a file's, or the cluster's."""
     if options.schema is not None:
         from ringsync.schema.from_cql import parse_schema
 

@@ -1,13 +1,15 @@
-"""The state of bootstraps, in the source cluster: which one a table has, who works on it, and which ranges are done.
+"""The state of bootstraps in the source cluster: each table's bootstrap, its worker, and the ranges done.
 
 ``bootstrap``
-    one row per table: its latest bootstrap, what was asked for, how far it is.
+    one row per table: its latest bootstrap, the specification and the state.
 ``bootstrap_range``
     the range ledger, one partition per bootstrap: its owner and attempt (static), and one row per committed range
-    with the files that hold the range's rows. A range that is not here has not been read, whatever files exist.
 
-A run owns a bootstrap by having raised its attempt with a conditional write; every commit of a range is conditional
-on that attempt, so that nothing of a run that was thought dead is added once another has taken over.
+    with the files that hold the range's rows. A range without a row has not been read, even if files exist.
+
+
+A run takes over a bootstrap by raising its attempt with a conditional write. Every commit of a range is conditional on
+that attempt, so that a run that was thought dead can add nothing after another has taken over.
 """
 
 from __future__ import annotations
@@ -24,29 +26,29 @@ from ringsync.state.session import StateError, StateSession
 
 SCANNING = "scanning"
 PUBLISHING = "publishing"
-"""Everything is copied; from here on it can only be finished."""
+"""State after everything was copied: the bootstrap can only be finished, not cancelled."""
 COMPLETED = "completed"
 CANCELLED = "cancelled"
 UNFINISHED = (SCANNING, PUBLISHING)
-"""States in which the next run that wants the same goes on."""
+"""States in which the next run with the same specification continues the bootstrap."""
 
 HEARTBEAT_TTL_S = 20
-"""Seconds after which a run that no longer says so counts as dead."""
+"""Seconds without a heartbeat before a run counts as dead."""
 
 
 class LostOwnershipError(StateError):
-    """Another run has taken this bootstrap over: this one must stop and may write nothing more."""
+    """Another run has taken over this bootstrap: this run must stop and write nothing more."""
 
 
 @dataclass(frozen=True)
 class Bootstrap:
     """A table's bootstrap.
 
-    :ivar id: unique; the name of its bucket in the stream and part of the names of its files
+    :ivar id: unique id; part of the names of its files
     :ivar state: :data:`SCANNING`, :data:`PUBLISHING`, :data:`COMPLETED` or :data:`CANCELLED`
-    :ivar specification: what is copied and how, as JSON; who wants the same continues it
-    :ivar run: the run that started it
-    :ivar as_of: seconds since the epoch, when it began: cells written later may or may not be in it
+    :ivar specification: table, selection and form of the copy, as JSON; a run with the same one continues it
+    :ivar run: run that started it
+    :ivar as_of: time of the start, seconds since the epoch: it may or may not contain cells written later
     """
 
     keyspace: str
@@ -60,12 +62,12 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class CommittedRange:
-    """A range that has been read, with what came of it.
+    """A range that has been read, and its result.
 
-    :ivar range: without wrap
+    :ivar range: token range, without wrap
     :ivar attempt: number of the attempt that committed it
     :ivar bytes: size of the result pages
-    :ivar outputs: the files, as JSON
+    :ivar outputs: files with the range's rows, as JSON
     """
 
     range: TokenRange
@@ -78,11 +80,11 @@ class CommittedRange:
 
 
 class BootstrapState:
-    """Both tables.
+    """The tables ``bootstrap`` and ``bootstrap_range``.
 
-    :param session: a session with the driver's default row factory
+    :param session: session with the driver's default row factory
     :param keyspace: name of ringsync's own keyspace
-    :param sleep: waits so many seconds
+    :param sleep: function that waits, given seconds
     """
 
     def __init__(self, session: Session, keyspace: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -91,11 +93,11 @@ class BootstrapState:
         self.session = session
 
     def create(self, replication: Mapping[str, str]) -> None:
-        """Create keyspace and tables where they are missing: see :meth:`StateSession.create`."""
+        """Create missing tables, and the keyspace if it is missing: see :meth:`StateSession.create`."""
         self._state.create(replication)
 
     def find(self, keyspace: str, table: str) -> Bootstrap | None:
-        """The table's latest bootstrap."""
+        """Read the table's latest bootstrap; None: it has none."""
         if not self._state.has(("bootstrap",)):
             return None
         row = self._state.execute(
@@ -109,10 +111,10 @@ class BootstrapState:
         return Bootstrap(keyspace, table, row.id, row.state, row.specification, row.run, as_of)
 
     def begin(self, bootstrap: Bootstrap, instead_of: str | None) -> bool:
-        """Make this the table's bootstrap, if that is still ``instead_of``.
+        """Make this the table's bootstrap, if the present one is still ``instead_of``.
 
-        :param instead_of: id of the one that :meth:`find` gave; None: there was none
-        :returns: False when another run was faster
+        :param instead_of: id of the bootstrap that :meth:`find` returned; None: there was none
+        :returns: False: another run was faster
         """
         milliseconds = bootstrap.as_of * 1000
         return self._state.conditional(
@@ -127,21 +129,21 @@ class BootstrapState:
         )
 
     def publishing(self, bootstrap: Bootstrap) -> None:
-        """Say that everything is copied: it can no longer be cancelled. Again is fine.
+        """Record that everything is copied: the bootstrap can no longer be cancelled. Repeating it is safe.
 
-        :raises LostOwnershipError: it was cancelled, or the table has another one by now
+        :raises LostOwnershipError: the bootstrap was cancelled, or the table has another one now
         """
         if not self._advance(bootstrap, PUBLISHING, (SCANNING, PUBLISHING)):
             raise LostOwnershipError(
-                f"bootstrap {bootstrap.id} was cancelled, or replaced by another of the same table: nothing more is "
-                "published of it"
+                f"bootstrap {bootstrap.id} was cancelled or replaced by another of the same table: it publishes "
+                "nothing more"
             )
 
     def cancel(self, bootstrap: Bootstrap, *, gone: bool = False) -> bool:
-        """Say that it will not be finished; again is fine.
+        """Record that the bootstrap is cancelled. Repeating it is safe.
 
-        :param gone: its table was dropped: also one that has copied everything cannot be finished
-        :returns: False: everything is copied by now, or the table has another one
+        :param gone: whether the table was dropped: then even a bootstrap that has copied everything cannot be finished
+        :returns: False: everything is copied already, or the table has another bootstrap
         """
         return self._advance(bootstrap, CANCELLED, (SCANNING, CANCELLED, *((PUBLISHING,) if gone else ())))
 
@@ -154,9 +156,9 @@ class BootstrapState:
         )
 
     def complete(self, bootstrap: Bootstrap) -> None:
-        """Say that the bootstrap has completed; again is fine.
+        """Record that the bootstrap has completed. Repeating it is safe.
 
-        :raises LostOwnershipError: the table has another one by now
+        :raises LostOwnershipError: the table has another bootstrap now
         """
         if not self._state.conditional(
             f"UPDATE {self._keyspace}.bootstrap SET state = %s, completed_at = toTimestamp(now()) "
@@ -167,17 +169,17 @@ class BootstrapState:
             raise LostOwnershipError(f"bootstrap {bootstrap.id} was replaced by another of the same table")
 
     def alive(self, bootstrap_id: str) -> str | None:
-        """The run that has worked on this bootstrap in the last :data:`HEARTBEAT_TTL_S` seconds."""
+        """Return the run that worked on this bootstrap in the last :data:`HEARTBEAT_TTL_S` seconds; None: no run."""
         row = self._state.execute(
             f"SELECT alive FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1", (bootstrap_id,)
         ).one()
         return row.alive if row else None
 
     def take_over(self, bootstrap_id: str, owner: str) -> RangeLedger:
-        """Become the one who commits ranges; whoever did before no longer can.
+        """Become the owner that commits ranges; the former owner no longer can.
 
-        :param owner: a name that no other process uses
-        :raises StateError: the cluster does not let us
+        :param owner: unique name of this process
+        :raises StateError: the cluster refuses or fails
         """
         while True:
             row = self._state.execute(
@@ -196,7 +198,7 @@ class BootstrapState:
 
 
 class RangeLedger:
-    """The ranges of one bootstrap, in the hands of one owner; see :meth:`BootstrapState.take_over`."""
+    """The range ledger of one bootstrap, for one owner; see :meth:`BootstrapState.take_over`."""
 
     def __init__(self, state: StateSession, bootstrap_id: str, owner: str, attempt: int) -> None:
         self._state = state
@@ -206,7 +208,7 @@ class RangeLedger:
         self.attempt = attempt
 
     def ranges(self) -> tuple[CommittedRange, ...]:
-        """All committed ranges, in token order; they do not overlap."""
+        """Read all committed ranges, in token order; they do not overlap."""
         rows = self._state.execute(
             f"SELECT start_token, end_token, committed_by, rows, cells, pages, bytes, outputs FROM {self._table} "
             "WHERE bootstrap_id = %s",
@@ -222,9 +224,9 @@ class RangeLedger:
         )
 
     def commit(self, done: CommittedRange) -> None:
-        """Record that a range has been read. The caller sees to it that ranges do not overlap.
+        """Record that a range has been read. The caller makes sure that ranges do not overlap.
 
-        :raises LostOwnershipError: another run has taken over: nothing was recorded
+        :raises LostOwnershipError: another run has taken over; nothing was recorded
         """
         if not self._state.conditional(
             f"UPDATE {self._table} SET end_token = %s, committed_by = %s, committed_at = toTimestamp(now()), "
@@ -240,9 +242,9 @@ class RangeLedger:
             raise StateError(f"bootstrap {self.bootstrap_id}: a range from {done.range.start} is recorded already")
 
     def check(self) -> None:
-        """Look whether this bootstrap is still ours.
+        """Check that this owner still has the bootstrap.
 
-        :raises LostOwnershipError: it is not
+        :raises LostOwnershipError: another run has taken over
         """
         row = self._state.execute(
             f"SELECT owner, attempt FROM {self._table} WHERE bootstrap_id = %s LIMIT 1", (self.bootstrap_id,)
@@ -254,12 +256,12 @@ class RangeLedger:
             )
 
     def beat(self, run: str) -> None:
-        """Say that this run is alive; valid for :data:`HEARTBEAT_TTL_S` seconds."""
+        """Record that this run is alive, for :data:`HEARTBEAT_TTL_S` seconds."""
         self._state.execute(
             f"UPDATE {self._table} USING TTL {HEARTBEAT_TTL_S} SET alive = %s WHERE bootstrap_id = %s",
             (run, self.bootstrap_id),
         )
 
     def rest(self) -> None:
-        """Say that this run no longer works on it."""
+        """Record that this run no longer works on the bootstrap."""
         self._state.execute(f"DELETE alive FROM {self._table} WHERE bootstrap_id = %s", (self.bootstrap_id,))

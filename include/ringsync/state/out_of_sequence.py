@@ -1,12 +1,11 @@
-"""The queue of late rows: keys and greatest timestamps of what came after its bucket had closed (docs/state.md).
+"""The queue of late rows: keys and greatest timestamps of rows that came after their bucket had closed (docs/state.md).
 
-The change rows themselves are in files of the object store, ``staging/late/…``. The queue says which of them are still
-to be published, in one partition per :data:`SHARD_ROWS` rows of a file. So a partition is filled once, shrinks and is
-deleted whole; the live ones are those whose file is still there, and nothing ever reads another: a read meets no
-tombstones but those of its own partition, however many rows have gone through the table. And who admits a file again,
-whenever that is, writes the same rows.
+The change rows themselves are in files of the object store, ``staging/late/…``. The queue says which of them still wait
+to be published, in one partition per :data:`SHARD_ROWS` rows of a file. A partition is filled once, shrinks and is
+deleted whole. Only partitions whose file still exists are read. So a read meets only its own partition's tombstones,
+however many rows have gone through the table. Admitting a file again writes the same rows.
 
-All rows of a partition are looked at together: their back-off is said once, in static columns.
+All rows of a partition are looked at together. Static columns hold their common back-off.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cassandra.cluster import Session
 from ringsync.state.session import StateSession
 
 SHARD_ROWS = 5_000
-"""Rows of a file in one partition; far less than the tombstones at which Cassandra gives a read up (100,000)."""
+"""Rows of a file in one partition; far fewer than the tombstones at which Cassandra fails a read (100,000)."""
 
 BATCH_ROWS = 100
 """Rows in one mutation."""
@@ -38,12 +37,12 @@ class Shard:
     """Late rows that are looked at together.
 
     :ivar file: key of the file with the change rows
-    :ivar number: the shard's number, from 0
+    :ivar number: number of the shard in the file, from 0
     :ivar shards: number of shards of the file
-    :ivar admitted_ms: ms since the epoch
-    :ivar due_ms: time of the next look at them, ms since the epoch
-    :ivar attempts: how often they have been looked at
-    :ivar waiting: rows
+    :ivar admitted_ms: time of admission, ms since the epoch
+    :ivar due_ms: time of the next look at the rows, ms since the epoch
+    :ivar attempts: number of looks so far
+    :ivar waiting: number of rows that wait
     """
 
     file: str
@@ -58,7 +57,7 @@ class Shard:
 class OutOfSequence:
     """The table ``out_of_sequence``.
 
-    :param session: a session with the driver's default row factory
+    :param session: session with the driver's default row factory
     :param keyspace: name of ringsync's own keyspace
     """
 
@@ -69,15 +68,15 @@ class OutOfSequence:
     def admit(
         self, file: str, rows: pa.RecordBatch, wanted: npt.NDArray[np.bool_], now_ms: int, due_ms: int
     ) -> tuple[Shard, ...]:
-        """Put rows of a file into the queue; the same again are the same rows.
+        """Put rows of a file into the queue. Repeating it writes the same rows.
 
-        :param file: the file's key
-        :param rows: all its change rows
+        :param file: key of the file
+        :param rows: all change rows of the file
         :param wanted: mask of the rows to publish
-        :param now_ms: ms since the epoch
-        :param due_ms: time of the next look at them, ms since the epoch
-        :returns: all its shards
-        :raises StateError: the cluster does not take them
+        :param now_ms: current time, ms since the epoch
+        :param due_ms: time of the next look at the rows, ms since the epoch
+        :returns: all shards of the file
+        :raises StateError: the cluster refuses or fails
         """
         count = max(1, -(-len(rows) // SHARD_ROWS))
         shards = []
@@ -96,8 +95,8 @@ class OutOfSequence:
         self._write_rows(cql, ((shard.file, shard.number, *row) for row in zip(*columns, strict=True)))
 
     def _write_rows(self, cql: str, rows: Iterable[Sequence[Any]]) -> None:
-        each = iter(rows)
-        batches = iter(lambda: list(islice(each, BATCH_ROWS)), [])
+        remaining = iter(rows)
+        batches = iter(lambda: list(islice(remaining, BATCH_ROWS)), [])
         self._state.write_all(self._state.batch(cql, batch) for batch in batches)
 
     def _write_times(self, shards: Sequence[Shard]) -> None:
@@ -111,17 +110,17 @@ class OutOfSequence:
         )
 
     def find(self, files: Sequence[str]) -> Mapping[str, tuple[Shard, ...]]:
-        """The shards of these files, also those of which nothing is left; a file that is not here was not admitted.
+        """Read the shards of these files, empty ones included. A file without shards was not admitted.
 
-        :param files: keys
-        :raises StateError: the cluster does not give them
+        :param files: keys of the files
+        :raises StateError: the cluster refuses or fails
         """
         first = self._shards((file, 0) for file in files)
         rest = self._shards((shard.file, number) for shard in first for number in range(1, shard.shards))
-        found: dict[str, tuple[Shard, ...]] = {}
+        shards_of: dict[str, tuple[Shard, ...]] = {}
         for shard in (*first, *rest):
-            found[shard.file] = (*found.get(shard.file, ()), shard)
-        return found
+            shards_of[shard.file] = (*shards_of.get(shard.file, ()), shard)
+        return shards_of
 
     def _shards(self, keys: Iterable[tuple[str, int]]) -> list[Shard]:
         cql = (
@@ -139,23 +138,23 @@ class OutOfSequence:
         ]
 
     def digests(self, shards: Sequence[Shard]) -> list[list[bytes]]:
-        """Of each shard the digests of the rows that are waiting.
+        """Read the digests of each shard's waiting rows.
 
-        :raises StateError: the cluster does not give them
+        :raises StateError: the cluster refuses or fails
         """
         cql = f"SELECT digest FROM {self._table} WHERE late_file = ? AND shard = ?"
         answers = self._state.read_all(self._state.bind(cql, (shard.file, shard.number)) for shard in shards)
         return [[row.digest for row in rows if row.digest is not None] for rows in answers]
 
     def solve(self, shard: Shard, solved: Sequence[bytes], left: int, due_ms: int) -> Shard:
-        """Delete rows that have been published; those that are left are looked at again later. Again is fine.
+        """Delete published rows; the others are looked at again later. Repeating it is safe.
 
-        Where nothing is left the rows go when :meth:`forget` deletes the whole partition.
+        If no row is left, :meth:`forget` deletes the whole partition instead.
 
-        :param solved: their digests
-        :param left: how many others there are
+        :param solved: digests of the published rows
+        :param left: number of rows that still wait
         :param due_ms: time of the next look at these, ms since the epoch
-        :raises StateError: the cluster does not take it
+        :raises StateError: the cluster refuses or fails
         """
         if left:
             cql = f"DELETE FROM {self._table} WHERE late_file = ? AND shard = ? AND digest = ?"
@@ -165,11 +164,11 @@ class OutOfSequence:
         return after
 
     def forget(self, file: str, shards: int) -> None:
-        """Delete the partitions of a file of which no row is waiting; then the file itself may go, in this order.
+        """Delete the partitions of a file without waiting rows. Remove the file afterwards, in this order.
 
-        Who is stopped between both finds a file that has not been admitted, and all of whose rows are published.
+        A kill between both leaves a file that is not admitted, but whose rows are all published.
 
-        :raises StateError: the cluster does not take it
+        :raises StateError: the cluster refuses or fails
         """
         cql = f"DELETE FROM {self._table} WHERE late_file = ? AND shard = ?"
         # Shard 0 comes last: without it the others would not be found again.
@@ -178,5 +177,5 @@ class OutOfSequence:
 
 
 def _ms(moment: datetime) -> int:
-    """A timestamp as the driver gives it, in ms since the epoch."""
+    """Convert the driver's timestamp to ms since the epoch."""
     return round(moment.replace(tzinfo=UTC).timestamp() * 1000)

@@ -1,7 +1,8 @@
-"""Records of commit logs that could not be decoded, kept with their bytes until somebody has mended the cause.
+"""Records of commit logs that could not be decoded, kept with their bytes until the cause is repaired.
 
-One partition per segment, which bounds it, and one row per record: who stages a segment twice writes the same rows.
-Mutations of more than :data:`LARGEST_INLINE` bytes lie in the object store as ``errors/<node>/<file>/<position>``.
+There is one partition per segment, which bounds it, and one row per record. Staging a segment twice writes the same
+rows. Mutations of more than :data:`LARGEST_INLINE` bytes lie in the object store as
+``errors/<node>/<file>/<position>``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _ROWS_AT_ONCE = 100
 class ErrorTable:
     """The table ``processor_error``.
 
-    :param session: a session with the driver's default row factory
+    :param session: session with the driver's default row factory
     :param keyspace: name of ringsync's own keyspace
-    :param store: the object store, which takes large mutations
+    :param store: object store for large mutations
     """
 
     def __init__(self, session: Session, keyspace: str, store: ObjectStore) -> None:
@@ -36,13 +37,13 @@ class ErrorTable:
         self._table = f"{self._state.keyspace}.processor_error"
 
     def put(self, errors: pa.RecordBatch, node: str) -> None:
-        """Keep records; the same again are the same rows.
+        """Keep records. Repeating it writes the same rows.
 
-        :param errors: a batch of :data:`ringsync.formats.commitlog.reader.UNDECODED`, with the segment's name as
-            ``file``; of damaged bytes ``raw`` is null
-        :param node: host id of the node whose log they are from
-        :raises StateError: the cluster does not take them
-        :raises UnavailableError: the object store does not take a large one
+        :param errors: batch of :data:`ringsync.formats.commitlog.reader.UNDECODED`, with the segment's name as
+            ``file``; ``raw`` is null for damaged bytes
+        :param node: host id of the node whose log has the records
+        :raises StateError: the cluster refuses or fails
+        :raises UnavailableError: the object store does not take a large mutation
         """
         cql = (
             f"INSERT INTO {self._table} (node, file, position, length, reason, table_id, raw, raw_object) "
@@ -51,7 +52,7 @@ class ErrorTable:
         self._state.write_all(self._state.bind(cql, (node, *row)) for row in self._rows(errors, node))
 
     def _rows(self, errors: pa.RecordBatch, node: str) -> Iterator[tuple[Any, ...]]:
-        """What is written of each record; what is too large for a row is in the store before its row is made."""
+        """Make the row of each record, after putting a mutation that is too large for it into the store."""
         for start in range(0, len(errors), _ROWS_AT_ONCE):
             for row in errors.slice(start, _ROWS_AT_ONCE).to_pylist():
                 key = None
@@ -62,13 +63,13 @@ class ErrorTable:
                 yield *(row[name] for name in ("file", "position", "length", "reason", "table_id", "raw")), key
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """How many records are kept, by node and reason. Reads all rows but not their bytes: for people.
+        """Count the kept records by node and reason, for people. It reads all rows, but not their bytes.
 
-        :raises StateError: the cluster does not give them
+        :raises StateError: the cluster refuses or fails
         """
         segments = next(self._state.read_all([self._state.bind(f"SELECT DISTINCT node, file FROM {self._table}", ())]))
         of_segment = f"SELECT node, reason FROM {self._table} WHERE node = ? AND file = ?"
-        found: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for rows in self._state.read_all(self._state.bind(of_segment, (node, file)) for node, file in segments):
-            found.update((row.node, row.reason) for row in rows)
-        return found
+            counts.update((row.node, row.reason) for row in rows)
+        return counts

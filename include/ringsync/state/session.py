@@ -1,7 +1,7 @@
-"""ringsync's own keyspace in the source cluster: how its tables are created, read and written.
+"""ringsync's own keyspace in the source cluster: creating, reading and writing its tables.
 
-Every statement here may be repeated: one whose outcome is unknown, or that did not reach enough replicas, is tried
-again until :data:`RETRY_DELAYS_S` are used up.
+Every statement here may be repeated. If its outcome is unknown or it did not reach enough replicas, it is tried again
+until :data:`RETRY_DELAYS_S` are used up.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedS
 from ringsync.cql.identifiers import quote
 
 RETRY_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
-"""Pauses before a write whose outcome is unknown, or that did not reach enough replicas, is tried again."""
+"""Pauses before further tries of a statement whose outcome is unknown or that did not reach enough replicas."""
 
 SCHEMA_DELAYS_S = RETRY_DELAYS_S[:5]
-"""The same for what does not exist where it was asked for: another node may know of it already."""
+"""Pauses before further tries if the node does not know the keyspace or table yet; another node may know it."""
 
 CONCURRENT_REQUESTS = 32
 """Statements of :meth:`StateSession.read_all` under way at once."""
@@ -44,11 +44,11 @@ class StateError(Exception):
 
 
 class StateSession:
-    """The keyspace.
+    """A session for ringsync's own keyspace.
 
-    :param session: a session with the driver's default row factory
+    :param session: session with the driver's default row factory
     :param keyspace: name of ringsync's own keyspace
-    :param sleep: waits so many seconds
+    :param sleep: function that waits, given seconds
     """
 
     def __init__(self, session: Session, keyspace: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -58,10 +58,10 @@ class StateSession:
         self._prepared: dict[str, PreparedStatement] = {}
 
     def create(self, replication: Mapping[str, str]) -> None:
-        """Create keyspace and tables where they are missing.
+        """Create missing tables, and the keyspace if it is missing.
 
-        :param replication: CQL's replication map
-        :raises StateError: they cannot be created; names the permissions
+        :param replication: replication map of the keyspace, as in CQL
+        :raises StateError: they cannot be created; the message names the permissions
         """
         existing = self._existing()
         statements = [text.format(keyspace=self.keyspace) for name, text in TABLES.items() if name not in existing]
@@ -78,7 +78,7 @@ class StateSession:
             ) from error
 
     def has(self, tables: Collection[str]) -> bool:
-        """Whether all these tables exist."""
+        """Tell whether all these tables exist."""
         return set(tables) <= self._existing()
 
     def _existing(self) -> set[str]:
@@ -88,9 +88,9 @@ class StateSession:
         return {row.table_name for row in rows}
 
     def execute(self, cql: str, parameters: Sequence[Any]) -> Any:
-        """Execute what may be repeated: reads see every conditional write that came to its end before.
+        """Execute a repeatable statement. Reads see every conditional write that ended before.
 
-        :raises StateError: the cluster does not let us, or not in many attempts
+        :raises StateError: the cluster refuses, or fails in all attempts
         """
         statement = SimpleStatement(
             cql,
@@ -103,17 +103,17 @@ class StateSession:
     def conditional(self, cql: str, parameters: Sequence[Any], is_done: Callable[[Mapping[str, Any]], bool]) -> bool:
         """Execute a conditional write.
 
-        :param is_done: whether what was found shows our own write: it may have been done by an attempt of which
-            only the answer was lost
+        :param is_done: function that tells whether the row found shows our own write: an attempt may have succeeded
+            although its answer was lost
         :raises StateError: as :meth:`execute`
         """
-        found = self.execute(cql, parameters).one()._asdict()
-        return bool(found["applied"]) or is_done(found)
+        row = self.execute(cql, parameters).one()._asdict()
+        return bool(row["applied"]) or is_done(row)
 
     def bind(self, cql: str, parameters: Sequence[Any]) -> BoundStatement:
-        """A statement for :meth:`read_all`, at QUORUM; prepared at the first call.
+        """Bind a statement for :meth:`read_all`, at QUORUM; the first call prepares it.
 
-        :param cql: a statement with ``?`` for the parameters
+        :param cql: statement with ``?`` for the parameters
         """
         prepared = self._prepared.get(cql)
         if prepared is None:
@@ -123,7 +123,7 @@ class StateSession:
         return prepared.bind(parameters)
 
     def batch(self, cql: str, rows: Iterable[Sequence[Any]]) -> BatchStatement:
-        """One statement for many rows of one partition: one mutation for the cluster, one request for us."""
+        """Make one statement for many rows of one partition: one request, and one mutation for the cluster."""
         batch = BatchStatement(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.QUORUM)
         for row in rows:
             batch.add(self.bind(cql, row))
@@ -131,9 +131,9 @@ class StateSession:
         return batch
 
     def read_all(self, statements: Iterable[BoundStatement | BatchStatement]) -> Iterator[list[Any]]:
-        """Execute statements that do not depend on each other, some at once; all may be repeated.
+        """Execute repeatable, independent statements, some at once.
 
-        :returns: the rows of each, in the order of the statements
+        :returns: rows of each statement, in the order of the statements
         :raises StateError: as :meth:`execute`
         """
         under_way: deque[tuple[Any, Any]] = deque()
@@ -152,7 +152,7 @@ class StateSession:
             yield finish()
 
     def write_all(self, statements: Iterable[BoundStatement | BatchStatement]) -> None:
-        """As :meth:`read_all`, for what gives no rows."""
+        """Execute statements without results as :meth:`read_all` does."""
         deque(self.read_all(statements), maxlen=0)
 
     def _repeat(self, attempt: Callable[[], Any]) -> Any:
@@ -166,7 +166,7 @@ class StateSession:
                 delay = next(schema_delays, None) if _NOT_THERE.search(str(error)) else None
                 if delay is None:
                     raise StateError(
-                        f"keyspace {self.keyspace} is not as this version of ringsync made it: {error}"
+                        f"keyspace {self.keyspace} has other tables than this version of ringsync makes: {error}"
                     ) from error
                 self._sleep(delay)
             except _UNCERTAIN as error:

@@ -1,4 +1,4 @@
-"""The object store: where plans, staging, streams, replicas and reports lie. See docs/storage.md."""
+"""The object store for plans, staging, streams, replicas and reports. See docs/storage.md."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def open_store(
     gcs_project: str | None = None,
     gcs_credentials_file: str | None = None,
 ) -> ObjectStore:
-    """Open the object store at a URL; nothing is written, and no network is used but to find ambient credentials.
+    """Open the object store at a URL. This writes nothing and uses the network only to find ambient credentials.
 
     :param url: ``gs://bucket/prefix``, ``file:///absolute/path`` (not escaped, as Hadoop reads it) or the path alone
-    :param gcs_endpoint: an emulator's ``http://host:port``, used without credentials; None is the real service
-    :param gcs_project: Google Cloud project; None takes the credentials' own
-    :param gcs_credentials_file: a service account's key file; None takes the ambient credentials
-    :raises ValueError: another form of URL
+    :param gcs_endpoint: address of an emulator, ``http://host:port``, used without credentials; None: the real service
+    :param gcs_project: Google Cloud project; None: the credentials' own
+    :param gcs_credentials_file: key file of a service account; None: the ambient credentials
+    :raises ValueError: the URL has another form
     :raises ringsync.storage.port.UnavailableError: no usable Google credentials
     """
     folder = _folder(url)
@@ -43,10 +43,10 @@ def spark_conf(
     gcs_project: str | None = None,
     gcs_credentials_file: str | None = None,
 ) -> dict[str, str]:
-    """Settings with which Spark and Delta reach what ``open_store`` opens; the GCS connector's jar must be there.
+    """Return the settings for Spark and Delta to reach the store of ``open_store``; the GCS connector's jar is needed.
 
-    For gcs-connector hadoop3-2.2.x shaded on Spark 4.2 and Hadoop 3.5; which of them are dispensable was not
-    tried. Parameters and errors as for :func:`open_store`; a key file must lie at the same path on all hosts.
+    They are for gcs-connector hadoop3-2.2.x shaded on Spark 4.2 and Hadoop 3.5; not all may be necessary. Parameters
+    and errors are as for :func:`open_store`; a key file must lie at the same path on all hosts.
     """
     if _folder(url) is not None:
         return {}
@@ -73,7 +73,7 @@ def delta_options(
     gcs_project: str | None = None,
     gcs_credentials_file: str | None = None,
 ) -> dict[str, str]:
-    """``storage_options`` with which delta-rs reaches what ``open_store`` opens. Parameters as for that."""
+    """Return the ``storage_options`` for delta-rs to reach the store of ``open_store``, with the same parameters."""
     if _folder(url) is not None:
         return {}
     _bucket(url)

@@ -1,9 +1,9 @@
 """The object store in a bucket of Google Cloud Storage, or of its emulator.
 
-An object's generation is its version, ``ifGenerationMatch`` the condition of a put. The client repeats an upload
-whose answer got lost, and the repetition of one that had succeeded is refused (412): so each conditional put writes
-a token of its own into the object's metadata and looks for it before it declares defeat. Should another writer have
-replaced the object even before that look, the put is reported as lost although it had won for a moment.
+An object's generation is its version, and ``ifGenerationMatch`` is the condition of a put. The client repeats an upload
+whose answer was lost. If that upload had succeeded, the service refuses the repetition (412). So each conditional put
+writes a unique token into the object's metadata and looks for it before it reports failure. If another writer replaces
+the object before that look, the put is reported as failed although it had succeeded for a moment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ringsync.storage.port import (
 
 _TOKEN = "ringsync-put"
 _TIMEOUT_SECONDS = (10, 60)
-"""To connect, and between two bytes of an answer."""
+"""Time limits to connect, and between two bytes of an answer."""
 
 _CREDENTIALS = (
     "name a service account's key file (gcs_credentials_file), or set up application default credentials "
@@ -49,13 +49,13 @@ _CREDENTIALS = (
 class GcsStore:
     """Objects below a prefix of a bucket.
 
-    :param bucket: the bucket's name; it must exist
-    :param prefix: what all objects' names start with, without slashes at its ends; may be empty
-    :param project: the project to bill; None takes the credentials' own
-    :param endpoint: an emulator's address, ``http://host:port``, used without credentials; None is the real service
-    :param credentials_file: a service account's key file (JSON); None takes the ambient credentials
-    :param retry_seconds: how long a request is repeated while the service cannot be reached or is overloaded
-    :param page_size: objects that one request lists; None leaves it to the service (1,000)
+    :param bucket: name of an existing bucket
+    :param prefix: prefix of all objects' names, without slashes at its ends; may be empty
+    :param project: project to bill; None: the credentials' own
+    :param endpoint: address of an emulator, ``http://host:port``, used without credentials; None: the real service
+    :param credentials_file: key file of a service account (JSON); None: the ambient credentials
+    :param retry_seconds: seconds to repeat a request while the service cannot be reached or is overloaded
+    :param page_size: objects that one request lists; None: the service's default (1,000)
     :raises UnavailableError: no usable credentials
     :raises ValueError: the prefix is not a legal key
     """
@@ -86,11 +86,11 @@ class GcsStore:
         return f"GcsStore({self.url!r})"
 
     def uri(self, key: str) -> str:
-        """See :meth:`ringsync.storage.port.ObjectStore.uri`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.uri`."""
         return f"{self.url}/{check_key(key)}"
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> Stat:
-        """See :meth:`ringsync.storage.port.ObjectStore.put`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.put`."""
         blob = self._blob(key)
         check_conditions(if_absent, if_version)
         if if_version is not None and not (if_version.isascii() and if_version.isdigit() and int(if_version)):
@@ -110,7 +110,7 @@ class GcsStore:
             except exceptions.PreconditionFailed:
                 return self._own_put(key, blob.metadata, data, if_version)
             except exceptions.NotFound:
-                # Of an upload this means the bucket, or the generation that is to be replaced.
+                # For an upload this means that the bucket is missing, or the generation to replace.
                 self._check_bucket()
                 raise VersionMismatchError(f"{self.url}/{key} is not there, {if_version} was expected") from None
             stat = _stat(key, blob)
@@ -121,7 +121,7 @@ class GcsStore:
             return stat
 
     def get(self, key: str) -> bytes:
-        """See :meth:`ringsync.storage.port.ObjectStore.get`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.get`."""
         blob = self._blob(key)
         with self._explained(key):
             try:
@@ -132,7 +132,7 @@ class GcsStore:
                 raise NotFoundError(f"{self.url}/{key} is not there") from None
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
-        """See :meth:`ringsync.storage.port.ObjectStore.get_range`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.get_range`."""
         blob = self._blob(key)
         if size < 1:
             return b""
@@ -149,7 +149,7 @@ class GcsStore:
                 raise NotFoundError(f"{self.url}/{key} is not there") from None
 
     def stat(self, key: str) -> Stat | None:
-        """See :meth:`ringsync.storage.port.ObjectStore.stat`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.stat`."""
         name = self._blob(key).name
         with self._explained(key):
             blob = self._bucket.get_blob(name, **self._bounds)
@@ -159,7 +159,7 @@ class GcsStore:
             return _stat(key, blob)
 
     def list(self, prefix: str = "", start: str = "") -> list[Stat]:
-        """See :meth:`ringsync.storage.port.ObjectStore.list`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.list`."""
         names, first = self._root + check_prefix(prefix), self._root + check_prefix(start)
         with self._explained(prefix):
             blobs = self._bucket.client.list_blobs(
@@ -169,14 +169,14 @@ class GcsStore:
                 page_size=self._page_size,
                 **self._bounds,
             )
-            found = [(blob.name.removeprefix(self._root), blob) for blob in blobs]
+            named = [(blob.name.removeprefix(self._root), blob) for blob in blobs]
         self._bucket_was_seen = True
-        # Other programs put names here that are no keys: the Hadoop connector marks folders by "folder/".
-        stats = (_stat(key, blob) for key, blob in found if is_legal_key(key))
+        # Other programs put names here that are not keys: the Hadoop connector marks folders by "folder/".
+        stats = (_stat(key, blob) for key, blob in named if is_legal_key(key))
         return sorted(stats, key=lambda stat: stat.key)
 
     def delete(self, key: str) -> bool:
-        """See :meth:`ringsync.storage.port.ObjectStore.delete`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.delete`."""
         blob = self._blob(key)
         with self._explained(key):
             try:
@@ -190,7 +190,7 @@ class GcsStore:
         return self._bucket.blob(self._root + check_key(key))
 
     def _own_put(self, key: str, metadata: dict[str, str], data: bytes, if_version: str | None) -> Stat:
-        """After a refused put: what is there, if that is ours, written by a request whose answer got lost."""
+        """After a refused put, return the object if we wrote it with a request whose answer was lost."""
         blob = self._bucket.get_blob(self._root + key, **self._bounds)
         if blob is not None and (blob.metadata or {}).get(_TOKEN) == metadata[_TOKEN]:
             stat = _stat(key, blob)
@@ -202,14 +202,14 @@ class GcsStore:
         raise VersionMismatchError(f"{self.url}/{key} {there}, {if_version} was expected")
 
     def _check_bucket(self) -> None:
-        """Tell a missing object from a missing bucket, by a list: that needs no right that we do not need anyway."""
+        """Distinguish a missing object from a missing bucket by a list, for which we have the rights anyway."""
         if not self._bucket_was_seen:
             next(iter(self._bucket.client.list_blobs(self._bucket, max_results=1, **self._bounds)), None)
             self._bucket_was_seen = True
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
-        """Turn what the service refuses into an error that says where, why and what to do."""
+        """Turn errors of the service into errors that say where, why and what to do."""
         where = f"{self.url}/{key}" if key else self.url
         try:
             yield

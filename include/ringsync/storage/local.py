@@ -1,13 +1,13 @@
-"""The object store in a folder: one machine, or a disk that all machines share.
+"""The object store in a folder, on one machine or on a disk that all machines share.
 
 Objects are plain files under their keys, so that Spark, Delta and people read and write the same folder.
-Beside them lies the hidden folder ``.ringsync/<shard>/`` with a lock and, for each object put here, a second
-hard link to its file, named ``<hash of key>-<version>-<crc32c>``. One inode thus has its content, its checksum and
-its version, and no kill can part them; while the link exists the inode's number is not used again.
+The hidden folder ``.ringsync/<shard>/`` holds a lock and, for each object put here, a second hard link to its file,
+named ``<hash of key>-<version>-<crc32c>``. So one inode has content, checksum and version, and no kill can separate
+them. While the link exists, the inode's number is not used again.
 
-Writers hold the shard's lock. They write and sync the hidden file first and then link or rename it to its key in one
-system call: an object that is half written is never seen. Readers take no lock. Files made by others have no hidden
-link: their checksum is computed when asked for, and their version is made of inode number and change time.
+Writers hold the shard's lock. They write and sync the hidden file first, and then link or rename it to its key in one
+system call, so that nobody sees an incomplete object. Readers take no lock. Files made by others have no hidden link:
+their checksum is computed on demand, and their version consists of inode number and change time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINK_NAME = re.compile(r"[0-9a-f]{32}-(?P<version>[0-9a-f]{32})-(?P<crc32c>[0-9a-f]{8})(\.new)?")
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""Nothing there, a file in place of a folder, a symbolic link, a folder, a socket: no object has such a key."""
+"""Errors that mean that no object has the key: nothing there, a file in place of a folder, a link, folder or socket."""
 
 _RIGHTS = "give this user the right to read and write there, or choose another folder"
 _IN_THE_WAY = "a file, folder or symbolic link has this name or that of a folder above: remove it or choose another key"
@@ -76,7 +76,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class _Link:
-    """A hidden link: its name in the shard's folder, its inode, and what the name tells of the object."""
+    """A hidden link: its name in the shard's folder, its inode, and the object's version and checksum in the name."""
 
     name: str
     inode: int
@@ -85,10 +85,10 @@ class _Link:
 
 
 class LocalStore:
-    """Objects as files below one folder, which is made when the first object is put.
+    """Objects as files below one folder. The first put makes the folder.
 
     Symbolic links inside the folder are not followed, so that no key leads out of it; the folder itself may be one.
-    As a file cannot be a folder too, ``a`` and ``a/b`` cannot both be objects here.
+    Since a file cannot be a folder, too, ``a`` and ``a/b`` cannot both be objects here.
 
     :param path: absolute path of the folder, on a file system with hard links and ``flock``
     :raises ValueError: the path is relative, or the root of the file system
@@ -97,22 +97,22 @@ class LocalStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.normpath(path))
         if not self.path.is_absolute() or not self.path.name or "\0" in str(path):
-            raise ValueError(f"local object store {str(path)!r}: give an absolute path, and not '/'")
+            raise ValueError(f"local object store {str(path)!r}: give an absolute path other than '/'")
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.path)!r})"
 
     @property
     def url(self) -> str:
-        """``file://`` and the path, not escaped: what Hadoop's ``Path`` reads."""
+        """``file://`` and the path, not escaped, as Hadoop's ``Path`` reads it."""
         return f"file://{self.path}"
 
     def uri(self, key: str) -> str:
-        """See :meth:`ringsync.storage.port.ObjectStore.uri`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.uri`."""
         return f"{self.url}/{check_key(key)}"
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> Stat:
-        """See :meth:`ringsync.storage.port.ObjectStore.put`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.put`."""
         check_key(key)
         check_conditions(if_absent, if_version)
         with self._explained(key), self._locked(key) as shard:
@@ -127,7 +127,7 @@ class LocalStore:
             return stat
 
     def get(self, key: str) -> bytes:
-        """See :meth:`ringsync.storage.port.ObjectStore.get`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.get`."""
         check_key(key)
         with self._explained(key):
             found = self._look_up(key, read=True)
@@ -137,12 +137,12 @@ class LocalStore:
         if google_crc32c.value(data) != stat.crc32c:
             raise ChecksumError(
                 f"{self.url}/{key} is damaged: its CRC-32C is {google_crc32c.value(data):08x}, "
-                f"{stat.crc32c:08x} was written; restore it or remove it"
+                f"but {stat.crc32c:08x} was written; restore it or remove it"
             )
         return data
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
-        """See :meth:`ringsync.storage.port.ObjectStore.get_range`."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.get_range`."""
         check_key(key)
         with self._explained(key):
             try:
@@ -157,14 +157,14 @@ class LocalStore:
                 os.close(file)
 
     def stat(self, key: str) -> Stat | None:
-        """See :meth:`ringsync.storage.port.ObjectStore.stat`; a file made by others is read for its checksum."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.stat`; a file made by others is read for its checksum."""
         check_key(key)
         with self._explained(key):
             found = self._look_up(key)
         return found[0] if found else None
 
     def list(self, prefix: str = "", start: str = "") -> list[Stat]:
-        """See :meth:`ringsync.storage.port.ObjectStore.list`; files made by others are read for their checksums."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.list`; files made by others are read for their checksums."""
         check_prefix(prefix)
         check_prefix(start)
         with self._explained(prefix):
@@ -172,7 +172,7 @@ class LocalStore:
             return [entry[0] for entry in found if entry]
 
     def delete(self, key: str) -> bool:
-        """See :meth:`ringsync.storage.port.ObjectStore.delete`; folders that become empty go too."""
+        """Do :meth:`ringsync.storage.port.ObjectStore.delete`; folders that become empty go too."""
         check_key(key)
         with self._explained(key):
             if self._inode(key) is None:
@@ -190,7 +190,7 @@ class LocalStore:
             return True
 
     def _check_conditions(self, key: str, if_absent: bool, if_version: str | None) -> None:
-        """Hold a put's conditions against what is there, under the lock."""
+        """Check a put's conditions, under the lock."""
         if not if_absent and if_version is None:
             return
         found = self._look_up(key)
@@ -212,13 +212,15 @@ class LocalStore:
             os.fsync(file)
             os.lseek(file, 0, os.SEEK_SET)
             if _crc32c(file) != stat.crc32c:
-                raise ChecksumError(f"{self.url}/{stat.key}: the file system does not give back what was written")
+                raise ChecksumError(
+                    f"{self.url}/{stat.key}: the file system returns other bytes than were written: check the disk"
+                )
         finally:
             os.close(file)
         os.fsync(shard)
 
     def _publish(self, key: str, shard: int, hidden: str, replace: bool) -> None:
-        """Give the hidden file its key, in one system call that others see wholly or not at all."""
+        """Give the hidden file its key in one atomic system call."""
         parents, name = _split(key)
         for attempt in range(_PUBLISH_ATTEMPTS):
             try:
@@ -239,7 +241,7 @@ class LocalStore:
                     raise
 
     def _look_up(self, key: str, read: bool = False) -> tuple[Stat, bytes] | None:
-        """What is at a key, with its bytes if they are asked for; None when that is no object."""
+        """Look up an object, and read its bytes if wanted; None: there is no object at the key."""
         while True:
             try:
                 file = self._open(key)
@@ -256,7 +258,7 @@ class LocalStore:
                 if link is not None:
                     return Stat(key, status.st_size, link.crc32c, link.version), data
                 if self._inode(key) != status.st_ino:
-                    # It was replaced or deleted while we looked, so its hidden link may be gone: look again.
+                    # Another process replaced or deleted it meanwhile, so its hidden link may be gone: look again.
                     continue
                 crc32c = google_crc32c.value(data) if read else _crc32c(file)
                 version = f"file-{status.st_ino:x}-{status.st_ctime_ns:x}"
@@ -265,7 +267,7 @@ class LocalStore:
                 os.close(file)
 
     def _keys(self, prefix: str, start: str) -> Iterator[str]:
-        """Legal keys of what lies under the store's folder, the hidden folder left out."""
+        """List the legal keys of files in the store's folder, without the hidden folder."""
 
         def is_wanted(folder: str) -> bool:
             return folder >= start or start.startswith(folder)
@@ -291,7 +293,7 @@ class LocalStore:
             return os.open(name, _READ_FLAGS, dir_fd=folder)
 
     def _inode(self, key: str) -> int | None:
-        """The inode number of the file at a key."""
+        """Return the inode number of the file at a key."""
         parents, name = _split(key)
         try:
             with self._folder(parents) as folder:
@@ -302,7 +304,7 @@ class LocalStore:
             return None
 
     def _link_of(self, key: str, status: os.stat_result) -> _Link | None:
-        """The hidden link to a file, if it was put here and not replaced since."""
+        """Find the hidden link to a file; None: others made the file, or it was replaced."""
         if status.st_nlink == 1:
             return None
         hashed = _hash(key)
@@ -313,7 +315,7 @@ class LocalStore:
             return None
 
     def _drop_old_links(self, key: str, shard: int) -> None:
-        """Remove the hidden links of a key's earlier objects and killed puts; once a day those of the whole shard."""
+        """Remove the hidden links of a key's earlier objects and killed puts; once a day, of the whole shard."""
         current = self._inode(key)
         for link in _links(shard, _hash(key)):
             if link.inode != current:
@@ -353,7 +355,7 @@ class LocalStore:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[int]:
-        """Hold the lock of a key's shard, among threads, processes and machines; gives the shard's folder."""
+        """Hold the lock of a key's shard among threads, processes and machines; yield the shard's folder."""
         with self._folder([HIDDEN_FOLDER, _hash(key)[:_SHARD_DIGITS]], create=True) as shard:
             lock = os.open("lock", _LOCK_FLAGS, 0o666, dir_fd=shard)
             try:
@@ -366,11 +368,11 @@ class LocalStore:
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
-        """Turn what the operating system refuses into an error that says where, why and what to do."""
+        """Turn errors of the operating system into errors that say where, why and what to do."""
         try:
             yield
         except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "see to the disk and its mount")
+            remedy = _REMEDIES.get(error.errno or 0, "check the disk and its mount")
             raise UnavailableError(f"{self.url}/{key}: {error.strerror}; {remedy}") from error
 
 
@@ -389,7 +391,7 @@ def _raise_unless_absent(error: OSError) -> None:
 
 
 def _links(shard: int, start: str = "") -> Iterator[_Link]:
-    """The hidden links in a shard's folder whose names start so."""
+    """List the hidden links in a shard's folder whose names begin with ``start``."""
     with os.scandir(shard) as entries:
         for entry in entries:
             name = _LINK_NAME.fullmatch(entry.name)
@@ -398,7 +400,7 @@ def _links(shard: int, start: str = "") -> Iterator[_Link]:
 
 
 def _sweep(shard: int) -> None:
-    """Remove links that no object shares: left by killed puts, or by people who removed the object's file."""
+    """Remove links without an object, left by killed puts or by people who removed the object's file."""
     links = list(_links(shard))
     hidden = Counter(link.inode for link in links)
     for link in links:

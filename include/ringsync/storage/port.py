@@ -1,7 +1,7 @@
-"""What ringsync asks of the place that holds its bulk data: a local folder and a GCS bucket answer alike.
+"""The interface of the object store for bulk data. A local folder and a GCS bucket behave alike.
 
-A key names an object, as a path without a leading slash: ``plans/2026-01-01T00:00/plan.json``. An object is
-there as a whole or not at all, and its bytes never change: a put replaces it by another with another version.
+A key names an object, as a path without a leading slash: ``plans/2026-01-01T00:00/plan.json``. An object exists as a
+whole or not at all, and its bytes never change: a put replaces it by another object with another version.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_KEY_BYTES = 1024
-"""What GCS allows for a name (https://cloud.google.com/storage/docs/objects#naming)."""
+"""Longest name in GCS (https://cloud.google.com/storage/docs/objects#naming)."""
 MAX_PART_BYTES = 255
-"""What file systems allow for one part of a path (NAME_MAX)."""
+"""Longest part of a path in file systems (NAME_MAX)."""
 HIDDEN_FOLDER = ".ringsync"
-"""The local store's own folder, so that no key may name it."""
+"""Folder of the local store itself; no key may name it."""
 
 
 class StorageError(Exception):
-    """An object store did not do what was asked; the message names the object and the reason."""
+    """An operation of an object store failed; the message names the object and the reason."""
 
 
 class NotFoundError(StorageError):
@@ -27,7 +27,7 @@ class NotFoundError(StorageError):
 
 
 class AlreadyExistsError(StorageError):
-    """A put with ``if_absent`` found an object of that key: somebody else's."""
+    """A put with ``if_absent`` found another writer's object of this key."""
 
 
 class VersionMismatchError(StorageError):
@@ -35,7 +35,7 @@ class VersionMismatchError(StorageError):
 
 
 class ChecksumError(StorageError):
-    """The bytes are not those that were written: damaged on the way or where they lie."""
+    """The bytes differ from those that were written: they were damaged in transfer or in the store."""
 
 
 class UnavailableError(StorageError):
@@ -44,12 +44,12 @@ class UnavailableError(StorageError):
 
 @dataclass(frozen=True)
 class Stat:
-    """What is known of an object without reading it.
+    """The facts about an object that need no reading.
 
-    :param key: the object's key
-    :param size: bytes
-    :param crc32c: CRC-32C (Castagnoli) of its bytes, as GCS computes it
-    :param version: opaque; equal only for the very same object, never used again
+    :param key: key of the object
+    :param size: size in bytes
+    :param crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
+    :param version: opaque version; equal only for the very same object, never used again
     """
 
     key: str
@@ -59,63 +59,63 @@ class Stat:
 
 
 class ObjectStore(Protocol):
-    """Where plans, staging, streams, replicas and reports lie.
+    """A store for plans, staging, streams, replicas and reports.
 
-    Every method raises :class:`UnavailableError` when the store cannot be used, and ``ValueError`` for a key
-    that :func:`check_key` refuses. After a put or delete has returned, every reader sees its effect.
+    Every method raises :class:`UnavailableError` if the store cannot be used, and ``ValueError`` for a key that
+    :func:`check_key` refuses. After a put or delete has returned, every reader sees its effect.
     """
 
     @property
     def url(self) -> str:
-        """The store's root: ``file:///…`` or ``gs://bucket/prefix``, without a trailing slash."""
+        """Root of the store: ``file:///…`` or ``gs://bucket/prefix``, without a trailing slash."""
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> Stat:
-        """Write an object, replacing what is there; it is durable and its checksum verified when this returns.
+        """Write or replace an object. When this returns, the object is durable and its checksum verified.
 
-        :param if_absent: only if there is no object of that key; of many that try, exactly one succeeds
-        :param if_version: only if the object is there and still has this version; exactly one of many succeeds
-        :raises AlreadyExistsError: ``if_absent`` was asked and it is there
-        :raises VersionMismatchError: ``if_version`` was asked and it has another version or is not there
-        :raises ChecksumError: what arrived is not what was sent; it was refused or removed: put it again
-        :raises ValueError: both conditions were asked
+        :param if_absent: write only if there is no object of this key; of many writers exactly one succeeds
+        :param if_version: write only if the object still has this version; of many writers exactly one succeeds
+        :raises AlreadyExistsError: ``if_absent`` is set and the object exists
+        :raises VersionMismatchError: ``if_version`` is set, and the object has another version or does not exist
+        :raises ChecksumError: the bytes were damaged on the way; they were refused or removed: put them again
+        :raises ValueError: both conditions are set
         """
 
     def get(self, key: str) -> bytes:
         """Read an object.
 
-        :raises NotFoundError: it is not there
-        :raises ChecksumError: its bytes are not those that were written
+        :raises NotFoundError: there is no such object
+        :raises ChecksumError: the bytes differ from those that were written
         """
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
-        """Read some bytes of an object. What its checksum says of the whole is not looked at: keep one of the part.
+        """Read some bytes of an object. They are not verified: keep a checksum of the part if you need one.
 
-        :param start: byte at which they begin
-        :param size: how many; fewer come where the object ends
-        :raises NotFoundError: it is not there
+        :param start: first byte to read
+        :param size: number of bytes; fewer are returned if the object ends before
+        :raises NotFoundError: there is no such object
         """
 
     def stat(self, key: str) -> Stat | None:
-        """Look an object up; None when it is not there."""
+        """Look up an object; None: it does not exist."""
 
     def list(self, prefix: str = "", start: str = "") -> list[Stat]:
-        """All complete objects whose keys start with these characters (a folder or not), sorted by key.
+        """List all complete objects whose keys start with these characters (a folder or not), sorted by key.
 
-        :param start: only keys from this one on; what comes before it costs nothing
+        :param start: first key of the list; earlier keys cost nothing
         """
 
     def delete(self, key: str) -> bool:
         """Remove an object.
 
-        :returns: False when it was not there, which is no error: deletion may be repeated
+        :returns: False: it did not exist, which is no error: deletion may be repeated
         """
 
     def uri(self, key: str) -> str:
-        """The object's or folder's address for Spark, Delta and pyarrow: ``file:///…`` or ``gs://…``."""
+        """Return the address of an object or folder for Spark, Delta and pyarrow: ``file:///…`` or ``gs://…``."""
 
 
 def check_key(key: str) -> str:
-    """Give the key back if every store can hold it.
+    """Return the key if every store can hold it.
 
     :raises ValueError: the key is empty or too long, has an empty part, ``.``, ``..``, a control character,
         a part reserved for the local store, or is not valid Unicode
@@ -132,7 +132,7 @@ def check_key(key: str) -> str:
 
 
 def is_legal_key(name: str) -> bool:
-    """Whether :func:`check_key` accepts a name, for names that others made."""
+    """Tell whether :func:`check_key` accepts a name that others made."""
     try:
         check_key(name)
     except ValueError:
@@ -141,9 +141,9 @@ def is_legal_key(name: str) -> bool:
 
 
 def check_prefix(prefix: str) -> str:
-    """Give a prefix or start for :meth:`ObjectStore.list` back if a legal key can start with it.
+    """Return a prefix or start for :meth:`ObjectStore.list` if a legal key can start with it.
 
-    :raises ValueError: no legal key starts so
+    :raises ValueError: no legal key can start with it
     """
     if prefix:
         _check_text(prefix)
@@ -154,9 +154,9 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_conditions(if_absent: bool, if_version: str | None) -> None:
-    """Refuse the two conditions of a put together.
+    """Refuse a put with both conditions.
 
-    :raises ValueError: both are asked
+    :raises ValueError: both conditions are set
     """
     if if_absent and if_version is not None:
         raise ValueError("a put takes if_absent or if_version, not both")

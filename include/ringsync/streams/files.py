@@ -1,17 +1,17 @@
-"""A stream as files in the object store: the embedded form of a topic, for machines without Kafka.
+"""A stream as files in the object store: a topic for machines without Kafka.
 
 ======================================================  ====================================================
-``streams/<topic>/schemas/key-<version>.avsc``          the key's schema, and ``value-<version>.avsc``
+``streams/<topic>/schemas/key-<version>.avsc``          schema of the key; the value's is ``value-<version>.avsc``
 ``streams/<topic>/<bucket>/<part>-<crc32c>.avro``       messages: Avro container of ``{key, value}``
-``streams/<topic>/<bucket>/<part>-<crc32c>.index``      where its messages begin (:mod:`ringsync.streams.part_index`)
-``streams/<topic>/<bucket>/manifest.json``              which parts make up the bucket; it is there or not
+``streams/<topic>/<bucket>/<part>-<crc32c>.index``      lengths of its messages (:mod:`ringsync.streams.part_index`)
+``streams/<topic>/<bucket>/manifest.json``              list of the bucket's parts
 ======================================================  ====================================================
 
-A bucket is published by its manifest, once; what no manifest lists does not exist for a reader. A part's name ends
-in the checksum of its bytes, so that a task that was thought dead and writes after all cannot replace what was
-published. Buckets are read in the order of their names: whoever writes them names them so (e.g. by time, in UTC).
+A bucket here is a folder of the stream, such as a pass. Its manifest publishes it, once; readers ignore files that no
+manifest lists. A part's name ends in the checksum of its bytes, so that a task that was thought dead cannot replace a
+published part. Readers take buckets in the order of their names, so writers choose names in this order.
 
-A manifest names files, ``<part>-<crc32c>.avro``; one of an earlier version, without ``.avro``, is read all the same.
+A manifest names files, ``<part>-<crc32c>.avro``. Manifests of earlier versions lack ``.avro``; they are read, too.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _SUFFIX = ".avro"
 
 
 class StreamError(Exception):
-    """A stream did not do what was asked; the message names the object and the reason."""
+    """An operation on a stream failed; the message names the object and the reason."""
 
 
 class StreamConflictError(StreamError):
-    """Something else was published under this name before."""
+    """Other content was published under this name before."""
 
 
 class StreamDamagedError(StreamError):
-    """A published part is missing or not as it was published."""
+    """A published part is missing or its content has changed."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Part:
 
 
 class FileStream:
-    """One topic.
+    """A topic in the object store.
 
     :param topic: letters, digits, ``.``, ``_``, ``-``; at most 249 characters, as Kafka wants
-    :raises ValueError: another topic name
+    :raises ValueError: the topic name is not allowed
     """
 
     def __init__(self, store: ObjectStore, topic: str) -> None:
@@ -86,7 +86,7 @@ class FileStream:
         self.root = f"streams/{topic}"
 
     def put_schemas(self, version: int, key: AvroRecord, value: AvroRecord) -> None:
-        """Publish the schemas of a version; the same schemas again are fine.
+        """Publish the schemas of a version. Publishing the same schemas again is safe.
 
         :raises StreamConflictError: the version has other schemas already
         """
@@ -94,11 +94,11 @@ class FileStream:
             name, data = self._schema_key(kind, version), _json(schema)
             if not self._put_once(name, data):
                 raise StreamConflictError(
-                    f"{self.store.uri(name)} holds another schema: a changed schema needs a version of its own"
+                    f"{self.store.uri(name)} holds another schema: publish a changed schema under a new version"
                 )
 
     def put_next_schemas(self, key: AvroRecord, value: AvroRecord) -> int:
-        """Publish schemas under the first version that has them, or none yet.
+        """Publish schemas under the first version that has these schemas or none.
 
         :returns: the version, from 1
         """
@@ -111,7 +111,7 @@ class FileStream:
                 version += 1
 
     def schemas(self, version: int) -> tuple[AvroRecord, AvroRecord]:
-        """The schemas of key and value of a version.
+        """Read the schemas of key and value of a version.
 
         :raises StreamError: no schemas were put for this version
         """
@@ -120,9 +120,9 @@ class FileStream:
     def open_part(self, bucket: str, part: str, schema_version: int, codec: Codec = "deflate") -> PartWriter:
         """Begin a file of messages.
 
-        :param part: name that is different for each part of the bucket, e.g. of the task that writes it
+        :param part: unique name of the part in the bucket, e.g. the task's
         :raises StreamError: no schemas were put for this version
-        :raises ValueError: a name that cannot be a file's
+        :raises ValueError: a name cannot be a file name
         """
         _check_name("bucket", bucket)
         _check_name("part", part)
@@ -132,12 +132,12 @@ class FileStream:
         return PartWriter(self, bucket, part, container, PartIndex(schema_version))
 
     def publish(self, bucket: str, parts: Sequence[Part]) -> None:
-        """Make a bucket of these parts, in this order, visible. The same again is fine.
+        """Publish a bucket of these parts, in this order. Publishing the same parts again is safe.
 
-        Files that other attempts left in the bucket are removed.
+        This removes files that other tries left in the bucket.
 
-        :raises StreamConflictError: the bucket was published with other parts; names both
-        :raises StreamDamagedError: a part is not there as it was written
+        :raises StreamConflictError: the bucket was published with other parts; the message names both
+        :raises StreamDamagedError: a part is missing or has other content than was written
         """
         self.check_parts(bucket, parts)
         manifest = {
@@ -159,9 +159,9 @@ class FileStream:
                 self.store.delete(stat.key)
 
     def check_parts(self, bucket: str, parts: Sequence[Part]) -> None:
-        """Look whether parts are in a bucket as they were written.
+        """Check that parts are in a bucket as they were written.
 
-        :raises StreamDamagedError: one is not; names it
+        :raises StreamDamagedError: a part is missing or has other content; the message names it
         """
         there = {stat.key: stat for stat in self.store.list(f"{self.root}/{_check_name('bucket', bucket)}/")}
         for part in parts:
@@ -171,12 +171,12 @@ class FileStream:
             self._check_content(key, part, stat.size, stat.crc32c)
 
     def move(self, bucket: str, parts: Sequence[Part], to: FileStream) -> None:
-        """Publish a bucket in another stream of the same messages, and remove it from this one. Again is fine.
+        """Publish a bucket in another stream of the same messages, and remove it from this one.
 
-        So are two at once: who is slower finds nothing left, and everything published.
+        Moving it again is safe. So are two moves at once: the slower one finds everything published.
 
         :raises StreamConflictError: the other stream has a bucket of this name with other parts
-        :raises StreamDamagedError: a part is not there as it was written
+        :raises StreamDamagedError: a part is missing or has other content than was written
         """
         if to.parts(bucket) is None:
             try:
@@ -199,7 +199,7 @@ class FileStream:
         """Write a part's file and its index; called by :meth:`PartWriter.finish`."""
         published = self.parts(bucket)
         if published is None:
-            # The index first: whoever finds the part finds the index.
+            # The index first: a reader that finds the part then finds the index.
             self.store.put(self._index_key(bucket, part), index)
             self.store.put(self._part_key(bucket, part), data)
         elif part not in published:
@@ -208,25 +208,26 @@ class FileStream:
             )
 
     def remove_unpublished(self, bucket: str, part: str) -> None:
-        """Remove the files of a part that no manifest lists, nor ever will.
+        """Remove the files of a part that no manifest lists or will list.
 
-        :param part: name that :meth:`open_part` was given
+        :param part: name that was given to :meth:`open_part`
         """
-        listed = {key(bucket, one) for one in self.parts(bucket) or () for key in (self._part_key, self._index_key)}
+        parts = self.parts(bucket) or ()
+        listed = {key(bucket, published) for published in parts for key in (self._part_key, self._index_key)}
         for stat in self.store.list(f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part)}-"):
             if stat.key not in listed:
                 self.store.delete(stat.key)
 
     def buckets(self, after: str = "") -> list[str]:
-        """Published buckets, in the order in which they are to be read.
+        """List the published buckets in reading order.
 
-        :param after: only those behind this one; what lies before it is not listed
+        :param after: name of the bucket after which the list begins
         """
         keys = (stat.key.split("/") for stat in self.store.list(f"{self.root}/", f"{self.root}/{after}"))
         return sorted(key[-2] for key in keys if len(key) == 4 and key[-1] == "manifest.json" and key[-2] > after)
 
     def parts(self, bucket: str) -> list[Part] | None:
-        """The parts of a published bucket; None: it is not published."""
+        """Read the parts of a published bucket from its manifest; None: the bucket is not published."""
         key = self._manifest_key(bucket)
         try:
             manifest = json.loads(self.store.get(key))
@@ -240,12 +241,12 @@ class FileStream:
             raise StreamDamagedError(f"{self.store.uri(key)} is not a manifest: {error}") from error
 
     def read(self, bucket: str) -> Iterator[dict[str, Any]]:
-        """The messages of a published bucket, ``{"key": …, "value": …}``; numbers as written, no datetime.
+        """Read the messages of a published bucket, ``{"key": …, "value": …}``; times stay numbers.
 
-        Each part is verified before its first message is given.
+        Each part is verified before its first message is returned.
 
         :raises StreamError: the bucket is not published
-        :raises StreamDamagedError: a part is missing or damaged; names it
+        :raises StreamDamagedError: a part is missing or damaged; the message names it
         """
         parts = self.parts(bucket)
         if parts is None:
@@ -254,12 +255,12 @@ class FileStream:
             yield from read_container(self._read_part(bucket, part))
 
     def blocks(self, bucket: str, part: Part) -> Iterator[MessageBlock]:
-        """The messages of a part as they were encoded, some thousands at a time.
+        """Read the encoded messages of a part, some thousands at a time.
 
-        They are cut out by the part's index. A part that was written before there were indexes is decoded, which
+        The part's index says where each begins. A part without index, of an early version, must be decoded, which
         takes some twenty times as long.
 
-        :raises StreamDamagedError: part or index are damaged, or the part is missing
+        :raises StreamDamagedError: the part or its index is damaged, or the part is missing
         """
         data, key = self._read_part(bucket, part), self._index_key(bucket, part)
         try:
@@ -272,7 +273,9 @@ class FileStream:
         try:
             yield from blocks_by_index(data, part.crc32c, index)
         except ValueError as error:
-            raise StreamDamagedError(f"{self.store.uri(key)}: {error}; remove it: it is not needed") from error
+            raise StreamDamagedError(
+                f"{self.store.uri(key)}: {error}; remove it: the part can be read without it"
+            ) from error
 
     def _read_part(self, bucket: str, part: Part) -> bytes:
         key = self._part_key(bucket, part)
@@ -286,12 +289,12 @@ class FileStream:
     def _check_content(self, key: str, part: Part, size: int, crc32c: int) -> None:
         if (size, crc32c) != (part.bytes, part.crc32c):
             raise StreamDamagedError(
-                f"{self.store.uri(key)} is damaged: {size} bytes with CRC-32C {crc32c:08x}, "
-                f"written were {part.bytes} with {part.crc32c:08x}"
+                f"{self.store.uri(key)} is damaged: it has {size} bytes with CRC-32C {crc32c:08x}, "
+                f"but {part.bytes} with {part.crc32c:08x} were written"
             )
 
     def _put_once(self, key: str, data: bytes) -> bool:
-        """Put an object that never changes; False: another content is there."""
+        """Put an object that never changes; False: it has other content already."""
         try:
             self.store.put(key, data, if_absent=True)
         except AlreadyExistsError:
@@ -310,7 +313,7 @@ class FileStream:
 
     def _manifest_key(self, bucket: str) -> str:
         if bucket == _SCHEMAS:
-            raise ValueError(f"bucket {bucket!r}: this folder is for the schemas, use another name")
+            raise ValueError(f"bucket {bucket!r}: this folder is reserved for the schemas, use another name")
         return f"{self.root}/{_check_name('bucket', bucket)}/manifest.json"
 
     def _part_key(self, bucket: str, part: Part) -> str:
@@ -324,7 +327,7 @@ class FileStream:
 
 
 class PartWriter:
-    """One file of messages in the making (:meth:`FileStream.open_part`)."""
+    """A writer of one file of messages (:meth:`FileStream.open_part`)."""
 
     def __init__(
         self, stream: FileStream, bucket: str, name: str, container: ContainerWriter, index: PartIndex
@@ -337,17 +340,17 @@ class PartWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """Bytes written so far."""
         return self._container.size
 
     def add(self, messages: Messages) -> None:
-        """Append messages, as :meth:`FileStream.put_schemas` of the part's schema version describes them."""
-        # Each key followed by its value is one record of both.
+        """Append messages that follow the part's schema version (:meth:`FileStream.put_schemas`)."""
+        # A key followed by its value is one record of both in Avro.
         self._container.add(pc.binary_join_element_wise(messages.keys, messages.values, b""))
         self._index.add(messages)
 
     def finish(self) -> Part:
-        """Put the file into the store; no reader sees it before :meth:`FileStream.publish` lists it.
+        """Put the file into the store; readers see it once :meth:`FileStream.publish` lists it.
 
         :raises StreamConflictError: the bucket is published already, without this very part
         """
@@ -375,18 +378,18 @@ def _names(parts: Sequence[Part]) -> str:
 
 
 def data_topic(server_name: str, table: TableSchema) -> str:
-    """``<server>.<keyspace>.<table>``: the topic of a table's changes.
+    """Name the topic of a table's changes, ``<server>.<keyspace>.<table>``.
 
-    Names that a topic cannot hold are made portable and get a digest of the name itself, so that two tables
-    never share a topic.
+    A name that a topic cannot hold is made portable and gets a digest of the original name, so that two tables never
+    share a topic.
     """
     return ".".join([server_name, _part(table.keyspace), _part(table.name)])
 
 
 def bootstrap_topic(topic: str) -> str:
-    """``bootstrap.<server>.<keyspace>.<table>``: where a table's changes wait while it is copied.
+    """Name the topic where a table's changes wait during its bootstrap, ``bootstrap.<server>.<keyspace>.<table>``.
 
-    :param topic: of the table's changes
+    :param topic: topic of the table's changes
     """
     return f"bootstrap.{topic}"
 

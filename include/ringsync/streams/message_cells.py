@@ -1,4 +1,4 @@
-"""The values and cells of messages: what row images hold, and what changes deleted, as an Avro writer takes them."""
+"""The values and cells of messages in the Avro writer's form, from row images and from deletions in changes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _TIMEUUID = Native("timeuuid")
 
 @dataclass(frozen=True)
 class Deletions:
-    """What changes delete of one column.
+    """The deletions of one column's cells.
 
-    :ivar at: µs by row, of the cell, or of all cells of a column of many; null: nothing
-    :ivar rows: of single elements, the row of each, ascending
-    :ivar paths: binary, Cassandra's name of each
-    :ivar times: µs, when each was deleted
+    :ivar at: deletion time of each row's cell, or of all its cells in a multi-cell column, µs; null: not deleted
+    :ivar rows: row of each deleted single element, ascending
+    :ivar paths: binary, Cassandra's cell path of each deleted element
+    :ivar times: deletion time of each deleted element, µs
     """
 
     at: pa.Array
@@ -43,7 +43,7 @@ class Deletions:
 
 @dataclass(frozen=True)
 class ColumnTimes:
-    """When the cells of a column were written: int64 µs by row, or lists of them; and which rows have one."""
+    """The writetimes of a column's cells by row (int64 µs, or lists of them), and which rows have a cell."""
 
     writetimes: pa.Array
     present: pa.Array
@@ -51,9 +51,9 @@ class ColumnTimes:
 
 @dataclass(frozen=True)
 class _Elements:
-    """Elements of a multi-cell column, those of a row together; all arrays have one entry for each.
+    """The elements of a multi-cell column, grouped by row; each array has one entry per element.
 
-    :ivar identity: canonical, so that all messages call an element the same
+    :ivar identity: canonical name of the element, the same in all messages
     """
 
     rows: Integers
@@ -65,18 +65,18 @@ class _Elements:
 
 
 def column_values(batch: pa.RecordBatch, table: TableSchema, mapping: Mapping) -> dict[str, pa.Array]:
-    """The columns of row images for Avro, by CQL name.
+    """Convert the columns of row images to Avro's form, by CQL name.
 
-    :raises AvroMappingError: a value that the mapping cannot express; names the column
+    :raises AvroMappingError: the mapping cannot express a value; the message names the column
     """
     names = lake_names(table)
     return {c.name: mapped(batch.column(names[c.name]), table, c, mapping) for c in table.columns}
 
 
 def mapped(values: pa.Array, table: TableSchema, column: Column, mapping: Mapping) -> pa.Array:
-    """Values of a column, or of the column's type, for Avro.
+    """Convert values of a column, or of the column's type, to Avro's form.
 
-    :raises AvroMappingError: as :func:`column_values`
+    :raises AvroMappingError: the mapping cannot express a value; the message names the column
     """
     try:
         return avro_values(column.type, mapping, values)
@@ -87,10 +87,10 @@ def mapped(values: pa.Array, table: TableSchema, column: Column, mapping: Mappin
 def key_record(
     table: TableSchema, columns: tuple[Column, ...], values: AnyMapping[str, pa.Array], raw: AnyMapping[str, pa.Array]
 ) -> dict[str, pa.Array]:
-    """Key columns by their names in the lake, and ``_x``.
+    """Return the key columns by their names in the lake, and ``_x``.
 
-    :param values: by CQL name, for Avro
-    :param raw: by CQL name, Cassandra's bytes where the value cannot be had from them, else null
+    :param values: values in Avro's form, by CQL name
+    :param raw: by CQL name, Cassandra's bytes of values that cannot be decoded, else null
     """
     names = lake_names(table)
     bytes_ = {names[column.name]: raw[column.name] for column in columns}
@@ -99,22 +99,22 @@ def key_record(
 
 
 def raw_of(decoded: Decoded, cells: Cells) -> pa.Array:
-    """The bytes of the cells that could not be decoded, else null."""
+    """Return the bytes of cells that could not be decoded, else null."""
     if decoded.misfits is None:
         return pa.nulls(len(cells), pa.binary())
     return raw_values(cells.without(~decoded.misfits))
 
 
 def raw_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Bytes that row images keep of a column.
+    """Return a column's raw bytes in row images.
 
-    :param name: of the column in the lake
+    :param name: name of the column in the lake
     """
     return pc.struct_field(batch.column("_x"), [name, "raw"])
 
 
 def row_liveness(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-    """Writetime (µs) and expiry (s) of the rows themselves as row images know them; null: unknown, or none."""
+    """Return writetime (µs) and expiry (s) of the rows' own liveness; null: unknown, or none."""
     live = pc.struct_field(batch.column("_row"), "live")
     live = pc.if_else(pc.equal(live, NO_LIVENESS), pa.scalar(None, pa.int64()), live)
     expires_at = pc.struct_field(batch.column("_merge"), "live_expires_at")
@@ -129,12 +129,12 @@ def cells_record(
     row: AnyMapping[str, pa.Array],
     deletions: AnyMapping[str, Deletions],
 ) -> tuple[pa.Array, list[ColumnTimes]]:
-    """The record ``Cells`` of every row, and the writetimes in it.
+    """Build the record ``Cells`` of every row, and return the writetimes in it.
 
     :param batch: row images
-    :param values: :func:`column_values` of them
+    :param values: values of these images (:func:`column_values`)
     :param row: ``writetime``, ``expires_at`` and ``deleted_at`` of the rows themselves
-    :param deletions: what changes deleted, by CQL name; columns of which they deleted nothing may be missing
+    :param deletions: deletions by CQL name; columns without deletions may be missing
     """
     names = lake_names(table)
     fields = {"_row": struct(dict(row), any_of([array.is_valid() for array in row.values()]))}
@@ -173,10 +173,10 @@ def _live_elements(
     all_times: tuple[pa.Array, pa.Array],
     mapping: Mapping,
 ) -> _Elements:
-    """The elements that a column holds, each with its times; none where the times are not known.
+    """List a column's elements with their times; rows with unknown times give none.
 
-    :param value: the column as :func:`column_values` gives it; ``typed``: as the batch has it
-    :param all_times: its writetimes and expiries
+    :param value: column in Avro's form (:func:`column_values`); ``typed``: the batch's own column
+    :param all_times: writetimes and expiries of the column
     """
     known = pc.and_(value.is_valid(), pc.greater(pc.fill_null(pc.list_value_length(all_times[0]), 0), 0))
     rows = np.flatnonzero(known.to_numpy(zero_copy_only=False))
@@ -185,7 +185,7 @@ def _live_elements(
     slots = counts if chosen is None else np.full(len(value), len(value.type.fields))
     for array in times:
         if (pc.list_value_length(array).to_numpy(zero_copy_only=False) != slots).any():
-            raise ValueError(f"column {column.name!r}: a row's times are not as many as its elements")
+            raise ValueError(f"column {column.name!r}: a row has not as many times as elements")
     flat = [array.flatten() for array in times]
     if chosen is not None:
         flat = [array.filter(chosen) for array in flat]
@@ -200,7 +200,7 @@ def _live_elements(
 
 
 def _identities(cql_type: CqlType, value: pa.Array) -> tuple[npt.NDArray[np.int32], pa.Array, pa.Array | None]:
-    """Per row the number of elements; the identity of each; for a UDT, which of all its fields are set."""
+    """Return each row's number of elements, each element's identity, and for a UDT which fields are set."""
     if isinstance(cql_type, UserType):
         is_set = np.array([value.field(i).is_valid().to_numpy(zero_copy_only=False) for i in range(len(value.type))])
         names = pa.array([field.name for field in value.type], pa.string())
@@ -216,29 +216,29 @@ def _identities(cql_type: CqlType, value: pa.Array) -> tuple[npt.NDArray[np.int3
 
 
 def _entry_names(batch: pa.RecordBatch, column: Column, rows: Integers, counts: npt.NDArray[np.int32]) -> pa.Array:
-    """The timeuuids of a list column's entries as text, null where the row images do not know them.
+    """Return the timeuuids of a list column's entries as text, null where the row images do not know them.
 
-    :param rows: whose entries are wanted, and how many each has
+    :param rows: rows whose entries are wanted; ``counts``: number of entries of each
     """
     entries = pc.struct_field(batch.column("_merge"), "entries")
     sizes = pc.fill_null(pc.list_value_length(entries), 0).to_numpy(zero_copy_only=False)
     flat = entries.flatten()
-    own = np.flatnonzero(
+    of_column = np.flatnonzero(
         pc.fill_null(pc.equal(flat.field("column"), column.name), False).to_numpy(zero_copy_only=False)
     )
-    row_of = np.repeat(np.arange(len(batch)), sizes)[own]
+    row_of = np.repeat(np.arange(len(batch)), sizes)[of_column]
     place_of_row = np.full(len(batch), -1)
-    place_of_row[row_of] = np.arange(len(own))
-    paths = flat.field("paths").take(pa.array(own))
+    place_of_row[row_of] = np.arange(len(of_column))
+    paths = flat.field("paths").take(pa.array(of_column))
     lengths = pc.fill_null(pc.list_value_length(paths), 0).to_numpy(zero_copy_only=False)
     places = place_of_row[rows]
-    told = places >= 0
-    told[told] = lengths[places[told]] == counts[told]
+    known = places >= 0
+    known[known] = lengths[places[known]] == counts[known]
     starts = np.cumsum(lengths) - lengths
-    # Where the first entry of each row is among all paths; what is not told lies nowhere.
-    first = np.where(told, starts[np.where(told, places, 0)] if len(starts) else 0, 0)
+    # Where the first entry of each row is among all paths; 0 if its entries are not known.
+    first = np.where(known, starts[np.where(known, places, 0)] if len(starts) else 0, 0)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = pa.array(np.repeat(first, counts) + within, mask=~np.repeat(told, counts))
+    index = pa.array(np.repeat(first, counts) + within, mask=~np.repeat(known, counts))
     return _timeuuids(paths.flatten().take(index))
 
 
@@ -259,14 +259,14 @@ def _deleted_elements(column: Column, deleted: Deletions, mapping: Mapping) -> _
 
 
 def _timeuuids(paths: pa.Array) -> pa.Array:
-    """Names of list entries as text; null for the version 0, which stands for a name that is not known."""
+    """Write the timeuuids of list entries as text; null for version 0, which stands for an unknown one."""
     texts = decode(_TIMEUUID, cells_of(paths)).values
     unknown = pc.equal(pc.utf8_slice_codeunits(texts, 14, 15), "0")
     return pc.if_else(unknown, pa.scalar(None, pa.string()), texts)
 
 
 def _field_names(kind: UserType, paths: pa.Array, cells: Cells) -> tuple[pa.Array, pa.Array]:
-    """Fields of a UDT by their numbers, int16; and the numbers themselves where there is no such field."""
+    """Return names of a UDT's fields from their int16 numbers, and the numbers of fields that do not exist."""
     numbers = decode(Native("smallint"), cells).values
     count = len(kind.field_names)
     there = pc.fill_null(pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, count)), False)
@@ -276,12 +276,12 @@ def _field_names(kind: UserType, paths: pa.Array, cells: Cells) -> tuple[pa.Arra
 
 
 def _together(live: _Elements, deleted: _Elements) -> _Elements:
-    """The elements of each row: those that live, then those that were deleted."""
+    """Join the elements of each row: first the live ones, then the deleted ones."""
     rows = np.concatenate([live.rows, deleted.rows])
     order = np.argsort(rows, kind="stable")
     arrays = [
-        pa.concat_arrays([ours, theirs.cast(ours.type)]).take(pa.array(order))
-        for ours, theirs in (
+        pa.concat_arrays([alive, dead.cast(alive.type)]).take(pa.array(order))
+        for alive, dead in (
             (live.identity, deleted.identity),
             (live.writetime, deleted.writetime),
             (live.expires_at, deleted.expires_at),
@@ -293,7 +293,7 @@ def _together(live: _Elements, deleted: _Elements) -> _Elements:
 
 
 def _listed(elements: _Elements, count: int) -> pa.Array:
-    """A list of each row's elements, null where there are none."""
+    """Make a list of each row's elements, null if there are none."""
     counts = np.bincount(elements.rows, minlength=count)
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
     entries = {
@@ -307,14 +307,14 @@ def _listed(elements: _Elements, count: int) -> pa.Array:
 
 
 def struct(fields: dict[str, pa.Array], present: pa.Array | None = None) -> pa.Array:
-    """A struct of these fields, null where it is not present."""
+    """Build a struct of these fields, null where it is not present."""
     mask = None if present is None else pc.invert(present)
     return pa.StructArray.from_arrays(list(fields.values()), names=list(fields), mask=mask)
 
 
 def any_of(conditions: list[pa.Array]) -> pa.Array:
-    """Row by row: whether one of the conditions holds."""
-    found = conditions[0]
+    """Tell for each row whether one of the conditions holds."""
+    holds = conditions[0]
     for condition in conditions[1:]:
-        found = pc.or_(found, condition)
-    return found
+        holds = pc.or_(holds, condition)
+    return holds

@@ -1,8 +1,8 @@
-"""Messages: the Avro key and envelope of a table's stream. Here their schemas, and messages of rows as read.
+"""Messages of a table's stream: the Avro schemas of key and envelope, and the messages of rows that a scan read.
 
-Such a message's event id is the digest of what it says — key, row, cells — and not of how it came about, so that a
-repeated read of an unchanged row gives the same id. docs/messages.md shows whole messages;
-:mod:`ringsync.streams.change_messages` makes those of changes.
+The event id of such a message is the digest of its key, row and cells, not of the circumstances of the read. So
+reading an unchanged row again gives the same id. docs/messages.md shows whole messages;
+:mod:`ringsync.streams.change_messages` makes the messages of changes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Messages:
 
     :ivar keys: binary, one Avro datum of :func:`key_schema` each
     :ivar values: binary, one Avro datum of :func:`envelope_schema` each
-    :ivar event_ids: fixed_size_binary(16); of a message that is made again the same
+    :ivar event_ids: fixed_size_binary(16); a message that is made again has the same event id
     """
 
     keys: pa.Array
@@ -52,18 +52,18 @@ class Messages:
 
 
 def key_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRecord:
-    """The record ``<server>.<keyspace>.<table>.Key``: the primary key columns, nullable.
+    """Build the record ``<server>.<keyspace>.<table>.Key``: the primary key columns, nullable.
 
-    Clustering columns are canonical (:mod:`ringsync.changes.keys.canonical`), so that a row has one key; they are null
-    where the message is about a partition. ``_x`` holds Cassandra's bytes of key
-    values that the columns' types cannot express, so that keys of different rows always differ; almost always null.
+    Clustering columns are canonical (:mod:`ringsync.changes.keys.canonical`), so that a row has one key. They are null
+    if the message is about a partition. ``_x`` holds Cassandra's bytes of key values that the columns' types cannot
+    express, so that keys of different rows always differ; it is almost always null.
     """
     namespace = _namespace(table, server)
     return record("Key", namespace, _key_columns(table, table.key_columns, mapping, f"{namespace}.key"))
 
 
 def envelope_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRecord:
-    """The record ``<server>.<keyspace>.<table>.Envelope``: ``op, source, ts_ms, range, before, after, cells``.
+    """Build the record ``<server>.<keyspace>.<table>.Envelope``: ``op, source, ts_ms, range, before, after, cells``.
 
     A table without clustering columns has no ``range``.
     """
@@ -89,7 +89,7 @@ def envelope_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRe
         {"name": "source", "type": record("Source", namespace, source)},
         {"name": "ts_ms", "type": "long"},
         *([_nullable("range", _range_schema(table, mapping, namespace))] if table.clustering else []),
-        # Defined where it is first used, named afterwards.
+        # Avro defines a record at its first use and names it afterwards.
         _nullable("before", row),
         _nullable("after", f"{namespace}.Value"),
         _nullable("cells", _cells_schema(table, mapping, namespace)),
@@ -98,7 +98,7 @@ def envelope_schema(table: TableSchema, server: str, mapping: Mapping) -> AvroRe
 
 
 def message_schema(key: AvroRecord, value: AvroRecord) -> AvroRecord:
-    """Key and value in one record, ``<server>.<keyspace>.<table>.Message``, for streams without keys of their own."""
+    """Join key and value in one record, ``<server>.<keyspace>.<table>.Message``, for streams without separate keys."""
     fields = [{"name": "key", "type": key}, {"name": "value", "type": value}]
     return record("Message", key["namespace"], fields)
 
@@ -115,18 +115,18 @@ def snapshot_messages(
     version: str,
     queries: pa.Array | None = None,
 ) -> Messages:
-    """One message of op ``r`` for each row image.
+    """Make one message of op ``r`` for each row image.
 
-    ``source.ts_us`` is the greatest writetime in the row (µs), ``ts_ms`` the same in ms, rounded down; both null
-    for a row without cells. ``file`` and ``pos`` are null: the row was read, not written.
+    ``source.ts_us`` is the greatest writetime in the row (µs), ``ts_ms`` the same in ms, rounded down; both are null
+    for a row without cells. ``file`` and ``pos`` are null: a scan read the row, not a commit log.
 
     :param batch: row images of the table (:func:`ringsync.images.schema.row_image_schema`)
-    :param hostname: where the row was read, as ``source.hostname``
-    :param processed_at_ms: ms since the epoch
-    :param schema_version: of the table, as in the schema history
-    :param version: of ringsync
-    :param queries: ``source.query`` of each; None: null
-    :raises AvroMappingError: a value that mapping ``classic`` cannot express; names the column
+    :param hostname: host that was read, for ``source.hostname``
+    :param processed_at_ms: time of processing, ms since the epoch
+    :param schema_version: version of the table's schema in the schema history
+    :param version: version of ringsync
+    :param queries: ``source.query`` of each row; None: null
+    :raises AvroMappingError: mapping ``classic`` cannot express a value; the message names the column
     """
     values = column_values(batch, table, mapping)
     keys = encode_rows(key_schema(table, server, mapping), _keys(batch, table, values, mapping))
@@ -164,23 +164,23 @@ def snapshot_messages(
 
 
 def row_record(table: TableSchema, values: dict[str, pa.Array], present: pa.Array | None = None) -> pa.Array:
-    """The field ``after``, or ``before``: all columns by their names in the lake; null where it is not present."""
+    """Build the field ``after`` or ``before``: all columns by their names in the lake, null where it is not present."""
     names = lake_names(table)
     return struct({names[name]: array for name, array in values.items()}, present)
 
 
 def encode_content(envelope: AvroRecord, after: pa.Array, cells: pa.Array) -> pa.Array:
-    """The last fields of envelopes, ``after`` and ``cells``: what a message says of its row."""
+    """Encode the last fields of envelopes, ``after`` and ``cells``: the content of a row."""
     types = {field["name"]: field["type"] for field in envelope["fields"]}
     fields = [{"name": "after", "type": types["before"]}, {"name": "cells", "type": types["cells"]}]
     return encode_rows({**envelope, "fields": fields}, struct({"after": after, "cells": cells}))
 
 
 def encode_head(envelope: AvroRecord, head: dict[str, pa.Array], content: pa.Array) -> pa.Array:
-    """Whole envelopes.
+    """Encode the first fields of envelopes and append the content.
 
-    :param head: the first fields, by name
-    :param content: of :func:`encode_content`
+    :param head: first fields, by name
+    :param content: result of :func:`encode_content`
     """
     fields = envelope["fields"][: _content_begins(envelope)]
     return pc.binary_join_element_wise(encode_rows({**envelope, "fields": fields}, struct(head)), content, b"")
@@ -191,7 +191,7 @@ def _content_begins(envelope: AvroRecord) -> int:
 
 
 def _namespace(table: TableSchema, server: str) -> str:
-    """``<server>.<keyspace>.<table>`` made of names that Avro allows; dots in the server's name part it."""
+    """Make ``<server>.<keyspace>.<table>`` of names that Avro allows; dots divide the server's name."""
     parts = [*server.split("."), table.keyspace, table.name]
     if not all(parts):
         raise ValueError(f"server name {server!r}: every part between dots must have a letter or digit")
@@ -203,7 +203,7 @@ def _nullable(name: str, avro: Any) -> AvroRecord:
 
 
 def _key_columns(table: TableSchema, keys: tuple[Column, ...], mapping: Mapping, path: str) -> list[AvroRecord]:
-    """Fields for key columns, and ``_x`` for what their types cannot express."""
+    """Build the fields of key columns, and ``_x`` for values that the columns' types cannot express."""
     names = lake_names(table)
     raw = record("Raw", path, [_nullable(names[column.name], "bytes") for column in keys])
     return [*_columns(table, keys, mapping, path), _nullable("_x", raw)]
@@ -217,7 +217,7 @@ def _columns(table: TableSchema, columns: tuple[Column, ...], mapping: Mapping, 
 
 
 def _cells_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroRecord:
-    """The record ``Cells``: ``_row`` and one field per column. Scalars share the record ``Cell``."""
+    """Build the record ``Cells``: ``_row`` and one field per column. Scalars share the record ``Cell``."""
     names = lake_names(table)
     times: list[Any] = [_nullable(name, "long") for name in ("writetime", "expires_at", "deleted_at")]
     once = {
@@ -233,7 +233,7 @@ def _cells_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroR
             elements = _nullable("elements", {"type": "array", "items": element})
             avro: Any = record("Cells", path, [_nullable("deleted_at", "long"), _nullable("raw", "bytes"), elements])
         else:
-            # Defined where it is first used, named afterwards.
+            # Avro defines a record at its first use and names it afterwards.
             shared = "KeyCell" if column.is_key else "Cell"
             avro = once.pop(shared, f"{namespace}.{shared}")
         fields.append(nullable_field(name, column.name, avro))
@@ -241,7 +241,7 @@ def _cells_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroR
 
 
 def _identity(cql_type: CqlType, mapping: Mapping, path: str) -> Any:
-    """What tells an element from the others of its collection or UDT."""
+    """Return the Avro type of what distinguishes the elements of a collection or UDT."""
     match cql_type:
         case SetType(element):
             return avro_type(element, mapping, f"{path}.identity")
@@ -253,7 +253,7 @@ def _identity(cql_type: CqlType, mapping: Mapping, path: str) -> Any:
 
 
 def _range_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroRecord:
-    """The record ``Range``: two bounds, each with the first clustering columns, as many as count."""
+    """Build the record ``Range``: two bounds, each with as many of the first clustering columns as count."""
     path = f"{namespace}.range"
     clustering = record("Clustering", path, _key_columns(table, table.clustering, mapping, path))
     bound = record(
@@ -280,7 +280,7 @@ def _keys(batch: pa.RecordBatch, table: TableSchema, values: dict[str, pa.Array]
 
 
 def _greatest(live: pa.Array, times: list[ColumnTimes]) -> pa.Array:
-    """Per row the greatest writetime, µs; null: none."""
+    """Return the greatest writetime of each row, µs; null: none."""
     greatest = _numbers(live)
     for column in times:
         greatest = np.maximum(greatest, _greatest_of(column.writetimes, column.present))
@@ -288,17 +288,17 @@ def _greatest(live: pa.Array, times: list[ColumnTimes]) -> pa.Array:
 
 
 def _greatest_of(writetime: pa.Array, present: pa.Array) -> npt.NDArray[np.int64]:
-    """Per row the greatest writetime of a column's cells, or _NO_WRITETIME."""
+    """Return the greatest writetime of a column's cells in each row, or _NO_WRITETIME."""
     if not pa.types.is_list(writetime.type):
         return _numbers(pc.if_else(present, writetime, None))
-    found = np.full(len(writetime), _NO_WRITETIME)
+    greatest = np.full(len(writetime), _NO_WRITETIME)
     lengths = pc.fill_null(pc.list_value_length(writetime), 0).to_numpy(zero_copy_only=False)
     times = _numbers(writetime.flatten())
     if len(times):
         starts = np.cumsum(lengths) - lengths
-        found[lengths > 0] = np.maximum.reduceat(times, starts[lengths > 0])
-    found[~present.to_numpy(zero_copy_only=False)] = _NO_WRITETIME
-    return found
+        greatest[lengths > 0] = np.maximum.reduceat(times, starts[lengths > 0])
+    greatest[~present.to_numpy(zero_copy_only=False)] = _NO_WRITETIME
+    return greatest
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
@@ -307,7 +307,7 @@ def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def milliseconds(micros: pa.Array) -> pa.Array:
-    """Microseconds to milliseconds, rounded down."""
+    """Convert microseconds to milliseconds, rounded down."""
     return pa.array(_numbers(micros) // 1000, mask=micros.is_null().to_numpy(zero_copy_only=False))
 
 
@@ -317,7 +317,7 @@ def _digests(content: pa.Array) -> pa.Array:
 
 
 def hexadecimal(event_ids: pa.Array) -> pa.Array:
-    """16 bytes as 32 digits."""
+    """Write 16 bytes as 32 hexadecimal digits."""
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
     data = np.frombuffer(event_ids.buffers()[1], np.uint8)[16 * event_ids.offset :][: 16 * len(event_ids)]
     text = digits[np.stack([data >> 4, data & 15], axis=1)]

@@ -1,8 +1,8 @@
 """A part's index: the length of each key and value, and the event ids, so that messages are copied, not decoded.
 
-An Arrow IPC stream of ``key_length``, ``value_length``, ``event_id``, a row for each message, with the schema's
-version and the CRC-32C of the part in its metadata. Some 20 bytes a message. It says nothing that the part does not
-say: without it the part is decoded.
+The index is an Arrow IPC stream of ``key_length``, ``value_length``, ``event_id`` with a row for each message, some 20
+bytes. Its metadata hold the schema's version and the CRC-32C of the part. All of it can also be read from the part by
+decoding it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SCHEMA = pa.schema(
 class MessageBlock:
     """Some messages of a part, in order.
 
-    :ivar keys: Avro datums
-    :ivar values: Avro datums, as many
-    :ivar event_ids: as many, each of 32 hexadecimal digits
-    :ivar tokens: int64, as many: ``source.token`` of each
-    :ivar schema_version: the stream's schemas that they follow
+    :ivar keys: Avro datum of each key
+    :ivar values: Avro datum of each value
+    :ivar event_ids: event id of each message, 32 hexadecimal digits
+    :ivar tokens: int64, ``source.token`` of each message
+    :ivar schema_version: version of the stream's schemas that the messages follow
     """
 
     keys: list[bytes]
@@ -66,9 +66,9 @@ class MessageBlock:
 
 
 class PartIndex:
-    """The index of a part in the making.
+    """A builder of a part's index.
 
-    :param schema_version: of the part's messages
+    :param schema_version: schema version of the part's messages
     """
 
     def __init__(self, schema_version: int) -> None:
@@ -76,7 +76,7 @@ class PartIndex:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, messages: Messages) -> None:
-        """Append what the part was given.
+        """Append messages in the order in which the part got them.
 
         :raises ValueError: a message has no event id
         """
@@ -86,32 +86,32 @@ class PartIndex:
         self._batches.append(pa.RecordBatch.from_arrays([*lengths, messages.event_ids], schema=_SCHEMA))
 
     def finish(self, crc32c: int) -> bytes:
-        """The index's file.
+        """Return the content of the index file.
 
-        :param crc32c: of the part's file
+        :param crc32c: CRC-32C of the part's file
         """
-        told = {"schema_version": str(self._schema_version), "crc32c": f"{crc32c:08x}"}
+        metadata = {"schema_version": str(self._schema_version), "crc32c": f"{crc32c:08x}"}
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_stream(sink, _SCHEMA.with_metadata(told), options=options) as writer:
+        with pa.ipc.new_stream(sink, _SCHEMA.with_metadata(metadata), options=options) as writer:
             for batch in self._batches:
                 writer.write_batch(batch)
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
 def blocks_by_index(data: bytes, crc32c: int, index: bytes) -> Iterator[MessageBlock]:
-    """The messages of a part.
+    """Cut the messages of a part out of its file, by its index.
 
-    :param data: the part's file
-    :param crc32c: its CRC-32C
-    :param index: what :meth:`PartIndex.finish` gave
+    :param data: content of the part's file
+    :param crc32c: CRC-32C of the part's file
+    :param index: content of the index file (:meth:`PartIndex.finish`)
     :raises ValueError: this is no index, or another part's
     """
     table = pa.ipc.open_stream(index).read_all()
-    told = table.schema.metadata or {}
-    if told.get(b"crc32c") != f"{crc32c:08x}".encode() or table.schema.remove_metadata() != _SCHEMA:
+    metadata = table.schema.metadata or {}
+    if metadata.get(b"crc32c") != f"{crc32c:08x}".encode() or table.schema.remove_metadata() != _SCHEMA:
         raise ValueError("it is not the index of this part")
-    version = int(told[b"schema_version"])
+    version = int(metadata[b"schema_version"])
     schema, blocks = read_blocks(data)
     steps = steps_to_token(schema)
     first = 0
@@ -119,7 +119,7 @@ def blocks_by_index(data: bytes, crc32c: int, index: bytes) -> Iterator[MessageB
         yield _block(block, table.slice(first, rows), rows, version, steps)
         first += rows
     if first != len(table):
-        raise ValueError(f"it has {len(table)} messages, the part {first}")
+        raise ValueError(f"it has {len(table)} messages, but the part has {first}")
 
 
 def _block(data: bytes, index: pa.Table, rows: int, version: int, steps: Steps) -> MessageBlock:
@@ -127,7 +127,7 @@ def _block(data: bytes, index: pa.Table, rows: int, version: int, steps: Steps) 
     bounds = np.zeros(2 * len(index) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     if len(index) != rows or bounds[-1] != len(data) or lengths.min(initial=0) < 0:
-        raise ValueError(f"it has {len(index)} messages of {bounds[-1]} bytes where the part has {rows} of {len(data)}")
+        raise ValueError(f"it has {len(index)} messages of {bounds[-1]} bytes, but the part has {rows} of {len(data)}")
     ends = bounds.tolist()
     return MessageBlock(
         [data[a:b] for a, b in zip(ends[:-1:2], ends[1::2], strict=True)],
@@ -145,10 +145,10 @@ def _hexadecimal(event_ids: pa.ChunkedArray) -> list[bytes]:
 
 
 def blocks_by_decoding(data: bytes) -> Iterator[MessageBlock]:
-    """The messages of a part that has no index, one Python object after the other.
+    """Cut the messages of a part without index out of its file: decode them one by one.
 
-    :param data: the part's file
-    :raises ValueError: it is not a part of change messages
+    :param data: content of the part's file
+    :raises ValueError: this is not a part of change messages
     """
     schema: Any
     schema, blocks = read_blocks(data)

@@ -1,4 +1,4 @@
-"""Tokens of messages, without decoding the messages: by them Kafka's partition is chosen."""
+"""Tokens of messages, read without decoding the messages. They choose Kafka's partition."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ringsync.avro import datum_kernels as kernels
 from ringsync.compiled.memory import address
 
 Steps = npt.NDArray[np.int64]
-"""What is passed over on the way to the token, int64[count, 2] (:mod:`ringsync.avro.datum_kernels`)."""
+"""Fields to skip before the token, int64[count, 2] (:mod:`ringsync.avro.datum_kernels`)."""
 
 _KINDS = {"long": kernels.LONG, "int": kernels.LONG, "string": kernels.TEXT, "boolean": kernels.BOOLEAN}
 
 
 def steps_to_token(message: Any) -> Steps:
-    """What stands before ``source.token`` in a value.
+    """List the fields to skip before ``source.token`` in a value.
 
-    :param message: the Avro schema of messages (:func:`ringsync.streams.messages.message_schema`)
-    :raises ValueError: it has no token that can be found without decoding what is before it
+    :param message: Avro schema of the messages (:func:`ringsync.streams.messages.message_schema`)
+    :raises ValueError: the schema has no token, or fields before it that must be decoded to skip them
     """
     try:
         (value,) = (field["type"] for field in message["fields"] if field["name"] == "value")
@@ -33,30 +33,30 @@ def steps_to_token(message: Any) -> Steps:
 
 
 def tokens_of(data: bytes, bounds: npt.NDArray[np.int64], rows: int, steps: Steps) -> pa.Array:
-    """The token of each message, int64.
+    """Read the token of each message, int64.
 
-    :param bounds: where each value begins and ends in ``data``: two numbers a message
-    :raises ValueError: a value does not go on as the steps say
+    :param bounds: begin and end of each value in ``data``: two numbers per message
+    :raises ValueError: a value does not have the fields that the steps describe
     """
-    buffer, found = np.frombuffer(data, np.uint8), np.empty(rows, np.int64)
+    buffer, tokens = np.frombuffer(data, np.uint8), np.empty(rows, np.int64)
     bounds = np.ascontiguousarray(bounds[: 2 * rows])
-    bad = kernels.read_longs(address(steps), len(steps), address(buffer), address(bounds), rows, address(found))
+    bad = kernels.read_longs(address(steps), len(steps), address(buffer), address(bounds), rows, address(tokens))
     if bad >= 0:
         raise ValueError(f"message {bad} of {rows} does not follow its Avro schema")
-    return pa.array(found)
+    return pa.array(tokens)
 
 
 def partition_of(tokens: pa.Array, partitions: int) -> list[int]:
-    """Kafka's partition for messages with these tokens: the token modulo the number of partitions, from 0.
+    """Choose Kafka's partition for messages with these tokens: the token modulo the number of partitions, from 0.
 
-    A token is a hash already, murmur3 of the partition key: it spreads partitions as well as another hash of it would.
+    A token is a hash already (murmur3 of the partition key), so another hash of it would spread no better.
     """
-    found: list[int] = np.mod(tokens.to_numpy(), partitions).tolist()
-    return found
+    chosen: list[int] = np.mod(tokens.to_numpy(), partitions).tolist()
+    return chosen
 
 
 def _until(name: str, fields: list[Any]) -> tuple[list[Any], Any]:
-    """The types of the fields before the one with this name, and its own."""
+    """Return the types of the fields before this field, and the field's own type."""
     place = [field["name"] for field in fields].index(name)
     return [field["type"] for field in fields[:place]], fields[place]["type"]
 

@@ -1,9 +1,9 @@
-"""How large a scan will be, by reading a page at some places of the ring: for dry runs, before anything is written.
+"""The forecast of a scan's size from a page at some places of the ring, for dry runs before anything is written.
 
-Murmur3 spreads partitions evenly over the tokens, so rows by token in some places tell the rows by token in all. Not
-seen are partitions that are much larger than others: the chance to meet the one with a million rows is small, and
-where reading ends inside of it, its length stays unknown. What is forecast is therefore at least there, as far as
-chance allows, and may be exceeded by any factor; :attr:`Forecast.at_least` says where that is known to be so.
+Murmur3 spreads partitions evenly over the tokens, so the rows per token at some places give the rows per token in all.
+Partitions that are much larger than others may be missed: the chance to meet the one with a million rows is small, and
+if reading ends inside it, its length stays unknown. So the table has, as far as chance allows, at least the rows of the
+forecast, but may have many times more; :attr:`Forecast.at_least` says if that is known.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.scan import PASSING_ERRORS, ScanError, ScanQuery
 
 PLACES = 16
-"""At so many places a page is read."""
+"""Number of places where a page is read."""
 PAGE_ROWS = 1000
 """Rows of such a page: 16,000 rows tell the size of a table of small partitions within about 2 %."""
 FAT_PAGES = 10
-"""A partition that is larger than a page is read on for so many pages, to see its end."""
+"""Most pages to read of a partition that is larger than a page, to see its end."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a scan will read.
+    """The expected size of a scan.
 
     :ivar rows: expected rows
-    :ivar rows_low: with a chance of 95 % not fewer, never fewer than were seen
-    :ivar rows_high: with a chance of 95 % not more, if no partition is much larger than those that were seen; None:
-        nobody knows, see ``at_least``
+    :ivar rows_low: lower bound with a chance of 95 %, never fewer than the rows seen
+    :ivar rows_high: upper bound with a chance of 95 %, if no partition is much larger than those seen; None: unknown,
+        see ``at_least``
     :ivar bytes: expected bytes of result pages
-    :ivar cells: expected values of non-key columns that are there
-    :ivar exact: the samples saw every row
-    :ivar at_least: there are partitions larger than ``FAT_PAGES`` pages: how many more rows these have is unknown and
-        not in the forecast
-    :ivar largest_partition: rows of the largest partition that was seen, as far as it was
-    :ivar sampled_rows: rows that were read for the forecast
-    :ivar sampled_part: of the tokens, the part whose rows were seen, from 0 to 1
+    :ivar cells: expected non-null values of non-key columns
+    :ivar exact: whether the samples saw every row
+    :ivar at_least: whether there are partitions larger than ``FAT_PAGES`` pages; their further rows are unknown and not
+        in the forecast
+    :ivar largest_partition: rows seen of the largest partition
+    :ivar sampled_rows: rows read for the forecast
+    :ivar sampled_part: share of the tokens whose rows were seen, from 0 to 1
     """
 
     rows: int
@@ -67,36 +67,36 @@ class Forecast:
 
     @property
     def bytes_per_row(self) -> float:
-        """Mean bytes of a row in a result page; 0 where there are no rows."""
+        """Mean bytes of a row in a result page; 0 without rows."""
         return self.bytes / self.rows if self.rows else 0.0
 
     def seconds_at(self, rows_per_s: float) -> float:
-        """How long the scan will take.
+        """Return how long the scan will take, in seconds.
 
-        :param rows_per_s: measured, or the limit
-        :raises ValueError: for no speed above 0
+        :param rows_per_s: speed, measured or the limit
+        :raises ValueError: the speed is not above 0
         """
         if not rows_per_s > 0:
             raise ValueError(f"a scan at {rows_per_s} rows/s never ends")
         return self.rows / rows_per_s
 
     def as_report(self) -> dict[str, Any]:
-        """The forecast for reports, as a JSON object."""
+        """Return the forecast as a JSON object for reports."""
         return {**asdict(self), "bytes_per_row": round(self.bytes_per_row, 1)}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was read at one place. It *counts* whole partitions, and the tokens up to the last one.
+    """The sample of one place. It *counts* whole partitions, and the tokens up to the last one.
 
-    :ivar rows: that were read
+    :ivar rows: rows read
     :ivar counted_rows: rows of the counted partitions
     :ivar counted_width: tokens from the place to the last counted partition, or to the end of the range
     :ivar partitions: number of counted partitions
     :ivar size: bytes of the pages
-    :ivar cells: values of non-key columns that are there
-    :ivar largest_partition: rows of its largest partition, as far as it was read
-    :ivar cut_partition: rows of the partition whose end was wanted and not seen; 0: there is none
+    :ivar cells: non-null values of non-key columns
+    :ivar largest_partition: rows read of its largest partition
+    :ivar cut_partition: rows of the partition whose end was wanted but not seen; 0: there is none
     :ivar cut_width: tokens from the place to that partition
     """
 
@@ -124,15 +124,15 @@ def sample(
 ) -> Forecast:
     """Read a page at some places, spread evenly over the ranges, and extrapolate.
 
-    :param session: from :func:`ringsync.sources.scan.scan.scan_session`
-    :param query: of the scan: its columns decide bytes and cells
-    :param ranges: what is to be scanned: disjoint, without wrap
-    :param settings: consistency level and page size of the scan
-    :param permits: leave for each page
-    :param places: how many
-    :param page_rows: rows of a page, where ``settings`` and ``permits`` allow as many
+    :param session: result of :func:`ringsync.sources.scan.scan.scan_session`
+    :param query: query of the scan; its columns determine bytes and cells
+    :param ranges: token ranges of the scan, disjoint, without wrap
+    :param settings: settings with the consistency level and page size of the scan
+    :param permits: permits for the pages
+    :param places: number of places
+    :param page_rows: rows of a page, if ``settings`` and ``permits`` allow as many
     :raises ScanError: a page could not be read; it is not tried again
-    :raises NoPermissionError: when the user may not read the table
+    :raises NoPermissionError: the user may not read the table
     """
     wanted = tuple(ranges)
     prepared = session.prepare(query.cql)
@@ -145,16 +145,16 @@ def sample(
 
 
 def sample_places(ranges: Sequence[ReplicaRange], places: int) -> list[ReplicaRange]:
-    """Ranges whose beginnings lie evenly over the tokens; each ends where the next begins, or its tokens end.
+    """Choose ranges whose starts lie evenly over the tokens; each ends where the next begins, or its tokens end.
 
-    Where the given ranges are contiguous, so are these: together they are the same tokens. A range may thus cover
-    those of several hosts, of which the first one's are asked.
+    Together they have the same tokens as the given ranges, if these are contiguous. So a range may belong to several
+    hosts; the first one's are asked.
     """
     parts = sorted(ranges, key=lambda part: part.range)
     total = sum(part.range.width for part in parts)
     offsets = [total * place // places for place in range(places + 1)]
     bounds = sorted({offset for offset in offsets if offset < total})
-    found: list[ReplicaRange] = []
+    chosen: list[ReplicaRange] = []
     before = 0
     for index, part in enumerate(parts):
         inside = [bound for bound in bounds if before <= bound < before + part.range.width]
@@ -162,9 +162,9 @@ def sample_places(ranges: Sequence[ReplicaRange], places: int) -> list[ReplicaRa
             length = min(offset for offset in offsets if offset > bound) - bound
             start = part.range.start + bound - before
             end = min(start + length, _contiguous_end(parts, index))
-            found.append(ReplicaRange(TokenRange(start, end), part.endpoints))
+            chosen.append(ReplicaRange(TokenRange(start, end), part.endpoints))
         before += part.range.width
-    return found
+    return chosen
 
 
 def _contiguous_end(parts: Sequence[ReplicaRange], index: int) -> int:
@@ -177,7 +177,7 @@ Read = Callable[[int, bytes | None], tuple[Page, bytes | None]]
 
 
 def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: ClusterSettings, permits: Permits) -> Read:
-    """A function that reads one page: (rows at most, paging state) → (page, paging state)."""
+    """Make a function that reads one page: (most rows, paging state) → (page, paging state)."""
     statement = prepared.bind((part.range.start, part.range.end))
     statement.consistency_level = ConsistencyLevel.name_to_value[settings.consistency_level]
     statement.is_idempotent = True
@@ -202,7 +202,7 @@ def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: Clust
 
 
 def _sample(read: Read, place: TokenRange, query: ScanQuery, table: TableSchema, rows: int) -> Sample:
-    """Read a page at this place, of so many rows, and on to the end of its last partition if that is near."""
+    """Read a page of ``rows`` rows at a place, and further to the end of its last partition if that is near."""
     roles = [(column.role, column.column) for column in query.layout]
     token_at = roles.index(("token", None))
     values = {column.name for column in table.value_columns}
@@ -219,92 +219,92 @@ def _sample(read: Read, place: TokenRange, query: ScanQuery, table: TableSchema,
             if role == "value" and name in values:
                 cells += int(np.count_nonzero(column.lengths >= 0))
         seen = np.concatenate(tokens)
-        found = summarise(seen, place, rows, size, cells, ended=paging_state is None, one_row=one_row)
-        if paging_state is None or len(seen) >= (FAT_PAGES * rows if found.cut_partition else rows):
-            return found
+        summary = summarise(seen, place, rows, size, cells, ended=paging_state is None, one_row=one_row)
+        if paging_state is None or len(seen) >= (FAT_PAGES * rows if summary.cut_partition else rows):
+            return summary
 
 
 def summarise(
     tokens: Any, place: TokenRange, wanted: int, size: int, cells: int, *, ended: bool, one_row: bool
 ) -> Sample:
-    """What the rows of one place tell.
+    """Summarise the rows of one place.
 
-    Partitions are counted up to the one with row number ``wanted``, that one wholly: stopping before it, or within
-    it, would leave out large partitions more often than small ones.
+    It counts partitions up to the one with row number ``wanted``, and that one wholly. Stopping before or within it
+    would leave out large partitions more often than small ones.
 
-    :param tokens: int64 of each row, ascending, as they were read from the beginning of the place
-    :param wanted: rows that were wanted
+    :param tokens: int64, token of each row from the start of the place, ascending
+    :param wanted: number of rows wanted
     :param size: bytes of the rows' pages
-    :param cells: values of non-key columns that are there
+    :param cells: non-null values of non-key columns
     :param ended: whether these are all rows of the place; else the last partition may have more
     :param one_row: whether every partition has one row, so that the last one has no more
     """
-    found, counts = np.unique(tokens, return_counts=True)
+    distinct, counts = np.unique(tokens, return_counts=True)
     rows, largest = len(tokens), int(counts.max(initial=0))
     if ended:
-        return Sample(rows, rows, place.width, len(found), size, cells, largest)
+        return Sample(rows, rows, place.width, len(distinct), size, cells, largest)
     if not rows:
         return Sample(0, 0, 0, 0, size, cells, 0)
     sums = np.cumsum(counts)
-    last = min(int(np.searchsorted(sums, wanted)), len(found) - 1)
+    last = min(int(np.searchsorted(sums, wanted)), len(distinct) - 1)
     cut, cut_width = 0, 0
-    if last == len(found) - 1 and not one_row:
-        cut, cut_width = int(counts[-1]), int(found[-1]) - place.start
+    if last == len(distinct) - 1 and not one_row:
+        cut, cut_width = int(counts[-1]), int(distinct[-1]) - place.start
         last -= 1
-    counted_rows, counted_width = (int(sums[last]), int(found[last]) - place.start) if last >= 0 else (0, 0)
+    counted_rows, counted_width = (int(sums[last]), int(distinct[last]) - place.start) if last >= 0 else (0, 0)
     return Sample(rows, counted_rows, counted_width, last + 1, size, cells, largest, cut, cut_width)
 
 
 def extrapolate(samples: Sequence[Sample], width: int) -> Forecast:
-    """What some samples tell of so many tokens.
+    """Extrapolate samples to all tokens.
 
-    Rows by token are the counted rows by the counted tokens of all samples together (a ratio estimate). Each stretch
-    of tokens was ended by a partition, so one partition too many is counted, in all, not by sample. How much the
-    samples differ from the ratio tells the variance, both of the ratio and of the tokens that were not seen.
+    The rows per token are the counted rows divided by the counted tokens of all samples together (a ratio estimate).
+    Each stretch of tokens was ended by a partition, so one partition too many is counted, in all, not by sample. The
+    samples' deviations from the ratio give the variance, both of the ratio and of the tokens not seen.
 
     :param width: number of tokens of the whole scan
     """
-    if not any(each.partitions for each in samples):
-        # Nowhere was a partition's end seen: as far as they were seen they give a lower bound.
+    if not any(sample.partitions for sample in samples):
+        # No sample saw the end of a partition: the rows seen give a lower bound.
         samples = [
-            replace(each, counted_rows=each.cut_partition, counted_width=each.cut_width, partitions=1)
-            if each.cut_partition
-            else each
-            for each in samples
+            replace(sample, counted_rows=sample.cut_partition, counted_width=sample.cut_width, partitions=1)
+            if sample.cut_partition
+            else sample
+            for sample in samples
         ]
-    counted_width = sum(each.counted_width for each in samples)
-    counted = sum(each.counted_rows for each in samples)
-    partitions = sum(each.partitions for each in samples)
-    seen = sum(each.rows for each in samples)
+    counted_width = sum(sample.counted_width for sample in samples)
+    counted = sum(sample.counted_rows for sample in samples)
+    partitions = sum(sample.partitions for sample in samples)
+    seen = sum(sample.rows for sample in samples)
     exact = counted_width >= width
     unseen_width = max(0, width - counted_width)
     ratio = counted / counted_width if counted_width else 0.0
     unseen = ratio * unseen_width * (partitions - 1) / max(1, partitions)
-    # A partition whose end was not seen is no part of the ratio, but what was seen of it is there.
-    fat = sum(each.cut_partition for each in samples if each.counted_rows < each.rows)
+    # A partition whose end was not seen is not in the ratio, but its rows seen count.
+    fat = sum(sample.cut_partition for sample in samples if sample.counted_rows < sample.rows)
     rows = max(seen, round(counted + fat + unseen))
     margin = unseen
     if unseen and len(samples) > 1:
-        squares = sum((each.counted_rows - ratio * each.counted_width) ** 2 for each in samples)
+        squares = sum((sample.counted_rows - ratio * sample.counted_width) ** 2 for sample in samples)
         variance = squares * len(samples) / (len(samples) - 1) / counted_width
         margin = _student_95(len(samples) - 1) * math.sqrt(variance * unseen_width * (1 + unseen_width / counted_width))
-    at_least = any(each.cut_partition for each in samples)
+    at_least = any(sample.cut_partition for sample in samples)
     return Forecast(
         rows=rows,
         rows_low=max(seen, math.floor(rows - margin)),
         rows_high=None if at_least else math.ceil(rows + margin),
-        bytes=round(sum(each.size for each in samples) * rows / max(1, seen)),
-        cells=round(sum(each.cells for each in samples) * rows / max(1, seen)),
+        bytes=round(sum(sample.size for sample in samples) * rows / max(1, seen)),
+        cells=round(sum(sample.cells for sample in samples) * rows / max(1, seen)),
         exact=exact,
         at_least=at_least,
-        largest_partition=max((each.largest_partition for each in samples), default=0),
+        largest_partition=max((sample.largest_partition for sample in samples), default=0),
         sampled_rows=seen,
         sampled_part=min(1.0, counted_width / width) if width else 1.0,
     )
 
 
 def _student_95(degrees: int) -> float:
-    """The 97.5 % quantile of Student's distribution (Abramowitz and Stegun 26.7.5; within 1 % from 3 degrees on)."""
+    """Return the 97.5 % quantile of Student's t (Abramowitz and Stegun 26.7.5; within 1 % from 3 degrees on)."""
     z = NormalDist().inv_cdf(0.975)
     g1 = (z**3 + z) / 4
     g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96

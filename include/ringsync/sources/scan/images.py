@@ -1,4 +1,4 @@
-"""Read a split of a plan as row images: pages asked for, decoded, in the order of the tokens."""
+"""The reader of a split as row images, in token order."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ringsync.wiring import cluster_settings
 
 PAGES_AT_ONCE = 4
 BYTES_AT_ONCE = 8 * 2**20
-"""So much is decoded in one go, whichever comes first: it saves a third of the time, and is not long in coming."""
+"""Limits of the pages decoded at once; the first one reached counts. This saves a third of the time."""
 
 
 @dataclass(frozen=True)
 class ImagePages:
-    """Some result pages that follow each other.
+    """Some consecutive result pages.
 
-    :ivar rows: their row images, in token order; there may be none
-    :ivar count: of pages
-    :ivar size: bytes of the pages
+    :ivar rows: row images of the pages, in token order; there may be none
+    :ivar count: number of pages
+    :ivar size: size of the pages, bytes
     """
 
     rows: pa.RecordBatch
@@ -38,13 +38,13 @@ class ImagePages:
 def read_images(
     config: Config, plan: ScanPlan, split: Split, permits: Permits
 ) -> Iterator[tuple[ReplicaRange, Iterator[ImagePages | Unread]]]:
-    """The pages of each range of a split, ranges in their order (:func:`ringsync.sources.scan.scan.read_ranges`).
+    """Read the pages of each range of a split, in the order of ranges (:func:`ringsync.sources.scan.scan.read_ranges`).
 
-    :param config: how to reach the cluster
-    :param plan: table, moment and consistency; its splits are not looked at
-    :param permits: leave for each page
-    :raises ClusterError: when the cluster cannot be reached or refuses us
-    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
+    :param config: configuration with the connection to the cluster
+    :param plan: plan with table, moment and consistency; its splits are ignored
+    :param permits: permits for the pages
+    :raises ClusterError: the cluster cannot be reached or refuses us
+    :raises UnrepresentableValueError: an Arrow type cannot hold a value, and the plan refuses such values
     """
     settings = replace(cluster_settings(config), consistency_level=plan.consistency_level)
     session = scan_session(settings, plan.now if plan.times else None)

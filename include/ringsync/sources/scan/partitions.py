@@ -1,4 +1,4 @@
-"""Single partitions of a scan: which ones there are, how far one was read, and the SELECTs for its remaining rows."""
+"""Single partitions of a scan: finding them, the position in one, and the SELECTs for its remaining rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Choices = Mapping[str, Sequence[bytes]]
 
 @dataclass(frozen=True, order=True)
 class Partition:
-    """A partition; partitions are ordered as Cassandra orders them, also where their tokens are equal.
+    """A partition. Partitions have Cassandra's order, also if their tokens are equal.
 
-    :ivar key: the whole partition key as Cassandra stores it
-    :ivar values: its columns' values, serialised
-    :ivar clustering: of the last row that was read; None when no row with a clustering key was
+    :ivar key: whole partition key as Cassandra stores it
+    :ivar values: serialised values of the key's columns
+    :ivar clustering: clustering of the last row read; None: no row with clustering was read
     """
 
     token: int
@@ -32,22 +32,22 @@ class Partition:
 
 
 def token_of(table: TableSchema) -> str:
-    """CQL's expression for the token of a row."""
+    """Write CQL's expression for the token of a row."""
     return f"token({', '.join(quote(column.name) for column in table.partition_key)})"
 
 
 def token_bytes(token: int) -> bytes:
-    """A token as a serialised parameter."""
+    """Serialise a token as a parameter."""
     return token.to_bytes(8, "big", signed=True)
 
 
 def filtering(where: Sequence[Condition]) -> str:
-    """What has to end a SELECT with these conditions."""
+    """Return the end of a SELECT with these conditions."""
     return " ALLOW FILTERING" if where else ""
 
 
 def partitions_cql(table: TableSchema, where: Sequence[Condition]) -> str:
-    """The SELECT of the partitions in a token range (its parameters), for :func:`partitions_of`."""
+    """Write the SELECT of the partitions in a token range (its parameters), for :func:`partitions_of`."""
     token, keys = token_of(table), [quote(column.name) for column in table.partition_key]
     conditions = _on(where, table.partition_key)
     return (
@@ -58,7 +58,7 @@ def partitions_cql(table: TableSchema, where: Sequence[Condition]) -> str:
 
 
 def partitions_of(page: Page, table: TableSchema) -> Iterator[Partition]:
-    """The partitions on a page of :func:`partitions_cql`."""
+    """Read the partitions on a page of :func:`partitions_cql`."""
     rows, columns = page_cells(page, 1 + len(table.partition_key))
     for row in range(rows):
         token, *values = (column.value(row) or b"" for column in columns)
@@ -66,10 +66,10 @@ def partitions_of(page: Page, table: TableSchema) -> Iterator[Partition]:
 
 
 def last_partition(page: Page, layout: Sequence[ResultColumn], table: TableSchema) -> Partition:
-    """The partition of a page's last row, and how far it was read.
+    """Return the partition of a page's last row, and the position in it.
 
-    :param page: of the scan, with at least one row
-    :param layout: of the scan
+    :param page: page of the scan, with at least one row
+    :param layout: layout of the scan
     """
     rows, columns = page_cells(page, len(layout))
     last = {entry: cells.value(rows - 1) for entry, cells in zip(layout, columns, strict=True)}
@@ -77,7 +77,7 @@ def last_partition(page: Page, layout: Sequence[ResultColumn], table: TableSchem
     return _partition(
         last[ResultColumn("token", None)] or b"",
         tuple(last[ResultColumn("value", column.name)] or b"" for column in table.partition_key),
-        # Null where the partition has static cells only.
+        # Null if the partition has static cells only.
         tuple(value for value in clustering if value is not None) or None,
     )
 
@@ -85,11 +85,11 @@ def last_partition(page: Page, layout: Sequence[ResultColumn], table: TableSchem
 def rest_of_partition(
     select: str, table: TableSchema, where: Sequence[Condition], choices: Choices, partition: Partition
 ) -> Iterator[Request]:
-    """The SELECTs that together give the partition's rows behind the last one that was read, in clustering order.
+    """Write the SELECTs that together give the partition's rows after the last one read, in clustering order.
 
-    Without such a row they are the one SELECT of all rows. With clustering columns a, b, c they are those of the rows
-    with the same a and b and a later c, then of those with the same a and a later b, then of those with a later a,
-    where later means smaller in a descending column.
+    If no row was read, this is one SELECT of all rows. With clustering columns a, b, c the first SELECT gives the rows
+    with the same a and b and a later c, the next one those with the same a and a later b, the last one those with a
+    later a. Later means smaller in a descending column.
 
     :param select: ``SELECT … FROM …``
     """
@@ -113,17 +113,17 @@ def rest_of_partition(
 def _later(
     column: Column, reached: bytes, where: Sequence[Condition], choices: Choices
 ) -> tuple[list[str], bytes] | None:
-    """Conditions for the values behind the one reached, and their parameter; None when there cannot be such values."""
-    own = _on(where, [column])
-    operators = {condition.operator for condition in own}
+    """Write the conditions for values after the one reached, and their parameter; None: there can be no such values."""
+    of_column = _on(where, [column])
+    operators = {condition.operator for condition in of_column}
     if "=" in operators:
         return None
     if "IN" in operators:
         left = behind(choices[column.name], reached, column)
         return ([f"{quote(column.name)} IN ?"], _list_bytes(left)) if left else None
     direction = "<" if column.descending else ">"
-    # A condition in the same direction is fulfilled by whatever is behind a value that fulfils it.
-    others = [condition.cql for condition in own if condition.operator[0] != direction]
+    # If a value fulfils a condition in the same direction, all values after it do.
+    others = [condition.cql for condition in of_column if condition.operator[0] != direction]
     return [f"{quote(column.name)} {direction} ?", *others], reached
 
 

@@ -18,10 +18,10 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of a table is read.
+    """The part of a table that a scan reads.
 
-    :ivar columns: value columns, by name; None: all of them. Key columns always are
-    :ivar token_range: None: the whole ring
+    :ivar columns: names of the value columns; None: all of them. Key columns are always read
+    :ivar token_range: tokens to read; None: the whole ring
     :ivar where: condition on key columns, see :mod:`ringsync.sources.scan.where`; None: all rows
     """
 
@@ -35,14 +35,14 @@ class Selection:
         return union([self.token_range or WHOLE_RING])
 
     def to_json(self) -> str:
-        """As a JSON object, equal for equal selections."""
+        """Write the selection as a JSON object, equal for equal selections."""
         token_range = self.token_range and [self.token_range.start, self.token_range.end]
         columns = self.columns and sorted(self.columns)
         return json.dumps({"columns": columns, "token_range": token_range, "where": self.where})
 
     @staticmethod
     def from_json(text: str) -> Selection:
-        """Read what :meth:`to_json` wrote."""
+        """Read a selection from JSON (:meth:`to_json`)."""
         document = json.loads(text)
         return Selection(
             columns=document["columns"] and tuple(document["columns"]),
@@ -53,16 +53,16 @@ class Selection:
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """How a table is scanned, decided once.
+    """The decisions about a scan of a table.
 
-    :ivar table: with the selected columns only
-    :ivar selection: which part of the table
-    :ivar now: seconds since the epoch; all rows are read as of this moment of expiry
+    :ivar table: the table with the selected columns only
+    :ivar selection: part of the table to read
+    :ivar now: moment for the expiry of all rows, seconds since the epoch
     :ivar times: whether writetimes and expiry are read
-    :ivar element_times: whether also those of the elements of collections and user-defined types
-    :ivar unrepresentable_values: what becomes of a value that its Arrow type cannot hold
-    :ivar ring_digest: of the ring snapshot that the splits were cut from
-    :ivar splits: one per task
+    :ivar element_times: whether the times of elements of collections and user-defined types are read, too
+    :ivar unrepresentable_values: treatment of values that the Arrow type cannot hold
+    :ivar ring_digest: digest of the ring snapshot that the splits were made from
+    :ivar splits: splits, one per task
     """
 
     table: TableSchema
@@ -77,11 +77,11 @@ class ScanPlan:
 
     @property
     def schema_digest(self) -> str:
-        """Changes when the table's schema does."""
+        """Digest that changes with the table's schema."""
         return self.table.digest
 
     def to_json(self) -> str:
-        """The plan as a JSON object; :meth:`from_json` gives an equal plan back."""
+        """Write the plan as a JSON object, for :meth:`from_json`."""
         return json.dumps(
             {
                 "format_version": FORMAT_VERSION,
@@ -99,9 +99,9 @@ class ScanPlan:
 
     @staticmethod
     def from_json(text: str) -> ScanPlan:
-        """Read what :meth:`to_json` wrote.
+        """Read a plan from JSON (:meth:`to_json`).
 
-        :raises ValueError: when it is no plan of this version
+        :raises ValueError: the text is not a plan of this version
         """
         document = json.loads(text)
         if not isinstance(document, dict) or document.pop("format_version", None) != FORMAT_VERSION:
@@ -113,9 +113,9 @@ class ScanPlan:
 
 
 def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
-    """The same plan for a part of the ring; what is left of a split stays one task.
+    """Restrict a plan to a part of the ring; the rest of a split stays one task.
 
-    :param ranges: (start, end] without wrap, disjoint
+    :param ranges: token ranges (start, end], disjoint, without wrap
     """
     wanted = [TokenRange(start, end) for start, end in ranges]
     splits = []
@@ -132,7 +132,7 @@ def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
 
 
 def split_to_json(split: Split) -> dict[str, Any]:
-    """A split as a JSON object; :func:`split_from_json` gives an equal one back."""
+    """Write a split as a JSON object, for :func:`split_from_json`."""
     return {
         "ranges": [[part.range.start, part.range.end, *part.endpoints] for part in split.ranges],
         "estimated_partitions": split.estimated_partitions,
@@ -141,7 +141,7 @@ def split_to_json(split: Split) -> dict[str, Any]:
 
 
 def split_from_json(document: dict[str, Any]) -> Split:
-    """Read what :func:`split_to_json` made."""
+    """Read a split from a JSON object (:func:`split_to_json`)."""
     return Split(
         ranges=tuple(
             ReplicaRange(TokenRange(start, end), tuple(endpoints)) for start, end, *endpoints in document["ranges"]

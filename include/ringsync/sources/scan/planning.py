@@ -1,4 +1,4 @@
-"""Make the plan of a scan: look at the cluster once, decide everything."""
+"""The planning of a scan: it reads the cluster once and decides everything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SelectionError(ClusterError):
 
 
 class ElementTimesError(ClusterError):
-    """The server cannot tell when the elements of a collection were written, and the configuration wants to know."""
+    """The server cannot give the times of a collection's elements, but the configuration requires them."""
 
 
 def make_scan_plan(
@@ -43,17 +43,17 @@ def make_scan_plan(
     times: bool = True,
     selection: Selection | None = None,
 ) -> ScanPlan:
-    """Look at the cluster and decide how the table is scanned.
+    """Make the plan for scanning a table, from the present state of the cluster.
 
     :param session: from :func:`ringsync.cluster.session.connect`
     :param now: seconds since the epoch, see :class:`ScanPlan`
     :param times: whether to read writetimes and expiry
-    :param selection: which part of the table; None: all of it
-    :raises UnknownTableError: when there is no such table
-    :raises SelectionError: when the selection names what the table does not have
-    :raises NoPermissionError: when the user may not read it
-    :raises ElementTimesError: when the server cannot tell the times of elements, unless
-        ``replica.element_times`` is ``unknown``
+    :param selection: part of the table to read; None: all of it
+    :raises UnknownTableError: there is no such table
+    :raises SelectionError: the selection does not fit the table
+    :raises NoPermissionError: the user may not read the table
+    :raises ElementTimesError: the server cannot give the times of elements, and ``replica.element_times`` is not
+        ``unknown``
     """
     selection = selection or Selection()
     schema = _selected(read_table(session, keyspace, table), selection)
@@ -81,14 +81,14 @@ def make_scan_plan(
 def cut(
     session: Session, config: Config, plan: ScanPlan, ranges: TokenSet, estimate: SizeEstimate | None, *, minimum: int
 ) -> ScanPlan:
-    """The plan with splits for these ranges, cut for the ring as it is now.
+    """Give the plan splits for these ranges, by the present ring.
 
-    :param estimate: of the whole table
-    :param minimum: at least so many splits, whatever their size
-    :raises RingError: when the ring cannot be understood
+    :param estimate: estimated size of the whole table
+    :param minimum: least number of splits, of any size
+    :raises RingError: the ring is not supported or changes now
     """
     ring = read_ring(session, plan.table.keyspace)
-    # The policy asks nodes of the local datacenter only, so whoever answers is of it.
+    # The policy asks only nodes of the local datacenter, so the answering node is one of them.
     local = session.execute("SELECT data_center FROM system.local").one()
     splits = plan_splits(
         ring,

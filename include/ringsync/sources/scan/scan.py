@@ -1,13 +1,12 @@
-"""Read a table by token ranges: the SELECT, and the pages of one range after another, whatever stands in the way.
+"""The reader of a table by token ranges: the SELECT, the pages of each range, and what to do if a page fails.
 
-A range is read in the order of its tokens. When a page of it cannot be had (pages.py asks for smaller ones first, and
-asks other replicas):
+A range is read in token order. If a page fails although pages.py has tried smaller pages and other replicas:
 
-1. The partition of the last row is read to its end by itself, then the next partition by itself (partitions.py); what
-   is behind it is read as before. The partition in the way, mostly a large one, is so read with a SELECT of its own,
-   whose pages may get as small as one row.
-2. If the server cannot even tell which partition is the next, the rest of the range is halved.
-3. What still cannot be read is an :class:`Unread`, and what is behind it is read.
+1. The partition of the last row is read to its end with its own SELECT, then the next partition with another
+   (partitions.py). The rest of the range is read as before. So the partition that failed, mostly a large one, is read
+   with its own SELECT, whose pages may have as few as one row.
+2. If the server cannot even name the next partition, the rest of the range is halved.
+3. A part that still cannot be read becomes an :class:`Unread`, and the rest of the range is read.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ from ringsync.sources.scan.partitions import (
 from ringsync.sources.scan.where import Condition, WhereError, all_of, names_partitions, parse_where
 
 MAX_HALVINGS = 15
-"""So often a range is halved, all in all: it comes to 16 pieces at most."""
+"""Most halvings of a range, in total: it is divided into 16 pieces at most."""
 MAX_PARTITIONS = 256
-"""So many partitions at most are read one by one before the rest of a range is tried as before."""
+"""Most partitions to read one by one before the rest of a range is tried as before."""
 
 
 class ScanError(ClusterError):
-    """A token range could not be read, and has to be; the message names the range and the cause."""
+    """A required token range could not be read; the message names the range and the cause."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A part of a range that could not be read, after everything was tried.
+    """A part of a range that could not be read after all attempts.
 
-    Rows of it may have been yielded before: they count for nothing.
+    Ignore rows of this part that were yielded before.
 
-    :ivar range: without wrap
-    :ivar reason: names cause, consistency level, nodes and remedy
+    :ivar range: token range, without wrap
+    :ivar reason: cause, consistency level, nodes and remedy, as text
     """
 
     range: TokenRange
@@ -73,10 +72,10 @@ class Unread:
 
 @dataclass(frozen=True)
 class ScanQuery:
-    """The SELECT of a range, with what each column of its result is.
+    """The SELECT of a range, and the layout of its result.
 
-    :ivar select: the beginning of the statement, up to WHERE
-    :ivar where: conditions on key columns beside the range
+    :ivar select: beginning of the statement, up to WHERE
+    :ivar where: conditions on key columns besides the range
     """
 
     table: TableSchema
@@ -86,20 +85,20 @@ class ScanQuery:
 
     @property
     def cql(self) -> str:
-        """The statement; its two parameters are the range's start (excluded) and end (included)."""
+        """Statement whose two parameters are the range's start (excluded) and end (included)."""
         token = token_of(self.table)
         conditions = [f"{token} > ?", f"{token} <= ?", *(condition.cql for condition in self.where)]
         return f"{self.select} WHERE {all_of(conditions)}{filtering(self.where)}"
 
 
 def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: str | None = None) -> ScanQuery:
-    """The SELECT of a table's rows and their times.
+    """Write the SELECT of a table's rows and their times.
 
     :param times: whether to select writetimes and TTLs at all
-    :param element_times: whether to select those of the elements of collections and user-defined types, which
-        Cassandra can from 5.0 on
+    :param element_times: whether to select the times of elements of collections and user-defined types, which needs
+        Cassandra 5.0 or later
     :param where: conditions on key columns, see :mod:`ringsync.sources.scan.where`; None: all rows
-    :raises WhereError: when these are none, or name other columns
+    :raises WhereError: the conditions are not valid, or name other columns
     """
     selected = [(token_of(table), ResultColumn("token", None))]
     selected += [(quote(column.name), ResultColumn("value", column.name)) for column in table.columns]
@@ -119,9 +118,9 @@ def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: s
 
 
 def columns_without_element_times(session: Session, table: TableSchema) -> tuple[Column, ...]:
-    """The columns whose elements' writetimes and TTLs this server cannot select: none from Cassandra 5.0 on.
+    """Find the columns whose elements' writetimes and TTLs this server cannot select; none from Cassandra 5.0 on.
 
-    The server is asked by preparing such a query, since version numbers of forks tell little.
+    This prepares such a query, since version numbers of forks tell little.
     """
     columns = tuple(column for column in table.value_columns if column.is_multicell)
     if not columns:
@@ -142,9 +141,9 @@ _raw_sessions: dict[Session, RawSession] = {}
 
 
 def scan_session(settings: ClusterSettings, now: int | None) -> SessionAt:
-    """The process's session for scans as of ``now``: it shares the connection's cluster, but yields raw pages.
+    """Return the process's session for scans as of ``now``, with raw pages; it shares the cluster of ``connect``.
 
-    :param now: seconds since the epoch, see :func:`ringsync.cluster.protocol.scan_protocol`
+    :param now: moment of the scan, seconds since the epoch, see :func:`ringsync.cluster.protocol.scan_protocol`
     :raises ClusterError: as :func:`ringsync.cluster.session.connect`
     """
     parent = connect(settings)
@@ -157,10 +156,10 @@ def scan_session(settings: ClusterSettings, now: int | None) -> SessionAt:
 
 @dataclass(frozen=True)
 class PreparedScan:
-    """A scan's SELECT on one session; from :func:`prepare_scan`.
+    """A scan's SELECT prepared on a session (:func:`prepare_scan`).
 
-    :ivar statements: what was prepared, by its CQL; grows when ranges cannot be read in one go
-    :ivar choices: the serialised values of ``IN`` conditions on clustering columns
+    :ivar statements: prepared statements by their CQL; more are added if a range cannot be read with one SELECT
+    :ivar choices: serialised values of ``IN`` conditions on clustering columns
     """
 
     query: ScanQuery
@@ -169,10 +168,10 @@ class PreparedScan:
 
 
 def prepare_scan(session: Session, query: ScanQuery) -> PreparedScan:
-    """Have the server check and remember a scan's SELECT.
+    """Prepare a scan's SELECT, which lets the server check it.
 
-    :param session: from :func:`scan_session`
-    :raises WhereError: when the server does not take the conditions
+    :param session: result of :func:`scan_session`
+    :raises WhereError: the server refuses the conditions
     """
     try:
         prepared = session.prepare(query.cql)
@@ -185,12 +184,12 @@ def prepare_scan(session: Session, query: ScanQuery) -> PreparedScan:
         if not query.where:
             raise
         shown = all_of(condition.cql for condition in query.where)
-        raise WhereError(f"where: the cluster does not take {shown} for {query.table.full_name}: {error}") from error
+        raise WhereError(f"where: the cluster refuses {shown} for {query.table.full_name}: {error}") from error
     return PreparedScan(query, {query.cql: prepared}, choices)
 
 
 def _serialized(session: Session, condition: Condition, table: TableSchema) -> tuple[bytes, ...]:
-    """The values of a condition as Cassandra serialises them, which it does itself."""
+    """Let Cassandra serialise the values of a condition."""
     kind = table.column(condition.column).type
     values = ", ".join(f"({kind}) {literal}" for literal in condition.literals)
     statement = SimpleStatement(f"SELECT {values} FROM system.local", consistency_level=ConsistencyLevel.ONE)
@@ -208,7 +207,7 @@ def read_ranges(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[ReplicaRange, Iterator[Page | Unread]]]:
-    """The pages of each range, ranges in their order; the next range is asked for while one is being read.
+    """Read the pages of each range, in the order of ranges; request the next range while one is being read.
 
     See :func:`read_range`.
     """
@@ -229,20 +228,20 @@ def read_range(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Page | Unread]:
-    """The result pages of one token range, as bytes (see :class:`ringsync.cluster.protocol.RawPage`).
+    """Read the result pages of one token range, as bytes (see :class:`ringsync.cluster.protocol.RawPage`).
 
-    Rows come in the order of tokens, and of clustering inside a partition. The rows of all pages, but for those in a
-    range that is :class:`Unread`, are exactly the rows of the range. The first page is asked for at once, each further
-    one before its predecessor is handed out if ``permits`` allow that without a wait, so that the cluster works while
-    the caller decodes.
+    Rows come in the order of tokens, and of clustering inside a partition. The rows of all pages, except those in an
+    :class:`Unread` range, are exactly the rows of the range. The first page is requested at once. Each further page is
+    requested before its predecessor is returned, if ``permits`` allow that without a wait, so that the cluster works
+    while the caller decodes.
 
-    :param session: from :func:`scan_session`
-    :param scan: from :func:`prepare_scan` with this session
-    :param part: without wrap
-    :param permits: asked for every page; each is ended when the page comes or fails, even if nobody reads on
-    :param sleep: waits so many seconds before a page is asked for again
-    :raises NoPermissionError: when the user may not read the table
-    :raises cassandra.InvalidRequest: when the table is gone
+    :param session: result of :func:`scan_session`
+    :param scan: result of :func:`prepare_scan` with this session
+    :param part: token range without wrap
+    :param permits: permits for the pages; each is ended when its page comes or fails, even if the caller stops reading
+    :param sleep: function that waits before a page is requested again, given seconds
+    :raises NoPermissionError: the user may not read the table
+    :raises cassandra.InvalidRequest: the table is gone
     """
     pages = Pages(session, scan.statements, part.endpoints, settings, permits, sleep)
     reader = _Reader(scan, pages)
@@ -252,7 +251,7 @@ def read_range(
 
 
 class _Reader:
-    """Reads one range; ``pages`` knows how large pages may be."""
+    """The reader of one range; ``pages`` knows how large pages may be."""
 
     def __init__(self, scan: PreparedScan, pages: Pages) -> None:
         self._query = scan.query
@@ -262,13 +261,13 @@ class _Reader:
         self._fruitless = 0
 
     def request(self, wanted: TokenRange) -> Request:
-        """The SELECT of a range."""
+        """Return the request of a range."""
         return Request(self._query.cql, (token_bytes(wanted.start), token_bytes(wanted.end)))
 
     def all_of(self, wanted: TokenRange, asked: Asked | None) -> Iterator[Page | Unread]:
-        """The whole range.
+        """Read the whole range.
 
-        :param asked: its first page, if it is on its way
+        :param asked: request of the first page, if it is on its way
         """
         left = [wanted]
         while left:
@@ -276,17 +275,17 @@ class _Reader:
             asked = None
 
     def named_partitions(self, wanted: TokenRange) -> Iterator[Page | Unread]:
-        """The partitions of a range that the conditions name, each by itself, since they do not come by tokens."""
+        """Read the named partitions of a range with one SELECT each, since they do not come in token order."""
         try:
-            found = sorted(self._next_partitions(None, wanted, sys.maxsize))
+            partitions = sorted(self._next_partitions(None, wanted, sys.maxsize))
         except Stuck as stuck:
             yield _unread(wanted, stuck)
             return
-        for partition in found:
+        for partition in partitions:
             yield from self._alone(partition)
 
     def _one_go(self, wanted: TokenRange, asked: Asked | None) -> Generator[Page | Unread, None, list[TokenRange]]:
-        """Read a range in one go, and past what is in the way; returns what is then left, the last part first."""
+        """Read a range with one SELECT, and past a failing partition; return the parts left, the last one first."""
         last = None
         try:
             for page in self._pages.read(self.request(wanted), asked):
@@ -307,20 +306,20 @@ class _Reader:
         return (yield from self._past(reached, wanted))
 
     def _past(self, reached: Partition | None, wanted: TokenRange) -> Generator[Page | Unread, None, list[TokenRange]]:
-        """Read the next partitions by themselves: one, or more if that did not help the last time."""
+        """Read the next partitions with one SELECT each: one partition, or more if one did not help the last time."""
         count = min(2 ** max(0, self._fruitless - 1), MAX_PARTITIONS)
         try:
-            found = self._next_partitions(reached, wanted, count)
+            partitions = self._next_partitions(reached, wanted, count)
         except Stuck as stuck:
             return (yield from self._halves(reached, wanted, stuck))
-        for partition in found:
+        for partition in partitions:
             yield from self._alone(partition)
-        return _behind(found[-1].token, wanted) if found else []
+        return _behind(partitions[-1].token, wanted) if partitions else []
 
     def _halves(
         self, reached: Partition | None, wanted: TokenRange, stuck: Stuck
     ) -> Generator[Page | Unread, None, list[TokenRange]]:
-        """Nobody knows the next partition: halve what is left."""
+        """Halve the rest of a range whose next partition is unknown."""
         left = [wanted]
         if reached:
             yield from self._same_token(reached)
@@ -334,7 +333,7 @@ class _Reader:
         return list(reversed(left[0].split(2)))
 
     def _same_token(self, reached: Partition) -> Iterator[Page | Unread]:
-        """Partitions that share a token with one that was read, and come behind it."""
+        """Read the partitions after a partition that share its token."""
         token = TokenRange(reached.token - 1, reached.token)
         try:
             others = self._next_partitions(reached, token, sys.maxsize)
@@ -345,9 +344,9 @@ class _Reader:
             yield from self._alone(partition)
 
     def _next_partitions(self, reached: Partition | None, wanted: TokenRange, count: int) -> list[Partition]:
-        """So many partitions behind the one reached, and all that share the last one's token.
+        """Find the next ``count`` partitions after the one reached, and all that share the last one's token.
 
-        :raises Stuck: when the server cannot tell
+        :raises Stuck: the server cannot name them
         """
         start = reached.token - 1 if reached else wanted.start
         request = Request(
@@ -355,18 +354,18 @@ class _Reader:
             (token_bytes(start), token_bytes(wanted.end)),
             limit=count + 2,
         )
-        found: list[Partition] = []
+        following: list[Partition] = []
         for page in self._pages.read(request):
             for partition in partitions_of(page, self._query.table):
                 if reached and partition <= reached:
                     continue
-                if len(found) >= count and partition.token != found[-1].token:
-                    return found
-                found.append(partition)
-        return found
+                if len(following) >= count and partition.token != following[-1].token:
+                    return following
+                following.append(partition)
+        return following
 
     def _alone(self, partition: Partition) -> Iterator[Page | Unread]:
-        """A partition's rows behind the last one that was read, by themselves."""
+        """Read a partition's rows after the last one read, with their own SELECTs."""
         query = self._query
         try:
             for request in rest_of_partition(query.select, query.table, query.where, self._choices, partition):
@@ -376,7 +375,7 @@ class _Reader:
 
 
 def _behind(token: int, wanted: TokenRange) -> list[TokenRange]:
-    """What of a range is behind a token of it."""
+    """Return the part of a range after one of its tokens."""
     return [replace(wanted, start=token)] if token < wanted.end else []
 
 
@@ -385,9 +384,9 @@ def _unread(wanted: TokenRange, stuck: Stuck) -> Unread:
 
 
 def check_readable(session: Session, table: TableSchema, user: str | None) -> None:
-    """Find out before a scan starts whether the user may read the table, by reading one token's range.
+    """Check before a scan that the user may read the table, by reading the range of one token.
 
-    :raises NoPermissionError: naming the GRANT that is missing
+    :raises NoPermissionError: the user may not; the message names the missing GRANT
     """
     token = token_of(table)
     key = quote(table.partition_key[0].name)

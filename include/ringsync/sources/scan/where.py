@@ -1,8 +1,8 @@
 """Conditions on key columns, as users write them: ``region = 'eu' AND day >= '2024-01-01'``.
 
-What is written is taken apart, compared with the table, and written anew: nothing else reaches CQL. Which conditions
-go together a server says when the statement is prepared (the same on 4.1 and 5.0). With token ranges it takes ``=``,
-``<``, ``<=``, ``>``, ``>=`` and ``IN`` on any key column, but of each only one ``=`` or ``IN``, or two opposite bounds.
+The conditions are parsed, compared with the table, and written again: no other text reaches CQL. When the statement is
+prepared, the server checks which conditions go together (the same on 4.1 and 5.0). With token ranges it accepts ``=``,
+``<``, ``<=``, ``>``, ``>=`` and ``IN`` on any key column, but only one ``=`` or ``IN`` or two opposite bounds on each.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ringsync.schema.table import Column, TableSchema
 
 _COMPARISONS = ("=", "<", "<=", ">", ">=")
 _LISTED_ORDERS = (BYTES, SIGNED, UNSIGNED, BOOLEAN)
-"""Of the types whose values ``IN`` may list in clustering columns."""
+"""Types whose values ``IN`` may list in clustering columns."""
 
 
 class WhereError(ValueError):
-    """A condition cannot be understood, or does not fit the table; the message says where and why."""
+    """A condition is not valid or does not fit the table; the message says where and why."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One comparison of a key column.
+    """A comparison of a key column.
 
-    :ivar column: its CQL name
+    :ivar column: CQL name of the column
     :ivar operator: ``=``, ``<``, ``<=``, ``>``, ``>=`` or ``IN``
-    :ivar literals: as CQL; several with ``IN`` only
+    :ivar literals: CQL literals; several only with ``IN``
     """
 
     column: str
@@ -43,7 +43,7 @@ class Condition:
 
     @property
     def cql(self) -> str:
-        """The condition as CQL."""
+        """Condition as CQL."""
         values = ", ".join(self.literals)
         return f"{quote(self.column)} {self.operator} " + (f"({values})" if self.operator == "IN" else values)
 
@@ -53,7 +53,7 @@ def parse_where(text: str, table: TableSchema) -> tuple[Condition, ...]:
 
     :param text: ``column = value``, also with ``<``, ``<=``, ``>``, ``>=`` and ``IN (value, …)``; names as in CQL,
         values are numbers, 'texts' (dates, times and addresses, too), uuids, 0x… blobs, true or false
-    :raises WhereError: when it is anything else, or a column is not part of the table's key
+    :raises WhereError: the text is not valid, or a column is not part of the table's key
     """
     tokens = Tokens(text, "where", WhereError)
     conditions = [_condition(tokens, table)]
@@ -64,14 +64,14 @@ def parse_where(text: str, table: TableSchema) -> tuple[Condition, ...]:
 
 
 def all_of(conditions: Iterable[str]) -> str:
-    """CQL conditions joined."""
+    """Join CQL conditions with AND."""
     return " AND ".join(conditions)
 
 
 def names_partitions(conditions: Iterable[Condition], table: TableSchema) -> bool:
-    """Whether the conditions name each partition with all of its key, some with IN.
+    """Tell whether the conditions name partitions by their whole keys, some with IN.
 
-    Cassandra gives the rows of these partitions in the order of their keys' values, not of their tokens.
+    Cassandra returns the rows of such partitions in the order of their keys' values, not of their tokens.
     """
     key = {column.name for column in table.partition_key}
     exact = [c for c in conditions if c.column in key and c.operator in ("=", "IN")]
@@ -79,11 +79,11 @@ def names_partitions(conditions: Iterable[Condition], table: TableSchema) -> boo
 
 
 def behind(values: Sequence[bytes], value: bytes, column: Column) -> list[bytes]:
-    """Those of the values that come behind one of them in the column's clustering order.
+    """Return the values that come after one of them in the column's clustering order.
 
-    :param values: their bytes as Cassandra serialises them
-    :param value: that one's bytes
-    :param column: the clustering column
+    :param values: values as Cassandra serialises them
+    :param value: value after which the others come, serialised
+    :param column: clustering column
     """
     keys = value_keys(cells_of_values([value, *values]), column.type)
     here, *places = (keys.value(row) or b"" for row in range(len(keys)))

@@ -1,10 +1,10 @@
-"""Which buckets of a file stream a Kafka topic has: the object ``streams/<topic>/kafka.json``.
+"""The cursor of a relay: which buckets of a file stream a Kafka topic has, in ``streams/<topic>/kafka.json``.
 
-Exactly which, not "all up to this name": versions before published bootstraps under names that come before those of all
-passes. Numbered buckets are kept as runs, so that a million passes are one entry.
+The cursor lists all these buckets, since earlier versions published bootstraps under names that sort before all passes.
+It keeps numbered buckets as runs, so that a million passes are one entry. A bucket here is a folder of the stream.
 
-Only who has claimed the cursor last can move it. Two cursors are never united: what one process has sent, another may
-have begun to repeat, and must then repeat to its end, or the topic would end with something old.
+Only the process that claimed the cursor last can move it. Two cursors are never united: one process may have begun to
+repeat messages that another has sent. It must repeat them to the end, or the topic would end with old messages.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundErr
 from ringsync.streams.kafka.errors import AnotherRelayError, CursorError
 
 _NUMBERED = re.compile(r"(.*-)([0-9]{6,18})")
-"""Buckets that are counted: ``pass-000000000001``."""
+"""Names of numbered buckets: ``pass-000000000001``."""
 
 Runs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a relay has come.
+    """The progress of a relay.
 
-    :ivar kafka_topic: where it relays to
-    :ivar runs: per series of numbered buckets (its name with zeros for digits) the first and last number of each run
+    :ivar kafka_topic: Kafka topic that gets the messages
+    :ivar runs: first and last number of each run, by series of numbered buckets (the name with zeros for digits)
     :ivar names: relayed buckets without a number
-    :ivar bucket: in the middle of which it is; empty: of none
-    :ivar parts: of this bucket that it has relayed
-    :ivar messages: of the part behind them that it has relayed, where Kafka is slow
+    :ivar bucket: bucket that is partly relayed; empty: none
+    :ivar parts: number of this bucket's parts that are relayed
+    :ivar messages: number of relayed messages of the next part, if Kafka is slow
     """
 
     kafka_topic: str
@@ -42,36 +42,36 @@ class Cursor:
     messages: int = 0
 
     def __contains__(self, bucket: str) -> bool:
-        """Whether the whole bucket was relayed."""
+        """Tell whether the whole bucket was relayed."""
         series, number = _series(bucket)
         return bucket in self.names or any(first <= number <= last for first, last in self.runs.get(series, ()))
 
     @property
     def newest(self) -> str:
-        """The last bucket, by name, that was relayed; empty: none."""
+        """Last relayed bucket, by name; empty: none."""
         series = ((*name.rpartition("-"), runs[-1][1]) for name, runs in self.runs.items())
         numbered = (f"{name}-{last:0{len(digits)}}" for name, _, digits, last in series)
         return max((*numbered, *self.names), default="")
 
     def is_next(self, bucket: str) -> bool:
-        """Whether no bucket of its series is left out if this one is relayed now; True for one without a number."""
+        """Tell whether relaying this bucket now leaves no gap in its series; True for a bucket without a number."""
         series, number = _series(bucket)
         return number <= 1 or any(first < number <= last + 1 for first, last in self.runs.get(series, ()))
 
     def parts_of(self, bucket: str) -> int:
-        """Parts of a bucket, from its first, that were relayed."""
+        """Return how many of a bucket's first parts were relayed."""
         return self.parts if bucket == self.bucket else 0
 
     def messages_of(self, bucket: str, part: int) -> int:
-        """Messages of a part of a bucket (number, from 0), from its first, that were relayed."""
+        """Return how many messages of a bucket's part (its number, from 0) are relayed, counted from the first."""
         return self.messages if (bucket, part) == (self.bucket, self.parts) else 0
 
     def within(self, bucket: str, parts: int, messages: int = 0) -> Cursor:
-        """The cursor after some parts of a bucket, and some messages of the part behind them."""
+        """Return the cursor after some parts of a bucket, and some messages of the next part."""
         return replace(self, bucket=bucket, parts=parts, messages=messages)
 
     def behind(self, bucket: str) -> Cursor:
-        """The cursor after a whole bucket."""
+        """Return the cursor after a whole bucket."""
         series, number = _series(bucket)
         if not series:
             return replace(self, names=self.names | {bucket}, bucket="", parts=0, messages=0)
@@ -80,9 +80,9 @@ class Cursor:
 
 
 class CursorObject:
-    """The cursor of a topic in the object store; one relay's at a time.
+    """The cursor of a topic in the object store. One relay holds it at a time.
 
-    :param topic: the file stream's
+    :param topic: topic of the file stream
     """
 
     def __init__(self, store: ObjectStore, topic: str, kafka_topic: str) -> None:
@@ -92,34 +92,34 @@ class CursorObject:
         self._version: str | None = None
 
     def load(self) -> Cursor:
-        """The cursor as it is stored; an empty one if nothing was relayed yet.
+        """Read the stored cursor; an empty one if nothing was relayed yet.
 
-        :raises CursorError: it is damaged, or of another Kafka topic
+        :raises CursorError: the cursor is damaged or belongs to another Kafka topic
         """
         stat = self._store.stat(self._key)
         if stat is None:
             self._version = None
             return Cursor(self._kafka_topic)
-        # Of the version that was looked up or of a later one: then the next save finds the conflict.
+        # The content read below may be newer than this version; the next save then finds the conflict.
         self._version = stat.version
         where = self._store.uri(self._key)
         try:
-            found = cursor_from_json(self._store.get(self._key))
+            cursor = cursor_from_json(self._store.get(self._key))
         except NotFoundError as error:
-            raise CursorError(f"{where} was removed meanwhile: begin again") from error
+            raise CursorError(f"{where} was removed meanwhile: start the relay again") from error
         except (ChecksumError, ValueError, KeyError, TypeError) as error:
             raise CursorError(f"{where} is damaged ({error}): remove it, and everything is relayed again") from error
-        if found.kafka_topic != self._kafka_topic:
+        if cursor.kafka_topic != self._kafka_topic:
             raise CursorError(
-                f"{where} is about the Kafka topic {found.kafka_topic!r}, not {self._kafka_topic!r}: "
+                f"{where} is about the Kafka topic {cursor.kafka_topic!r}, not {self._kafka_topic!r}: "
                 "remove it, and everything is relayed to the new topic"
             )
-        return found
+        return cursor
 
     def claim(self) -> Cursor:
-        """The cursor as it is stored; whoever has loaded it before cannot save it any more.
+        """Read and claim the stored cursor: processes that loaded it before can no longer save it.
 
-        :raises CursorError: it is damaged, or of another Kafka topic
+        :raises CursorError: the cursor is damaged or belongs to another Kafka topic
         """
         while True:
             cursor = self.load()
@@ -130,16 +130,16 @@ class CursorObject:
                 continue
 
     def save(self, cursor: Cursor) -> None:
-        """Store the cursor, if nobody has saved, claimed or removed it since it was loaded or claimed here.
+        """Store the cursor, unless another process saved, claimed or removed it since it was loaded or claimed here.
 
-        :raises AnotherRelayError: somebody has
+        :raises AnotherRelayError: another process did
         """
         try:
             self._put(cursor)
         except (AlreadyExistsError, VersionMismatchError) as error:
             raise AnotherRelayError(
                 f"{self._store.uri(self._key)} was changed meanwhile: another process relays "
-                f"{self._kafka_topic} too; this one begins anew from what is stored"
+                f"{self._kafka_topic} too; this one starts again from the stored cursor"
             ) from error
 
     def _put(self, cursor: Cursor) -> None:
@@ -151,7 +151,7 @@ class CursorObject:
 
 
 def cursor_to_json(cursor: Cursor) -> bytes:
-    """A cursor as it is stored."""
+    """Write a cursor in the stored form."""
     document = {
         "kafka_topic": cursor.kafka_topic,
         "runs": {series: [list(run) for run in runs] for series, runs in sorted(cursor.runs.items())},
@@ -164,9 +164,9 @@ def cursor_to_json(cursor: Cursor) -> bytes:
 
 
 def cursor_from_json(data: bytes) -> Cursor:
-    """What :func:`cursor_to_json` wrote.
+    """Read a cursor in the stored form (:func:`cursor_to_json`).
 
-    :raises ValueError, KeyError, TypeError: something else
+    :raises ValueError, KeyError, TypeError: the data are not a cursor
     """
     document = json.loads(data)
     runs = {series: tuple((int(a), int(b)) for a, b in runs) for series, runs in document["runs"].items()}
@@ -181,16 +181,16 @@ def cursor_from_json(data: bytes) -> Cursor:
 
 
 def _series(bucket: str) -> tuple[str, int]:
-    """The series of a numbered bucket and its number; of another ``""`` and -1."""
-    found = _NUMBERED.fullmatch(bucket)
-    return (found[1] + "0" * len(found[2]), int(found[2])) if found else ("", -1)
+    """Return the series of a numbered bucket and its number; ``""`` and -1 for other buckets."""
+    match = _NUMBERED.fullmatch(bucket)
+    return (match[1] + "0" * len(match[2]), int(match[2])) if match else ("", -1)
 
 
 def _merged(runs: Runs) -> Runs:
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(runs):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            found.append((first, last))
-    return tuple(found)
+            merged.append((first, last))
+    return tuple(merged)

@@ -1,4 +1,4 @@
-"""What goes wrong between the file stream and Kafka."""
+"""The errors of the relay from the file stream to Kafka."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ class RelayError(Exception):
 
 
 class BrokerUnavailableError(RelayError):
-    """Kafka, or the schema registry, does not answer now. Nothing is lost: the next relay goes on."""
+    """Kafka or the schema registry does not answer now. Nothing is lost: the next relay continues."""
 
 
 class AnotherRelayError(RelayError):
-    """Another process relays the topic, too, and began later. What is not confirmed is sent again, by either."""
+    """Another process began later to relay the topic, too. Either process sends unconfirmed messages again."""
 
 
 class CursorError(RelayError):
-    """The cursor is damaged, or of another Kafka topic; the message names the object and what to do."""
+    """The cursor is damaged or belongs to another Kafka topic; the message names the object and what to do."""

@@ -1,4 +1,4 @@
-"""Schemas in a registry that speaks Confluent's REST API, and the ids under which messages name them.
+"""The client of a schema registry with Confluent's REST API. Messages name schemas by the registry's ids.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """
@@ -21,11 +21,11 @@ _NO_SUBJECT = 404
 
 
 class SchemaRegistry:
-    """A schema registry. No connection stays open: a process has hundreds of topics, and asks seldom.
+    """A schema registry. No connection stays open, since a process has hundreds of topics and asks seldom.
 
-    :param url: its root, e.g. ``http://registry:8081``
-    :param ca_file: certificates that an ``https`` registry is checked against; None: the system's
-    :param client_certificate: files of a certificate and its key that it may ask for
+    :param url: root URL, e.g. ``http://registry:8081``
+    :param ca_file: file of certificates that verify an ``https`` registry; None: the system's
+    :param client_certificate: files of a certificate and its key, for a registry that asks for them
     """
 
     def __init__(self, url: str, ca_file: str | None = None, client_certificate: tuple[str, str] | None = None) -> None:
@@ -35,10 +35,10 @@ class SchemaRegistry:
         self._ids: dict[tuple[str, str], int] = {}
 
     def register(self, subject: str, schema: AvroRecord) -> int:
-        """The id of a schema, which is the subject's newest version from now on, compatible BACKWARD.
+        """Register a schema as the subject's newest version, with compatibility BACKWARD, and return its id.
 
-        :raises RelayError: it is not compatible with the version before, or not allowed
-        :raises BrokerUnavailableError: no answer, or none of a registry
+        :raises RelayError: the schema is not compatible with the version before, or not allowed
+        :raises BrokerUnavailableError: the registry does not answer, or the answer is not a registry's
         """
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
         if (subject, text) not in self._ids:
@@ -50,7 +50,7 @@ class SchemaRegistry:
 
     def _register(self, session: requests.Session, subject: str, text: str) -> int:
         path, config = f"/subjects/{quote(subject, safe='')}/versions", f"/config/{quote(subject, safe='')}"
-        # Before, so that it holds for this schema. Some registries have no settings for a subject without versions.
+        # First, so that it holds for this schema. Some registries refuse settings for a subject without versions.
         compatible = self._ask(session, "PUT", config, {"compatibility": COMPATIBILITY}, subject, or_none=_NO_SUBJECT)
         answer = self._ask(session, "POST", path, {"schema": text, "schemaType": "AVRO"}, subject)
         if compatible is None:
@@ -58,7 +58,7 @@ class SchemaRegistry:
         try:
             return int(answer["id"])
         except (TypeError, KeyError, ValueError) as error:
-            raise BrokerUnavailableError(f"what answers at {self.url} names no id for {subject}: {answer}") from error
+            raise BrokerUnavailableError(f"the server at {self.url} returns no id for {subject}: {answer}") from error
 
     def _ask(
         self, session: requests.Session, method: str, path: str, body: Any, subject: str, or_none: int | None = None
@@ -78,7 +78,9 @@ class SchemaRegistry:
         try:
             return answer.json()
         except ValueError as error:
-            raise BrokerUnavailableError(f"what answers at {self.url} answers no JSON: {_told(answer)}") from error
+            raise BrokerUnavailableError(
+                f"the server at {self.url} does not answer in JSON: {_told(answer)}"
+            ) from error
 
 
 def _told(answer: requests.Response) -> str:
