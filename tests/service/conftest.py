@@ -37,13 +37,14 @@ import argparse, json, os, time
 from datetime import datetime, UTC
 from ringsync.config import load_config
 from ringsync.status import STOP_KEY
+from ringsync.wiring import store_of
 
 NAME, LOOPS = "<name>", {"bucket_close": "close", "out_of_sequence": "queue", "replica_merge": None}
 parser = argparse.ArgumentParser()
 for option in ("--conf", "--run", "--queue", "--until"):
     parser.add_argument(option)
 given = parser.parse_args()
-store, started = load_config(given.conf).open_store(), datetime.now(UTC)
+store, started = store_of(load_config(given.conf)), datetime.now(UTC)
 until = float(given.until or time.time() + 600)
 name = LOOPS.get(NAME, given.queue)
 while name and time.time() < until and store.stat(STOP_KEY) is None:
