@@ -15,19 +15,23 @@ import pytest
 
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.schema import EXPIRING, LIVE, TOMBSTONE
+from ringsync.changes.schema import EXPIRING, LIVE, ROW, TOMBSTONE
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.types import ListType, MapType, Native, SetType
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
-from ringsync.ledger.staging import STAGED_ROWS, encode_blocks, rows_key
+from ringsync.ledger.passes import pass_bucket
+from ringsync.ledger.staging import STAGED_ROWS, Bucket, decode_rows, encode_blocks, rows_key
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
+from ringsync.status import LATE_ROWS
 from ringsync.steps.close.agreement import Reading
 from ringsync.steps.close.close_task import SliceOfBucket, StagedFiles, close_slice
-from ringsync.steps.passes import rows_after
+from ringsync.steps.passes import rows_after, spared_rows
 from ringsync.steps.passes.make import PassContext
 from ringsync.steps.passes.rows_after import AfterReader, Seen, complete_rows, images_after
+from ringsync.streams.files import FileStream
+from ringsync.streams.messages import envelope_schema, key_schema
 from tests.replica.bases import state_of, write_base
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import INT, NOW, RING, TABLE, VERSION, Lake
@@ -248,3 +252,48 @@ def test_what_a_read_may_not_meet_waits(
     slices = [SliceOfBucket(str(NOW), (reading,), ())]
     found = close_slice(context, lake.store, StagedFiles(lake.store, VERSION), "0000", slices, by_arrival=False)
     assert (found.open, found.outputs is None) == (is_open, is_open)
+
+
+SIMPLE = TableSchema("shop", "t", "5" * 32, (Column("id", "partition_key", INT), Column("v", "regular", TEXT)))
+
+
+@pytest.mark.parametrize("all_alive", [False, True])
+@pytest.mark.parametrize("at", [BEFORE, AT + 10])
+def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, at: int, all_alive: bool
+) -> None:
+    """All else of the slice is published, and who takes the newest has what the quorum shows."""
+    version, table = TableVersion.first(SIMPLE), SIMPLE
+    rows = [Write(id_, None, value, AT + id_).row(table, "a") for id_, value in ((1, None), (2, "there"))]
+    rows[1] |= {"kind": ROW, "clustering": bytes(4), "deletion": None}
+    there = [Write(1, None, "shown", at).row(table, "a"), rows[1]]
+    there[0] |= {"kind": ROW, "clustering": bytes(4), "deletion": None}
+    shown = row_images_of(merge(pa.RecordBatch.from_pylist(there, STAGED_ROWS), table), table, "raw")
+    by_key = {key: n for n, key in enumerate(shown["id"].to_pylist())}
+
+    def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+        wanted = [by_key[int.from_bytes(key)] for key in keys["partition_key"].to_pylist()]
+        every = np.ones(len(wanted), np.bool_)
+        return Seen(shown.take(pa.array(wanted)), every, every & all_alive)
+
+    for module in (rows_after, spared_rows):
+        monkeypatch.setattr(module, "read_keys", read_keys)
+    stream = FileStream(lake.store, "test.shop.simple")
+    stream.put_schemas(1, *(make(table, "test", "exact") for make in (key_schema, envelope_schema)))
+    batch = pa.RecordBatch.from_pylist(sorted(rows, key=lambda one: one["token"]), STAGED_ROWS)
+    data, places = encode_blocks([version.to_store(batch)], rows_key("a", 1, "file"))
+    lake.store.put(places[0].key, data)
+    context = PassContext(str(lake.conf), reader_of(lake, table), stream.topic, 1, "00000001", "", False, {}, 1)
+    reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 2, level="ALL")
+    bucket = str(Bucket(AT // 1000 // 60_000 * 60_000, 60_000))
+    slices = [SliceOfBucket(bucket, (reading,), ())]
+    found = close_slice(context, lake.store, StagedFiles(lake.store, version), "0000", slices, by_arrival=False)
+    waits = at == BEFORE and not all_alive
+    waiting = [version.from_store(decode_rows(lake.store.get(stat.key))) for stat in lake.store.list(LATE_ROWS)]
+    assert [one["digest"].to_pylist() for one in waiting] == [[rows[0]["digest"]]] * waits
+    assert (found.open, found.outputs and found.outputs.rows) == (waits, 2 - waits)
+    assert found.outputs is not None
+    assert (found.outputs.deletions is None) == waits, "the replica takes it"
+    stream.publish(pass_bucket(1), [found.outputs.part])
+    said = [(one["key"]["id"], one["value"]["op"]) for one in stream.read(pass_bucket(1))]
+    assert sorted(said) == ([(2, "c")] if waits else [(1, "d"), (1, "u"), (2, "c")])

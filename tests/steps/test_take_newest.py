@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -270,6 +271,77 @@ def test_late_messages_have_the_whole_row(passes: LatePasses, tables: Any, sessi
     publish(passes, table, [late])
     after = judge(passes, session, table)[-1]["value"]["after"]
     assert (after["s"], after["v"], after["w"]) == ("static", "v", "w")
+
+
+def of_rows(*keys: Any, at: int, clustering: tuple[Any, ...] = ()) -> list[Statement]:
+    inserts: Any = {"kind": ROW, "values": (("v", "x"),), "inserts": True}
+    return [Statement(at + n, id=14, clustering=(*clustering, key), **inserts) for n, key in enumerate(keys)]
+
+
+ALONE = Statement(HOUR_AGO + 100, PARTITION_DELETION, 14)
+"""What only one replica has."""
+NEWER = replace(ALONE, at=HOUR_AGO + 200, kind=STATIC, values=(("s", "newer"),))
+DELETIONS = {
+    "partition": ("t", of_rows(1, 2, at=HOUR_AGO), ALONE, True),
+    "partition of newer rows": ("t", of_rows(1, 2, at=HOUR_AGO + 200), ALONE, False),
+    "partition that is empty": ("t", [], ALONE, False),
+    "static cell": ("t", [*of_rows(1, at=HOUR_AGO + 200), replace(NEWER, at=HOUR_AGO)], ALONE, True),
+    "static cell that is newer": ("t", [*of_rows(1, at=HOUR_AGO + 200), NEWER], ALONE, False),
+    "one of a row's cells": (
+        "t",
+        [*of_rows(1, at=HOUR_AGO + 200), Statement(HOUR_AGO, ROW, 14, (1,), values=(("w", "old"),))],
+        ALONE,
+        True,
+    ),
+    "row of keys only": ("t", [Statement(HOUR_AGO, ROW, 14, (1,), inserts=True)], ALONE, True),
+    "range": ("d", of_rows(1, 5, at=HOUR_AGO), replace(ALONE, kind=RANGE_DELETION, bounds=(2, 7)), True),
+    "range without rows": ("d", of_rows(1, 8, at=HOUR_AGO), replace(ALONE, kind=RANGE_DELETION, bounds=(2, 7)), False),
+    "range of the second column": (
+        "p",
+        of_rows(1, 5, at=HOUR_AGO, clustering=("a",)),
+        replace(ALONE, kind=RANGE_DELETION, clustering=("a",), bounds=(2, None)),
+        True,
+    ),
+    "partition that is a row": ("single", [Statement(HOUR_AGO, ROW, 14, values=(("v", "x"),))], ALONE, True),
+    "partition that is a newer row": (
+        "single",
+        [Statement(HOUR_AGO + 200, ROW, 14, values=(("v", "x"),))],
+        ALONE,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DELETIONS)
+def test_a_deletion_that_a_quorum_does_not_show_waits_for_a_replica_that_is_down(
+    name: str, passes: LatePasses, tables: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copies, which come later, would count as published, and its rows live for ever. Nothing waits with it."""
+    where, before, alone, waits = DELETIONS[name]
+    table, real, all_live = tables[where], passes._reader, [False]
+
+    def reader(table: TableSchema) -> Any:
+        found = real(table)
+        vars(found.ring)["all_live"] = np.full(len(found.ring.hosts), all_live[0])
+        return found
+
+    monkeypatch.setattr(passes, "_reader", reader)
+    others = [Statement(HOUR_AGO + 101, PARTITION_DELETION, 15)]
+    if where == "t":
+        others += [replace(one, at=HOUR_AGO + 300 + one.at % 10, clustering=(7,)) for one in of_rows(7, at=HOUR_AGO)]
+    for one in (*before, *others):
+        session.execute(one.cql(table))
+    publish(passes, table, before)
+    rows = change_rows([alone, *others], table)
+    for _ in range(2):
+        outcome = passes.publish(table, rows)
+        assert rows["digest"].filter(pa.array(outcome.waiting)).to_pylist() == [alone.row(table)["digest"]] * waits
+        if waits:
+            judge(passes, session, table)
+    session.execute(alone.cql(table))
+    all_live[0] = True
+    assert passes.publish(table, rows).published == waits
+    judge(passes, session, table)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -36,7 +36,7 @@ from ringsync.ledger.staging import encode_rows
 from ringsync.ledger.tries import Try, remove_tries
 from ringsync.steps.passes.rows_after import AfterReader, images_after, rows_removed, with_before
 from ringsync.steps.passes.rows_before import Said
-from ringsync.steps.passes.spared_rows import spared_rows
+from ringsync.steps.passes.spared_rows import UnseenDeletionsError, spared_rows
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.files import FileStream, Part, PartWriter
@@ -113,6 +113,23 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
     :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
     :param name: of the slice, unique in the pass
     :raises StreamConflictError: the pass's bucket is visible already, without these messages
+    """
+    try:
+        return _outputs(context, store, rows, name)
+    except UnseenDeletionsError as unseen:
+        # The others are made as if these did not exist: whenever they come, they hide what was published before.
+        every = pa.concat_batches(list(rows.values()))
+        theirs = pc.is_in(every["partition_key"], unseen.partition_keys).to_numpy(zero_copy_only=False)
+        waits = theirs & (integers(every["kind"]) >= PARTITION_DELETION)
+    others = _divided(rows, ~waits)
+    made = make_outputs(context, store, others, name) if others else Made(None, every.slice(0, 0))
+    return Made(made.outputs, pa.concat_batches([made.open, every.filter(pa.array(waits))]))
+
+
+def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Made:
+    """Outputs, but for rows that are open; with deletions that are there is nothing yet.
+
+    :raises UnseenDeletionsError: there are such
     """
     config = load_config(context.config_path)
     table = context.reader.table

@@ -1,7 +1,8 @@
 """What deletions of partitions and ranges have spared: rows that are newer, and may have been published long ago.
 
 A consumer that takes the newest removes all rows that such a deletion covers. Those that are still there, whoever wrote
-them, must follow it in the same pass (docs/messages.md). They are read from the source, at quorum.
+them, must follow it in the same pass (docs/messages.md). They are read from the source, at quorum. If that shows what
+the deletion deletes, whoever has it did not answer: it waits.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.keys.parts import clustering_parts, composite_parts
-from ringsync.changes.schema import CELL, COMPLEX_DELETION, PARTITION_DELETION, ROW, STATIC
+from ringsync.changes.reconcile.rows import merge
+from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, PARTITION_DELETION, ROW, STATIC
 from ringsync.cluster.control import ControlClient
-from ringsync.compiled.arrow import Places, integers
+from ringsync.compiled.arrow import Mask, Places, integers
 from ringsync.config import Config, load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.cells import cells_of, raw_values
@@ -26,7 +28,7 @@ from ringsync.cql.identifiers import quote
 from ringsync.formats.result_page import Page
 from ringsync.images.from_pages import row_images
 from ringsync.images.keys import key_digests
-from ringsync.images.to_changes import has_clustering, image_keys
+from ringsync.images.to_changes import change_rows_of, has_clustering, image_keys
 from ringsync.images.visible import same_keys
 from ringsync.ledger.passes import Digests, among, digest_halves, first_of_each, sorted_digests
 from ringsync.schema.table import TableSchema
@@ -37,6 +39,33 @@ from ringsync.sources.scan.where import all_of
 from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError, read_keys
 from ringsync.steps.passes.rows_before import Said
 from ringsync.wiring import cluster_settings
+
+_LONG_AGO = np.iinfo(np.int64).min + 1
+"""µs: what is there since nobody knows when may be older than any deletion."""
+
+
+class UnseenDeletionsError(Exception):
+    """The source shows what deletions of partitions or ranges delete, and not all replicas were asked or have answered.
+
+    :ivar partition_keys: of the deletions
+    """
+
+    def __init__(self, partition_keys: pa.Array) -> None:
+        super().__init__(f"deletions in {len(partition_keys)} partitions are not seen")
+        self.partition_keys = partition_keys
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Rows that are there under deletions.
+
+    :ivar deletion: of each image the place of one that it was read for
+    :ivar everywhere: which of them all replicas have shown
+    """
+
+    images: pa.RecordBatch
+    deletion: Places
+    everywhere: Mask
 
 
 @dataclass(frozen=True)
@@ -58,21 +87,48 @@ def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
 
     :param merged: merged change rows of the table; what they say themselves is left out
     :raises UnreadRowsError: rows could not be read
+    :raises UnseenDeletionsError: at the end: maybe only a replica that did not answer has deletions, so what was given
+        is not what they have spared
     """
     deletions = merged.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
     if reader.mode == "none" or not deletions.num_rows:
         return
     config, table, now_s = load_config(reader.config_path), reader.table, int(time.time())
     found = _under(reader, config, deletions, now_s) if table.clustering else _rows(reader, config, deletions, now_s)
-    seen = np.empty((0, 2), np.uint64)
-    for images, deletion_of in found:
+    seen, unseen = np.empty((0, 2), np.uint64), [pa.array([], pa.binary())]
+    for shown in found:
+        images = shown.images
         keys = digest_halves(key_digests(images, table).cast(pa.binary(16)))
-        changes = changes_of_nothing(deletions.take(pa.array(deletion_of)), images, keys, table)
+        changes = changes_of_nothing(deletions.take(pa.array(shown.deletion)), images, keys, table)
         new = first_of_each(keys) & ~among(keys, seen) & (same_keys(changes, merged, table) < 0)
         seen = sorted_digests(np.concatenate([seen, keys[new]]))
         chosen = pa.array(new)
         if new.any():
             yield Said(changes.filter(chosen), images.filter(chosen), np.ones(int(new.sum()), np.bool_))
+        if reader.disagreed and not shown.everywhere.all():
+            still = _still_there(images, deletions, merged, table) & ~shown.everywhere
+            unseen.append(deletions["partition_key"].take(pa.array(shown.deletion[still])))
+    if len(partition_keys := pa.concat_arrays(unseen).unique()):
+        raise UnseenDeletionsError(partition_keys)
+
+
+def _still_there(images: pa.RecordBatch, deletions: pa.RecordBatch, merged: pa.RecordBatch, table: TableSchema) -> Mask:
+    """Of which images more is shown than the deletions leave.
+
+    Of a row's own liveness nobody knows when it was written; a row with newer cells need not have one.
+
+    :param merged: whose own rows were judged when the rows after them were found
+    """
+    shown = change_rows_of(images, table, unknown_at_us=_LONG_AGO)
+    shown = shown.filter(pa.array(same_keys(shown, merged, table) < 0))
+    left = merge(pa.concat_batches([shown, deletions.select(CHANGE_ROWS.names)]), table)
+    place = same_keys(shown, left, table)
+    cells, cells_left = (integers(pc.list_value_length(rows["cells"])) for rows in (shown, left))
+    lives = left["liveness"].is_valid().to_numpy(zero_copy_only=False)
+    deleted = (place < 0) | (cells_left[place] < cells) | ((cells == 0) & ~lives[place])
+    found = np.zeros(len(images), np.bool_)
+    found[integers(shown["position"])[deleted]] = True
+    return found
 
 
 def changes_of_nothing(
@@ -103,41 +159,42 @@ def changes_of_nothing(
     return pa.RecordBatch.from_arrays(arrays, schema=origins.schema)
 
 
-def _rows(
-    reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int
-) -> Iterator[tuple[pa.RecordBatch, Places]]:
-    """Where a partition is a row: the images of those that are there, and the deletion of each."""
+def _rows(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int) -> Iterator[_Shown]:
+    """Where a partition is a row: those that are there."""
     keys = deletions.select(["token", "partition_key", "clustering"])
-    images = read_keys(reader, config, keys, [], now_s).images
-    partition_keys, _ = image_keys(images, reader.table)
-    yield images, integers(pc.index_in(partition_keys, value_set=deletions["partition_key"]))
+    seen = read_keys(reader, config, keys, [], now_s)
+    partition_keys, _ = image_keys(seen.images, reader.table)
+    place = integers(pc.index_in(partition_keys, value_set=deletions["partition_key"]))
+    yield _Shown(seen.images, place, seen.everywhere[place])
 
 
-def _under(
-    reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int
-) -> Iterator[tuple[pa.RecordBatch, Places]]:
-    """The images of rows that are there under deletions, and the deletion of each; some at a time."""
+def _under(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int) -> Iterator[_Shown]:
+    """The rows that are there under deletions, some at a time."""
     table = reader.table
     query = scan_query(table, times=True, element_times=reader.element_times)
     pages: list[Page] = []
-    places: list[int] = []
+    of: list[_Lookup] = []
 
-    def decoded() -> tuple[pa.RecordBatch, Places]:
+    def decoded() -> _Shown:
         images = row_images(pages, table, query.layout, now_s, config.replica.unrepresentable_values)
-        return images, np.repeat(places, [row_count(page) for page in pages])
+        counts = [row_count(page) for page in pages]
+        everywhere = np.repeat([lookup.levels[0] == "ALL" for lookup in of], counts)
+        return _Shown(images, np.repeat([lookup.place for lookup in of], counts), everywhere)
 
-    for place, page in _pages(reader, config, list(_lookups(reader, query.select, deletions)), now_s):
+    for lookup, page in _pages(reader, config, list(_lookups(reader, query.select, deletions)), now_s):
         pages.append(page)
-        places.append(place)
+        of.append(lookup)
         if sum(map(row_count, pages)) >= ROWS_AT_ONCE:
             yield decoded()
-            pages, places = [], []
+            pages, of = [], []
     if pages:
         yield decoded()
 
 
-def _pages(reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_s: int) -> Iterator[tuple[int, Page]]:
-    """Pages that have rows, each with the place of its deletion; a lookup may give some of them twice."""
+def _pages(
+    reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_s: int
+) -> Iterator[tuple[_Lookup, Page]]:
+    """Pages that have rows, each with its lookup, whose first level was answered; one may give some of them twice."""
     settings = cluster_settings(config)
     session = scan_session(settings, now_s)
     waiting = deque(lookups)
@@ -162,7 +219,7 @@ def _pages(reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_
             try:
                 for page in pages.read(lookup.request, asked):
                     if row_count(page):
-                        yield lookup.place, page
+                        yield lookup, page
             except Stuck as stuck:
                 delays[lookup.levels[0]].clear()  # as in row_reads.py: what was in vain once is not done again
                 if len(lookup.levels) == 1:
