@@ -35,7 +35,7 @@ LOOP_POOL = "default_pool"
 RETRIES, RETRY_DELAY_S = 2, 30.0
 """Further tries of a step whose application crashed, was killed or interrupted; other failures get none."""
 LOOP_RETRIES, LOOP_RETRY_DELAY_S = 100, 5.0
-"""The same of a loop, which goes on where it was: as many as there is time for."""
+"""The same of a loop, which goes on where it was: as many as there is time for (:func:`is_over`)."""
 LOOPS_SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 """Start date of DAGs that are ``@continuous``: the date of a run is the end of the run before it, and of the first run
 this. Without it the first one ends where it begins, and the second would have its date, so that it never comes."""
@@ -164,7 +164,8 @@ BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
 BOOTSTRAP_DRAIN = SparkApplication("bootstrap_drain", (), driver_memory="1g", lean=True)
 REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
 
-UNTIL = "--until={{ (dag_run.start_date.timestamp() + run_s) | int }}"
+_UNTIL = "--until="
+UNTIL = _UNTIL + "{{ (dag_run.start_date.timestamp() + run_s) | int }}"
 """When the loops of one DAG run end, in seconds since the epoch, also those that were killed and started again: else
 one would go on alone, and the next run of all wait for it. ``run_s`` is a macro of the DAG."""
 
@@ -241,6 +242,16 @@ MERGE_PARAMETERS: dict[str, Parameter] = {
 def given(arguments: Sequence[str]) -> list[str]:
     """The rendered arguments that are there: a template that rendered to nothing was an option not given."""
     return [argument for argument in arguments if argument != ""]
+
+
+def is_over(arguments: Sequence[str], now_s: float) -> bool:
+    """Whether the time is over of the loops that share a DAG run. Who fails then is not tried again, whatever it was:
+    all others have ended, and wait for the next run.
+
+    :param arguments: of the application, rendered
+    :param now_s: seconds since the epoch
+    """
+    return any(now_s >= float(one.removeprefix(_UNTIL)) for one in arguments if one.startswith(_UNTIL))
 
 
 def safe_run_id(run_id: str) -> str:

@@ -63,7 +63,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     master = f"local[{config.sync.stage_cores}]"
     spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
-    session = connect_patiently(cluster_settings(config))
+    session = connect_patiently(cluster_settings(config), application.options.until)
     create_state(session, config)
     errors = ErrorTable(session, config.state.keyspace, store)
     patience = Patience()
