@@ -19,9 +19,8 @@ from ringsync.config import DEFAULT_QUEUE
 class SparkApplicationOperator(SparkSubmitOperator):
     """Submit one of ringsync's Spark applications.
 
-    Exit codes that another try cannot help (differences found, wrong configuration, no rights) fail at once;
-    crashes and kills are tried again. Passwords from Airflow connections go into the environment of spark-submit
-    when the task runs: never into arguments, rendered templates or logs.
+    Exit codes that another try cannot help fail at once; crashes and kills are tried again. Passwords from Airflow
+    connections go into the environment of spark-submit when the task runs: never into arguments, templates or logs.
 
     :param spark: the application to submit
     :param skip_if: template of the reason to skip the step; renders to nothing if the step is to run
@@ -46,16 +45,14 @@ class SparkApplicationOperator(SparkSubmitOperator):
             retry_delay=timedelta(seconds=spark.retry_delay_s),
             **kwargs,
         )
-        self.spark_name, self.loop = spark.name, spark.loop
+        self.spark_name, self.loop, self.skip_if = spark.name, spark.loop, skip_if
         self.report = f"reports/{spark.name}/{spark.run}.json"
-        self.skip_if = skip_if
 
     def execute(self, context: Context) -> None:
         """Run the application to its end.
 
         :raises AirflowSkipException: ``skip_if`` gives a reason
-        :raises AirflowFailException: the application failed, and another try cannot help
-        :raises AirflowException: the application failed, and another try may help
+        :raises AirflowFailException: it failed, and another try cannot help or would hold up the next run
         """
         if self.skip_if:
             raise AirflowSkipException(self.skip_if)
@@ -66,6 +63,10 @@ class SparkApplicationOperator(SparkSubmitOperator):
             if self.loop:
                 time.sleep(orchestration.LOOP_REST_S)
             raise
+        except Exception as error:
+            if orchestration.is_over(self.application_args, time.time()):
+                raise AirflowFailException(str(error)) from None
+            raise
 
     def _run(self, context: Context) -> None:
         config, started = prepare_environment(self._conn_id), time.time()
@@ -73,7 +74,6 @@ class SparkApplicationOperator(SparkSubmitOperator):
             super().execute(context)
         except AirflowException as error:
             failure = orchestration.explain_failure(self.spark_name, str(error))
-            kind = AirflowException if failure.may_retry else AirflowFailException
-            raise kind(failure.message) from None
+            raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message) from None
         finally:
             send_report(config, self.report, started, self.log)

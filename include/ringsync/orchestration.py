@@ -35,7 +35,7 @@ LOOP_POOL = "default_pool"
 RETRIES, RETRY_DELAY_S = 2, 30.0
 """Further tries of a step whose application crashed, was killed or was interrupted; other failures get none."""
 LOOP_RETRIES, LOOP_RETRY_DELAY_S = 100, 5.0
-"""Further tries of a loop, which goes on where it was: as many as a run has time for."""
+"""Further tries of a loop, which goes on where it was: as many as a run has time for (:func:`is_over`)."""
 LOOPS_SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 """Start date of ``@continuous`` DAGs, and the date of their first run; a later run's date is the end of the run before.
 Without it the first run ends on its own date, so the second would have the same date and never start."""
@@ -164,7 +164,8 @@ BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
 BOOTSTRAP_DRAIN = SparkApplication("bootstrap_drain", (), driver_memory="1g", lean=True)
 REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
 
-UNTIL = "--until={{ (dag_run.start_date.timestamp() + run_s) | int }}"
+_UNTIL = "--until="
+UNTIL = _UNTIL + "{{ (dag_run.start_date.timestamp() + run_s) | int }}"
 """Time when all loops of a DAG run end, seconds since the epoch. Without it, a loop that was killed and started again
 would go on alone, and the next run of all loops would wait for it. ``run_s`` is a macro of the DAG."""
 
@@ -241,6 +242,16 @@ MERGE_PARAMETERS: dict[str, Parameter] = {
 def given(arguments: Sequence[str]) -> list[str]:
     """Return the rendered arguments without empty ones: a template that renders to nothing is an option not given."""
     return [argument for argument in arguments if argument != ""]
+
+
+def is_over(arguments: Sequence[str], now_s: float) -> bool:
+    """Whether the time is over of the loops that share a DAG run. Who fails then is not tried again, whatever it was:
+    all others have ended, and wait for the next run.
+
+    :param arguments: of the application, rendered
+    :param now_s: seconds since the epoch
+    """
+    return any(now_s >= float(one.removeprefix(_UNTIL)) for one in arguments if one.startswith(_UNTIL))
 
 
 def safe_run_id(run_id: str) -> str:

@@ -114,6 +114,33 @@ def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
             assert (task.retries, task.retry_delay.total_seconds()) == (2, 30)
 
 
+@pytest.mark.parametrize(("code", "spoke"), [(4, True), (5, True), (-9, False), (1, False)])
+@pytest.mark.parametrize(("task_id", "seconds", "is_final"), [
+    ("stage_default", -1, False), ("stage_default", 0, True), ("close", 3600, True), ("publish", 3600, False),
+])  # fmt: skip
+def test_no_try_of_a_loop_holds_up_the_next_run_of_all(
+    bag: Any, monkeypatch: pytest.MonkeyPatch, task_id: str, seconds: int, is_final: bool, code: int, spoke: bool
+) -> None:
+    """One whose host could not reach the cluster was tried a hundred times, for hours, while all others stood still."""
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    def fail(*_: Any) -> None:
+        said = "ringsync: error: no contact point answered" if spoke else "Killed"
+        raise AirflowException(f"Cannot execute: spark-submit. Error code is: {code}.\n{said}")
+
+    task = rendered(bag, "out_of_sequence" if task_id == "publish" else "commitlog_sync", task_id, {})
+    module = sys.modules[type(task).__module__]
+    over = 1795234800  # --until
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: over + seconds, sleep=lambda _: None))
+    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(module, "send_report", lambda *_: None)
+    monkeypatch.setattr(SparkSubmitOperator, "execute", fail)
+    with pytest.raises(AirflowException) as raised:
+        task.execute({})
+    assert isinstance(raised.value, AirflowFailException) == is_final
+
+
 def test_each_queue_of_workers_has_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.dag_processing.dagbag import BundleDagBag
 

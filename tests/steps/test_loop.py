@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cassandra import Unauthorized, Unavailable
 
 from ringsync.cluster.session import UnreachableError, WrongPasswordError
 from ringsync.ledger.layout import LayoutError
 from ringsync.orchestration import explain_failure
 from ringsync.service.health import problems
-from ringsync.state.session import StateError
+from ringsync.state.session import StateError, StateSession, StateUnavailableError
 from ringsync.status import STOP_KEY, read_status
 from ringsync.steps import application, loop
 from ringsync.steps.application import ExitCode, Report, StepError
@@ -21,6 +22,7 @@ from ringsync.steps.loop import (
     AwayError,
     Patience,
     SignOfLife,
+    connect_patiently,
     cycles,
     put_metrics,
     put_status,
@@ -158,7 +160,10 @@ def test_a_loop_outlives_a_store_that_is_away(tmp_path: Path, seconds: int, ends
     assert code == ExitCode.OK or explain_failure("x", f"Error code is: {int(code)}.\nringsync: error: x").may_retry
 
 
-@pytest.mark.parametrize("error", [UnavailableError("no route"), UnreachableError("no node"), StateError("timeout")])
+AWAY = [UnavailableError("no route"), UnreachableError("no node"), StateUnavailableError("timeout")]
+
+
+@pytest.mark.parametrize("error", AWAY)
 def test_what_is_away_when_a_loop_begins_does_not_end_its_run(error: Exception) -> None:
     @starts_again()
     def run() -> None:
@@ -177,3 +182,41 @@ def test_what_does_not_pass_by_itself_does(error: Exception) -> None:
 
     with pytest.raises(type(error)):
         run()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(Unauthorized("User ringsync has no CREATE permission"), StateError), (Unavailable("no quorum"), AwayError)],
+)
+def test_missing_rights_are_not_away(error: Exception, raised: type[Exception]) -> None:
+    """They were tried again a hundred times."""
+
+    def execute(cql: str, *_: Any) -> list[Any]:
+        if "system_schema" in cql:
+            return []
+        raise error
+
+    session: Any = SimpleNamespace(execute=execute)
+    with pytest.raises(raised, match="GRANT SELECT, MODIFY"), starts_again():
+        StateSession(session, "cdc", lambda _: None).create({"class": "SimpleStrategy"})
+
+
+@pytest.mark.parametrize(("until", "seconds"), [(None, 120), (9_000.0, 120), (1_030.0, 30), (900.0, 0)])
+def test_nobody_waits_for_the_cluster_when_its_run_is_over(
+    monkeypatch: pytest.MonkeyPatch, until: float | None, seconds: float
+) -> None:
+    clock = [0.0]
+    settings: Any = None
+
+    def sleep(pause: float) -> None:
+        clock[0] += pause
+
+    def away(_: Any) -> Any:
+        raise UnreachableError("no node")
+
+    monkeypatch.setattr(loop, "connect", away)
+    times = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 1_000.0 + clock[0])
+    monkeypatch.setattr(loop, "time", times)
+    with pytest.raises(UnreachableError):
+        connect_patiently(settings, until, sleep=sleep)
+    assert clock[0] == seconds

@@ -26,7 +26,10 @@ from ringsync.ring.ring import Host, Replication
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
 from ringsync.service.health import problems
+from ringsync.state.session import RETRY_DELAYS_S, StateError
+from ringsync.status import STALE_AFTER_S
 from ringsync.steps import absent_tables
+from ringsync.steps.application import ExitCode
 from ringsync.steps.stage import commitlog_stage, stage_task
 from ringsync.steps.stage.commitlog_stage import Stager
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
@@ -127,9 +130,12 @@ class Sync:
         """Where records that cannot be decoded are kept."""
         self.errors += errors.num_rows
 
-    def cycle(self, seconds: float = 1) -> NodeLog:
+    def cycle_once(self, seconds: float = 1) -> None:
         self.now_s += seconds
         self.stager.cycle()
+
+    def cycle(self, seconds: float = 1) -> NodeLog:
+        self.cycle_once(seconds)
         return self.stager._logs[HOST.id]
 
     def add_well(self, patch: pytest.MonkeyPatch) -> Path:
@@ -365,3 +371,68 @@ def test_a_worker_that_may_not_delete_reads_on(tmp_path: Path, monkeypatch: pyte
     assert not sync.segment.exists()
     assert not another.exists()
     assert not index.exists()
+
+
+@pytest.mark.parametrize("bad", [1, 2, 5])
+def test_nodes_whose_tries_take_long_do_not_starve_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    """Each had half a minute of every cycle: the pauses of whoever waits for a quorum of ``processor_error``."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    raw, folders = sync.segment.parent, {}
+    for number in range(bad + 1):
+        host = replace(HOST, id=f"bad-{number}" if number else "well", address=f"127.0.0.{number + 1}")
+        folders[host.id] = raw.with_name(f"cdc_raw_{number}")
+        shutil.copytree(raw, folders[host.id])
+        sync.hosts = (host, *sync.hosts) if number else (host,)
+    monkeypatch.setattr(sync.stager, "_folder", lambda host: folders[host.id])
+    row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
+    errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS)), sync.stager._stage
+    monkeypatch.setattr(
+        *(sync.stager, "_stage"),
+        lambda *given: [replace(one, errors=errors, error_count=1) for one in stage_all(*given)],
+    )
+    tried: list[str] = []
+
+    def put(errors: Any, node: str) -> None:
+        if node != "well":
+            tried.append(node)
+            sync.now_s += sum(RETRY_DELAYS_S)
+            raise StateError("keyspace cdc could not be used in 9 attempts")
+
+    monkeypatch.setattr(sync.stager, "_put_errors", put)
+    sync.cycle_once()  # Nobody knows yet who fails.
+    assert set(tried) == set(folders) - {"well"}
+    lengths, begun = [], sync.now_s
+    while sync.now_s < begun + 600:
+        before_s = sync.now_s
+        sync.cycle_once(0)
+        lengths.append(sync.now_s - before_s)
+        sync.now_s = max(sync.now_s, before_s + 1)
+    assert max(lengths) < STALE_AFTER_S, "one at a time"
+    assert sum(lengths) < 0.55 * 600
+    assert len(set(tried[-bad:])) == bad, "in turns"
+    log = sync.stager._logs["well"]
+    assert (log.number, log.status()["error"]) == (1, None)
+
+
+def test_a_run_whose_last_cycle_failed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with exit code 0 where each of its cycles had failed."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    options = SimpleNamespace(queue="default", until=0.0)
+    config = SimpleNamespace(
+        sync=SimpleNamespace(stage_cores=1, run_s=1.0, poll_interval_ms=0), state=SimpleNamespace()
+    )
+    config.state.keyspace = "cdc"
+    application: Any = SimpleNamespace(config=config, store=sync.store, options=options, run="r")
+    spark = SimpleNamespace(sparkContext=None)
+    monkeypatch.setattr("ringsync.replica.session.spark_session", lambda *_, **__: spark)
+    for name in ("start_workers", "cluster_settings", "connect_patiently", "create_state", "ErrorTable"):
+        monkeypatch.setattr(commitlog_stage, name, lambda *_: SimpleNamespace(put=None))
+    monkeypatch.setattr(commitlog_stage, "Stager", lambda *_: sync.stager)
+    report, code = commitlog_stage.run(application)
+    assert (code, "error" in report) == (ExitCode.OK, False)
+    monkeypatch.setattr(sync.stager, "cycle", lambda: sync.store.get("nothing"))
+    report, code = commitlog_stage.run(application)
+    assert code == ExitCode.COMPLETED_WITH_ERRORS
+    assert "nothing" in report["error"]

@@ -43,6 +43,10 @@ class StateError(Exception):
     """The state in the cluster could not be read or written; the message says why and what to do."""
 
 
+class StateUnavailableError(StateError):
+    """Too few nodes answered, in all attempts: it may pass by itself."""
+
+
 class StateSession:
     """A session for ringsync's own keyspace.
 
@@ -72,7 +76,7 @@ class StateSession:
             for statement in statements:
                 self._repeat(partial(self._session.execute, statement))
         except StateError as error:
-            raise StateError(
+            raise type(error)(
                 f"ringsync's own keyspace {self.keyspace} cannot be created: {error.__cause__}. Let an administrator "
                 f"create it with the statements in docs/state.md, and GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace}"
             ) from error
@@ -172,7 +176,7 @@ class StateSession:
             except _UNCERTAIN as error:
                 delay = next(delays, None)
                 if delay is None:
-                    raise StateError(
+                    raise StateUnavailableError(
                         f"keyspace {self.keyspace} could not be used in {len(RETRY_DELAYS_S) + 1} attempts: "
                         f"{type(error).__name__}: {error}"
                     ) from error

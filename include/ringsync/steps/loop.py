@@ -20,13 +20,13 @@ from cassandra.cluster import Session
 from ringsync.cluster.session import ClusterSettings, UnreachableError, connect
 from ringsync.config import ConfigError
 from ringsync.metrics import write_prometheus
-from ringsync.state.session import StateError
+from ringsync.state.session import StateUnavailableError
 from ringsync.status import STOP_KEY, read_status, read_statuses
 from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
 PATIENCE_S = 120.0
-"""So long a loop waits for the cluster when it begins."""
+"""So long a loop waits for the cluster when it begins, but not when its time is over."""
 
 MAX_FAILURES = 30
 """Cycles in a row that may fail before the loop does."""
@@ -34,7 +34,7 @@ MAX_FAILURES = 30
 SAY_EVERY_S = 5.0
 """So often a loop says that it lives while a cycle takes long."""
 
-PASSING = (UnavailableError, UnreachableError, StateError)
+PASSING = (UnavailableError, UnreachableError, StateUnavailableError)
 """What passes by itself, if it is not the configuration."""
 
 METRICS_EVERY = 5
@@ -149,14 +149,14 @@ class Patience:
 
 
 def connect_patiently(
-    settings: ClusterSettings, patience_s: float = PATIENCE_S, sleep: Callable[[float], None] = time.sleep
+    settings: ClusterSettings, until: float | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> Session:
     """Connect to a cluster that may be away for a moment; a wrong password or certificate is told at once.
 
-    :param patience_s: seconds until it counts as unreachable
+    :param until: when the loop ends, seconds since the epoch; None: it has all of :data:`PATIENCE_S`
     :raises ClusterError: one of its subclasses
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + seconds_left(PATIENCE_S, until, time.time())
     while True:
         try:
             return connect(settings)

@@ -50,7 +50,7 @@ CYCLE_BYTES = 64 * 2**20
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Stage until the time is over.
 
-    :returns: exit code 1 when a node could not be staged at the end
+    :returns: exit code 1 when a node could not be staged at the end, or the last cycle failed
     :raises LayoutError: the state is of a version of ringsync that this one does not know
     :raises AwayError: cluster or object store are away
     :raises ClusterError: the cluster refuses us
@@ -63,7 +63,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     master = f"local[{config.sync.stage_cores}]"
     spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
-    session = connect_patiently(cluster_settings(config))
+    session = connect_patiently(cluster_settings(config), application.options.until)
     create_state(session, config)
     errors = ErrorTable(session, config.state.keyspace, store)
     patience = Patience()
@@ -72,7 +72,12 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     for _ in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
         error = patience.tried(stager.cycle)
         put_status(store, "commitlog_stage", application.options.queue, {"nodes": stager.status(), "error": error})
-    return stager.report(), ExitCode.COMPLETED_WITH_ERRORS if stager.is_failing else ExitCode.OK
+    report = {**stager.report(), **({"error": error} if error else {})}
+    return report, ExitCode.COMPLETED_WITH_ERRORS if error or stager.is_failing else ExitCode.OK
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 class Stager:
@@ -106,11 +111,11 @@ class Stager:
     def cycle(self) -> None:
         """Stage what is new."""
         windows = self._windows()
-        now_ms = int(time.time() * 1000)
+        now_ms = _now_ms()
         logs = self._node_logs(now_ms)
         work: list[StageWork] = []
         for log in logs:
-            with log.alone(now_ms):
+            with log.alone(_now_ms):
                 work += log.new_work(now_ms, CYCLE_BYTES)
         staged: list[Staged] = []
         # Asked after the indexes were read: what was logged for a table before it had cdc is no loss.
@@ -126,14 +131,14 @@ class Stager:
                 staged = [again.get(one.work, one) for one in staged]
         for log in logs:
             if log.is_due(now_ms):
-                with log.alone(now_ms):
+                with log.alone(_now_ms):
                     self._commit(log, [one for one in staged if one.work.node == log.node], now_ms)
                     log.served()
             log.look_back(now_ms)
             log.remove_finished()
 
     def _windows(self) -> Windows:
-        newest = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
+        newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != newest:
             self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
             self._rings = {}
@@ -142,14 +147,22 @@ class Stager:
         return Windows(newest, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
-        """The nodes of this queue that are to be read now; those that have left the ring are so no longer."""
+        """The nodes of this queue that are to be read now; those that have left the ring are so no longer.
+
+        Of those that fail it is one at a time, behind all others, and when these have had as long as the last such try.
+        """
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
-        for host in hosts:
-            log = self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None))
+        logs = {host: self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None)) for host in hosts}
+        well = [host for host, log in logs.items() if not log.failures]
+        failing = sorted(logs.keys() - set(well), key=lambda host: logs[host].again_ms)
+        rested = all(log.rested_ms <= now_ms for log in logs.values())
+        tried = [*well, *(failing[:1] if rested else [])]
+        for host in tried:
+            log = logs[host]
             if log.folder is None and log.is_due(now_ms):
-                with log.alone(now_ms):
+                with log.alone(_now_ms):
                     self._logs[host.id] = read_node_log(self._store, host, self._folder(host), now_ms)
-        return [log for host in hosts if (log := self._logs[host.id]).is_due(now_ms)]
+        return [log for host in tried if (log := self._logs[host.id]).is_due(now_ms)]
 
     def _hosts(self) -> tuple[Host, ...]:
         return self._plan.read_hosts if self._plan else ()
@@ -193,7 +206,7 @@ class Stager:
         if table.table_id in with_cdc:
             self._cdc_ended.begins(table.table_id)
             return True
-        ended_ms = self._cdc_ended.at_ms(table.table_id, int(time.time() * 1000))
+        ended_ms = self._cdc_ended.at_ms(table.table_id, _now_ms())
         return ended_ms is not None and any(log.clear_at_ms <= ended_ms for log in self._logs.values())
 
     def _version_of(self, table: TableSchema) -> TableVersion:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,6 +70,7 @@ class NodeLog:
     :ivar refused: what this worker may not do there, though the log can be read
     :ivar failures: how often in a row something went wrong that concerns all of the node
     :ivar again_ms: when it is tried again after that, ms since the epoch
+    :ivar rested_ms: the others of its queue have then had as long as its try took, ms since the epoch
     """
 
     node: str
@@ -87,21 +88,26 @@ class NodeLog:
     refused: str | None = None
     failures: int = 0
     again_ms: int = 0
+    rested_ms: int = 0
     _seen: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
     _segments: dict[int, Path] = field(default_factory=dict)
     _parts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @contextmanager
-    def alone(self, now_ms: int) -> Iterator[None]:
-        """Whatever goes wrong inside is this node's own trouble: it is told, and the node is left alone for a while.
+    def alone(self, clock: Callable[[], int]) -> Iterator[None]:
+        """Whatever goes wrong inside is this node's own trouble: it is told, and the node is left alone then: for
+        as long as the try took at least, which held up all others.
 
-        :param now_ms: ms since the epoch
+        :param clock: ms since the epoch
         """
+        began_ms = clock()
         try:
             yield
         except Exception as error:
+            now_ms = clock()
             self.failures += 1
-            self.again_ms = now_ms + _wait_ms(self.failures)
+            self.rested_ms = now_ms + (now_ms - began_ms)
+            self.again_ms = max(now_ms + _wait_ms(self.failures), self.rested_ms)
             said = str(error) if isinstance(error, StepError | StorageError) else f"{type(error).__name__}: {error}"
             self.error = f"it cannot be staged: {said[:2000]}"
             print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.error}", flush=True)
