@@ -333,8 +333,15 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
     assert reader.replica is not None
     config = load_config(reader.config_path)
     table, misfits = reader.table, config.replica.unrepresentable_values
-    known_from = reader.replica.live_known_from_us
-    after = rows_after(previous, merged, table, live_known_from_us=known_from, misfits=misfits, doubtful=doubtful)
+    after = rows_after(
+        previous,
+        merged,
+        table,
+        live_known_from_us=reader.replica.live_known_from_us,
+        misfits=misfits,
+        doubtful=doubtful,
+        deletions_known_from_us=reader.deletions_known_from_us,
+    )
     if not after.unknown.any():
         return after
     unknown = after.images.filter(pa.array(after.unknown))
@@ -344,13 +351,7 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
     keys = pa.RecordBatch.from_arrays([unknown["token"], partition_keys, clusterings], names=names)
     now_s = int(time.time())
     seen = read_keys(reader, config, keys, [], now_s)
-    images = seen_instead(
-        unknown,
-        seen.images,
-        now_s * 1_000_000,
-        table,
-        deletions_known_from_us=reader.deletions_known_from_us,
-    )
+    images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
     if reader.disagreed and not any(column.is_counter for column in table.columns):
         open_images = _undecided(after, merged, seen, table, now_s)
         images = _combined(images, open_images, unknown.filter(pa.array(open_images)))
