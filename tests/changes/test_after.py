@@ -61,8 +61,8 @@ def nothing(table: TableSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=row_image_schema(table))
 
 
-def after(previous: pa.RecordBatch, changes: pa.RecordBatch, table: TableSchema) -> RowsAfter:
-    return rows_after(previous, merge(changes, table), table, live_known_from_us=SCAN, misfits="raw")
+def after(previous: pa.RecordBatch, changes: pa.RecordBatch, table: TableSchema, **others: Any) -> RowsAfter:
+    return rows_after(previous, merge(changes, table), table, live_known_from_us=SCAN, misfits="raw", **others)
 
 
 def overlaid(before: pa.RecordBatch, newer: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
@@ -364,15 +364,19 @@ def test_a_value_that_no_lake_type_holds_is_refused_or_kept() -> None:
     assert change_rows_of(kept, TABLE)["cells"].to_pylist() == merged["cells"].to_pylist()
 
 
-def test_a_row_that_is_seen_with_cells_does_not_prove_an_old_liveness() -> None:
+def test_a_row_that_was_seen_with_cells_is_not_proven_to_have_an_old_liveness() -> None:
     rows = [{**insertion(at, ends), "c": c, "cells": [cell(V, 5, 1500)]} for c, at, ends in LIVENESSES]
     merged = after(nothing(TABLE), changes(*rows), TABLE).images
     seen = images(*(image(c, v=5, _row={"writetime": 1500}) for c, *_ in LIVENESSES), image(9))
-    found = seen_instead(merged, seen, 200 * 10**6, TABLE, deletions_known_from_us=1200)
-    lives = {row["c"]: row["_row"]["live"] for row in found.to_pylist() if row["c"] is not None}
-    assert lives == {1: None, 2: 1200, 3: 1100}, "one that has expired keeps no row alive"
+    found = seen_instead(merged, seen, 200 * 10**6, TABLE)
+    lives = [row["_row"]["live"] for row in found.to_pylist() if row["c"] is not None]
+    assert lives == [1100, 1200, 1100], "it stays when the cells expire"
+    for value, expected in ((None, [True, False, True]), (6, [False] * 3)):
+        ours = changes(*({"c": c, "cells": [cell(V, value, 1600)]} for c, *_ in LIVENESSES))
+        later = after(found, ours, TABLE, deletions_known_from_us=1200)
+        assert [u for c, u in zip(later.images["c"].to_pylist(), later.unknown, strict=True) if c] == expected
     without_cells = images(*(image(c) for c, *_ in LIVENESSES))
-    found = seen_instead(merged, without_cells, 200 * 10**6, TABLE, deletions_known_from_us=1200)
+    found = seen_instead(merged, without_cells, 200 * 10**6, TABLE)
     assert [row["_row"]["live"] for row in found.to_pylist() if row["c"] is not None] == [1100, 1200, None]
 
 

@@ -65,6 +65,17 @@ class Expired(Write):
         return {**found, "digest": self.digest, "liveness": liveness, "cells": cells}
 
 
+@dataclass(frozen=True)
+class Beat(Write):
+    """An ``INSERT`` for ever, and an ``UPDATE USING TTL`` of its value."""
+
+    ends: int = 0
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        found = super().row(table, node)
+        return found | {"cells": [found["cells"][0] | {"kind": EXPIRING, "ttl": 60, "local_deletion_time": self.ends}]}
+
+
 class Source:
     """The cluster, as reading single rows shows it.
 
@@ -384,3 +395,17 @@ def test_a_row_that_lives_by_an_old_insert_lives_on_without_cells(lake: Lake, so
     source.rows = [replace(old, v="")]
     publish(lake, [last])
     assert (list(shown(lake)), len(source.asked)) == ([(1, 1)], 2)
+
+
+@pytest.mark.parametrize("at", [LONG_AGO, LATER])
+def test_a_row_that_was_inserted_stays_when_its_last_cell_expires(
+    lake: Lake, source: Source, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Nobody reads it then."""
+    row = Beat(1, 1, "beat", at + 100, ends=int(time.time()) + 60)
+    source.rows = [row]
+    publish(lake, [row])
+    assert shown(lake) == {(1, 1): "beat"}
+    assert len(source.asked) == (at == LONG_AGO)
+    monkeypatch.setattr(time, "time", lambda: row.ends)
+    assert list(rows_of_replica(lake)) == [(1, 1)]

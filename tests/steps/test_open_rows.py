@@ -226,6 +226,22 @@ def test_the_replica_believes_the_log_as_long(
     assert found["v0"].to_pylist() == expected["v0"].to_pylist()
 
 
+@pytest.mark.parametrize("all_alive", [False, True])
+def test_a_list_that_loses_an_entry_does_not_take_the_rest_of_its_row(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, all_alive: bool
+) -> None:
+    table = table_of(ListType(TEXT), TEXT)
+    before = selected(table, {"cells": [_OLD, _NEWER, cell("before", BEFORE, column=1)]}, True)
+    shown_by(monkeypatch, before).all_alive = all_alive
+    write_base(lake.conf.parent / "lake", table, pa.Table.from_batches([before]))
+    replica = state_of(lake.conf.parent / "lake", table)
+    reader = replace(reader_of(lake, table), mode="replica", replica=replica)
+    removal = tombstone(path=_OLD["path"]) | {"timestamp": AT + 5}
+    for change, v1 in (({"cells": [removal, cell("x", column=1)]}, "x"), (DELETED | {"cells": [removal]}, None)):
+        found = complete_rows(reader, row(table, change)).images
+        assert found["v1"].to_pylist() == ["before" if all_alive else v1]
+
+
 def test_a_cell_that_has_expired_does_not_excuse_others(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer deletion of ``v1`` was published before; all replicas answer."""
     table = table_of(TEXT, TEXT)

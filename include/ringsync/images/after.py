@@ -69,6 +69,7 @@ def rows_after(
     live_known_from_us: int,
     misfits: Misfits,
     doubtful: Mask | None = None,
+    deletions_known_from_us: int = _NEVER,
 ) -> RowsAfter:
     """The rows that changes touch, after them.
 
@@ -81,6 +82,8 @@ def rows_after(
         moment of the scan that the replica began with
     :param misfits: what to do with a value that its Arrow type cannot hold
     :param doubtful: which changes something may hide that ``previous`` does not show; None: none
+    :param deletions_known_from_us: µs; what was written before may be hidden by deletions that ``previous`` does not
+        show. So may a row's own liveness, for as long as the row was seen with cells
     :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
     """
     known = change_rows_of(previous, table, unknown_at_us=live_known_from_us - 1)
@@ -98,7 +101,7 @@ def rows_after(
     images = images_of(rows, table, misfits, static_of)
     of_row = _is_row(changes)
     doubts = np.zeros(len(own), np.bool_) if doubtful is None else doubtful[of_row]
-    unknown = _unknown(rows, own, change_of, static_of, doubts, table)
+    unknown = _unknown(rows, own, change_of, static_of, doubts, table, deletions_known_from_us)
     of_change = np.full(len(changes), _NONE)
     of_change[of_row] = np.flatnonzero(change_of != _NONE)
     return RowsAfter(images, unknown, of_change)
@@ -203,6 +206,7 @@ def _unknown(
     static_of: Places,
     doubtful: Mask,
     table: TableSchema,
+    deletions_known_from_us: int,
 ) -> Mask:
     """Which images are not certain.
 
@@ -229,9 +233,13 @@ def _unknown(
         if column.is_multicell and isinstance(column.type, ListType):
             nameless = _marked(its.row, is_placeholder(its.cells.field("path")), len(rows))
             unknown |= nameless & changed[change_of]
-    ttl = rows["liveness"].flatten()[1]
+    timestamp, ttl, _ = rows["liveness"].flatten()
     liveness_unknown = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
     unknown |= liveness_unknown & ~has_cell & ((change_of != _NONE) | deleted)
+    # A SELECT that showed it with cells did not prove that the row was inserted. (What inserts is doubtful itself.)
+    unproven = valid_mask(timestamp) & (integers(timestamp) < deletions_known_from_us)
+    takes = np.append(~valid_mask(own["liveness"]), False)[change_of]
+    unknown |= unproven & ~has_cell & takes
     return np.asarray(unknown | unknown[static_of])
 
 
@@ -241,26 +249,17 @@ def _marked(rows: Places, marks: Mask, count: int) -> Mask:
     return found
 
 
-def seen_instead(
-    after: pa.RecordBatch,
-    seen: pa.RecordBatch,
-    read_at_us: int,
-    table: TableSchema,
-    *,
-    deletions_known_from_us: int = _NEVER,
-) -> pa.RecordBatch:
+def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, table: TableSchema) -> pa.RecordBatch:
     """What a read of the source showed, in the place of images that are not certain.
 
     Values and times are those that were seen; deletions and tombstones are kept, and so is a liveness, unless it is
-    refuted or not proven: what is seen without a regular cell lives by a liveness, and what is seen with one need not
-    live by an old one. A row that was not seen has no cells. What expires and was not seen has expired, or something
-    newer hides it: of cells a tombstone is left, of a row's liveness when it was and that it has ended, since both hide
-    what is older.
+    refuted: what is seen without a regular cell lives by a liveness. A row that was not seen has no cells. What expires
+    and was not seen has expired, or something newer hides it: of cells a tombstone is left, of a row's liveness when it
+    was and that it has ended, since both hide what is older.
 
     :param after: images of the keys that were read
     :param seen: images that the read gave, in any order; of a partition without rows one without clustering
     :param read_at_us: µs, moment of the read, or before it
-    :param deletions_known_from_us: µs; what was written before may be hidden by deletions that ``after`` does not show
     :returns: images of the keys of ``after``, in its order
     """
     names, schema = lake_names(table), row_image_schema(table)
@@ -281,7 +280,7 @@ def seen_instead(
         differences.append(pc.struct_field(batch["_x"], name).take(take))
         if column.kind == "regular":
             has_cell |= valid_mask(values[-1]) | valid_mask(pc.struct_field(differences[-1], "raw"))
-    live = _live_when_seen(after, found & is_row, has_cell, read_at_us, deletions_known_from_us)
+    live = _live_when_seen(after, found & is_row, has_cell, read_at_us)
     live |= ~found & is_row
     merge = dict(zip(MERGE.names, after["_merge"].flatten(), strict=True))
     live_expires_at = integers(merge["live_expires_at"])
@@ -318,19 +317,15 @@ def _places(after: pa.RecordBatch, seen: pa.RecordBatch, table: TableSchema) -> 
     return integers(places[0]), integers(places[1])
 
 
-def _live_when_seen(
-    after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_us: int, deletions_known_from_us: int
-) -> Mask:
-    """Rows that were seen whose liveness, or that there is none, stays known: one that does not is asked for again with
-    the last cell."""
+def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_us: int) -> Mask:
+    """Rows that were seen whose liveness, or that there is none, stays known."""
     deleted_at, live = (pc.struct_field(after["_row"], name) for name in ("deleted_at", "live"))
     expires_at = pc.struct_field(after["_merge"], "live_expires_at")
     times = integers(live)
     deleted = valid_mask(deleted_at) & (times <= integers(deleted_at))
     expired = valid_mask(expires_at) & (integers(expires_at) <= read_at_us // MICROS)
     explains = (times != NO_LIVENESS) & ~deleted & ~expired
-    proven = np.where(has_cell, ~explains | (times >= deletions_known_from_us), explains)
-    return np.asarray(seen & valid_mask(live) & proven)
+    return np.asarray(seen & valid_mask(live) & (has_cell | explains))
 
 
 def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:

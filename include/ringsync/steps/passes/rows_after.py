@@ -333,8 +333,15 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
     assert reader.replica is not None
     config = load_config(reader.config_path)
     table, misfits = reader.table, config.replica.unrepresentable_values
-    known_from = reader.replica.live_known_from_us
-    after = rows_after(previous, merged, table, live_known_from_us=known_from, misfits=misfits, doubtful=doubtful)
+    after = rows_after(
+        previous,
+        merged,
+        table,
+        live_known_from_us=reader.replica.live_known_from_us,
+        misfits=misfits,
+        doubtful=doubtful,
+        deletions_known_from_us=reader.deletions_known_from_us,
+    )
     if not after.unknown.any():
         return after
     unknown = after.images.filter(pa.array(after.unknown))
@@ -344,13 +351,7 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
     keys = pa.RecordBatch.from_arrays([unknown["token"], partition_keys, clusterings], names=names)
     now_s = int(time.time())
     seen = read_keys(reader, config, keys, [], now_s)
-    images = seen_instead(
-        unknown,
-        seen.images,
-        now_s * 1_000_000,
-        table,
-        deletions_known_from_us=reader.deletions_known_from_us,
-    )
+    images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
     if reader.disagreed and not any(column.is_counter for column in table.columns):
         open_images = _undecided(after, merged, seen, table, now_s)
         images = _combined(images, open_images, unknown.filter(pa.array(open_images)))
@@ -359,24 +360,31 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
 
 def _undecided(after: RowsAfter, merged: pa.RecordBatch, seen: Seen, table: TableSchema, now_s: int) -> Mask:
     """Of which images that were read the log is believed: a replica that does not answer may be the only one that has
-    the change, and its copies, which come later, count as published. Of which entry a list has lost it says nothing.
+    the change, and its copies, which come later, count as published. Which entry a list has lost no read shows: that alone
+    opens nothing.
 
     :param seen: what was read, in the place of all images that are not certain
     """
-    cells = flat(merged["cells"])
-    lists = [one.number for one in columns_of(table) if one.is_multicell and isinstance(one.type, ListType)]
     says = after.of_change >= 0
     says[says] = after.unknown[after.of_change[says]]
-    says[cells.row[(cells.integers("kind") == TOMBSTONE) & np.isin(cells.integers("column"), lists)]] = False
     changes = np.flatnonzero(says)
     place = np.cumsum(after.unknown)[after.of_change[changes]] - 1  # among the images that were read
-    is_open = ~seen.everywhere[place] & ~visible(merged.take(pa.array(changes)), seen.images, table, now_s)
+    told = _without_list_tombstones(merged.take(pa.array(changes)), table)
+    is_open = ~seen.everywhere[place] & ~visible(told, seen.images, table, now_s)
     found = np.zeros(len(seen.everywhere), np.bool_)
     found[place[is_open]] = True
     if table.of_kind("static"):  # all rows of a partition show its static cells
         partition, _ = image_keys(after.images.filter(pa.array(after.unknown)), table)
         found = pc.is_in(partition, partition.filter(pa.array(found))).to_numpy(zero_copy_only=False)
     return found
+
+
+def _without_list_tombstones(merged: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+    lists = [one.number for one in columns_of(table) if one.is_multicell and isinstance(one.type, ListType)]
+    cells = flat(merged["cells"])
+    cells = cells.where((cells.integers("kind") != TOMBSTONE) | ~np.isin(cells.integers("column"), lists))
+    place = merged.schema.get_field_index("cells")
+    return merged.set_column(place, merged.schema.field(place), cells.lists(merged.num_rows))
 
 
 @dataclass(frozen=True)
