@@ -359,9 +359,10 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
 
 
 def _undecided(after: RowsAfter, merged: pa.RecordBatch, seen: Seen, table: TableSchema, now_s: int) -> Mask:
-    """Of which images that were read the log is believed: a replica that does not answer may be the only one that has
-    the change, and its copies, which come later, count as published. Which entry a list has lost no read shows: that alone
-    opens nothing.
+    """Tell for which of the images that were read the log is believed.
+
+    A replica that does not answer may be the only one that has the change, and its copies, which come later, count as
+    published. No read shows which entry a list has lost: that alone opens nothing.
 
     :param seen: what was read, in the place of all images that are not certain
     """
