@@ -248,7 +248,7 @@ def is_over(arguments: Sequence[str], now_s: float) -> bool:
     """Whether the time is over of the loops that share a DAG run. Who fails then is not tried again, whatever it was:
     all others have ended, and wait for the next run.
 
-    :param arguments: of the application, rendered
+    :param arguments: the application's arguments, rendered
     :param now_s: seconds since the epoch
     """
     return any(now_s >= float(one.removeprefix(_UNTIL)) for one in arguments if one.startswith(_UNTIL))

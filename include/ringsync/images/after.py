@@ -52,8 +52,8 @@ class RowsAfter:
 
     :ivar images: one per key, in the order of merged change rows; in tables with static columns one without
         clustering for each partition, and static cells on every row
-    :ivar unknown: which of them are not certain, so that they must be read from the source
-    :ivar of_change: for every change the place of its image; -1 for deletions of partitions and ranges
+    :ivar unknown: mask of the images that are not certain and must be read from the source
+    :ivar of_change: place of each change's image; -1 for deletions of partitions and ranges
     """
 
     images: pa.RecordBatch
@@ -211,8 +211,8 @@ def _unknown(
     """Which images are not certain.
 
     :param own: the changes that are of rows
-    :param change_of: which of them each row has, -1: none
-    :param doubtful: which of them something may hide
+    :param change_of: place of each row's change, -1: none
+    :param doubtful: mask of the changes that something may hide
     """
     if table.has_counters:
         return np.ones(len(rows), np.bool_)
@@ -347,8 +347,8 @@ def _ended_cells(
 ) -> FlatCells:
     """Tombstones of the cells that expire and were not seen.
 
-    :param is_row: which of ``after`` are of rows: the others have the static cells
-    :param place: of each its image among those that were seen, -1: none
+    :param is_row: mask of the images of ``after`` that are of rows: the others have the static cells
+    :param place: place of each one's image among those that were seen, -1: none
     """
     found = []
     for column in columns_of(table):
@@ -365,9 +365,9 @@ def _ended_cells(
 def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, table: TableSchema) -> FlatCells:
     """Tombstones of cells that expire and are not seen: they have ended, or something newer hides them.
 
-    :param cells: that expire
+    :param cells: the cells that expire
     :param seen: images
-    :param place: for each row of the cells its image in ``seen``, -1: none
+    :param place: place in ``seen`` of the image of each row of the cells, -1: none
     """
     columns = [column for column in columns_of(table) if not column.dropped]
     found = []

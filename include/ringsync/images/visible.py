@@ -36,7 +36,7 @@ _NOTHING = pa.scalar(None, pa.binary())
 class _Cells:
     """Cells of change rows, of those columns that can be read.
 
-    :ivar row: which change row each belongs to
+    :ivar row: place of the change row that each belongs to
     :ivar place: where they are, a row or the static row of a partition: a number from 0
     :ivar expires: s since the epoch
     """
@@ -56,7 +56,7 @@ def visible(changes: pa.RecordBatch, images: pa.RecordBatch, table: TableSchema,
 
     :param changes: merged change rows of the table
     :param images: what was read: row images of all that is there under the same keys
-    :param now_s: when, s since the epoch: what expires then or earlier cannot be seen
+    :param now_s: moment of the read, s since the epoch: what expires then or earlier cannot be seen
     """
     seen = change_rows_of(images, table, unknown_at_us=_UNKNOWN)
     counters, column, timestamp = _counters(images, table)

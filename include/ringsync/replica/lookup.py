@@ -168,7 +168,7 @@ def copied_images(
 ) -> pa.RecordBatch | None:
     """What a bootstrap has copied of rows and of whole partitions, as :func:`previous_images`.
 
-    :param version: of the base, which the bootstrap made
+    :param version: version of the base that the bootstrap made
     :returns: None: the table had other columns then, or the version cannot be read any more
     """
     copied = replace(state, base_version=version, changes_version=-1)

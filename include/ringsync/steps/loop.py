@@ -52,7 +52,7 @@ def seconds_left(run_s: float, until: float | None, now_s: float) -> float:
     """How long a loop works that begins now: one that was killed and started again ends when the others end.
 
     :param run_s: how long it works at most
-    :param until: when the others end, seconds since the epoch; None: there are none
+    :param until: time when the others end, seconds since the epoch; None: no others
     :param now_s: seconds since the epoch
     """
     return run_s if until is None else max(0.0, min(run_s, until - now_s))
@@ -87,7 +87,7 @@ def start_workers(context: Any, *modules: str) -> None:
     On two busy cores the first task of a loop takes most of a minute otherwise, and all changes wait for it.
 
     :param context: Spark's
-    :param modules: which the tasks import
+    :param modules: modules that the tasks import
     """
 
     def load(_: Iterator[int]) -> Iterator[int]:
@@ -153,7 +153,7 @@ def connect_patiently(
 ) -> Session:
     """Connect to a cluster that may be away for a moment; a wrong password or certificate is told at once.
 
-    :param until: when the loop ends, seconds since the epoch; None: it has all of :data:`PATIENCE_S`
+    :param until: time when the loop ends, seconds since the epoch; None: it has all of :data:`PATIENCE_S`
     :raises ClusterError: one of its subclasses
     """
     deadline = time.monotonic() + seconds_left(PATIENCE_S, until, time.time())
@@ -179,7 +179,7 @@ def is_stopped(store: ObjectStore) -> bool:
 def put_status(store: ObjectStore, application: str, name: str, status: dict[str, Any]) -> None:
     """Say how things stand, for ``cdcservice status``; what cannot be said now is said in the next cycle.
 
-    :param name: of the loop among those of its application
+    :param name: the loop's name among those of its application
     """
     try:
         store.put(
@@ -196,7 +196,7 @@ class SignOfLife:
     epoch. A loop that hangs is known by that, and one that is killed in each first cycle, too: what the run before has
     said is repeated until a cycle has come to its end.
 
-    :param name: of the loop among those of its application
+    :param name: the loop's name among those of its application
     :param at: what the loop is at just now
     :param first: what to say of a loop that has never come to the end of a cycle
     """
@@ -238,7 +238,7 @@ def put_metrics(store: ObjectStore, path: str | None, number: int) -> None:
     """Write what all loops say of themselves for Prometheus, now and then.
 
     :param path: ``metrics.prometheus_file``; None: nowhere
-    :param number: of the cycle
+    :param number: number of the cycle
     """
     if path is None or number % METRICS_EVERY:
         return

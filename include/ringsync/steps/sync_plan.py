@@ -29,9 +29,9 @@ KEPT_PLANS = 100
 class SyncTable:
     """A table that is followed.
 
-    :ivar version: its schema, and the ids of its columns
-    :ivar topic: of its messages
-    :ivar by_arrival: its rows belong to the interval in which they are read, since its writers set timestamps
+    :ivar version: the table's schema, and the ids of its columns
+    :ivar topic: topic of its messages
+    :ivar by_arrival: whether rows belong to the interval in which they are read, since writers set timestamps
     """
 
     version: TableVersion
@@ -51,11 +51,11 @@ class SyncTable:
 class SyncPlan:
     """The plan of one interval.
 
-    :ivar interval: which
+    :ivar interval: number of the window interval
     :ivar hosts: nodes that own tokens, whether they are alive, and whether their logs are read, as
         ``sync.datacenters`` says
-    :ivar replications: by keyspace of the tables
-    :ivar tables: those that are followed
+    :ivar replications: replication of each keyspace that has tables
+    :ivar tables: the followed tables
     :ivar left_out: why a table cannot be followed now, by its name
     """
 

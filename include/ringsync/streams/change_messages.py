@@ -81,8 +81,8 @@ def change_messages(
         that is more than that the row was deleted. Not looked at for deletions of partitions and ranges
     :param hostnames: string by row: the node that it was read from, as ``source.hostname``
     :param processed_at_ms: ms since the epoch
-    :param schema_version: of the table, as in the schema history
-    :param version: of ringsync
+    :param schema_version: version of the table's schemas
+    :param version: ringsync's version
     :param late: whether the changes came after their buckets had closed
     :param queries: ``source.query`` by row; None: null
     :param before: by row the table's columns, by their names in the lake, before the change, and whether there was a

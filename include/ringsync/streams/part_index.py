@@ -52,8 +52,8 @@ class MessageBlock:
     def cut(self, first: int, count: int) -> MessageBlock:
         """Some of them.
 
-        :param first: from 0
-        :param count: at most
+        :param first: number of the first message, from 0
+        :param count: greatest number of messages
         """
         end = first + count
         return MessageBlock(

@@ -50,8 +50,8 @@ class RowKeys:
 
     There are no other keys of a partition that is wanted as a whole.
 
-    :ivar places: where each key stands among those that were given
-    :ivar tokens: of each key
+    :ivar places: place of each key among the given keys
+    :ivar tokens: token of each key
     :ivar partitions: the number of each key's partition, which are counted in the order of tokens
     :ivar clusterings: the number of each key's clustering, or ``STATIC``, or ``WHOLE``
     :ivar partition_keys: binary, by number of the partition
@@ -111,7 +111,7 @@ class RowKeys:
 def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
     """Sort keys, and take them apart.
 
-    :param keys: of :data:`ROW_KEYS`
+    :param keys: batch of :data:`ROW_KEYS`
     :raises ValueError: for a key that is not one of the table's
     """
     if keys.column("partition_key").null_count:
@@ -159,7 +159,7 @@ def row_identities(partition_keys: pa.Array, clustering_parts: Sequence[pa.Array
 def key_columns_of(cells: Sequence[Cells], table: TableSchema) -> tuple[pa.Array, list[pa.Array]]:
     """Partition keys, and values of the clustering columns in their canonical form, serialised.
 
-    :param cells: of the key columns in their order; those of clustering columns may be missing
+    :param cells: cells of the key columns in their order; those of clustering columns may be missing
     """
     width = len(table.partition_key)
     return partition_key_bytes([raw_values(cell) for cell in cells[:width]]), _canonical(cells[width:], table)

@@ -62,8 +62,8 @@ class UnreadRow:
 class RowsRead:
     """The rows of some keys.
 
-    :ivar images: of the rows that exist, in the order of the keys that were given
-    :ivar places: for each image, where its key stands among those that were given
+    :ivar images: images of the rows that exist, in the order of the given keys
+    :ivar places: place of each image's key among the given keys
     :ivar unread: keys of which nobody knows; of all others without an image there is no row
     :ivar received: rows that the cluster sent, also those that nobody wanted
     """
@@ -95,8 +95,8 @@ def read_rows(
     All is held in memory at once: 100,000 keys are a good portion. A key that is given several times has one image.
 
     :param session: from :func:`ringsync.sources.scan.scan.scan_session`, as of a moment
-    :param keys: of :data:`ringsync.sources.lookup.keys.ROW_KEYS`, in any order. The image of a key without clustering
-        has the static cells of its partition only, or there are as many images as the whole partition has rows; other
+    :param keys: keys (:data:`ringsync.sources.lookup.keys.ROW_KEYS`), in any order. For a key without clustering there
+        is one image with the static cells of its partition only, or one image for each row of the partition; other
         keys of a partition that is wanted as a whole get no image of their own
     :param ring: the first rank is asked first, whatever the consistency level
     :param settings: consistency level (``LOCAL_ONE``, ``LOCAL_QUORUM``, …), page size and user

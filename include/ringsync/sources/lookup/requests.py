@@ -60,7 +60,7 @@ class Lookup:
 
     :ivar keys: their places in the :class:`RowKeys`, those of a partition next to each other
     :ivar endpoints: ``address:port`` of the replicas, the one to ask first in front
-    :ivar most_rows: of a slice, whose reading is not worth more
+    :ivar most_rows: greatest number of rows for which reading a slice is worth while
     :ivar patient: whether the request is repeated if it fails
     """
 
@@ -75,7 +75,7 @@ class Lookup:
 class LookupQuery:
     """A SELECT for lookups of one kind.
 
-    :ivar table: with the columns that it selects
+    :ivar table: the table, with the columns that it selects
     """
 
     cql: str
@@ -135,9 +135,9 @@ def plan_lookups(
 ) -> list[Lookup]:
     """Decide which keys are asked for together; neighbours ask different replicas first as far as possible.
 
-    :param ring: whose first rank is asked first
+    :param ring: ring snapshot whose first rank is asked first
     :param chosen: places of the keys to ask for, ascending
-    :param rows_per_token: of the table; None: not known, and nothing is read as a whole
+    :param rows_per_token: the table's rows per token; None: unknown, and nothing is read as a whole
     """
     planner = _Planner(keys, ring)
     clusterings = keys.clusterings[chosen]

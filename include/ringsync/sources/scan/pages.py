@@ -46,7 +46,7 @@ PASSING_ERRORS = (*_OVERLOADS, *_ABSENCES, ReadFailure, ServerError)
 class Request:
     """A SELECT and its parameters.
 
-    :ivar values: as Cassandra serialises them
+    :ivar values: values as Cassandra serialises them
     :ivar limit: rows a page at most, and no page is asked for ahead; None: as the settings say
     :ivar thorough: whether pages get smaller until one of a single row fails, however many attempts that takes
     """
@@ -75,9 +75,9 @@ class Stuck(Exception):
 class Asked:
     """A page on its way. Its permit ends when it comes or fails, whether or not somebody still waits for it.
 
-    :ivar rows: at most
-    :ivar place: of the page among those of its SELECT
-    :ivar rest: its bytes, and where the next page starts, once it has come and if there is a next one
+    :ivar rows: greatest number of rows
+    :ivar place: the page's place among those of its SELECT
+    :ivar rest: the page's bytes, and where the next page starts, once it has come and if there is a next one
     :ivar next: the page behind it, once it was asked for
     """
 
@@ -196,7 +196,7 @@ class Pages:
         The driver's own thread asks for the next page when one comes, unless enough are waiting, so that the server
         need not wait for the reader.
 
-        :param asked: its first page, if it is on its way
+        :param asked: the first page, if it is on its way
         :raises Stuck: at a page that could not be had
         """
         paging_state: bytes | None = None
@@ -224,8 +224,8 @@ class Pages:
     def ask(self, request: Request, paging_state: bytes | None = None, place: int = 0, *, wait: bool) -> Asked | None:
         """Ask for one page.
 
-        :param place: of the page among those of its SELECT
-        :param wait: for leave to do so
+        :param place: the page's place among those of its SELECT
+        :param wait: whether to wait for permission
         :returns: None without ``wait``, if there would be a wait
         """
         rows = self._permits.ask(self._rows(request), wait)

@@ -41,7 +41,7 @@ class Collector:
     """Everything that is known of a bootstrap's ranges, kept in the ledger.
 
     :param selected: the tokens to read
-    :param estimated_rows: of these
+    :param estimated_rows: estimated rows of these ranges
     :param max_failed_ranges: give up when more ranges than this cannot be read
     """
 
@@ -209,7 +209,7 @@ def reported(
     Once another run has taken over, nothing more is said: a repeated task has the run id of the one before it, so
     what is said then is of the other.
 
-    :param say: is told how far the run is every few seconds
+    :param say: called every few seconds with how far the run is
     """
     end = threading.Event()
     thread = threading.Thread(

@@ -36,7 +36,7 @@ def remove_leftovers(
 ) -> None:
     """Remove what bootstraps of this table, and of those that had its name before, have written and nothing names.
 
-    :param topic: of the table's changes
+    :param topic: topic of the table's changes
     :param fence: number of the ``begin`` or ``cutover`` behind which only the live one can publish rows
     :param live: id of the bootstrap that goes on; empty: none
     :param listed: names of its files in the base's folder, once no more come; None: all of them stay
@@ -89,7 +89,7 @@ def _may_become_base(base: DeltaSnapshot, passes: Sequence[Pass]) -> set[str]:
     """Bootstraps that have published their rows and may yet replace the base: whoever has done that since lets no
     commit of an earlier one through.
 
-    :param passes: in their order
+    :param passes: the passes in their order
     """
     rows = [one.bootstrap for one in passes if one.kind == "rows"]
     present = own_properties(base.metadata.get("configuration") or {}).get("bootstrap")

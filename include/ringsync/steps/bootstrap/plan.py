@@ -19,12 +19,12 @@ class BootstrapPlan:
     """What all steps of one run agree on.
 
     :ivar run: id of the run
-    :ivar bootstrap: which it works on
+    :ivar bootstrap: the bootstrap that the run works on
     :ivar scan: table and moment; its splits are cut when it is read
-    :ivar topic: of the change stream
+    :ivar topic: topic of the change stream
     :ivar splits: into which the user wants the ring to be cut; None: by size
-    :ivar estimated_rows: of the selection
-    :ivar estimated_bytes: of the whole table's result pages
+    :ivar estimated_rows: estimated rows of the selection
+    :ivar estimated_bytes: estimated size of the whole table's result pages
     """
 
     run: str

@@ -154,7 +154,7 @@ def check_selection(application: Application, session: Any, scan: ScanPlan) -> N
 def check_not_cancelled(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
     """Look whether the plan's bootstrap is still the table's, and shall be finished.
 
-    :param latest: of the table
+    :param latest: the table's latest bootstrap
     :raises StepError: it is not
     """
     if latest is None or latest.id != plan.bootstrap.id:
@@ -166,7 +166,7 @@ def check_not_cancelled(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
 def check_scanning(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
     """Look whether the plan's bootstrap may begin: it is the table's, and not everything is copied.
 
-    :param latest: of the table
+    :param latest: the table's latest bootstrap
     :raises StepError: it may not
     """
     check_not_cancelled(latest, plan)
@@ -177,7 +177,7 @@ def check_scanning(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
 def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check: Callable[[], None]) -> int:
     """See to it that the bootstrap has begun. One that has copied everything did so, and begins no second time.
 
-    :param latest: its state
+    :param latest: the table's latest bootstrap
     :param check: raises when it shall not begin any more
     :returns: the number of the pass that says so; 0: everything was published so long ago that the pass is forgotten
     :raises StepError: it was begun by another version of this code, which named its files otherwise

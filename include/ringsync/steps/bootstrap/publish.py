@@ -75,7 +75,7 @@ def publish(
     """Publish what the ledger holds, which must be everything that was selected.
 
     :param check: raises when this run may publish nothing
-    :param ranges: of the ledger, in token order
+    :param ranges: the ledger's ranges, in token order
     :param begin: number of the pass with which the bootstrap has begun
     :raises StepError: the counts do not reconcile, or a part is missing; nothing was published
     :raises LostOwnershipError: another run has taken over, or the bootstrap was cancelled

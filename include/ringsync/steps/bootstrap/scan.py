@@ -107,7 +107,7 @@ def read_all(
     """Read what is left, wave after wave, until nothing is left or nothing more can be read.
 
     :param context: Spark's
-    :param bucket: of the stream, for the rows
+    :param bucket: the stream's bucket for the rows
     """
     config, store = application.config, application.store
     results: list[SplitResult] = []

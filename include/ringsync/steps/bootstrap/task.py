@@ -60,10 +60,10 @@ class SplitResult:
 class BootstrapTask:
     """Reads splits; Spark calls it with those of one partition.
 
-    :ivar control: of the driver
-    :ivar attempt: of the bootstrap; part of the files' names
-    :ivar bucket: of the stream, for the rows
-    :ivar schema_version: of the stream
+    :ivar control: address of the driver's control server
+    :ivar attempt: number of the bootstrap's attempt; part of the files' names
+    :ivar bucket: the stream's bucket for the rows
+    :ivar schema_version: version of the stream's schemas
     """
 
     config_path: str
@@ -117,8 +117,8 @@ def read_split(task: BootstrapTask, config: Config, split: Split, writer: RangeW
 class RangeWriter:
     """Collects the rows of adjacent token ranges in files, and has them committed where a token has ended.
 
-    :param control: of the driver, which commits
-    :param name: of the split, unique in the attempt
+    :param control: address of the control server of the driver, which commits
+    :param name: the split's name, unique in the attempt
     :param commit_interval_s: commit at least so often, in seconds
     """
 
@@ -238,7 +238,7 @@ class Counts:
     """What was read.
 
     :ivar cells: values that are there: a collection is one, a static value counts in every row
-    :ivar bytes: of result pages
+    :ivar bytes: size of the result pages
     """
 
     rows: int = 0
@@ -250,7 +250,7 @@ class Counts:
 class RowFiles:
     """The files of a range: the rows for the replica, and the same rows as messages for the stream.
 
-    :param name: of the split, unique in the attempt
+    :param name: the split's name, unique in the attempt
     """
 
     def __init__(self, task: BootstrapTask, config: Config, store: ObjectStore, name: str) -> None:

@@ -25,7 +25,7 @@ class OpenBucket:
     :ivar files: the blocks by where they lie, with the node that each comes from
     :ivar ring: digest of the ring snapshot that ``settled`` is about
     :ivar settled: the sums of each range's rows when it was last published
-    :ivar read: by number of a range the files whose rows of it were published, when the replicas agreed
+    :ivar read: files whose rows of a range were published when the replicas agreed, by number of the range
     :ivar united: files whose rows were published, or dropped, whatever the sums say
     """
 
@@ -56,8 +56,9 @@ class Reading:
     :ivar files: the blocks, and the node of each
     :ivar ranges: without wrap
     :ivar rows: how many
-    :ivar united: of all nodes, since they do not agree
-    :ivar level: at which a read meets a replica at least that has these rows; LOCAL_ONE: all replicas have them
+    :ivar united: whether the rows are of all nodes, since these do not agree
+    :ivar level: consistency level at which a read meets at least one replica that has these rows; LOCAL_ONE: all
+        have them
     """
 
     files: tuple[tuple[Place, str], ...]
@@ -71,7 +72,7 @@ class Reading:
 class Settled:
     """What of a bucket can be published now.
 
-    :ivar readings: by number of a token range; of a union over a ring that has changed all under 0
+    :ivar readings: readings by number of the token range; all under 0 if the ring has changed
     :ivar sums: what ``OpenBucket.settled`` becomes once it is published
     :ivar united: what ``OpenBucket.united`` becomes
     :ivar everywhere: all replicas are alive and have these rows alike: none has had them alone, long ago
@@ -96,7 +97,7 @@ def settle(
 ) -> Settled | None:
     """Find what is settled and not yet published.
 
-    :param ring: of the present plan
+    :param ring: ring snapshot of the present plan
     :param now_ms: ms since the epoch
     :param is_closed: the bucket takes no more rows: what replicas do not agree on is united
     :param most: about so many rows on which they agree, and one token range at least: who asks again finds the others
@@ -143,7 +144,7 @@ def settle_together(
     A bucket that is not read by token ranges has a pass of its own: beside others a key of it could be in two slices,
     and the replica would take only one of the two images that they make of it.
 
-    :param ring: of the present plan
+    :param ring: ring snapshot of the present plan
     :param now_ms: ms since the epoch
     :param closed_until: ms since the epoch: buckets that end then or before are closed
     :param most: about so many rows on which the replicas agree
@@ -224,7 +225,7 @@ def _reading(ring: RankedRing, number: int, found: Sequence[tuple[Place, str, in
     """Of one range.
 
     :param found: place, node and number of rows of blocks
-    :param level: at which a read meets a replica that has them; None: nodes do not agree
+    :param level: consistency level at which a read meets a replica that has them; None: nodes do not agree
     """
     files = tuple((key, node) for key, node, _ in found)
     rows = sum(rows for *_, rows in found)

@@ -120,7 +120,7 @@ class Closer:
 
     :param context: Spark's
     :param control: keeps the limits of reading after-images
-    :param feed: of Kafka
+    :param feed: feed of Kafka
     """
 
     def __init__(

@@ -37,7 +37,7 @@ _FETCHERS = ThreadPoolExecutor(8)
 class SliceOfBucket:
     """What a task reads of one bucket.
 
-    :ivar bucket: its name
+    :ivar bucket: name of the bucket
     :ivar published: keys of the digests among which those of its rows may be
     """
 
@@ -151,7 +151,7 @@ def _is_of_time(rows: pa.RecordBatch, bucket: Bucket) -> Mask:
 class StagedFiles:
     """Staged blocks, each decoded once: all slices of a task have rows in most of them.
 
-    :param version: of the table, in whose places of columns the rows are handed out
+    :param version: version of the table; rows are handed out with its places of columns
     """
 
     def __init__(self, store: ObjectStore, version: TableVersion) -> None:

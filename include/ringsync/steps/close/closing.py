@@ -38,11 +38,11 @@ def progress(
 ) -> Progress:
     """How far the logs are staged, as the loops of the stage tell.
 
-    :param hosts: whose logs are to be read
-    :param statuses: of ``commitlog_stage``, by queue
-    :param queue_of: whose worker reads a node
+    :param hosts: nodes whose logs are to be read
+    :param statuses: what ``commitlog_stage`` last said, by queue
+    :param queue_of: gives the queue whose worker reads a node
     :param now_ms: ms since the epoch
-    :param patience_ms: so long a node that is not read is waited for, however old what it has not staged is
+    :param patience_ms: time that a node that is not read is waited for, ms, however old its unstaged rows are
     :param since_ms: ``since_ms`` of the progress before
     """
     staged, unread, since = [now_ms], {}, {}

@@ -23,7 +23,7 @@ from ringsync.streams.kafka.cursor import CursorObject
 class Followed:
     """What a run of ``bucket_close`` knows of :mod:`ringsync.ledger.followed`, as of the present interval.
 
-    :param feed: of Kafka
+    :param feed: feed of Kafka
     """
 
     def __init__(self, store: ObjectStore, config: Config, feed: KafkaFeed) -> None:

@@ -19,7 +19,7 @@ def cut(settled: Sequence[Settled], published: Mapping[Bucket, tuple[str, ...]])
 
     What no quorum need show goes to slices of its own: its rows are read from all replicas.
 
-    :param published: by bucket, keys of the digests among which those of its rows may be
+    :param published: keys of the digests among which those of the rows may be, by bucket
     """
     rows: Counter[int] = Counter()
     for one in settled:

@@ -53,7 +53,7 @@ class StagedCommits:
     def read(self, tables: Mapping[str, Taker], now_ms: int) -> None:
         """Take in what was committed since; now and then remove what was staged and never committed.
 
-        :param tables: by id
+        :param tables: state of the tables, by id
         :param now_ms: ms since the epoch
         """
         files = self._files(now_ms)
@@ -80,7 +80,7 @@ class StagedCommits:
     def give(self, tables: Mapping[str, Taker], now_ms: int) -> None:
         """Give each table its blocks.
 
-        :param tables: by id
+        :param tables: state of the tables, by id
         :param now_ms: ms since the epoch
         """
         for table_id in self.homeless.keys() & tables.keys():

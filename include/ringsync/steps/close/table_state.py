@@ -20,13 +20,13 @@ class TableState:
     """What this run knows of a table.
 
     :ivar follow_ups: None: not begun yet
-    :ivar buckets: those that have staged blocks
-    :ivar lags_ms: from write to message, of rows of the last pass
-    :ivar agreement_ms: from write to agreement of the replicas, of rows of the last pass on which they agreed
+    :ivar buckets: buckets that have staged blocks
+    :ivar lags_ms: time from write to message of rows of the last pass, ms
+    :ivar agreement_ms: time from write to agreement of the replicas, of agreed rows of the last pass, ms
     :ivar newest: the highest version of the table under which its blocks were staged
     :ivar error: why it could not be served when that was last tried
     :ivar failures: how often in a row
-    :ivar again_ms: when it is served again after a failure, ms since the epoch
+    :ivar again_ms: time of the next try after a failure, ms since the epoch
     :ivar gone: the schema does not have it any more: only what was published of it is seen to
     """
 
@@ -58,7 +58,7 @@ class TableState:
     def failed(self, error: Exception, began_ms: int, now_ms: int) -> None:
         """It could not be served: it backs off alone, for as long as the try took at least, which held up all others.
 
-        :param began_ms: when it was tried, ms since the epoch
+        :param began_ms: time when the try began, ms since the epoch
         :param now_ms: ms since the epoch
         """
         self.error, self.failures = plain(error), self.failures + 1

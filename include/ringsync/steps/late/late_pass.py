@@ -58,7 +58,7 @@ _FILES = 256
 class LatePasses:
     """The real :class:`ringsync.steps.late.late_rows.Effects`.
 
-    :param session: with the driver's default row factory
+    :param session: a session with the driver's default row factory
     :param control: keeps the limits of reading the cluster
     """
 

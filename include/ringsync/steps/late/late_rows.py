@@ -90,7 +90,7 @@ class _Broken:
     """A file that cannot be used, or a table that fails.
 
     :ivar attempts: how often it was tried
-    :ivar again_s: when it is tried again, s since the epoch
+    :ivar again_s: time of the next try, s since the epoch
     """
 
     reason: str
@@ -102,7 +102,7 @@ class _Broken:
 class _Batch:
     """Rows of some shards of one table.
 
-    :ivar shard: which shard each row belongs to: its place among ``shards``
+    :ivar shard: each row's shard, as a place among ``shards``
     """
 
     shards: tuple[Shard, ...]
@@ -114,7 +114,7 @@ class LateRows:
     """All late rows of all tables.
 
     :param clock: s since the epoch
-    :param goes_on: asked between files and batches: False ends the cycle early
+    :param goes_on: called between files and batches: False ends the cycle early
     """
 
     def __init__(
@@ -447,7 +447,7 @@ def _broken(before: _Broken | None, reason: str, began_s: float, now_s: float) -
     """Something has failed once more: it waits for as long as the try took at least.
 
     :param before: how it has failed before; None: it has not
-    :param began_s: when the try began, s since the epoch
+    :param began_s: time when the try began, s since the epoch
     :param now_s: s since the epoch
     """
     attempts = before.attempts + 1 if before else 1

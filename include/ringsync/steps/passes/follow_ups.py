@@ -73,7 +73,7 @@ def publish_passes(
 ) -> None:
     """Make visible what is not yet of all passes of a table, in their order: so they come into the stream.
 
-    :param announce: is told the topic and the bucket that has become visible
+    :param announce: called with the topic and the bucket that has become visible
     :param gone: another table has the topic by now: what cannot become visible is named and left out
     """
     passes = {number: get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)}
@@ -110,7 +110,7 @@ def publish_pass(
     of a table that was created again makes all of the old one visible.
 
     :param passes: all up to this number, and those behind it that are known
-    :param announce: is told the topic and the bucket that has become visible
+    :param announce: called with the topic and the bucket that has become visible
     :param gone: see :func:`publish_passes`
     :raises StreamDamagedError: a bucket cannot become visible
     :raises StepError: another table's bucket has its place, which a version before let happen
@@ -194,7 +194,7 @@ class _Asked:
     """What was known of the replica.
 
     :ivar last: the number of the last pass then
-    :ivar at: by the monotonic clock, s
+    :ivar at: time of the question, by the monotonic clock, s
     """
 
     state: ReplicaState | None
@@ -207,7 +207,7 @@ class FollowUps:
 
     :param context: Spark's
     :param control: keeps the limits of reading the cluster
-    :param announce: is told the topic and the bucket of everything that becomes visible
+    :param announce: called with the topic and the bucket of everything that becomes visible
     :raises TableReplacedError: by this, :meth:`refresh` and :meth:`catch_up`: another table has the topic by now
     """
 
@@ -387,7 +387,7 @@ class FollowUps:
     def _sweep(self, tries: Sequence[Try]) -> None:
         """Remove what is left of tries to make a pass that came to nothing.
 
-        :param tries: as they were before the passes were read
+        :param tries: the tries as they were before the passes were read
         """
         topics = [self._table.topic, bootstrap_topic(self._table.topic)]
         lost = lost_tries(tries, self._passes, self._published)

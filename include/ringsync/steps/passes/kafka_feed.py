@@ -254,10 +254,10 @@ def _has_place(room: Collection[_Topic], now: float) -> bool:
 class _Topic:
     """A topic and how it fares.
 
-    :ivar kafka: its producer; for the thread that relays it
-    :ivar buckets: that are known and not relayed yet
-    :ivar look_at: when to look for others, by the monotonic clock; minus infinity: it was not done yet
-    :ivar tried_at: when the last attempt began
+    :ivar kafka: the topic's producer, for the thread that relays it
+    :ivar buckets: buckets that are known and not relayed yet
+    :ivar look_at: time of the next look for others, by the monotonic clock; minus infinity: not done yet
+    :ivar tried_at: time when the last attempt began, by the monotonic clock
     :ivar is_running: whether there is an attempt
     :ivar error: how the last one has failed; None: it has not
     """
@@ -296,7 +296,7 @@ class _Topic:
     def is_due(self, now: float, ending: bool) -> bool:
         """Whether to relay it.
 
-        :param now: by the monotonic clock
+        :param now: the time, by the monotonic clock
         :param ending: whether only what is announced is relayed, and nothing tried again
         """
         if ending:

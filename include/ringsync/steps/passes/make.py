@@ -50,13 +50,13 @@ class PassContext:
     """What all tasks of a pass need to know.
 
     :ivar reader: how rows after changes are found
-    :ivar topic: of the stream that the messages go to
-    :ivar number: of the pass
-    :ivar attempt: different for every attempt to make it
-    :ivar bootstrap: that is going on; empty: none
+    :ivar topic: topic of the stream that takes the messages
+    :ivar number: number of the pass
+    :ivar attempt: a name that each attempt to make the pass has for itself
+    :ivar bootstrap: id of the bootstrap that is going on; empty: none
     :ivar late: the rows were late
-    :ivar endpoints: of nodes by host id
-    :ivar schema_version: of the stream's schemas
+    :ivar endpoints: addresses of nodes by host id
+    :ivar schema_version: version of the stream's schemas
     """
 
     config_path: str
@@ -88,9 +88,9 @@ class Outputs:
 
     :ivar deletions: None: it has none
     :ivar deleted_until_us: their greatest timestamp, µs; None: there are none
-    :ivar digests: by bucket
-    :ivar lags_ms: from write to message, of some of the rows
-    :ivar made_at_ms: when the messages were made, ms since the epoch
+    :ivar digests: keys of the files of digests, by bucket
+    :ivar lags_ms: time from write to message of some of the rows, ms
+    :ivar made_at_ms: time when the messages were made, ms since the epoch
     """
 
     part: Part
@@ -111,7 +111,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
     told, and spares follows it.
 
     :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
-    :param name: of the slice, unique in the pass
+    :param name: the slice's name, unique in the pass
     :raises StreamConflictError: the pass's bucket is visible already, without these messages
     """
     try:
@@ -191,7 +191,7 @@ def write_messages(
 ) -> None:
     """Add messages to a part of the stream.
 
-    :param now_ms: when they are made, ms since the epoch
+    :param now_ms: time when they are made, ms since the epoch
     :param texts: ``source.query`` of each; None: they have none
     """
     writer.add(
@@ -217,7 +217,7 @@ def own_name(context: PassContext, name: str) -> str:
     """A name that no other task gives to a file, not even another run of this one: Spark may start a task anew while
     the first, which it has lost sight of, goes on and comes to something else.
 
-    :param name: of the slice
+    :param name: the slice's name
     """
     return f"{context.attempt}-{name}-{secrets.token_hex(8)}"
 

@@ -56,8 +56,8 @@ class Owed:
 def owed(passes: Sequence[Pass], reach_ms: float) -> tuple[Owed, ...]:
     """Of each bootstrap what it owes.
 
-    :param passes: of the table, in their order
-    :param reach_ms: so long before a bootstrap a change may have been published that its scan has missed
+    :param passes: the table's passes, in their order
+    :param reach_ms: time before a bootstrap within which a published change may be one that its scan missed, ms
     """
     told = {one.counts.get(TOLD_AGAIN) for one in passes}
     by_number = {one.number: one for one in passes}
@@ -75,10 +75,10 @@ def owed(passes: Sequence[Pass], reach_ms: float) -> tuple[Owed, ...]:
 class MissedRows:
     """Spark calls it with the files of changes of one bootstrap, the newest first.
 
-    :ivar context: its reader has the replica, with all passes
-    :ivar bootstrap: whose rows were copied
-    :ivar copied_version: of the replica's base: the copied rows, and nothing else, if the table still has the columns
-        that it had then; None: they have never become a base
+    :ivar context: what tasks need; its reader has the replica, with all passes
+    :ivar bootstrap: the bootstrap whose rows were copied
+    :ivar copied_version: version of the replica's base that holds the copied rows and nothing else, if the table still has
+        the columns that it had then; None: they have never become a base
     """
 
     context: PassContext

@@ -24,7 +24,7 @@ from ringsync.wiring import store_of
 class ReplicaTask:
     """Spark calls it with the keys of files of merged change rows.
 
-    :ivar number: of the pass
+    :ivar number: number of the pass
     """
 
     reader: AfterReader

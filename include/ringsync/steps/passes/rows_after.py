@@ -62,12 +62,12 @@ class NoReplicaError(UnreadRowsError):
 class AfterReader:
     """How a task finds rows.
 
-    :ivar version: of the table
-    :ivar mode: where the row after a change comes from
-    :ivar ring: whose first rank is asked first
+    :ivar version: the table's version
+    :ivar mode: source of the row after a change
+    :ivar ring: ring snapshot whose first rank is asked first
     :ivar control: keeps the limits of reading the cluster
     :ivar replica: what it is now, with all passes before; None: the table has none, or not yet
-    :ivar deletions: of partitions and ranges, that passes before have published: keys of files, and the greatest
+    :ivar deletions: deletions of partitions and ranges by earlier passes: keys of files, and the greatest
         timestamp in each, µs (None: not known). A row that is older than they are, and comes only now, must not live
         again in the replica
     :ivar deletions_known_from_us: µs: what was written before may be hidden by other deletions, of which the replica
@@ -328,7 +328,7 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
     """The images of all keys that changes touch.
 
     :param previous: the newest images before them
-    :param doubtful: of which changes the source is asked whether something hides them
+    :param doubtful: mask of the changes for which the source is asked whether something hides them
     """
     assert reader.replica is not None
     config = load_config(reader.config_path)
@@ -392,9 +392,9 @@ def _without_list_tombstones(merged: pa.RecordBatch, table: TableSchema) -> pa.R
 class Seen:
     """What was read.
 
-    :ivar images: of the rows that are there
-    :ivar there: of which keys there are
-    :ivar everywhere: which keys' replicas were all asked, and have all answered
+    :ivar images: images of the rows that exist
+    :ivar there: mask of the keys that have them
+    :ivar everywhere: mask of the keys whose replicas were all asked and have all answered
     """
 
     images: pa.RecordBatch

@@ -30,7 +30,7 @@ class Said:
     """What messages are made of.
 
     :ivar changes: merged change rows; of a row that was spared one with nothing in it but its key
-    :ivar images: of the row after each; anything where ``visible`` does not say so
+    :ivar images: image of the row after each change; anything where ``visible`` is false
     :ivar visible: whether it is there
     :ivar before: the rows before; None: unknown
     """

@@ -47,7 +47,7 @@ _LONG_AGO = np.iinfo(np.int64).min + 1
 class UnseenDeletionsError(Exception):
     """The source shows what deletions of partitions or ranges delete, and not all replicas were asked or have answered.
 
-    :ivar partition_keys: of the deletions
+    :ivar partition_keys: partition keys of the deletions
     """
 
     def __init__(self, partition_keys: pa.Array) -> None:
@@ -59,8 +59,8 @@ class UnseenDeletionsError(Exception):
 class _Shown:
     """Rows that are there under deletions.
 
-    :ivar deletion: of each image the place of one that it was read for
-    :ivar everywhere: which of them all replicas have shown
+    :ivar deletion: place of a deletion for which each image was read
+    :ivar everywhere: mask of the images that all replicas have shown
     """
 
     images: pa.RecordBatch
@@ -72,7 +72,7 @@ class _Shown:
 class _Lookup:
     """The rows that one deletion covers.
 
-    :ivar place: of the deletion
+    :ivar place: place of the deletion
     :ivar levels: consistency levels, one after the other until one is answered
     """
 
@@ -138,7 +138,7 @@ def changes_of_nothing(
 
     The digest is that change's and the key's: the same, whenever the change is published.
 
-    :param origins: of each image the change, whatever it has changed
+    :param origins: the change of each image, whatever it has changed
     :param keys: digests of the images' keys
     """
     count, is_row = len(images), has_clustering(images, table)

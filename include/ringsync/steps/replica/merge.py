@@ -22,7 +22,7 @@ from ringsync.wiring import cluster_settings
 class Candidate:
     """A table that may have a replica.
 
-    :ivar gc_grace_s: its ``gc_grace_seconds``
+    :ivar gc_grace_s: the table's ``gc_grace_seconds``
     """
 
     schema: TableSchema

@@ -44,7 +44,7 @@ class Doubt:
     """A segment that could not be read as it should.
 
     :ivar since_ms: ms since the epoch
-    :ivar again_ms: when it is tried again, ms since the epoch
+    :ivar again_ms: time of the next try, ms since the epoch
     """
 
     reason: str
@@ -57,19 +57,19 @@ class Doubt:
 class NodeLog:
     """How far a node's log is staged.
 
-    :ivar folder: its ``cdc_raw``; None: nobody can tell where that is
-    :ivar number: of the node's last commit; 0: it has none
+    :ivar folder: the node's ``cdc_raw``; None: unknown
+    :ivar number: number of the node's last commit; 0: none
     :ivar ends: logical position by segment id, of segments that are not finished
-    :ivar finished: when segments were finished (ms since the epoch), by id: nothing more will come of them, though
+    :ivar finished: times when segments were finished (ms since the epoch), by id: nothing more comes of them, though
         Cassandra may link them again after a crash
-    :ivar folded: those of which that was known long before
+    :ivar folded: those that were known as finished long before
     :ivar doubts: segments that could not be read, by id
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment (ms since the epoch) is staged, but for what cannot be read
     :ivar error: why the log as a whole cannot be read, or not be staged
     :ivar refused: what this worker may not do there, though the log can be read
     :ivar failures: how often in a row something went wrong that concerns all of the node
-    :ivar again_ms: when it is tried again after that, ms since the epoch
+    :ivar again_ms: time of the next try after that, ms since the epoch
     :ivar rested_ms: the others of its queue have then had as long as its try took, ms since the epoch
     """
 
@@ -337,7 +337,7 @@ def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageW
 def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: int) -> NodeLog:
     """How far a node's log was staged before. What was finished long ago is put together in one object.
 
-    :param folder: its ``cdc_raw``; None: unknown
+    :param folder: the node's ``cdc_raw``; None: unknown
     :param now_ms: ms since the epoch
     :raises StorageError: its newest commit cannot be read, among others
     """

@@ -54,7 +54,7 @@ class StageWork:
 
     :ivar node: host id
     :ivar file: path of the segment
-    :ivar wanted: behind which position, up to which; a completed segment to its end
+    :ivar wanted: position behind which to read, and the one up to which; a completed segment is read to its end
     :ivar commit: number of the node's commit that is to list what comes of it
     """
 
@@ -96,8 +96,8 @@ class Windows:
 class StagedTable:
     """A table whose rows are kept.
 
-    :ivar version: as it is now
-    :ivar ring: its token ranges; None: they could not be had, so its rows are not summed up
+    :ivar version: the table's present version
+    :ivar ring: the table's token ranges; None: unknown, so its rows are not summed up
     """
 
     version: TableVersion
@@ -110,7 +110,7 @@ class Staged:
     """What has come of some work: files that count once they are committed.
 
     :ivar read_at_ms: ms since the epoch
-    :ivar errors: of :data:`ERRORS`, as Arrow IPC
+    :ivar errors: batch of :data:`ERRORS`, as Arrow IPC
     :ivar error_count: how many
     :ivar unknown_tables: ids of tables that the schema does not have
     :ivar unknown_columns: some records name a column that its table does not have
@@ -149,7 +149,7 @@ class StageTask:
     """Decodes and stages; Spark calls it with the work of one partition.
 
     :ivar logged: all tables of the schema: a mutation may have any
-    :ivar kept: those that are followed; rows of all others count as ``not_cdc``
+    :ivar kept: the followed tables; rows of all others count as ``not_cdc``
     :ivar gone: ids of tables of ``logged`` that were dropped: their rows are counted
     """
 
@@ -177,7 +177,7 @@ class StageTask:
 def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[str], bytes] | None) -> Staged:
     """Read a part of a segment and write its rows. A segment that cannot be read is told, not raised.
 
-    :param keys: of encrypted segments, by name
+    :param keys: gives the keys of encrypted segments, by name
     """
     name, identity = Path(work.file).name, _segment_id(work)
     after, read_at_ms = work.wanted.after, int(time.time() * 1000)

@@ -82,11 +82,11 @@ class KafkaSettings:
 
     :ivar bootstrap_servers: ``host:port`` each
     :ivar json_schemas: for ``json``: whether each message has its schema beside its payload, or is the payload alone
-    :ivar schema_registry_url: for ``avro``: where its schemas are registered; None: messages are plain Avro
-    :ivar tls: to brokers and registry; None: brokers are spoken to in clear
+    :ivar schema_registry_url: address of the registry of ``avro`` schemas; None: messages are plain Avro
+    :ivar tls: TLS to brokers and registry; None: none to brokers
     :ivar sasl_mechanism: with ``username`` and ``password``; None: no login
-    :ivar partitions: of topics that are made
-    :ivar replication_factor: of topics that are made; None: the brokers' default
+    :ivar partitions: number of partitions of new topics
+    :ivar replication_factor: replication factor of new topics; None: the brokers' default
     :ivar partition_by: what chooses a message's partition: Cassandra's partition key, by its token, so that all
         messages of a Cassandra partition are in one; or the message's whole key, as Java's producers do it
     :ivar answer_timeout_s: how long a broker may take to say that it is there
@@ -117,7 +117,7 @@ class KafkaTopics:
 
     :ivar registry: the schema registry; None: there is none
     :ivar confirmed: messages, since the beginning
-    :ivar waits_since: when the wait for Kafka or the registry began, by the monotonic clock; infinite: there is none
+    :ivar waits_since: time when the wait for Kafka or the registry began, by the monotonic clock; infinite: no wait
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -220,7 +220,7 @@ class KafkaTopics:
 
         :param event_ids: go into the header ``event_id``
         :param tokens: int64, of the Cassandra partitions
-        :param version: of the schema; goes into the header ``schema_version``
+        :param version: the schema's version, for the header ``schema_version``
         :raises BrokerUnavailableError: Kafka has taken nothing for ``delivery_timeout_s``
         :raises AnotherRelayError: another process has opened the topic since
         :raises RelayError: the broker refused an earlier message

@@ -38,8 +38,8 @@ Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
 class Relayed:
     """What a relay has done.
 
-    :ivar buckets: that Kafka has wholly now
-    :ivar messages: that were confirmed
+    :ivar buckets: buckets that Kafka now has wholly
+    :ivar messages: number of confirmed messages
     :ivar waiting: published buckets that it has left, as it was asked to stop; in order
     """
 
@@ -61,11 +61,11 @@ def relay(
 
     Of several relays of one topic at once only the one that began last can go on; the others raise.
 
-    :param topic: of the file stream
+    :param topic: the file stream's topic
     :param kafka_topic: None: the same name
     :param buckets: published ones to look at, in order; where there are none, or their numbers show that some are left
         out, what is behind the newest that Kafka has is listed. None: all, which lists every file of the stream
-    :param stop: asked after every part, and after what takes long; True ends the relay, which has then kept how far it
+    :param stop: called after every part, and after what takes long; True ends the relay, which has then kept how far it
         came
     :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over

@@ -28,10 +28,10 @@ class Sender:
     """The producer of a topic, and its transaction.
 
     :param patience_s: Kafka is given up when it takes nothing for so many seconds
-    :ivar partitions: of the topic
+    :ivar partitions: number of the topic's partitions
     :ivar sent: messages since the last confirmation
     :ivar used: whether something was ever sent
-    :ivar begun_at: when the open transaction began, by the monotonic clock; infinite: none is open
+    :ivar begun_at: time when the open transaction began, by the monotonic clock; infinite: none is open
     :ivar handed_over: messages of the transaction
     :ivar message_bytes: what a message takes in memory, of those that were handed over lately
     """
