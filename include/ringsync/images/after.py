@@ -71,7 +71,7 @@ def rows_after(
     doubtful: Mask | None = None,
     deletions_known_from_us: int = _NEVER,
 ) -> RowsAfter:
-    """The rows that changes touch, after them.
+    """Return the rows that changes touch, after them.
 
     :param previous: the newest image of every row that ``merged`` has, as far as there are such; of partitions with a
         partition deletion, a range deletion or a change of static cells all images; and in tables with static columns
@@ -208,7 +208,7 @@ def _unknown(
     table: TableSchema,
     deletions_known_from_us: int,
 ) -> Mask:
-    """Which images are not certain.
+    """Tell which images are not certain.
 
     :param own: the changes that are of rows
     :param change_of: place of each row's change, -1: none
@@ -250,7 +250,7 @@ def _marked(rows: Places, marks: Mask, count: int) -> Mask:
 
 
 def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, table: TableSchema) -> pa.RecordBatch:
-    """What a read of the source showed, in the place of images that are not certain.
+    """Return what a read of the source showed, in the place of images that are not certain.
 
     Values and times are those that were seen; deletions and tombstones are kept, and so is a liveness, unless it is
     refuted: what is seen without a regular cell lives by a liveness. A row that was not seen has no cells. What expires
@@ -304,7 +304,7 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
 
 
 def _places(after: pa.RecordBatch, seen: pa.RecordBatch, table: TableSchema) -> tuple[Places, Places]:
-    """Where among the images seen those of each key are, and any of each partition; -1: nowhere."""
+    """Tell where among the images seen those of each key are, and any of each partition; -1: nowhere."""
     keys, partitions = [], []
     for images in (after, seen):
         partition, clustering = image_keys(images, table)
@@ -318,7 +318,7 @@ def _places(after: pa.RecordBatch, seen: pa.RecordBatch, table: TableSchema) -> 
 
 
 def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_us: int) -> Mask:
-    """Rows that were seen whose liveness, or that there is none, stays known."""
+    """Return rows that were seen whose liveness, or that there is none, stays known."""
     deleted_at, live = (pc.struct_field(after["_row"], name) for name in ("deleted_at", "live"))
     expires_at = pc.struct_field(after["_merge"], "live_expires_at")
     times = integers(live)
@@ -335,7 +335,7 @@ def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:
 
 
 def _may_expire(images: pa.RecordBatch, table: TableSchema) -> bool:
-    """Whether there is any cell that expires."""
+    """Tell whether there is any cell that expires."""
     names = lake_names(table)
     ends = [pc.struct_field(images["_row"], "expires_at")]
     ends += [pc.struct_field(images["_x"], [names[column.name], "e"]) for column in table.value_columns]
@@ -345,7 +345,7 @@ def _may_expire(images: pa.RecordBatch, table: TableSchema) -> bool:
 def _ended_cells(
     after: pa.RecordBatch, is_row: Mask, seen: pa.RecordBatch, place: Places, table: TableSchema
 ) -> FlatCells:
-    """Tombstones of the cells that expire and were not seen.
+    """Return tombstones of the cells that expire and were not seen.
 
     :param is_row: mask of the images of ``after`` that are of rows: the others have the static cells
     :param place: place of each one's image among those that were seen, -1: none
@@ -363,7 +363,7 @@ def _ended_cells(
 
 
 def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, table: TableSchema) -> FlatCells:
-    """Tombstones of cells that expire and are not seen: they have ended, or something newer hides them.
+    """Return tombstones of cells that expire and are not seen: they have ended, or something newer hides them.
 
     :param cells: the cells that expire
     :param seen: images
@@ -391,7 +391,7 @@ def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, t
 
 
 def _is_shown(cells: FlatCells, place: Places, shown: FlatCells, column: LoggedColumn) -> Mask:
-    """Which cells of a column were seen, or something in their place that is not older.
+    """Tell which cells of a column were seen, or something in their place that is not older.
 
     :param place: the row of each among those of ``shown``, -1: none
     """

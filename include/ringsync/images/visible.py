@@ -103,13 +103,13 @@ def _places(table: TableSchema, *batches: pa.RecordBatch) -> list[Integers]:
 
 
 def _codes(arrays: list[pa.Array]) -> list[Integers]:
-    """Equal values have equal numbers, across the arrays."""
+    """Number values: equal ones have equal numbers, across the arrays."""
     codes = integers(pa.concat_arrays(arrays).dictionary_encode().indices)
     return list(np.split(codes, np.cumsum([len(array) for array in arrays])[:-1]))
 
 
 def _renumbered(arrays: list[Integers]) -> list[Integers]:
-    """The same with small numbers."""
+    """Return the same with small numbers."""
     _, codes = np.unique(np.concatenate(arrays), return_inverse=True)
     return list(np.split(codes.reshape(-1).astype(np.int64), np.cumsum([len(array) for array in arrays])[:-1]))
 
@@ -134,7 +134,7 @@ def _cells(rows: pa.RecordBatch, places: Integers, table: TableSchema, *, only_l
 
 
 def _counters(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.RecordBatch, Integers, Integers]:
-    """The counters in row images, which have no change rows: their keys, columns and timestamps."""
+    """Return the counters in row images, which have no change rows: their keys, columns and timestamps."""
     keys, clusterings = image_keys(images, table)
     found = []
     for column in columns_of(table):
@@ -151,7 +151,7 @@ def _counters(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.RecordBatc
 
 
 def _with_counters(cells: _Cells, places: Integers, column: Integers, timestamp: Integers) -> _Cells:
-    """Cells of change rows, and counters."""
+    """Return cells of change rows, and counters."""
     count = len(places)
     nothing = pa.nulls(count, pa.binary())
     return _Cells(
@@ -188,7 +188,7 @@ def _is_list(column: LoggedColumn) -> bool:
 
 
 def _cell_keys(wanted: _Cells, found: _Cells, paths: list[Integers]) -> list[Integers]:
-    """Numbers for cells, equal where place, column and path are."""
+    """Return numbers for cells, equal where place, column and path are."""
     columns = int(max(wanted.column.max(initial=0), found.column.max(initial=0))) + 1
     return _renumbered(
         [(one.place * columns + one.column) * (2**31) + path for one, path in zip((wanted, found), paths, strict=True)]
@@ -196,7 +196,7 @@ def _cell_keys(wanted: _Cells, found: _Cells, paths: list[Integers]) -> list[Int
 
 
 def _path_codes(wanted: _Cells, found: _Cells, table: TableSchema) -> list[Integers]:
-    """Numbers for the paths of cells, equal where paths are equal and of one column."""
+    """Return numbers for the paths of cells, equal where paths are equal and of one column."""
     codes = [np.zeros(len(wanted.path), np.int64), np.zeros(len(found.path), np.int64)]
     for column in columns_of(table):
         # A SELECT does not tell which entry of a list is which.
@@ -228,7 +228,7 @@ def _cells_seen(wanted: _Cells, found: _Cells, table: TableSchema, now_s: int) -
 
 
 def _same(wanted: _Cells, found: _Cells, keys: list[Integers], table: TableSchema) -> Mask:
-    """Where the very cell was found. Of two values of one time either may have won."""
+    """Tell where the very cell was found. Of two values of one time either may have won."""
     both = (wanted, found)
     parts = [_value_codes(wanted, found, table)]
     parts += [_renumbered([one.timestamp for one in both]), _renumbered([one.expires for one in both])]
@@ -239,7 +239,7 @@ def _same(wanted: _Cells, found: _Cells, keys: list[Integers], table: TableSchem
 
 
 def _value_codes(wanted: _Cells, found: _Cells, table: TableSchema, *, of_fields: bool = False) -> list[Integers]:
-    """Numbers for the values of cells, equal where values of one column are.
+    """Return numbers for the values of cells, equal where values of one column are.
 
     :param of_fields: those of fields of user-defined types, too, by their bytes, which change when fields are added to
         the types in them; else they are all equal
@@ -260,7 +260,7 @@ def _value_codes(wanted: _Cells, found: _Cells, table: TableSchema, *, of_fields
 
 
 def _deletions_unseen(changes: pa.RecordBatch, places: Integers, found: _Cells) -> Mask:
-    """Where something is still there that the row's deletion deletes."""
+    """Tell where something is still there that the row's deletion deletes."""
     oldest = np.full(max(places.max(initial=0), found.place.max(initial=0)) + 1, _FOREVER)
     np.minimum.at(oldest, found.place, found.timestamp)
     deletion = changes["deletion"]
@@ -272,7 +272,7 @@ def _deletions_unseen(changes: pa.RecordBatch, places: Integers, found: _Cells) 
 def _rows_unchanged(
     changes: pa.RecordBatch, places: Integers, seen: pa.RecordBatch, seen_places: Integers, found: _Cells, now_s: int
 ) -> Mask:
-    """Where a row that is deleted is still there by nothing but a liveness, which may be the deleted one."""
+    """Tell where a row that is deleted is still there by nothing but a liveness, which may be the deleted one."""
     live = np.full(max(one.max(initial=0) for one in (places, seen_places, found.place)) + 1, _NEVER)
     np.maximum.at(live, seen_places, integers(pc.fill_null(seen["liveness"].flatten()[0], _NEVER)))
     live[found.place] = _NEVER  # what they say is enough
@@ -286,7 +286,7 @@ def _rows_unchanged(
 def _complex_deletions_unseen(
     changes: pa.RecordBatch, places: Integers, table: TableSchema, found: _Cells
 ) -> npt.NDArray[np.intp]:
-    """The change rows that delete what was in a collection before, while some of it is still there."""
+    """Return the change rows that delete what was in a collection before, while some of it is still there."""
     deletions = flat(changes["complex_deletions"])
     row, column, timestamp = deletions.row, deletions.integers("column"), deletions.integers("timestamp")
     columns = len(columns_of(table)) + 1
@@ -298,7 +298,7 @@ def _complex_deletions_unseen(
 
 
 def _liveness_unseen(changes: pa.RecordBatch, places: Integers, seen_places: Integers, now_s: int) -> Mask:
-    """Where a row was inserted that is not there."""
+    """Tell where a row was inserted that is not there."""
     liveness = changes["liveness"]
     expires = integers(pc.fill_null(liveness.field("expires_at"), _FOREVER))
     unseen: Mask = valid_mask(liveness) & (expires > now_s) & ~np.isin(places, seen_places)

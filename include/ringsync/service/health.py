@@ -32,7 +32,7 @@ class DagHealth:
 
 
 def expected_loops(queues: Sequence[str]) -> tuple[str, ...]:
-    """Keys of the status objects that must be there.
+    """Return keys of the status objects that must be there.
 
     :param queues: names of the workers' queues, ``config.sync.queues``
     """
@@ -42,7 +42,7 @@ def expected_loops(queues: Sequence[str]) -> tuple[str, ...]:
 def problems(
     statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], queues: Sequence[str], stopped: bool, now_s: float
 ) -> list[str]:
-    """What is wrong, each in a sentence; nothing: all is well.
+    """Return what is wrong, each in a sentence; nothing: all is well.
 
     :param statuses: what the loops last said
     :param dags: what Airflow says of the DAGs that could be asked
@@ -74,7 +74,7 @@ def _of_dag(dag: str, health: DagHealth) -> Iterator[str]:
 
 
 def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[str]:
-    """An unfinished bootstrap that nobody works on; the stream of a table that is followed waits behind it."""
+    """Return an unfinished bootstrap that nobody works on; the stream of a table that is followed waits behind it."""
     if loop.startswith(BOOTSTRAPS) and (age := age_s(status, now_s)) > ABANDONED_AFTER_S:
         yield (
             f"{status['table']}: bootstrap {status['bootstrap']} is not finished, and nobody has worked on it for "
@@ -84,7 +84,7 @@ def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[str]:
 
 
 def _told(loop: str, status: Status) -> Iterator[str]:
-    """What a loop itself says is wrong."""
+    """Return what a loop itself says is wrong."""
     if status.get("error"):
         yield f"{loop}: {status['error']}"
     if (busy := status.get("busy")) and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:
@@ -109,14 +109,14 @@ def _told(loop: str, status: Status) -> Iterator[str]:
 
 
 def _waiting(loop: str, status: Status) -> Iterator[str]:
-    """What ``bucket_close`` says of what it cannot publish, or must wait for."""
+    """Return what ``bucket_close`` says of what it cannot publish, or must wait for."""
     for node, reason in status.get("unread", {}).items():
         yield f"node {node}: {reason}; its token ranges are published one window later"
     yield from unpublished(loop, status, HOMELESS_MS)
 
 
 def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[str]:
-    """What ``bucket_close`` says of what it cannot publish, but for what a table says itself.
+    """Return what ``bucket_close`` says of what it cannot publish, but for what a table says itself.
 
     :param homeless_ms: rows of a table that nobody has named have waited so long
     """

@@ -22,11 +22,11 @@ class AbsentTables:
         self._since_s: dict[str, float] = {}
 
     def __contains__(self, table_id: str) -> bool:
-        """Whether a table was missed at the last reading, and not there."""
+        """Tell whether a table was missed at the last reading, and not there."""
         return table_id in self._since_s
 
     def is_due(self, missed: Collection[str]) -> bool:
-        """Whether a reading may tell something new of tables that are missed."""
+        """Tell whether a reading may tell something new of tables that are missed."""
         now_s = time.monotonic()
         return any(now_s - self._since_s.get(table_id, -math.inf) >= GONE_AFTER_S for table_id in missed)
 

@@ -49,7 +49,7 @@ def add_until(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds_left(run_s: float, until: float | None, now_s: float) -> float:
-    """How long a loop works that begins now: one that was killed and started again ends when the others end.
+    """Tell how long a loop works that begins now: one that was killed and started again ends when the others end.
 
     :param run_s: how long it works at most
     :param until: time when the others end, seconds since the epoch; None: no others

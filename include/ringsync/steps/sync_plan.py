@@ -71,11 +71,11 @@ class SyncPlan:
         return tuple(host for host in self.hosts if host.is_read)
 
     def ring(self, keyspace: str) -> RingSnapshot:
-        """The ring with the replication of a keyspace."""
+        """Return the ring with the replication of a keyspace."""
         return RingSnapshot(self.hosts, self.replications[keyspace])
 
     def to_json(self) -> str:
-        """The plan as a JSON object; :meth:`from_json` gives an equal plan back."""
+        """Return the plan as a JSON object; :meth:`from_json` gives an equal plan back."""
         return json.dumps(
             {
                 "interval": str(self.interval),
@@ -112,14 +112,14 @@ def _replication(document: dict[str, Any]) -> Replication:
 
 
 def interval_at(moment_ms: int, length_ms: int) -> Bucket:
-    """The window interval of a moment (ms since the epoch)."""
+    """Return the window interval of a moment (ms since the epoch)."""
     return Bucket(moment_ms // length_ms * length_ms, length_ms)
 
 
 def plan_of(
     store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
 ) -> SyncPlan:
-    """The plan of an interval: that which is there, or one that is made now.
+    """Return the plan of an interval: that which is there, or one that is made now.
 
     :param before: an earlier plan: what it knows of tables that have not changed is not asked again
     :raises ClusterError: the cluster does not answer
@@ -169,7 +169,7 @@ def make_plan(
 
 
 def sync_table(store: ObjectStore, config: Config, table: TableSchema, known: TableVersion | None = None) -> SyncTable:
-    """How a table is followed.
+    """Tell how a table is followed.
 
     :param known: the version of the table that the caller knows
     """

@@ -70,7 +70,7 @@ def change_messages(
     queries: pa.Array | None = None,
     before: tuple[pa.RecordBatch, Mask] | None = None,
 ) -> Messages:
-    """One message for each change row, in their order.
+    """Make one message for each change row, in their order.
 
     ``op`` is ``d`` for deletions of partitions and ranges and where no row is left, ``c`` where the change has
     written the row's own liveness, as INSERT does, else ``u``.
@@ -129,7 +129,7 @@ def change_messages(
 
 
 def _only_shown(images: pa.RecordBatch, table: TableSchema, shown: Mask, static: Mask) -> pa.RecordBatch:
-    """Row images without rows that are not there, and without what is not static in static rows."""
+    """Return row images without rows that are not there, and without what is not static in static rows."""
     if shown.all() and not static.any():
         return images
     names = lake_names(table)
@@ -147,14 +147,14 @@ def _only_shown(images: pa.RecordBatch, table: TableSchema, shown: Mask, static:
 
 
 def _before(rows: pa.RecordBatch, there: Mask, table: TableSchema, mapping: Mapping, static: Mask) -> pa.Array:
-    """The field ``before``; of static cells without what is not static."""
+    """Return the field ``before``; of static cells without what is not static."""
     values = column_values(rows, table, mapping)
     shown = {c.name: _without(values[c.name], static) for c in table.columns if c.kind in ("clustering", "regular")}
     return row_record(table, {**values, **shown}, pa.array(there))
 
 
 def _without(array: pa.Array, hidden: Mask) -> pa.Array:
-    """The array, null where it is hidden."""
+    """Return the array, null where it is hidden."""
     if not hidden.any():
         return array
     return array.take(pa.array(np.arange(len(array)), mask=hidden))
@@ -186,7 +186,7 @@ def _has_ended(expires_at: pa.Array, now_s: int) -> Mask:
 
 
 def _deletions(changes: pa.RecordBatch, images: pa.RecordBatch, table: TableSchema, now_s: int) -> dict[str, Deletions]:
-    """What the changes deleted of each column that still is there, and what they wrote that has ended."""
+    """Return what the changes deleted of each column that still is there, and what they wrote that has ended."""
     every = flat(changes["cells"])
     gone = together([every.where(every.integers("kind") == TOMBSTONE), _ended(every, images, table, now_s)], CELL)
     gone = gone.take(np.argsort(gone.row, kind="stable"))
@@ -250,7 +250,7 @@ def _ranges(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_ra
 def _clusterings(
     encoded: pa.Array, table: TableSchema, mapping: Mapping, wanted: Mask
 ) -> tuple[pa.Array, _Clusterings]:
-    """Clusterings or bounds of ranges in their canonical form, where they are wanted and there."""
+    """Return clusterings or bounds of ranges in their canonical form, where they are wanted and there."""
     every = cells_of(encoded)
     there = wanted & (every.lengths >= 0)
     rows = np.flatnonzero(there)
@@ -269,7 +269,7 @@ def _clusterings(
 def _decoded(
     table: TableSchema, columns: tuple[Column, ...], parts: list[Cells], mapping: Mapping
 ) -> tuple[Columns, Columns]:
-    """Key columns for Avro, and their bytes where there is no value for them."""
+    """Return key columns for Avro, and their bytes where there is no value for them."""
     values, raw = {}, {}
     for column, cells in zip(columns, parts, strict=True):
         found = decode(column.type, cells)

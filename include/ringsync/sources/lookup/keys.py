@@ -83,7 +83,7 @@ class RowKeys:
         return row_identities(taken(self.partition_keys, self.partitions), parts)
 
     def last_parts(self, partitions: Integers) -> bytes:
-        """The last columns of these partitions' keys, as a serialised list."""
+        """Return the last columns of these partitions' keys, as a serialised list."""
         return _list_of(taken(self._last_frames, partitions))
 
     def clustering_list(self, clusterings: Integers) -> bytes:
@@ -100,7 +100,7 @@ class RowKeys:
         return framed if len(self.clustering_parts) == 1 else _framed([framed])
 
     def text(self, key: int) -> str:
-        """A key as the condition of a WHERE, for messages."""
+        """Return a key as the condition of a WHERE, for messages."""
         partition, clustering = int(self.partitions[key]), int(self.clusterings[key])
         found = _condition(self.table.partition_key, self.partition_parts, partition)
         if clustering >= 0:
@@ -148,7 +148,7 @@ def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
 
 
 def row_identities(partition_keys: pa.Array, clustering_parts: Sequence[pa.Array]) -> pa.Array:
-    """A binary value for each row, by which rows of one table can be told apart.
+    """Return a binary value for each row, by which rows of one table can be told apart.
 
     :param partition_keys: serialised
     :param clustering_parts: the values of each clustering column, serialised, canonical
@@ -157,7 +157,7 @@ def row_identities(partition_keys: pa.Array, clustering_parts: Sequence[pa.Array
 
 
 def key_columns_of(cells: Sequence[Cells], table: TableSchema) -> tuple[pa.Array, list[pa.Array]]:
-    """Partition keys, and values of the clustering columns in their canonical form, serialised.
+    """Return partition keys, and values of the clustering columns in their canonical form, serialised.
 
     :param cells: cells of the key columns in their order; those of clustering columns may be missing
     """
@@ -166,18 +166,18 @@ def key_columns_of(cells: Sequence[Cells], table: TableSchema) -> tuple[pa.Array
 
 
 def places_in(wanted: pa.Array, found: pa.Array) -> Integers:
-    """Where in ``wanted`` each value of ``found`` stands; -1: nowhere. Both are binary."""
+    """Tell where in ``wanted`` each value of ``found`` stands; -1: nowhere. Both are binary."""
     places = pc.index_in(found, value_set=wanted)
     return np.where(valid_mask(places), integers(places), -1)
 
 
 def taken(values: pa.Array, places: Integers) -> pa.Array:
-    """The values at these places."""
+    """Return the values at these places."""
     return values.take(pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places.astype(np.int64))]))
 
 
 def _clusterings(keys: pa.RecordBatch, table: TableSchema) -> tuple[Integers, list[pa.Array]]:
-    """The number of each key's clustering, or ``STATIC``; the values of each column by number."""
+    """Return the number of each key's clustering, or ``STATIC``; the values of each column by number."""
     if not table.clustering:
         return np.zeros(keys.num_rows, np.int64), []
     given = keys.column("clustering")
@@ -196,7 +196,7 @@ def _clusterings(keys: pa.RecordBatch, table: TableSchema) -> tuple[Integers, li
 
 
 def _canonical(clustering: Sequence[Cells], table: TableSchema) -> list[pa.Array]:
-    """Values of the first clustering columns in their canonical form."""
+    """Return values of the first clustering columns in their canonical form."""
     return [
         raw_values(canonical_cells(cells, column.type))
         for cells, column in zip(clustering, table.clustering, strict=False)
@@ -204,13 +204,13 @@ def _canonical(clustering: Sequence[Cells], table: TableSchema) -> list[pa.Array
 
 
 def _numbered(values: pa.Array) -> tuple[Integers, pa.Array]:
-    """A number for each value, and the values by number."""
+    """Return a number for each value, and the values by number."""
     encoded = values.dictionary_encode()
     return integers(encoded.indices), encoded.dictionary
 
 
 def _framed(parts: Sequence[pa.Array]) -> pa.Array:
-    """Each row's values one behind the other, each with its int32 length before it: a tuple of CQL."""
+    """Return each row's values one behind the other, each with its int32 length before it: a tuple of CQL."""
     return encode(
         TupleType((_BLOB,) * len(parts)), pa.StructArray.from_arrays(parts, [str(i) for i in range(len(parts))])
     )
@@ -224,14 +224,14 @@ def _list_of(frames: pa.Array) -> bytes:
 
 
 def _differs(values: Integers) -> npt.NDArray[np.bool_]:
-    """Where a value differs from the one before it; the first one does."""
+    """Tell where a value differs from the one before it; the first one does."""
     found = np.ones(len(values), np.bool_)
     found[1:] = values[1:] != values[:-1]
     return found
 
 
 def _true(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """A boolean array's values; what stands in null rows means nothing."""
+    """Return a boolean array's values; what stands in null rows means nothing."""
     if not len(values):
         return np.zeros(0, np.bool_)
     bits = np.unpackbits(np.frombuffer(values.buffers()[1], np.uint8), bitorder="little")

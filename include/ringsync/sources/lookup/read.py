@@ -210,7 +210,7 @@ class _Reader:
             self._decode(kind)
 
     def result(self) -> RowsRead:
-        """What was read."""
+        """Return what was read."""
         schema = row_image_schema(self._keys.table)
         images = pa.concat_batches(self._images) if self._images else _nothing(schema)
         places = self._keys.places[np.concatenate([np.zeros(0, np.int64), *self._places])]
@@ -314,7 +314,7 @@ class _Reader:
         return halves(lookup, self._keys)
 
     def _refused(self, lookup: Lookup, error: InvalidRequest) -> None:
-        """The server does not take so many keys (guardrails), or one of them, or the table is gone."""
+        """Ask for fewer keys: the server does not take so many (guardrails), or one of them."""
         if "uardrail" in str(error):
             self._most_keys = max(1, min(self._most_keys, len(lookup.keys) // 2))
         else:
@@ -347,7 +347,7 @@ class _Reader:
         self._places.append(keys[chosen])
 
     def _keys_of(self, kind: Kind, came: _Came, query: LookupQuery) -> Integers:
-        """The place of each row's key among the keys; -1: nobody wants it."""
+        """Return the place of each row's key among the keys; -1: nobody wants it."""
         asked = np.unique(np.concatenate([lookup.keys for lookup in came.lookups]))
         _, cells = page_cells(join_pages(came.pages), len(query.layout))
         # Behind the token come the columns of the table, and first those of its key.
@@ -361,7 +361,7 @@ class _Reader:
 
 
 def _with_cells(images: pa.RecordBatch, table: TableSchema) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which images have any value."""
+    """Tell which images have any value."""
     x = images.column("_x")
     found = np.zeros(images.num_rows, np.bool_)
     for place in range(1 + len(table.partition_key), 1 + len(table.columns)):

@@ -84,7 +84,7 @@ class LookupQuery:
 
 
 def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool) -> LookupQuery:
-    """The SELECT for a kind of lookup.
+    """Return the SELECT for a kind of lookup.
 
     :param element_times: see :func:`ringsync.sources.scan.scan.scan_query`
     """
@@ -103,7 +103,7 @@ def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool) -> Look
 
 
 def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
-    """The request for a lookup's rows; some of those that come may not be wanted."""
+    """Return the request for a lookup's rows; some of those that come may not be wanted."""
     if lookup.kind == "slice":
         start = max(int(keys.tokens[lookup.keys[0]]) - 1, MIN_TOKEN)
         values = (token_bytes(start), token_bytes(int(keys.tokens[lookup.keys[-1]])))
@@ -122,7 +122,7 @@ def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
 
 
 def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
-    """The same keys in two lookups, by partitions if there are several; none for a single key or a slice."""
+    """Return the same keys in two lookups, by partitions if there are several; none for a single key or a slice."""
     if len(lookup.keys) == 1 or lookup.kind == "slice":
         return []
     starts = np.flatnonzero(_changes(keys.partitions[lookup.keys]))
@@ -168,7 +168,7 @@ class _Planner:
         self._groups = group_of[ranges]
 
     def slices(self, chosen: Integers, density: float) -> tuple[list[tuple[int, Lookup]], Integers]:
-        """Lookups of token ranges that are mostly wanted, and the keys outside them."""
+        """Return lookups of token ranges that are mostly wanted, and the keys outside them."""
         tokens = self._keys.tokens[chosen]
         width = SLICE_ROWS / density
         # In floating point a token near a bound may fall on either side, which does no harm.
@@ -185,7 +185,7 @@ class _Planner:
         return found, chosen[outside]
 
     def rows(self, chosen: Integers) -> Iterator[tuple[int, Lookup]]:
-        """Lookups of rows."""
+        """Return lookups of rows."""
         if not self._keys.clustering_parts:
             yield from self.partitions("rows", chosen, PARTITIONS)
             return
@@ -199,7 +199,7 @@ class _Planner:
         yield from self._by_partitions("rows", ordered, changes, np.where(alike >= 0, PARTITIONS, MIXED_PARTITIONS))
 
     def partitions(self, kind: Kind, chosen: Integers, most: int) -> Iterator[tuple[int, Lookup]]:
-        """Lookups of keys of which each partition has one.
+        """Return lookups of keys of which each partition has one.
 
         :param most: partitions a lookup
         """
@@ -208,7 +208,7 @@ class _Planner:
         yield from self._by_partitions(kind, ordered, _changes(*self._apart(ordered)), np.full(len(ordered), most))
 
     def _alike(self, chosen: Integers) -> tuple[Integers, Integers]:
-        """Keys in an order in which those that may go together are neighbours.
+        """Return keys in an order in which those that may go together are neighbours.
 
         Before them a number for each: the same for keys whose partitions want the same clusterings as many others,
         -1 where few others do.
@@ -248,7 +248,7 @@ class _Planner:
 
 
 def _dealt(lookups: Sequence[tuple[int, Lookup]]) -> list[Lookup]:
-    """The lookups, one of each group after the other."""
+    """Return the lookups, one of each group after the other."""
     seen: dict[int, int] = {}
     turns = []
     for group, _ in lookups:
@@ -258,7 +258,7 @@ def _dealt(lookups: Sequence[tuple[int, Lookup]]) -> list[Lookup]:
 
 
 def _changes(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Where any of the columns differs from the row before; the first row does."""
+    """Tell where any of the columns differs from the row before; the first row does."""
     found = np.zeros(len(columns[0]), np.bool_)
     found[:1] = True
     for column in columns:
@@ -267,7 +267,7 @@ def _changes(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
 
 
 def _cuts(changes: npt.NDArray[np.bool_], most: int | Integers | None = None) -> Iterator[tuple[int, int]]:
-    """Starts and ends of the runs between changes, cut where they are longer than ``most``."""
+    """Return starts and ends of the runs between changes, cut where they are longer than ``most``."""
     places = np.arange(len(changes))
     if most is not None:
         runs = np.flatnonzero(changes)

@@ -191,7 +191,7 @@ class Pages:
         self._lock = RLock()
 
     def read(self, request: Request, asked: Asked | None = None) -> Iterator[Page]:
-        """The pages of a SELECT, each asked for before its predecessor is handed out if that needs no waiting.
+        """Return the pages of a SELECT, each asked for before its predecessor is handed out if that needs no waiting.
 
         The driver's own thread asks for the next page when one comes, unless enough are waiting, so that the server
         need not wait for the reader.
@@ -251,7 +251,7 @@ class Pages:
     def _page(
         self, request: Request, paging_state: bytes | None, asked: Asked | None
     ) -> tuple[Asked, Page, bytes | None]:
-        """The page that was asked for, asking again after passing errors, and where the next one starts."""
+        """Return the page that was asked for, asking again after passing errors, and where the next one starts."""
         delays = iter(self._delays if self._stuck < PATIENCE else self._delays[:1])
         size = self._sizes[request.thorough]
         ceiling = size.ceiling
@@ -316,17 +316,17 @@ class Pages:
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """The errors of the single nodes, where the driver has gathered them; else the error itself."""
+    """Return the errors of the single nodes, where the driver has gathered them; else the error itself."""
     if isinstance(error, NoHostAvailable) and isinstance(error.errors, dict):
         return [cause for cause in error.errors.values() if isinstance(cause, BaseException)] or [error]
     return [error]
 
 
 def overloads(error: BaseException) -> bool:
-    """Whether the error is a sign that the cluster is asked too hard."""
+    """Tell whether the error is a sign that the cluster is asked too hard."""
     return any(isinstance(cause, _OVERLOADS) for cause in causes(error))
 
 
 def row_count(page: Page) -> int:
-    """Rows of a result page."""
+    """Return rows of a result page."""
     return int.from_bytes(page[:4], "big")

@@ -146,12 +146,12 @@ class Collector:
             self._reading.clear()
 
     def estimate(self) -> tuple[int, float]:
-        """Bytes of the committed ranges, and the part of the ring that they are."""
+        """Return the bytes of the committed ranges, and the part of the ring that they are."""
         ranges = self.ranges
         return sum(done.bytes for done in ranges), fraction(done.range for done in ranges)
 
     def now(self) -> Progress:
-        """How far the bootstrap is, what runs before this one did included."""
+        """Tell how far the bootstrap is, what runs before this one did included."""
         with self._lock:
             done, reading = list(self._done), list(self._reading.values())
         selected = fraction(self._selected)
@@ -253,7 +253,7 @@ def _report(
 
 
 def _owned(collector: Collector, ledger: RangeLedger) -> bool:
-    """Whether nobody has taken over yet; the tasks are told otherwise when they next say how far they are."""
+    """Tell whether nobody has taken over yet; the tasks are told otherwise when they next say how far they are."""
     if isinstance(collector.fatal, LostOwnershipError):
         return False
     try:

@@ -73,7 +73,7 @@ def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
 
 
 def is_followed(store: ObjectStore, table_id: str, now_s: float) -> bool:
-    """Whether ``bucket_close`` is at work and follows a table.
+    """Tell whether ``bucket_close`` is at work and follows a table.
 
     :param now_s: seconds since the epoch
     """

@@ -74,7 +74,7 @@ def remove_leftovers(
 
 
 def _unpublished_parts(store: ObjectStore, topic: str, fence: int) -> dict[str, list[str]]:
-    """Keys of bootstraps' parts in buckets before the fence that have no manifest, by bucket."""
+    """Return keys of bootstraps' parts in buckets before the fence that have no manifest, by bucket."""
     keys = [stat.key for stat in store.list(f"streams/{topic}/")]
     published = {key.split("/")[-2] for key in keys if key.endswith("/manifest.json")}
     parts: dict[str, list[str]] = {}

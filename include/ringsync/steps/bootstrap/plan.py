@@ -36,7 +36,7 @@ class BootstrapPlan:
     estimated_bytes: int
 
     def to_json(self) -> str:
-        """The plan as a JSON object; :meth:`from_json` gives an equal plan back."""
+        """Return the plan as a JSON object; :meth:`from_json` gives an equal plan back."""
         return json.dumps({**asdict(self), "scan": json.loads(self.scan.to_json())}, indent=1)
 
     @staticmethod
@@ -48,7 +48,7 @@ class BootstrapPlan:
 
 
 def find_plan(store: ObjectStore, run: str) -> BootstrapPlan | None:
-    """The plan of a run; None: there is none."""
+    """Return the plan of a run; None: there is none."""
     try:
         return BootstrapPlan.from_json(store.get(_key(run)).decode())
     except NotFoundError:
@@ -56,7 +56,7 @@ def find_plan(store: ObjectStore, run: str) -> BootstrapPlan | None:
 
 
 def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
-    """The plan of a run.
+    """Return the plan of a run.
 
     :raises StepError: ``bootstrap_prepare`` has not written one
     """

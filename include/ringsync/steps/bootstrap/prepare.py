@@ -211,7 +211,7 @@ def clear_away(store: ObjectStore, plan: BootstrapPlan, begin: int) -> None:
 
 
 def status_key(table_id: str) -> str:
-    """Key of what a table's unfinished bootstrap says of itself, for :func:`ringsync.status.forget`."""
+    """Return the key of what a table's unfinished bootstrap says of itself, for :func:`ringsync.status.forget`."""
     return f"{BOOTSTRAPS}{table_id}"
 
 
@@ -277,7 +277,7 @@ def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None]
 
 
 def specify(application: Application, scan: ScanPlan) -> str:
-    """Everything that must be the same for one run to continue what another began, as JSON."""
+    """Return everything that must be the same for one run to continue what another began, as JSON."""
     config = application.config
     return json.dumps(
         {
@@ -294,7 +294,7 @@ def specify(application: Application, scan: ScanPlan) -> str:
 
 
 def continues(latest: Bootstrap, specification: str) -> bool:
-    """Whether a run that wants this goes on with the table's latest bootstrap."""
+    """Tell whether a run that wants this goes on with the table's latest bootstrap."""
     return latest.state in UNFINISHED and latest.specification == specification
 
 
@@ -356,7 +356,7 @@ def check_space(store: ObjectStore, scan: ScanPlan, forecast: Forecast) -> None:
 
 
 def describe(scan: ScanPlan) -> Report:
-    """What will be read, and how."""
+    """Return what will be read, and how."""
     return {
         "columns": {column.name: str(column.type) for column in scan.table.columns},
         "selection": json.loads(scan.selection.to_json()),
@@ -370,7 +370,7 @@ def describe(scan: ScanPlan) -> Report:
 
 
 def tell(forecast: Forecast, config: Config) -> Report:
-    """The forecast, and how long the scan takes at the configured limits if they are what bounds it."""
+    """Return the forecast, and how long the scan takes at the configured limits if they are what bounds it."""
     limits = cluster_limits(config)
     seconds = [forecast.seconds_at(limits.rows_per_s)] if limits.rows_per_s else []
     seconds += [forecast.bytes / limits.bytes_per_s] if limits.bytes_per_s else []

@@ -60,7 +60,7 @@ class Outputs:
 
 
 def file_prefix(bootstrap_id: str) -> str:
-    """How the names of all files of a bootstrap begin, in the replica's folder."""
+    """Tell how the names of all files of a bootstrap begin, in the replica's folder."""
     return f"part-{bootstrap_id}-"
 
 
@@ -139,7 +139,7 @@ def publish(
 
 
 def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence[CommittedRange], begin: int) -> Report:
-    """What :func:`publish` has published, now or in a run before."""
+    """Return what :func:`publish` has published, now or in a run before."""
     files, parts = files_of(ranges)
     table = plan.scan.table
     folder = base_folder(table.keyspace, table.name)
@@ -161,7 +161,7 @@ def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence
 
 
 def files_of(ranges: Sequence[CommittedRange]) -> tuple[list[DataFile], list[Part]]:
-    """The files of committed ranges, in their order."""
+    """Return the files of committed ranges, in their order."""
     outputs = [Outputs.from_json(done.outputs) for done in ranges]
     return [file for one in outputs for file in one.files], [part for one in outputs for part in one.parts]
 
@@ -176,5 +176,5 @@ def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
 
 
 def followed(store: ObjectStore, config: Config, plan: BootstrapPlan) -> SyncTable:
-    """The table as the sync follows it."""
+    """Return the table as the sync follows it."""
     return sync_table(store, config, plan.scan.table)

@@ -188,7 +188,7 @@ def _topology_changed(config: Config, before: str, now: str) -> None:
 
 
 def _driver_host(context: Any) -> str:
-    """The address on which Spark's own executors find the driver."""
+    """Return the address on which Spark's own executors find the driver."""
     return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
 
 
@@ -223,7 +223,7 @@ def put_schemas(application: Application, plan: BootstrapPlan) -> int:
 
 
 def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResult], seconds: float) -> Report:
-    """What was read, by this run and by those before it, as the report shows it.
+    """Return what was read, by this run and by those before it, as the report shows it.
 
     :raises StepError: rows of this run are unaccounted for
     """

@@ -143,7 +143,7 @@ class RangeWriter:
         self._rows_read = self._rows_committed = 0
 
     def begin(self, token: int) -> None:
-        """The next rows are of a range that starts here."""
+        """Take the start of the next rows' range."""
         if self._start is not None and token != self._reached:
             self.finish()
             self._start = None
@@ -171,13 +171,13 @@ class RangeWriter:
         self._report()
 
     def reached(self, token: int) -> None:
-        """All rows up to this token have been added."""
+        """Note that all rows up to this token have been added."""
         self._reached = token
         if self._is_due():
             self._commit(token)
 
     def skip(self, start: int, end: int) -> None:
-        """The tokens in (start, end] could not be read: rows of theirs that have come count for nothing."""
+        """Note that the tokens in (start, end] could not be read: their rows that have come do not count."""
         if self._last is not None and self._last > start:
             self._files.discard()
         else:
@@ -199,7 +199,7 @@ class RangeWriter:
             self._commit(self._reached)
 
     def result(self) -> SplitResult:
-        """What became of the rows, once everything is done."""
+        """Return what became of the rows, once everything is done."""
         return SplitResult(self._rows_read, self._rows_committed, self._rows_read - self._rows_committed)
 
     def _is_due(self) -> bool:

@@ -164,7 +164,7 @@ def settle_together(
 
 
 def total_sums(files: Iterable[tuple[str, Block]], ranges: int) -> dict[str, Sums]:
-    """The sums of every node's files, by host id."""
+    """Return the sums of every node's files, by host id."""
     totals: dict[str, Sums] = {}
     for node, file in files:
         total = totals.setdefault(node, np.zeros((ranges, 3), np.uint64))
@@ -175,7 +175,7 @@ def total_sums(files: Iterable[tuple[str, Block]], ranges: int) -> dict[str, Sum
 
 
 def agreement(totals: Mapping[str, Sums], ring: RankedRing) -> tuple[Mask, Sums, list[str | None]]:
-    """Whether all live replicas of each range have the same rows; the sums and the host id of its primary."""
+    """Tell whether all live replicas of each range have the same rows; the sums and the host id of its primary."""
     numbers = np.arange(len(ring.ranges))
     nothing = np.zeros((len(numbers), 3), np.uint64)
     # A place more, for −1: whoever is not there has nothing.
@@ -189,7 +189,7 @@ def agreement(totals: Mapping[str, Sums], ring: RankedRing) -> tuple[Mask, Sums,
 
 
 def _same_everywhere(totals: Mapping[str, Sums], reference: Sums) -> Mask:
-    """Where no node has other rows than the primary: not even one that is down by now, or has left."""
+    """Tell where no node has other rows than the primary: not even one that is down by now, or has left."""
     same = np.ones(len(reference), np.bool_)
     for total in totals.values():
         same &= (total[:, 0] == 0) | (total == reference).all(axis=1)
@@ -203,7 +203,7 @@ def _of_primaries(
     primary: Sequence[str | None],
     read: Mapping[int, Set[Place]],
 ) -> list[tuple[int, Reading]]:
-    """What the primaries have in files that were not read before."""
+    """Return what the primaries have in files that were not read before."""
     own: dict[int, list[tuple[Place, str, int]]] = {number: [] for number in np.flatnonzero(fresh).tolist()}
     for key, (node, file) in files.items():
         for number, rows, *_ in file.sums:
@@ -215,7 +215,7 @@ def _of_primaries(
 def _up_to(
     most: int, readings: list[tuple[int, Reading]]
 ) -> tuple[list[tuple[int, Reading]], list[tuple[int, Reading]]]:
-    """The first that have about so many rows, and the others."""
+    """Return the first that have about so many rows, and the others."""
     before = np.cumsum([0, *(reading.rows for _, reading in readings)])[:-1]
     taken = int(np.count_nonzero(before < most))
     return readings[:taken], readings[taken:]

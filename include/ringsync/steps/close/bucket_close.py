@@ -208,7 +208,7 @@ class Closer:
             self._context.cancelAllJobs()
 
     def at(self) -> str | None:
-        """The table that is served just now."""
+        """Return the table that is served just now."""
         return state.table.schema.full_name if (state := self._serving) else None
 
     def _follow(self, state: TableState, now_ms: int) -> None:
@@ -237,7 +237,7 @@ class Closer:
                 state.follow(replace(state.table, version=newer))
 
     def _ring_of(self, keyspace: str) -> RankedRing:
-        """The token ranges of a keyspace, by the present plan.
+        """Return the token ranges of a keyspace, by the present plan.
 
         :raises RingError: they cannot be had
         """
@@ -406,7 +406,7 @@ class Closer:
         return found
 
     def problems(self) -> dict[str, Any]:
-        """What is wrong beside single tables, for ``cdcservice status``."""
+        """Return what is wrong beside single tables, for ``cdcservice status``."""
         return {
             "unread": dict(self._unread),
             "unread_since_ms": dict(self._unread_since_ms),
@@ -416,12 +416,12 @@ class Closer:
         }
 
     def report(self) -> Report:
-        """What was published by this run."""
+        """Return what was published by this run."""
         return {"tables": self.status(), "closed_until_ms": self._closed_until, **self.problems()}
 
 
 def _is_stopped(context: Any) -> bool:
-    """Whether Spark itself is gone, without which no table can be served."""
+    """Tell whether Spark itself is gone, without which no table can be served."""
     try:
         return bool(context._jsc.sc().isStopped())
     except Exception:  # whatever it is: a JVM that cannot be asked does no work
@@ -429,7 +429,7 @@ def _is_stopped(context: Any) -> bool:
 
 
 def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
-    """Keys of the digests among which those of a bucket's rows are, if the rows were published before.
+    """Return keys of the digests among which those of a bucket's rows are, if the rows were published before.
 
     Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours after
     what the others had. And a slow stage may have laid rows into an older bucket than theirs.

@@ -13,7 +13,7 @@ from ringsync.steps.close.table_state import TableState, plain
 def status_of(
     state: TableState, kafka: Mapping[str, Any], closed_until: int, complete_until: int | None
 ) -> dict[str, Any]:
-    """How it stands.
+    """Tell how it stands.
 
     :param kafka: what is said of its topic there; empty: nothing
     :param closed_until: end of the buckets that are closed, ms since the epoch
@@ -46,7 +46,7 @@ def status_of(
 
 
 def _status_of_follow_ups(state: TableState) -> dict[str, Any]:
-    """How far the table's passes have come; what cannot be asked now is not known."""
+    """Tell how far the table's passes have come; what cannot be asked now is not known."""
     if state.follow_ups is None:
         return {"last_pass": 0, "bootstrap": "", "replica_error": None, "replica_pass": None}
     try:
@@ -61,7 +61,7 @@ def _status_of_follow_ups(state: TableState) -> dict[str, Any]:
 
 
 def _is_complete(state: TableState, follow_ups: Mapping[str, Any], closed: int) -> bool:
-    """Whether the replica has all that was written before the closed buckets' end, but for what came late.
+    """Tell whether the replica has all that was written before the closed buckets' end, but for what came late.
 
     :param follow_ups: their status
     :param closed: ms since the epoch

@@ -132,14 +132,14 @@ def close_slice(
 
 
 def forget_waiting(store: ObjectStore, context: PassContext) -> None:
-    """A try has failed, and nothing of it counts: its rows are still staged, also those that were to wait."""
+    """Forget a try that has failed: its rows are still staged, also those that were to wait."""
     names = f"pass-{context.number:012}-{context.attempt}-"
     for stat in store.list(late_key(context.reader.table.table_id, names).removesuffix(".arrow")):
         store.delete(stat.key)
 
 
 def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    """Those that the mask names; mostly all, which need no copying."""
+    """Return those that the mask names; mostly all, which need no copying."""
     return rows if mask.all() else rows.filter(pa.array(mask))
 
 
@@ -160,7 +160,7 @@ class StagedFiles:
         self._read: dict[Place, tuple[pa.RecordBatch, Integers]] = {}
 
     def rows_of(self, reading: Reading) -> pa.RecordBatch:
-        """The rows of some token ranges; the blocks are sorted by token.
+        """Return the rows of some token ranges; the blocks are sorted by token.
 
         :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
         """
@@ -187,7 +187,7 @@ _NOTHING = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in STAG
 
 
 def _held_once(rows: pa.RecordBatch) -> int:
-    """How many rows only one node has: each node's own repeats were dropped when they were staged."""
+    """Tell how many rows only one node has: each node's own repeats were dropped when they were staged."""
     halves = digest_halves(rows["digest"])
     ordered = halves[np.lexsort((halves[:, 1], halves[:, 0]))]
     same = np.zeros(len(ordered) + 1, np.bool_)

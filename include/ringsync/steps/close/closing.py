@@ -36,7 +36,7 @@ def progress(
     patience_ms: int,
     since_ms: Mapping[str, int],
 ) -> Progress:
-    """How far the logs are staged, as the loops of the stage tell.
+    """Tell how far the logs are staged, as the loops of the stage tell.
 
     :param hosts: nodes whose logs are to be read
     :param statuses: what ``commitlog_stage`` last said, by queue

@@ -47,12 +47,12 @@ class Followed:
         return self._versions.keys()
 
     def begin(self, table_id: str) -> None:
-        """A table is followed from here on, before its first pass is made."""
+        """Record that a table is followed from here on, before its first pass is made."""
         if table_id not in self._versions:
             self._versions[table_id] = keep_following(self._store, table_id)
 
     def gone(self, table_id: str) -> TableState | None:
-        """A table that the schema does not have any more; None: nothing is left to do.
+        """Return a table that the schema does not have any more; None: nothing is left to do.
 
         :raises TableVersionError: nobody knows what it was
         """
@@ -101,7 +101,7 @@ class Followed:
         return end_following(self._store, table_id, self._versions.pop(table_id))
 
     def _kafka_has_all(self, table_id: str, topic: str) -> bool:
-        """Whether Kafka, if there is one, has all of a table; what comes behind may be another one's."""
+        """Tell whether Kafka, if there is one, has all of a table; what comes behind may be another one's."""
         if self._feed.status(topic) is None:
             return True
         last = pass_bucket(max(pass_numbers(self._store, table_id), default=0))

@@ -89,7 +89,7 @@ class StagedCommits:
         self._since_ms = {table_id: self._since_ms.get(table_id, now_ms) for table_id in self.homeless}
 
     def forget(self, table_id: str, buckets: Iterable[OpenBucket]) -> None:
-        """A table is gone, and so are its rows that wait: they are counted.
+        """Count the waiting rows of a table that is gone: they are gone, too.
 
         :param buckets: what of the table was taken in
         :raises TableVersionError: nobody knows what it was; nothing is forgotten
@@ -128,7 +128,7 @@ class StagedCommits:
                     del self._commits[key]
 
     def _may_go(self, commit: StageCommit) -> bool:
-        """Whether a commit can be removed: the one before it is gone, or says that it was followed."""
+        """Tell whether a commit can be removed: the one before it is gone, or says that it was followed."""
         before = replace(commit, number=commit.number - 1).key
         known = self._commits.get(before)
         if known is None or known.followed:
@@ -139,7 +139,7 @@ class StagedCommits:
         return marked is not None
 
     def _newest(self) -> dict[str, int]:
-        """The number of the newest commit of each node."""
+        """Return the number of the newest commit of each node."""
         newest: dict[str, int] = defaultdict(int)
         for found in self._commits.values():
             newest[found.node] = max(newest[found.node], found.number)

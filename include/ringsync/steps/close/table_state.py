@@ -72,5 +72,5 @@ class TableState:
 
 
 def plain(error: Exception) -> str:
-    """What went wrong: of what a Spark task has raised its own words, and not where it stood."""
+    """Return what went wrong: of what a Spark task has raised its own words, and not where it stood."""
     return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]

@@ -96,7 +96,7 @@ class LatePasses:
         return gone
 
     def _schema(self) -> Mapping[str, TableSchema]:
-        """All tables by id, as of the present plan or later."""
+        """Return all tables by id, as of the present plan or later."""
         plan = self._read_plan()
         if self._known_at != plan.interval:
             self._read_schema()
@@ -110,7 +110,7 @@ class LatePasses:
         return schema.ids
 
     def _read_plan(self) -> SyncPlan:
-        """The plan of the present interval: ring, tables and their schemas."""
+        """Return the plan of the present interval: ring, tables and their schemas."""
         interval = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != interval:
             self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
@@ -135,7 +135,7 @@ class LatePasses:
         self._tables[table.table_id] = table.version
 
     def published(self, table: TableSchema, rows: pa.RecordBatch) -> Mask:
-        """Which change rows have been published."""
+        """Tell which change rows have been published."""
         follow_ups = self._follow_ups[table.table_id]
         for _ in range(ATTEMPTS):
             follow_ups.refresh()
@@ -148,7 +148,7 @@ class LatePasses:
         raise StepError(f"{table.full_name}: a pass is there, but not what it has published: {missing}")
 
     def _reader(self, table: TableSchema) -> AfterReader:
-        """Rows after late changes are read from all replicas, whoever was late."""
+        """Read rows after late changes from all replicas, whoever was late."""
         mode = self._config.sync.after_image_of(table.full_name)
         reader = self._follow_ups[table.table_id].reader("none" if mode == "none" else "source")
         return replace(reader, disagreed=True)
@@ -205,7 +205,7 @@ class LatePasses:
         )
 
     def _by_bucket(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        """The rows by where their digests are kept: a bucket that may still be published must know them."""
+        """Return the rows by where their digests are kept: a bucket that may still be published must know them."""
         length = self._config.commitlog_processor_window_interval_ms
         starts = integers(rows["write_time"]) // 1000 // length * length
         starts[starts < closed_until(self._store) - OWN_BUCKET_MS] = -1

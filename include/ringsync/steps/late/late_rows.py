@@ -60,10 +60,10 @@ class Effects(Protocol):
     """What late rows need of the cluster, and what they do to the stream."""
 
     def table(self, table_id: str) -> TableVersion | None:
-        """The table of an id (32 hexadecimal digits); None: the schema does not have it."""
+        """Return the table of an id (32 hexadecimal digits); None: the schema does not have it."""
 
     def gone(self, missed: Set[str]) -> frozenset[str]:
-        """Which of all tables that are missed were dropped; what waits of these is to be removed."""
+        """Tell which of all tables that are missed were dropped; what waits of these is to be removed."""
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """Commit a pass of late rows, but for what was published before.
@@ -150,7 +150,7 @@ class LateRows:
         check_counts(self.counts)
 
     def _due(self) -> list[Shard]:
-        """What is to be looked at again, what was due first in front."""
+        """Return what is to be looked at again, what was due first in front."""
         shards = (one for one in self._waiting() if one.due_ms <= self._now_ms() and self._may_be_tried(one.file))
         return sorted(shards, key=lambda shard: (shard.due_ms, shard.file, shard.number))
 
@@ -190,7 +190,7 @@ class LateRows:
         return int(self._clock() * 1000)
 
     def _table(self, table_id: str) -> TableVersion | None:
-        """The table; what belongs to one that is not known yet stays where it is."""
+        """Return the table; what belongs to one that is not known yet stays where it is."""
         self._tables_unknown.discard(table_id)
         table = self._effects.table(table_id)
         if table is None:
@@ -198,7 +198,7 @@ class LateRows:
         return table
 
     def _forget_gone(self) -> None:
-        """What waits of tables that are gone is removed.
+        """Remove what waits of tables that are gone.
 
         :raises ConfigError: see :meth:`_each`, and likewise
         :raises StateError: this
@@ -213,7 +213,7 @@ class LateRows:
             self._not_forgotten = (f"tables that the schema does not have: {error}",)
 
     def _forget(self, table_id: str) -> None:
-        """A table is gone, and so are its rows that wait: they are counted."""
+        """Count the waiting rows of a table that is gone: they are gone, too."""
         self._tables_unknown.discard(table_id)
         for stat in self._store.list(f"{FOLDER}{table_id}/"):
             rows = self._read(stat.key)
@@ -247,7 +247,7 @@ class LateRows:
         return found
 
     def _new_batches(self, version: TableVersion, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
-        """The rows of files, some files together."""
+        """Return the rows of files, some files together."""
         batch: dict[str, pa.RecordBatch] = {}
         size = 0.0
         for start in range(0, len(files), _FETCHED_TOGETHER):
@@ -293,7 +293,7 @@ class LateRows:
         return counts
 
     def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
-        """The rows of a file; None: it cannot be used, and is set aside, or is not there any more.
+        """Return the rows of a file; None: it cannot be used, and is set aside, or is not there any more.
 
         :param version: in whose places of columns the rows are wanted; None: as they are stored
         """
@@ -317,7 +317,7 @@ class LateRows:
         return resolved
 
     def _lose_sight_of(self, file: str) -> None:
-        """A file is not there any more."""
+        """Forget a file that is gone."""
         for known in (self._shards, self._unread, self._broken):
             known.pop(file, None)
 
@@ -326,11 +326,11 @@ class LateRows:
         self._broken[file] = _broken(self._broken.get(file), reason, now_s, now_s)
 
     def _may_be_tried(self, file: str) -> bool:
-        """Whether a file is not set aside, or has been for long enough."""
+        """Tell whether a file is not set aside, or has been for long enough."""
         return file not in self._broken or self._broken[file].again_s <= self._clock()
 
     def _batches(self, version: TableVersion, shards: Sequence[Shard]) -> Iterator[_Batch]:
-        """The rows that are waiting in these shards, some shards together."""
+        """Return the rows that are waiting in these shards, some shards together."""
         taken: list[Shard] = []
         parts: list[pa.RecordBatch] = []
         size = 0.0
@@ -455,12 +455,12 @@ def _broken(before: _Broken | None, reason: str, began_s: float, now_s: float) -
 
 
 def _wait_s(attempts: int) -> int:
-    """How long what was tried so often waits, seconds."""
+    """Tell how long what was tried so often waits, seconds."""
     return min(LONGEST_WAIT_S, FIRST_WAIT_S << min(attempts, 10))
 
 
 def _decoded(data: bytes) -> pa.RecordBatch:
-    """The rows of a file.
+    """Return the rows of a file.
 
     :raises pa.ArrowInvalid: it has none, or none like ours
     """
@@ -471,7 +471,7 @@ def _decoded(data: bytes) -> pa.RecordBatch:
 
 
 def _part_of_batch(rows: pa.RecordBatch) -> float:
-    """How much of a batch these rows fill."""
+    """Tell how much of a batch these rows fill."""
     return float(max(len(rows) / BATCH_ROWS, rows.nbytes / BATCH_BYTES))
 
 
@@ -481,5 +481,5 @@ def _batch(shards: Sequence[Shard], parts: Sequence[pa.RecordBatch]) -> _Batch:
 
 
 def _table_id(file: str) -> str:
-    """The table id in the key of a file of late rows."""
+    """Return the table id in the key of a file of late rows."""
     return file.removeprefix(FOLDER).partition("/")[0]

@@ -165,7 +165,7 @@ def _named(table: SyncTable, gone: bool, one: Pass, replaced: bool = False) -> I
 
 
 def _is_replaced(passes: Mapping[int, Pass], one: Pass) -> bool:
-    """Whether these are the rows of a bootstrap behind which another has begun, which copies all of them."""
+    """Tell whether these are the rows of a bootstrap behind which another has begun, which copies all of them."""
     return one.kind == "rows" and any(number > one.number and later.kind == "begin" for number, later in passes.items())
 
 
@@ -179,7 +179,7 @@ def _publish_table_before(
 
 
 def _since_cutover(passes: Mapping[int, Pass], number: int) -> list[Pass]:
-    """The passes before this one that wait in the bootstrap stream."""
+    """Return the passes before this one that wait in the bootstrap stream."""
     found: list[Pass] = []
     for before in sorted((known for known in passes if known < number), reverse=True):
         if passes[before].kind == "cutover":
@@ -272,13 +272,13 @@ class FollowUps:
         return self._versions[self.topic]
 
     def reader(self, mode: Mode) -> AfterReader:
-        """How tasks find the rows after changes."""
+        """Tell how tasks find the rows after changes."""
         replica = self._replica()
         # While a bootstrap goes on, and where another process is behind, it lacks passes.
         return self._reader(mode, replica if replica is not None and replica.applied == self.last else None, self.last)
 
     def _reader(self, mode: Mode, replica: ReplicaState | None, last: int) -> AfterReader:
-        """How tasks find the rows after changes of the pass behind this one."""
+        """Tell how tasks find the rows after changes of the pass behind this one."""
         assert self.ring is not None
         config, name = self._application.config, self._table.schema.full_name
         return AfterReader(
@@ -306,7 +306,7 @@ class FollowUps:
         return max(since_us, oldest.created_at_ms * 1000 + CLOCK_SKEW_US)
 
     def _replica(self) -> ReplicaState | None:
-        """The replica as it is; None: the table has none, or none that can follow its changes."""
+        """Return the replica as it is; None: the table has none, or none that can follow its changes."""
         options = delta_options(**self._application.config.store.model_dump())
         try:
             state = replica_state(self._store, self._table.schema, options, self._snapshots)
@@ -318,7 +318,7 @@ class FollowUps:
         return usable
 
     def _unusable(self, state: ReplicaState) -> str | None:
-        """Why a replica cannot follow the changes; None: it can."""
+        """Tell why a replica cannot follow the changes; None: it can."""
         if not state.whole:
             return "only a selection was copied: it is not kept in sync"
         if self._passes and state.applied + 1 < (oldest := min(self._passes)):
@@ -330,14 +330,14 @@ class FollowUps:
         return None
 
     def _replica_lately(self) -> ReplicaState | None:
-        """The replica as it was when it was last asked for: an idle table is looked at once a minute."""
+        """Return the replica as it was when it was last asked for: an idle table is looked at once a minute."""
         asked = self._asked
         if asked is None or asked.last != self.last or time.monotonic() - asked.at >= ASKED_EVERY_S:
             return self._replica()
         return asked.state
 
     def made(self, one: Pass) -> None:
-        """A pass has been committed by this process."""
+        """Take note of a pass that this process has committed."""
         self._passes[one.number] = one
 
     def refresh(self) -> None:
@@ -424,7 +424,7 @@ class FollowUps:
         return True
 
     def _debts(self) -> tuple[Owed, ...]:
-        """What bootstraps owe."""
+        """Return what bootstraps owe."""
         if self._owed_at != self.last:
             config = self._application.config
             only_changes = config.sync.after_image_of(self._table.schema.full_name) == "none"
@@ -461,7 +461,7 @@ class FollowUps:
         return made is not None
 
     def _deletions_until(self, last: int) -> tuple[tuple[str, int | None], ...]:
-        """The deletions of partitions and ranges of all passes up to this one."""
+        """Return the deletions of partitions and ranges of all passes up to this one."""
         before = (known for known in self.passes if known.number <= last)
         return tuple((key, known.deleted_until_us) for known in before for key in known.deletions)
 
@@ -481,14 +481,14 @@ class FollowUps:
             del self._passes[number]  # a pass that is still there must be known: what none names is swept
 
     def is_done(self) -> bool:
-        """Whether stream and replica have all passes. Of a bootstrap that goes on they have not."""
+        """Tell whether stream and replica have all passes. Of a bootstrap that goes on they have not."""
         if self.bootstrap or self._published < self.last:
             return False
         state = self._replica()
         return state is None or (state.applied >= self.last and not self._debts())
 
     def status(self) -> dict[str, Any]:
-        """How far the table's passes have come."""
+        """Tell how far the table's passes have come."""
         state = self._replica_lately()
         return {
             "last_pass": self.last,

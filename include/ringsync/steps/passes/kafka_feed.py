@@ -106,7 +106,7 @@ class KafkaFeed:
                 _warn(f"the run ends; still waiting for Kafka: {', '.join(left) or 'the cluster'}")
 
     def announce(self, topic: str, bucket: str) -> None:
-        """A bucket is published."""
+        """Take note that a bucket is published."""
         self._add(topic, bucket)
         self._news.set()
 
@@ -116,7 +116,7 @@ class KafkaFeed:
         self._news.set()
 
     def status(self, topic: str) -> Mapping[str, Any] | None:
-        """How far a topic has come; None: there is no Kafka."""
+        """Tell how far a topic has come; None: there is no Kafka."""
         if self._settings is None:
             return None
         one = self._topics.get(topic)
@@ -125,7 +125,7 @@ class KafkaFeed:
         return {"messages": one.kafka.confirmed, "error": (self._error if one.has_work else None) or one.error}
 
     def producers(self) -> int:
-        """How many topics have one."""
+        """Tell how many topics have one."""
         return sum(topic.kafka.is_open(topic.name) for topic in self._all())
 
     def _is_full(self) -> bool:
@@ -166,7 +166,7 @@ class KafkaFeed:
             topic.kafka.close()
 
     def _has_ended(self) -> bool:
-        """Whether the run is at its end, and nobody is at work, nor could be."""
+        """Tell whether the run is at its end, and nobody is at work, nor could be."""
         if math.isinf(self._ends_at):
             return False
         topics = self._all()
@@ -245,7 +245,7 @@ class KafkaFeed:
 
 
 def _has_place(room: Collection[_Topic], now: float) -> bool:
-    """Whether one more topic can be relayed beside these."""
+    """Tell whether one more topic can be relayed beside these."""
     at_work = sum(now - topic.kafka.waits_since < MOMENT_S for topic in room)
     queued = sum(topic.kafka.queued_bytes for topic in room)
     return at_work < AT_WORK and queued < QUEUED_BYTES and len(room) < AT_ONCE
@@ -290,11 +290,11 @@ class _Topic:
         return self.error is None and self.kafka.confirmed > 0
 
     def place_in_queue(self) -> tuple[int, float]:
-        """The least comes first: who has failed least often, and of these who has waited longest."""
+        """Return the place in the queue: who failed least often comes first, and of these who waited longest."""
         return self._failures, self.tried_at
 
     def is_due(self, now: float, ending: bool) -> bool:
-        """Whether to relay it.
+        """Tell whether to relay it.
 
         :param now: the time, by the monotonic clock
         :param ending: whether only what is announced is relayed, and nothing tried again
@@ -329,7 +329,7 @@ class _Topic:
 
 
 def _told(error: Exception, before: str | None) -> str:
-    """What status says of an error; it is printed when it is new, with its place if nobody has foreseen it."""
+    """Return what status says of an error; it is printed when it is new, with its place if nobody has foreseen it."""
     is_foreseen = isinstance(error, RelayError | StreamError | StorageError)
     told = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
     if told != before:

@@ -223,7 +223,7 @@ def own_name(context: PassContext, name: str) -> str:
 
 
 def _divided(rows: Mapping[str, pa.RecordBatch], chosen: Mask) -> dict[str, pa.RecordBatch]:
-    """The rows that the mask names, of all batches together; batches of which there is none are left out."""
+    """Return the rows that the mask names, of all batches together; batches of which there is none are left out."""
     ends = np.cumsum([batch.num_rows for batch in rows.values()])[:-1]
     parts = zip(rows.items(), np.split(chosen, ends), strict=True)
     return {place: batch.filter(pa.array(own)) for (place, batch), own in parts if own.any()}

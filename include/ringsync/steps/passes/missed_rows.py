@@ -77,8 +77,8 @@ class MissedRows:
 
     :ivar context: what tasks need; its reader has the replica, with all passes
     :ivar bootstrap: the bootstrap whose rows were copied
-    :ivar copied_version: version of the replica's base that holds the copied rows and nothing else, if the table still has
-        the columns that it had then; None: they have never become a base
+    :ivar copied_version: version of the replica's base that holds the copied rows and nothing else, if the table still
+        has the columns that it had then; None: they have never become a base
     """
 
     context: PassContext
@@ -161,14 +161,14 @@ class MissedRows:
         ]
 
     def _copied(self, rows: pa.RecordBatch, own: pa.RecordBatch) -> pa.RecordBatch | None:
-        """What was copied of the rows that changes touch; None: nobody knows."""
+        """Return what was copied of the rows that changes touch; None: nobody knows."""
         reader = self.context.reader
         if self.copied_version is None or reader.replica is None:
             return None
         return copied_images(reader.replica, reader.table, self.copied_version, own, whole_partitions(rows))
 
     def _again(self, changes: pa.RecordBatch, images: pa.RecordBatch, now_s: int) -> Said:
-        """Deletions and changes of static cells, with what is static now."""
+        """Return deletions and changes of static cells, with what is static now."""
         table = self.context.reader.table
         place = places_of(changes["partition_key"], image_keys(images, table)[0])
         static = live_rows(images, table, now_s)["#static"].to_numpy(zero_copy_only=False)
@@ -178,7 +178,7 @@ class MissedRows:
         return Said(self._own(changes), found, visible)
 
     def _told(self, images: pa.RecordBatch, origins: pa.RecordBatch, *, visible: bool) -> Said:
-        """Rows as they are, or that they are gone.
+        """Return rows as they are, or that they are gone.
 
         :param origins: changes of these partitions
         """
@@ -197,12 +197,12 @@ class MissedRows:
 
 
 def _of_partitions(images: pa.RecordBatch, rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
-    """The images of partitions that changes touch: another one may have the same token."""
+    """Return the images of partitions that changes touch: another one may have the same token."""
     return images.filter(pc.is_in(image_keys(images, table)[0], rows["partition_key"]))
 
 
 def _differences(images: pa.RecordBatch, copies: pa.RecordBatch, table: TableSchema, now_s: int) -> tuple[Mask, Mask]:
-    """Which images are shown otherwise than they were copied, and which copies were shown, and are gone."""
+    """Tell which images are shown otherwise than they were copied, and which copies were shown, and are gone."""
     place: Places = places_of(key_digests(images, table), key_digests(copies, table))
     back: Places = places_of(key_digests(copies, table), key_digests(images, table))
     there, copied = alive(images, table, now_s), alive(copies, table, now_s)
@@ -216,7 +216,7 @@ def _differences(images: pa.RecordBatch, copies: pa.RecordBatch, table: TableSch
 
 
 def _shown_alike(images: pa.RecordBatch, others: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
-    """Which rows are the same, values and times, as of a moment."""
+    """Tell which rows are the same, values and times, as of a moment."""
     digests = zip(*(row_digests(live_rows(one, table, now_s)) for one in (images, others)), strict=True)
     alike: Mask = np.logical_and(*(one == other for one, other in digests))
     return alike

@@ -171,7 +171,7 @@ def _from_source(
     places: Places,
     now_s: int,
 ) -> tuple[pa.RecordBatch, Mask, Mask]:
-    """What the source shows: the rows, whether they are there, and of which that is not known.
+    """Return what the source shows: the rows, whether they are there, and of which that is not known.
 
     It is merged with the changes: that tells times that no SELECT shows. Where a change does not show, something hides
     it, maybe a deletion that nobody may have told us of: all replicas are asked, and what they show is right. As long
@@ -209,7 +209,7 @@ def _from_source(
 
 
 def _has_expired(rows: pa.RecordBatch, now_s: int) -> Mask:
-    """Which changes wrote a cell that no SELECT shows any more: nothing hides it."""
+    """Tell which changes wrote a cell that no SELECT shows any more: nothing hides it."""
     cells = flat(rows["cells"])
     ends = (cells.integers("kind") == EXPIRING) & (cells.integers("local_deletion_time") <= now_s)
     found = np.zeros(len(rows), np.bool_)
@@ -249,14 +249,14 @@ def _written_from(merged: pa.RecordBatch) -> Integers:
 
 
 def _may_be_hidden(reader: AfterReader, merged: pa.RecordBatch) -> Mask:
-    """Which changes write something that deletions may hide of which the replica shows nothing."""
+    """Tell which changes write something that deletions may hide of which the replica shows nothing."""
     if any(column.is_counter for column in reader.table.columns):
         return np.zeros(merged.num_rows, np.bool_)  # they are read from the source anyway
     return np.asarray(_written_from(merged) < reader.deletions_known_from_us)
 
 
 def complete_rows(reader: AfterReader, merged: pa.RecordBatch) -> RowsAfter:
-    """Complete images of all keys that changes touch: what the replica has, merged with them.
+    """Return complete images of all keys that changes touch: what the replica has, merged with them.
 
     What the replica cannot know for certain is read from the source, at quorum at least.
 
@@ -270,7 +270,7 @@ def complete_rows(reader: AfterReader, merged: pa.RecordBatch) -> RowsAfter:
 
 
 def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
-    """Rows that were not changed, with what the replica had of them, if messages say the row before.
+    """Return rows that were not changed, with what the replica had of them, if messages say the row before.
 
     :param removed: of which messages before these say that they are gone
     """
@@ -284,7 +284,7 @@ def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
 
 
 def rows_removed(reader: AfterReader, merged: pa.RecordBatch) -> Said | None:
-    """The rows that deletions of partitions and ranges have removed, and that no change of their own is of.
+    """Return the rows that deletions of partitions and ranges have removed, and that no change of their own is of.
 
     :param merged: merged change rows of the table, with their nodes
     :returns: None: there are none
@@ -311,7 +311,7 @@ def rows_removed(reader: AfterReader, merged: pa.RecordBatch) -> Said | None:
 def previous_of(
     replica: ReplicaState, table: TableSchema, merged: pa.RecordBatch, own: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """What a replica has of the rows that changes touch.
+    """Return what a replica has of the rows that changes touch.
 
     :param merged: merged change rows of the table
     :param own: images of the changes of rows
@@ -320,12 +320,12 @@ def previous_of(
 
 
 def whole_partitions(merged: pa.RecordBatch) -> pa.Array:
-    """The tokens of partitions of which merged change rows touch any row there may be."""
+    """Return the tokens of partitions of which merged change rows touch any row there may be."""
     return pa.array(np.unique(integers(merged["token"])[integers(merged["kind"]) != ROW]), pa.int64())
 
 
 def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordBatch, doubtful: Mask) -> RowsAfter:
-    """The images of all keys that changes touch.
+    """Return the images of all keys that changes touch.
 
     :param previous: the newest images before them
     :param doubtful: mask of the changes for which the source is asked whether something hides them
@@ -405,7 +405,7 @@ class Seen:
 def read_keys(
     reader: AfterReader, config: Config, keys: pa.RecordBatch, levels: Sequence[ConsistencyLevel], now_s: int
 ) -> Seen:
-    """Rows of the source.
+    """Return rows of the source.
 
     Where replicas disagreed all of them are asked, if they are alive; else, and where one does not answer, a quorum.
     So are they for counters: a total is no cell that could be merged with what only one replica has counted, and what
@@ -470,12 +470,12 @@ def _is_left(merged: pa.RecordBatch, places: Places) -> Mask:
 
 
 def _of_changes(after: RowsAfter, places: Places) -> pa.RecordBatch:
-    """The images of these changes, in their order."""
+    """Return the images of these changes, in their order."""
     return after.images.take(pa.array(after.of_change[places]))
 
 
 def _combined(images: pa.RecordBatch, replaced: Mask, others: pa.RecordBatch) -> pa.RecordBatch:
-    """The images with others in the places of those that are replaced."""
+    """Return the images with others in the places of those that are replaced."""
     if not replaced.any():
         return images
     order = np.arange(images.num_rows)

@@ -42,7 +42,7 @@ class Said:
 
 
 def alive(images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
-    """Which rows are there; of images without clustering: whether a static cell is."""
+    """Tell which rows are there; of images without clustering: whether a static cell is."""
     rows = live_rows(images, table, now_s)
     row_alive, static = (rows[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
     shown: Mask = np.where(has_clustering(images, table), row_alive, static)
@@ -50,7 +50,7 @@ def alive(images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
 
 
 def rows_before(previous: pa.RecordBatch, merged: pa.RecordBatch, table: TableSchema, now_s: int) -> Before:
-    """The row before each change; of a change of static cells what was static in its partition.
+    """Return the row before each change; of a change of static cells what was static in its partition.
 
     A deletion of a partition is of a row only where partitions are rows; one of a range never is.
 
@@ -116,7 +116,7 @@ def removed_rows(
 
 
 def _of_rows(deletions: pa.RecordBatch, clusterings: pa.Array) -> pa.RecordBatch:
-    """Deletions as if each had been of one row."""
+    """Return deletions as if each had been of one row."""
     count = len(deletions)
     halves = murmur3_128(pc.binary_join_element_wise(deletions["digest"].cast(pa.binary()), clusterings, b""))
     digests = np.stack(halves, axis=1).astype(">i8")
@@ -131,18 +131,18 @@ def _of_rows(deletions: pa.RecordBatch, clusterings: pa.Array) -> pa.RecordBatch
 
 
 def _keys(partition: pa.Array, clustering: pa.Array, is_row: Mask, table: TableSchema) -> pa.Array:
-    """Partition key and clustering as bytes, of equal rows the same; null where there is no row."""
+    """Return partition key and clustering as bytes, of equal rows the same; null where there is no row."""
     ordered = clustering_order(pc.if_else(pa.array(is_row), clustering, None), table)
     lengths = pc.binary_length(partition).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(lengths, partition, ordered, b" ")
 
 
 def _with_times(partition: pa.Array, times: pa.Array) -> pa.Array:
-    """Partition key and time as bytes; null where there is no time."""
+    """Return partition key and time as bytes; null where there is no time."""
     return pc.binary_join_element_wise(partition, times.cast(pa.string()).cast(pa.binary()), b" ")
 
 
 def places_of(mine: pa.Array, its: pa.Array) -> Places:
-    """Where each is found, the first time; -1: nowhere. Null is nowhere."""
+    """Tell where each is found, the first time; -1: nowhere. Null is nowhere."""
     found = pc.if_else(mine.is_valid(), pc.index_in(mine, value_set=its), None)
     return integers(pc.fill_null(found, _NONE).cast(pa.int64()))

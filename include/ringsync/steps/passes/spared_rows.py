@@ -83,7 +83,7 @@ class _Lookup:
 
 
 def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
-    """The rows that are there under deletions of partitions and ranges, some at a time: however many there are.
+    """Return the rows that are there under deletions of partitions and ranges, some at a time: however many there are.
 
     :param merged: merged change rows of the table; what they say themselves is left out
     :raises UnreadRowsError: rows could not be read
@@ -134,7 +134,7 @@ def _still_there(images: pa.RecordBatch, deletions: pa.RecordBatch, merged: pa.R
 def changes_of_nothing(
     origins: pa.RecordBatch, images: pa.RecordBatch, keys: Digests, table: TableSchema
 ) -> pa.RecordBatch:
-    """Change rows that say nothing: each has a row's key, and where the change comes from for which it is told.
+    """Return change rows that say nothing: each has a row's key, and where the change comes from for which it is told.
 
     The digest is that change's and the key's: the same, whenever the change is published.
 
@@ -160,7 +160,7 @@ def changes_of_nothing(
 
 
 def _rows(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int) -> Iterator[_Shown]:
-    """Where a partition is a row: those that are there."""
+    """Tell where a partition is a row: those that are there."""
     keys = deletions.select(["token", "partition_key", "clustering"])
     seen = read_keys(reader, config, keys, [], now_s)
     partition_keys, _ = image_keys(seen.images, reader.table)
@@ -169,7 +169,7 @@ def _rows(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s:
 
 
 def _under(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int) -> Iterator[_Shown]:
-    """The rows that are there under deletions, some at a time."""
+    """Return the rows that are there under deletions, some at a time."""
     table = reader.table
     query = scan_query(table, times=True, element_times=reader.element_times)
     pages: list[Page] = []
@@ -254,7 +254,7 @@ class _Bound:
 
 
 def _bounds(encoded: pa.Array, table: TableSchema) -> list[_Bound]:
-    """Bounds as change rows have them; of the deletion of a partition those that leave nothing out."""
+    """Return bounds as change rows have them; of the deletion of a partition those that leave nothing out."""
     found = [_Bound()] * len(encoded)
     there = np.flatnonzero(encoded.is_valid().to_numpy(zero_copy_only=False))
     texts = encoded.take(pa.array(there))
@@ -266,7 +266,7 @@ def _bounds(encoded: pa.Array, table: TableSchema) -> list[_Bound]:
 
 
 def _between(table: TableSchema, start: _Bound, end: _Bound) -> tuple[list[str], list[bytes]]:
-    """Conditions for the rows of a range, and their parameters.
+    """Return conditions for the rows of a range, and their parameters.
 
     Where the bounds differ in more than one column they let some rows through that are not in it: what is told of these
     is right as well.

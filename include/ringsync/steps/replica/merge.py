@@ -74,7 +74,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
 
 def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:
-    """The table that is named, or all that the sync keeps in step: those with cdc.
+    """Return the table that is named, or all that the sync keeps in step: those with cdc.
 
     :raises StepError: there is no such table
     """

@@ -114,7 +114,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
 
 def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
-    """The consistency level at which what a replica is repaired with is read: of a table that is followed ALL.
+    """Return the consistency level at which what a replica is repaired with is read: of a table that is followed ALL.
 
     A row that has been published is in the replica, though maybe only one node has it by now. Read without this node
     it would be taken out, and never come back: its copies, which the others get later, are known as published.
@@ -124,7 +124,7 @@ def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
 
 
 def synced_until_us(store: ObjectStore, table_id: str) -> int:
-    """The moment until which the sync has given to a replica all that was not late, in µs since the epoch.
+    """Return the moment until which the sync has given to a replica all that was not late, in µs since the epoch.
 
     Without it whatever differs and was written after the bootstrap would pass for a change that is on its way.
 
@@ -136,7 +136,7 @@ def synced_until_us(store: ObjectStore, table_id: str) -> int:
 
 
 def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges: Sequence[int]) -> Any:
-    """The source's checksums: a task reads a split."""
+    """Return the source's checksums: a task reads a split."""
     from ringsync.images.live import selected_rows
     from ringsync.replica.checksum import range_checksums
     from ringsync.sources.cassandra_table import read_split
@@ -155,7 +155,7 @@ def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges
 
 
 def replica_checksums(spark: Any, plan: ScanPlan, seen: ReplicaState, edges: Sequence[int]) -> Any:
-    """The replica's checksums: a task reads some token ranges."""
+    """Return the replica's checksums: a task reads some token ranges."""
     from ringsync.images.live import shown_rows
     from ringsync.replica.checksum import range_checksums
     from ringsync.replica.lookup import images_between
@@ -171,13 +171,13 @@ def replica_checksums(spark: Any, plan: ScanPlan, seen: ReplicaState, edges: Seq
 
 
 def boundaries(config: Config) -> list[int]:
-    """Equal token ranges over the whole ring, as many as ``verify.ranges``."""
+    """Return equal token ranges over the whole ring, as many as ``verify.ranges``."""
     ranges = WHOLE_RING.split(config.verify.ranges)
     return [ranges[0].start, *(token_range.end for token_range in ranges[:-1]), 2**63 - 1]
 
 
 def describe(found: Any, plan: ScanPlan) -> Report:
-    """A comparison as the report shows it.
+    """Return a comparison as the report shows it.
 
     :param found: :class:`ringsync.replica.compare.Comparison`
     """

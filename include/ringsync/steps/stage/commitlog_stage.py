@@ -147,7 +147,7 @@ class Stager:
         return Windows(newest, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
-        """The nodes of this queue that are to be read now; those that have left the ring are so no longer.
+        """Return the nodes of this queue that are to be read now; those that have left the ring are so no longer.
 
         Of those that fail it is one at a time, behind all others, and when these have had as long as the last such try.
         """
@@ -168,7 +168,7 @@ class Stager:
         return self._plan.read_hosts if self._plan else ()
 
     def _folder(self, host: Host) -> Path | None:
-        """Where the node keeps its log for us; remembered, since a node that is down cannot be asked."""
+        """Tell where the node keeps its log for us; remembered, since a node that is down cannot be asked."""
         if self._config.sync.cdc_raw:
             return Path(self._config.sync.cdc_raw)
         key = f"staging/nodes/{host.id}"
@@ -200,7 +200,7 @@ class Stager:
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
 
     def _is_kept(self, table: TableSchema, with_cdc: set[str]) -> bool:
-        """Whether rows of a table are staged: it has cdc, or had it when some of what we read was logged."""
+        """Tell whether rows of a table are staged: it has cdc, or had it when some of what we read was logged."""
         if self._cdc_ended is None:
             self._cdc_ended = CdcEnded(self._store)
         if table.table_id in with_cdc:
@@ -215,7 +215,7 @@ class Stager:
         return found
 
     def _ring_of(self, keyspace: str) -> RankedRing | None:
-        """The token ranges of a keyspace; None: they cannot be had, which ``bucket_close`` tells."""
+        """Return the token ranges of a keyspace; None: they cannot be had, which ``bucket_close`` tells."""
         if keyspace not in self._rings:
             assert self._plan is not None
             try:
@@ -228,7 +228,7 @@ class Stager:
         return self._rings[keyspace]
 
     def _known(self) -> set[str]:
-        """Ids of the tables of the schema."""
+        """Return the ids of the tables of the schema."""
         return {table.table_id for table in self._logged}
 
     def _recall(self, table_ids: frozenset[str]) -> bool:
@@ -306,12 +306,12 @@ class Stager:
         return any(log.failures for log in self._logs.values())
 
     def status(self) -> dict[str, Any]:
-        """How far each node's log is staged."""
+        """Tell how far each node's log is staged."""
         up = {host.id for host in self._hosts() if host.up}
         return {log.node: {"up": log.node in up, **log.status()} for log in self._logs.values()}
 
     def report(self) -> Report:
-        """What was staged by this run."""
+        """Return what was staged by this run."""
         total: Counter[str] = Counter()
         for log in self._logs.values():
             total.update(log.counts)

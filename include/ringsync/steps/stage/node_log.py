@@ -113,7 +113,7 @@ class NodeLog:
             print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.error}", flush=True)
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether it is not left alone.
+        """Tell whether it is not left alone.
 
         :param now_ms: ms since the epoch
         """
@@ -124,7 +124,7 @@ class NodeLog:
         self.failures = 0
 
     def new_work(self, now_ms: int, most: int) -> list[StageWork]:
-        """What is synced and not staged, the oldest segments first.
+        """Return what is synced and not staged, the oldest segments first.
 
         :param now_ms: ms since the epoch
         :param most: about so many bytes, and one part at least
@@ -145,7 +145,7 @@ class NodeLog:
         return work
 
     def _synced_parts(self, now_ms: int) -> Iterator[tuple[int, StageWork, int]]:
-        """Id, work and about how many bytes of each part that is synced and not staged.
+        """Return id, work and about how many bytes of each part that is synced and not staged.
 
         :raises OSError: the folder cannot be read
         """
@@ -194,7 +194,7 @@ class NodeLog:
                     )
 
     def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
-        """Whether what was read of a segment may be committed; otherwise it is read again later.
+        """Tell whether what was read of a segment may be committed; otherwise it is read again later.
 
         :param now_ms: ms since the epoch
         :param unsure: it has rows of tables of which nobody knows yet whether they were dropped, or are new
@@ -218,7 +218,7 @@ class NodeLog:
         return True
 
     def _doubt(self, identity: int, reason: str, now_ms: int) -> Doubt:
-        """A segment could not be read; it is tried again later."""
+        """Note that a segment could not be read: it is tried again later."""
         known = self.doubts.get(identity)
         attempts = known.attempts + 1 if known else 1
         since_ms = known.since_ms if known else now_ms
@@ -226,7 +226,7 @@ class NodeLog:
         return self.doubts[identity]
 
     def commit_of(self, staged: Sequence[Staged]) -> StageCommit:
-        """The next commit of the node, with what was read of its log."""
+        """Return the next commit of the node, with what was read of its log."""
         ends, finished = dict(self.ends), dict(self.finished)
         counts: Counter[str] = Counter()
         read_at_ms = max(one.read_at_ms for one in staged)
@@ -258,7 +258,7 @@ class NodeLog:
             self.backlog = max(0, self.backlog - max(0, part.end - part.start))
 
     def _remember_end(self, now_ms: int) -> None:
-        """Where the log ends now: once this is staged, so is everything that was synced by now."""
+        """Tell where the log ends now: once this is staged, so is everything that was synced by now."""
         if self.error is None and (not self._seen or now_ms - self._seen[-1][0] >= SEEN_EVERY_MS):
             newest = max(self._parts, default=0)
             self._seen.append((now_ms, (newest, self._parts[newest][1] if newest else 0)))
@@ -285,7 +285,7 @@ class NodeLog:
         return identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS
 
     def status(self) -> dict[str, Any]:
-        """How it stands, for ``cdcservice status``."""
+        """Tell how it stands, for ``cdcservice status``."""
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
@@ -306,12 +306,12 @@ class NodeLog:
 
 
 def _wait_ms(failures: int) -> int:
-    """How long to wait after so many failures in a row."""
+    """Tell how long to wait after so many failures in a row."""
     return min(LONGEST_WAIT_MS, FIRST_WAIT_MS << min(failures - 1, 10))
 
 
 def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageWork, int, int] | None:
-    """What of a segment is synced behind a position; up to which position; about how many bytes that are.
+    """Return what of a segment is synced behind a position; up to which position; about how many bytes that are.
 
     :raises OSError: index or segment cannot be read, or the index is there without its segment
     :raises ValueError: the index is none
@@ -335,7 +335,7 @@ def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageW
 
 
 def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: int) -> NodeLog:
-    """How far a node's log was staged before. What was finished long ago is put together in one object.
+    """Tell how far a node's log was staged before. What was finished long ago is put together in one object.
 
     :param folder: the node's ``cdc_raw``; None: unknown
     :param now_ms: ms since the epoch
@@ -367,7 +367,7 @@ _REMEDY = "give the user of this worker the right, e.g. by the node's group and 
 
 
 def what_is_refused(folder: Path) -> str | None:
-    """What this process may not do in a folder of segments; nothing is tried, so nothing of the node is touched.
+    """Return what this process may not do in a folder of segments; nothing is tried, so nothing of the node is touched.
 
     :returns: a sentence that names the folder and what to do; None: it may do all
     :raises OSError: the folder or what is in it cannot be looked at

@@ -81,7 +81,7 @@ class Windows:
     closed_until: int
 
     def starts(self, write_times: Integers, by_arrival: bool) -> Integers:
-        """Where the bucket of each row begins, in ms; -1: it is closed.
+        """Tell where the bucket of each row begins, in ms; -1: it is closed.
 
         :param write_times: µs. What is written in the future belongs to the newest bucket
         """
@@ -330,7 +330,7 @@ def range_sums(
 
 
 def _errors(undecoded: list[pa.RecordBatch], damages: list[Damage], file: str) -> tuple[pa.RecordBatch, int]:
-    """What could not be decoded, records of Cassandra's own tables left out; and their number."""
+    """Return what could not be decoded, records of Cassandra's own tables left out; and their number."""
     own = {bytes.fromhex(table_id) for table_id in system_tables()}
     records = [one for batch in undecoded if batch.num_rows for one in batch.to_pylist()]
     wanted = [one for one in records if one["table_id"] not in own]

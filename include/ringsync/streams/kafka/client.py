@@ -170,7 +170,7 @@ class KafkaTopics:
             raise self._explained(reason, "all topics")
 
     def is_open(self, topic: str) -> bool:
-        """Whether messages can be sent and confirmed: after an error of the broker they cannot."""
+        """Tell whether messages can be sent and confirmed: after an error of the broker they cannot."""
         return topic in self._senders
 
     @property
@@ -257,7 +257,7 @@ class KafkaTopics:
             raise self._failed(topic, error) from error
 
     def is_long(self, topic: str) -> bool:
-        """Whether what was sent is to be confirmed now: the transaction is open for long, as Kafka is slow."""
+        """Tell whether what was sent is to be confirmed now: the transaction is open for long, as Kafka is slow."""
         sender = self._senders.get(topic)
         return sender is not None and time.monotonic() - sender.begun_at > COMMIT_AFTER_S
 
@@ -289,7 +289,7 @@ class KafkaTopics:
                 sender.abort(self.settings.answer_timeout_s)
 
     def _failed(self, topic: str, error: KafkaException) -> RelayError:
-        """What to raise for an error; the next :meth:`open` begins anew, and makes the topic if it was deleted.
+        """Return what to raise for an error; the next :meth:`open` begins anew, and makes the topic if it was deleted.
 
         Nothing is aborted: what is on its way could come behind the abort. To begin anew ends it for good.
         """
@@ -345,7 +345,7 @@ class KafkaTopics:
             time.sleep(0.1)
 
     def _note(self, error: KafkaError) -> None:
-        """What librdkafka tells by the way: why a broker cannot be reached."""
+        """Return what librdkafka tells by the way: why a broker cannot be reached."""
         self._last_error = error.str()
 
     def _explained(self, error: KafkaError, where: str) -> RelayError:
@@ -388,7 +388,7 @@ def _registry(settings: KafkaSettings) -> SchemaRegistry | None:
 
 
 def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
-    """The configuration of a producer that loses and reorders nothing.
+    """Return the configuration of a producer that loses and reorders nothing.
 
     :param on_error: called with errors that concern no single message
     """
@@ -414,7 +414,7 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
 
 
 def connection_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
-    """What every client of the cluster is configured with; holds the password."""
+    """Return what every client of the cluster is configured with; holds the password."""
     tls, login = settings.tls, settings.sasl_mechanism
     found: dict[str, Any] = {
         "bootstrap.servers": ",".join(settings.bootstrap_servers),

@@ -105,7 +105,7 @@ def relay(
 
 
 def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) -> list[str]:
-    """The buckets that Kafka does not have yet, of all or of some."""
+    """Return the buckets that Kafka does not have yet, of all or of some."""
     after = "" if buckets is None else cursor.newest
     if buckets:
         some, ahead = [bucket for bucket in dict.fromkeys(buckets) if bucket not in cursor], cursor
@@ -200,7 +200,7 @@ def _send(
 
 
 def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:
-    """How messages of a version of the schemas are written, by the settings."""
+    """Tell how messages of a version of the schemas are written, by the settings."""
     if kafka.settings.serialisation == "json":
         key_json, value_json = (
             json_converter(schema, with_schema=kafka.settings.json_schemas) for schema in (key, value)
@@ -218,5 +218,5 @@ def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTop
 
 
 def _confluent_prefix(schema_id: int) -> bytes:
-    """What Confluent's wire format has before a datum: 0 and the schema's id."""
+    """Return what Confluent's wire format has before a datum: 0 and the schema's id."""
     return struct.pack(">bI", 0, schema_id)

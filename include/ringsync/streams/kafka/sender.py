@@ -55,7 +55,7 @@ class Sender:
             self.handed_over = 0
 
     def room(self) -> int:
-        """How many messages may be handed over now.
+        """Tell how many messages may be handed over now.
 
         Kafka may have yet to take :data:`FIRST_BYTES`, and as many messages as it has taken in this transaction, or in
         one before it that was short. Where there are as many it is waited until half of them are taken.
