@@ -79,7 +79,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     start_workers(
         spark.sparkContext, "deltalake", "ringsync.steps.close.close_task", "ringsync.steps.passes.replica_task"
     )
-    session = connect_patiently(cluster_settings(config))
+    session = connect_patiently(cluster_settings(config), application.options.until)
     with (
         ControlServer(host=_driver_host(spark.sparkContext)) as control,
         KafkaFeed(store, kafka_settings(config)) as feed,
