@@ -302,16 +302,15 @@ def test_a_read_that_brings_nothing_ends(odd: Source, error: Exception, of_all: 
     found = odd.read(rows, session=session, sleep=clock.sleep, clock=clock, of_all=of_all)
     assert [row.place for row in found.unread] == list(range(len(rows)))
     assert found.images.num_rows == 0
-    assert clock.now < 2 * NO_PROGRESS_S
+    assert clock.now < 3 * NO_PROGRESS_S
     assert len(session.asked) < 100
     hint = "longer timeouts may help" if isinstance(error, ReadTimeout) else "too few replicas are alive"
     assert all(hint in row.reason for row in found.unread)
 
 
-@pytest.mark.parametrize("error", [timeout(), Unavailable("injected")], ids=["slow", "away"])
-def test_what_comes_only_in_small_portions_comes(odd: Source, error: Exception) -> None:
+def test_what_comes_only_in_small_portions_comes(odd: Source) -> None:
     clock = Clock()
-    timed_out = slow(clock, error)
+    timed_out = slow(clock, timeout())
 
     def fault(statement: Any) -> Exception | None:
         return timed_out(statement) if int.from_bytes(statement.values[0][:4], "big") > 2 else None

@@ -39,7 +39,7 @@ def test_an_empty_store_gets_the_present_layout(store: LocalStore) -> None:
 
 def test_a_layout_of_the_future_is_refused(store: LocalStore) -> None:
     store.put("state/layout.json", b'{"layout": 99}')
-    with pytest.raises(LayoutError, match="has layout 99, and this version of ringsync knows 2 only"):
+    with pytest.raises(LayoutError, match="has layout 99, but this version of ringsync knows only 2"):
         check_layout(store)
 
 

@@ -67,7 +67,7 @@ def test_what_another_application_is_creating_just_now_is_waited_for(state: Stat
 def test_what_nobody_creates_is_missing_in_the_end(state: StateSession) -> None:
     slept: list[float] = []
     missing = StateSession(state._session, "t_state_session", slept.append)
-    with pytest.raises(StateError, match=r"not as this version of ringsync made it: .*no_such_table"):
+    with pytest.raises(StateError, match=r"has other tables than this version of ringsync makes: .*no_such_table"):
         missing.execute("SELECT a FROM t_state_session.no_such_table", ())
     assert tuple(slept) == SCHEMA_DELAYS_S
 
@@ -115,7 +115,7 @@ def test_writes_whose_answers_are_lost_are_repeated(state: StateSession, session
 
 @pytest.mark.server
 def test_what_is_refused_is_not_repeated(state: StateSession) -> None:
-    with pytest.raises(StateError, match="not as this version of ringsync made it"):
+    with pytest.raises(StateError, match="has other tables than this version of ringsync makes"):
         state.bind("SELECT no_such_column FROM t_state_session.processor_error", ())
 
 

@@ -189,4 +189,5 @@ def test_what_has_waited_for_a_bootstrap_is_added_in_turns(lake: Lake, monkeypat
     assert added == sorted(added)
     assert len(rows_of_replica(lake)) == 7
     assert found.catch_up()
+    found.tell_missed()
     assert found.is_done()

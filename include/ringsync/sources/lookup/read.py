@@ -281,16 +281,18 @@ class _Reader:
         now = self._clock()
         self._failures += 1
         parts = self._smaller(lookup)
+        is_known_as_too_large = len(lookup.keys) > self._most_keys
         if self._failing_since is None:
             self._failing_since = now
-        elif parts and not stuck.absent and len(lookup.keys) // 2 < self._most_keys:
+        elif parts and not stuck.absent and not is_known_as_too_large:
             # Nothing comes at this size: all that waits is asked for in smaller portions, and has its time anew.
-            self._most_keys, self._failing_since = len(lookup.keys) // 2, now
+            self._most_keys, self._failing_since = max(1, len(lookup.keys) // 4), now
         elif now - self._failing_since > max(NO_PROGRESS_S, self._settings.request_timeout_s):
             self._end(stuck)
         if self._ended is None and self._failures <= MAX_FAILURES:
             if parts and not stuck.absent:
-                self._sleep(RETRY_DELAYS_S[0])
+                if not is_known_as_too_large:
+                    self._sleep(RETRY_DELAYS_S[0])
                 # Behind the others, which need not wait for what is slow.
                 self._waiting.extend(replace(part, patient=len(part.keys) == 1) for part in parts)
                 return
