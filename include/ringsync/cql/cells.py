@@ -57,6 +57,34 @@ class Cells:
         return Cells(self.buffer, self.offsets, np.where(rows, np.int32(NULL_LENGTH), self.lengths))
 
 
+def no_cells(count: int) -> Cells:
+    """Return as many nulls."""
+    return Cells(padded(b""), np.zeros(count, np.int32), np.full(count, NULL_LENGTH, np.int32))
+
+
+def joined_cells(parts: Sequence[Cells]) -> Cells:
+    """Concatenate cells. Their bytes are copied unless all parts share one buffer.
+
+    :raises ValueError: the values together exceed the 2 GiB that 32-bit offsets reach
+    """
+    filled = [part for part in parts if len(part)]
+    lengths = np.concatenate([part.lengths for part in parts])
+    buffers = {address(part.buffer): part.buffer for part in filled if (part.lengths > 0).any()}
+    if len(buffers) <= 1:
+        (buffer,) = buffers.values() or [padded(b"")]
+        parts = [part if address(part.buffer) in buffers else no_cells(len(part)) for part in parts]
+        return Cells(buffer, np.concatenate([part.offsets for part in parts]), lengths)
+    starts = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0), dtype=np.int64)])
+    if starts[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"{len(lengths)} values have {starts[-1]} bytes together: pass fewer rows at once")
+    data, offsets, at = np.empty(int(starts[-1]) + PADDING, np.uint8), starts[:-1].astype(np.int32), 0
+    for part in filled:
+        base, part_offsets, part_lengths, count = part.arguments
+        gather_bytes(base, part_offsets, part_lengths, count, address(offsets) + 4 * at, address(data))
+        at += count
+    return Cells(data, offsets, lengths)
+
+
 def gathered(cells: Cells) -> tuple[pa.Buffer, pa.Buffer]:
     """Copy the values into one buffer. Return Arrow's offsets, and the bytes, followed by spare bytes.
 

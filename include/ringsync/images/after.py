@@ -32,7 +32,7 @@ from ringsync.changes.schema import (
     STATIC,
     TOMBSTONE,
 )
-from ringsync.compiled.arrow import Mask, int64_array, integers, valid_mask
+from ringsync.compiled.arrow import Mask, array_of, integers, valid_mask
 from ringsync.cql.types import ListType
 from ringsync.images.from_changes import Misfits, change_rows_of, images_of
 from ringsync.images.merge_column import is_placeholder, tombstone_lists
@@ -288,8 +288,8 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
     row = [pc.struct_field(seen["_row"], name).take(all_seen) for name in ("writetime", "expires_at")]
     row += [pc.struct_field(after["_row"], "deleted_at"), _live(after, may_hide, live)]
     ended = np.where(found, live_expires_at, np.minimum(live_expires_at, read_at_us // MICROS))
-    merge["live_expires_at"] = int64_array(ended, may_hide & valid_mask(merge["live_expires_at"]))
-    merge["unseen_at"] = int64_array(np.full(len(after), read_at_us), ~found)
+    merge["live_expires_at"] = array_of(ended, may_hide & valid_mask(merge["live_expires_at"]))
+    merge["unseen_at"] = array_of(np.full(len(after), read_at_us), ~found)
     if _may_expire(after, table):
         tombstones, deletions = tombstone_cells(after, table)
         tombstones = together([tombstones, _ended_cells(after, is_row, seen, place, table)], CELL)
@@ -331,7 +331,7 @@ def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_u
 def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:
     """``_row.live``: where it is known and not kept there is none."""
     live = integers(pc.struct_field(after["_row"], "live"))
-    return int64_array(np.where(kept, live, NO_LIVENESS), known)
+    return array_of(np.where(kept, live, NO_LIVENESS), known)
 
 
 def _may_expire(images: pa.RecordBatch, table: TableSchema) -> bool:

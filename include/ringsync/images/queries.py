@@ -17,7 +17,7 @@ from ringsync.changes.flat import UNKNOWN_TTL, flat, kept
 from ringsync.changes.schema import LIVENESS
 from ringsync.changes.text.assignments import assignments, deleted_names, live_cells
 from ringsync.changes.text.statements import Statements, cell_deletions, deletions_of_rows, row_keys, writes
-from ringsync.compiled.arrow import int64_array, integers, starts_of, valid_mask
+from ringsync.compiled.arrow import array_of, integers, starts_of, valid_mask
 from ringsync.cql.text.literals import message_literals
 from ringsync.images.from_changes import change_rows_of
 from ringsync.schema.table import TableSchema
@@ -81,8 +81,8 @@ def _with_liveness(rows: pa.RecordBatch, images: pa.RecordBatch) -> pa.RecordBat
     expiring = expiries >= 0
     fields = [
         pa.array(timestamps),
-        int64_array(np.zeros(len(rows), np.int64), expiring).cast(pa.int32()),
-        int64_array(expiries, expiring),
+        array_of(np.zeros(len(rows), np.int64), expiring).cast(pa.int32()),
+        array_of(expiries, expiring),
     ]
     liveness = pa.StructArray.from_arrays(fields, fields=list(LIVENESS))
     column = pc.if_else(pa.array(guessed), liveness, rows["liveness"])

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.flat import UNKNOWN_TTL, FlatCells, Places, cell_array, deletion_array
 from ringsync.changes.schema import EXPIRING, LIVE, TOMBSTONE
-from ringsync.compiled.arrow import Integers, Mask, int64_array, integers, runs, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, array_of, integers, runs, valid_mask
 from ringsync.cql.cells import cells_of, raw_values
 from ringsync.cql.codec.encode import encode
 from ringsync.cql.codec.split import split
@@ -59,8 +59,8 @@ def value_cells(
         elements.path,
         elements.value,
         timestamps,
-        int64_array(ttl, expiring | ~known).cast(pa.int32()),
-        int64_array(expiries, expiring),
+        array_of(ttl, expiring | ~known).cast(pa.int32()),
+        array_of(expiries, expiring),
         np.where(expiring, EXPIRING, LIVE),
     )
     flat_cells = FlatCells(elements.row, cells)

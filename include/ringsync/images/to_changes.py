@@ -20,7 +20,7 @@ from ringsync.changes.schema import (
     ROW,
     STATIC,
 )
-from ringsync.compiled.arrow import Integers, Mask, int64_array, integers, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, array_of, integers, valid_mask
 from ringsync.cql.codec.encode import partition_key_bytes
 from ringsync.images.schema import NO_LIVENESS, lake_names, row_image_schema
 from ringsync.images.to_cells import serialised, tombstone_cells, value_cells
@@ -160,8 +160,8 @@ def _liveness(images: pa.RecordBatch, rows: _Rows, unknown_at_us: int | None) ->
     expiring = known & valid_mask(expires_at)[image]
     fields = [
         pa.array(np.where(known, integers(live)[image], unknown_at_us or 0)),
-        int64_array(np.where(known, 0, UNKNOWN_TTL), expiring | unknown).cast(pa.int32()),
-        int64_array(integers(expires_at)[image], expiring),
+        array_of(np.where(known, 0, UNKNOWN_TTL), expiring | unknown).cast(pa.int32()),
+        array_of(integers(expires_at)[image], expiring),
     ]
     there = (rows.kind == ROW) & (known | unknown)
     return pa.StructArray.from_arrays(fields, fields=list(LIVENESS), mask=pa.array(~there))
