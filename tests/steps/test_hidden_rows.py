@@ -409,3 +409,42 @@ def test_a_row_that_was_inserted_stays_when_its_last_cell_expires(
     assert len(source.asked) == (at == LONG_AGO)
     monkeypatch.setattr(time, "time", lambda: row.ends)
     assert list(rows_of_replica(lake)) == [(1, 1)]
+
+
+@pytest.mark.parametrize("all_alive", [True, False])
+@pytest.mark.parametrize("disagreed", [True, False])
+@pytest.mark.parametrize("mode", ["source", "replica"])
+def test_rows_do_not_show_static_cells_that_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, disagreed: bool, all_alive: bool
+) -> None:
+    """A pass has an old static cell, which a deletion that no SELECT shows hides, and a row of its partition."""
+    static = {**Write(1, None, None, LONG_AGO).row(WITH_STATIC, "a"), "kind": STATIC, "deletion": None}
+    static["cells"] = [{"column": 0, "value": b"hidden", "timestamp": LONG_AGO, "kind": LIVE}]
+    rows = [Write(1, 1, "a", LATER).row(WITH_STATIC, "a"), Write(2, 1, "b", LATER).row(WITH_STATIC, "a")]
+    for one in rows:
+        one["cells"][0]["column"] = 1
+    empty = WithStatic(tmp_path, WITH_STATIC)
+    there = row_images_of(merge(pa.RecordBatch.from_pylist(rows, STAGED_ROWS), WITH_STATIC), WITH_STATIC, "raw")
+
+    def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+        wanted = [(int.from_bytes(one["partition_key"]), one["clustering"] is not None) for one in keys.to_pylist()]
+        shown = pa.array([(image["id"], True) in wanted for image in there.to_pylist()])
+        found = np.array([is_row for _, is_row in wanted], np.bool_)
+        return Seen(there.filter(shown), found, np.full(len(keys), reader.disagreed and all_alive))
+
+    monkeypatch.setattr(rows_after, "read_keys", read_keys)
+    reader = replace(
+        empty.reader,
+        mode=mode,
+        replica=state_of(empty.folder, WITH_STATIC),
+        disagreed=disagreed,
+        deletions_known_from_us=LONG_AGO + 1,
+    )
+    merged = merge(pa.RecordBatch.from_pylist([static, *rows], STAGED_ROWS), WITH_STATIC)
+    known = images_after(reader, merged)
+    told = [
+        (row["id"], row["seq"], row["s"], row["v"]) for row in known.images.filter(pa.array(known.visible)).to_pylist()
+    ]
+    assert sorted(told) == [(1, 1, None, "a"), (2, 1, None, "b")]
+    assert known.visible.tolist() == [row["kind"] != STATIC for row in merged.to_pylist()]
+    assert known.open.any() == (disagreed and not all_alive)

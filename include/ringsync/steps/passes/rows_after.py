@@ -149,7 +149,7 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
         under = under_deletions(reader, store_of(config), merged)
         doubtful = _may_be_hidden(reader, under)
         found = _of_changes(_completed(reader, under, previous, np.zeros_like(doubtful)), places)
-        visible, asked = alive(found, table, now_s), doubtful[places]
+        visible, asked = alive(found, table, now_s), _with_their_rows(doubtful, merged)[places]
         if asked.any():
             seen, visible[asked], undecided[asked] = _from_source(reader, config, merged, places[asked], now_s)
             found = _combined(found, asked, seen)
@@ -190,15 +190,15 @@ def _from_source(
     living, there = alive(images, table, now_s), seen.there.copy()
     hidden = ~visible(rows, seen.images, table, now_s)
     # Messages tell the times of what has ended; a row that is seen all the same lives by something else.
-    ended = there & ~hidden & (_has_expired(rows, now_s) | ~living)
+    ended = there & ~hidden & (_with_their_rows(_has_expired(rows, now_s), rows) | ~living)
     images = _combined(images, ended, instead.filter(pa.array(ended)))
     if reader.disagreed:
-        decided = hidden & seen.everywhere
+        decided = (hidden & seen.everywhere) | (_with_their_rows(hidden, rows) & ~hidden)
         shown = instead.filter(pa.array(decided))
     else:
         # Whoever answers at such a level has the change in its log, so it knows what hides it: what was read instead of
         # images that are not certain is right.
-        decided = hidden = hidden & ~unknown
+        decided = hidden = _with_their_rows(hidden & ~unknown, rows)
         if hidden.any():
             asked = keys.filter(pa.array(hidden))
             again = read_keys(replace(reader, disagreed=True), config, asked, levels, now_s)
@@ -206,6 +206,15 @@ def _from_source(
             instead = seen_instead(images.filter(pa.array(hidden)), again.images, now_us, table)
         shown = instead
     return _combined(images, decided, shown), there | (living & ~hidden), hidden & ~decided
+
+
+def _with_their_rows(chosen: Mask, merged: pa.RecordBatch) -> Mask:
+    """Add to the changes that are chosen those of rows that show the static cells of one of them."""
+    keys, static = merged["partition_key"], chosen & (integers(merged["kind"]) == STATIC)
+    if not static.any():
+        return chosen
+    of_them = pc.is_in(keys, keys.filter(pa.array(static))).to_numpy(zero_copy_only=False)
+    return np.asarray(chosen | (of_them & (integers(merged["kind"]) == ROW)))
 
 
 def _has_expired(rows: pa.RecordBatch, now_s: int) -> Mask:
