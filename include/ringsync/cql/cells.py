@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.compiled.arrow import valid_mask
+from ringsync.compiled.arrow import Integers, integers, valid_mask
 from ringsync.compiled.memory import PADDING, address, padded
 from ringsync.cql.codec.gather import count_nulls, gather_bytes, sum_lengths
 
@@ -83,6 +83,12 @@ def joined_cells(parts: Sequence[Cells]) -> Cells:
         gather_bytes(base, part_offsets, part_lengths, count, address(offsets) + 4 * at, address(data))
         at += count
     return Cells(data, offsets, lengths)
+
+
+def codes(parts: Sequence[Cells]) -> list[Integers]:
+    """Number values: equal ones have equal numbers, also in different parts. Null is a value."""
+    numbers = integers(raw_values(joined_cells(parts)).dictionary_encode("encode").indices)
+    return np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def gathered(cells: Cells) -> tuple[pa.Buffer, pa.Buffer]:

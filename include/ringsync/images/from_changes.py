@@ -87,15 +87,11 @@ def images_of(rows: ChangeRows, table: TableSchema, misfits: Misfits, static_of:
         )
         for column in table.columns
     ]
-    lists = {column.name: live[column.name] for column in columns if _is_list(column)}
+    lists = {column.name: live[column.name] for column in columns if column.is_list}
     merge = merge_column(rows, table, cells.where(cells.kind == TOMBSTONE), lists)
     values = [decoded[column.name].values for column in table.columns]
     x = or_nulls(struct_of(x_type, parts), x_type, count)
     return pa.RecordBatch.from_arrays([array_of(rows.token), *values, row, x, merge], schema=schema)
-
-
-def _is_list(column: LoggedColumn) -> bool:
-    return column.is_multicell and isinstance(column.type, ListType)
 
 
 def _key_cells(rows: ChangeRows, table: TableSchema) -> list[Cells]:

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.changes.common_times import NO_CELL, NO_EXPIRY, ElementTimes, RowTimes, common_times
-from ringsync.compiled.arrow import Integers, Mask, bitmap, array_of, integers, valid_mask
+from ringsync.changes.common_times import NO_CELL, ElementTimes, RowTimes, common_times
+from ringsync.changes.schema import NO_EXPIRY
+from ringsync.compiled.arrow import Integers, Mask, array_of, bitmap, integers, list_of, valid_mask
 from ringsync.cql.codec.decode import Decoded, misfit_reason
 from ringsync.images.schema import ROW_TIMES, lake_names
 from ringsync.schema.table import Column, TableSchema
@@ -114,16 +115,8 @@ def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> 
         flat = array_of(values[kept], cell[kept])
         valid = given | unknown
         counts = np.where(given, np.diff(times.starts), 0)
-        lists.append(list_array(counts, valid, flat) if valid.any() else None)
+        lists.append(list_of(counts, flat, valid) if valid.any() else None)
     return lists[0], lists[1]
-
-
-def list_array(counts: npt.NDArray[np.integer[Any]], valid: Mask, flat: pa.Array) -> pa.Array:
-    """Build lists of ``counts`` elements each, null outside the mask ``valid``."""
-    starts = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    buffers = [bitmap(valid), pa.py_buffer(starts)]
-    return pa.Array.from_buffers(pa.list_(flat.type), len(counts), buffers, children=[flat])
 
 
 def _given(values: Integers, valid: Mask) -> pa.Array | None:
@@ -194,7 +187,7 @@ def _absolute(
     valid[from_own] = valid_mask(flat) & (relative | (integers(flat) != NO_EXPIRY))
     if pa.types.is_struct(value.type):
         valid[~from_own] &= np.stack([valid_mask(field) for field in value.flatten()], axis=1)[alike].ravel()
-    return list_array(counts, there, array_of(times, valid))
+    return list_of(counts, array_of(times, valid), there)
 
 
 def _element_counts(value: pa.Array) -> Integers:
