@@ -1,8 +1,9 @@
 """Whether what was read shows what change rows say: each cell, or something newer in its place.
 
-A SELECT shows no tombstones. So a value that a newer deletion has hidden looks as if it had not arrived; whoever asks
-must stop asking at some time. Nor does it show when a row was inserted, which entry of a list is which, and of old
-servers' collections the times of elements. What may be older than the change does not say that the change is there.
+A SELECT shows no tombstones, and a write that has expired is one. So a value that a newer deletion has hidden looks as
+if it had not arrived; whoever asks must stop asking at some time. Nor does it show when a row was inserted, which entry
+of a list is which, and of old servers' collections the times of elements. What may be older than the change does not
+say that the change is there.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def visible(changes: pa.RecordBatch, images: pa.RecordBatch, table: TableSchema,
     counters, column, timestamp = _counters(images, table)
     rows, seen_rows, counter_rows = _places(table, changes, seen, counters)
     wanted, found = _cells(changes, rows, table), _cells(seen, seen_rows, table, only_live=True)
-    found = _dated(wanted, _with_counters(found, counter_rows, column, timestamp), table)
+    found = _dated(wanted, _with_counters(found, counter_rows, column, timestamp), table, now_s)
     unseen = np.zeros(changes.num_rows, np.bool_)
     unseen[wanted.row[~_cells_seen(wanted, found, table, now_s)]] = True
     unseen |= _deletions_unseen(changes, rows, found)
@@ -166,7 +167,7 @@ def _with_counters(cells: _Cells, places: Integers, column: Integers, timestamp:
     )
 
 
-def _dated(wanted: _Cells, found: _Cells, table: TableSchema) -> _Cells:
+def _dated(wanted: _Cells, found: _Cells, table: TableSchema, now_s: int) -> _Cells:
     """Elements of unknown times are as new as can be where the change has written the same, which one list entry does
     not say of another; else as old as can be."""
     unknown = found.timestamp == _UNKNOWN
@@ -175,7 +176,7 @@ def _dated(wanted: _Cells, found: _Cells, table: TableSchema) -> _Cells:
     keys = _cell_keys(wanted, found, _path_codes(wanted, found, table))
     values = _value_codes(wanted, found, table, of_fields=True)
     pairs = _renumbered([key * 2**31 + value for key, value in zip(keys, values, strict=True)])
-    written = np.isin(pairs[1], pairs[0][~wanted.dead]) & ~_in_lists(found, table)
+    written = np.isin(pairs[1], pairs[0][~wanted.dead & (wanted.expires > now_s)]) & ~_in_lists(found, table)
     return replace(found, timestamp=np.where(unknown & written, _FOREVER, found.timestamp))
 
 
@@ -223,8 +224,9 @@ def _cells_seen(wanted: _Cells, found: _Cells, table: TableSchema, now_s: int) -
     newer = (there > wanted.timestamp) & ~in_list
     counters = [column.number for column in columns_of(table) if column.is_counter]
     newer |= np.isin(wanted.column, counters) & (there == wanted.timestamp)
-    arrived: Mask = np.where(wanted.dead, gone, newer | (wanted.expires <= now_s) | _same(wanted, found, keys, table))
-    return arrived
+    # What has expired hides older cells; an entry of a list hides none.
+    came = newer | ((wanted.expires <= now_s) & (gone | in_list)) | _same(wanted, found, keys, table)
+    return np.asarray(np.where(wanted.dead, gone, came))
 
 
 def _same(wanted: _Cells, found: _Cells, keys: list[Integers], table: TableSchema) -> Mask:
@@ -272,15 +274,23 @@ def _deletions_unseen(changes: pa.RecordBatch, places: Integers, found: _Cells) 
 def _rows_unchanged(
     changes: pa.RecordBatch, places: Integers, seen: pa.RecordBatch, seen_places: Integers, found: _Cells, now_s: int
 ) -> Mask:
-    """Tell where a row that is deleted is still there by nothing but a liveness, which may be the deleted one."""
+    """Tell where a row that is deleted, or whose INSERT has expired, is still there only by a liveness that is, or may
+    be, older."""
     live = np.full(max(one.max(initial=0) for one in (places, seen_places, found.place)) + 1, _NEVER)
-    np.maximum.at(live, seen_places, integers(pc.fill_null(seen["liveness"].flatten()[0], _NEVER)))
+    np.maximum.at(live, seen_places, np.where(_lives(seen, now_s), _times(seen, "liveness"), _NEVER))
     live[found.place] = _NEVER  # what they say is enough
-    liveness = changes["liveness"]
-    written = valid_mask(liveness) & (integers(pc.fill_null(liveness.flatten()[2], _FOREVER)) > now_s)
-    timestamps = integers(pc.fill_null(changes["deletion"].flatten()[0], _NEVER))
-    unchanged: Mask = ~written & (live[places] != _NEVER) & (live[places] <= timestamps)
-    return unchanged
+    hidden_until = np.maximum(_times(changes, "liveness"), _times(changes, "deletion"))
+    return np.asarray(~_lives(changes, now_s) & (live[places] != _NEVER) & (live[places] <= hidden_until))
+
+
+def _times(rows: pa.RecordBatch, name: str) -> Integers:
+    return integers(pc.fill_null(rows[name].flatten()[0], _NEVER))
+
+
+def _lives(rows: pa.RecordBatch, now_s: int) -> Mask:
+    """Tell which rows have a liveness that has not expired."""
+    expires_at = integers(pc.fill_null(rows["liveness"].flatten()[2], _FOREVER))
+    return valid_mask(rows["liveness"]) & (expires_at > now_s)
 
 
 def _complex_deletions_unseen(
@@ -299,7 +309,4 @@ def _complex_deletions_unseen(
 
 def _liveness_unseen(changes: pa.RecordBatch, places: Integers, seen_places: Integers, now_s: int) -> Mask:
     """Tell where a row was inserted that is not there."""
-    liveness = changes["liveness"]
-    expires = integers(pc.fill_null(liveness.field("expires_at"), _FOREVER))
-    unseen: Mask = valid_mask(liveness) & (expires > now_s) & ~np.isin(places, seen_places)
-    return unseen
+    return _lives(changes, now_s) & ~np.isin(places, seen_places)
