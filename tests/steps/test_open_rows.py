@@ -41,6 +41,8 @@ AT = int(time.time() - 3600) * 10**6
 BEFORE = AT - 10**6
 TEXT = Native("text")
 INSERTED = {"liveness": {"timestamp": BEFORE}}
+EXPIRED = {"ttl": 60, "local_deletion_time": AT // 10**6 + 60, "kind": EXPIRING}
+"""What makes a cell one that has expired by now."""
 DELETED = {"deletion": {"timestamp": AT, "local_deletion_time": AT // 10**6}}
 
 
@@ -141,6 +143,19 @@ CASES = {
     ),
     "the only value's deletion": Case(
         TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, {"cells": [tombstone()]}, INSERTED
+    ),
+    "value that has expired": Case(
+        TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, {"cells": [cell("x") | EXPIRED]}, INSERTED
+    ),
+    "map value that has expired": Case(MAPS, {"cells": [_IN_MAP]}, {"cells": [_NEW_IN_MAP | EXPIRED]}, None),
+    "set element that has expired": Case(
+        SETS, INSERTED | {"cells": [_IN_SET]}, {"cells": [_IN_SET | {"timestamp": AT} | EXPIRED]}, INSERTED
+    ),
+    "set element without times that has expired": Case(
+        SETS, {"cells": [_IN_SET]}, {"cells": [_IN_SET | {"timestamp": AT} | EXPIRED]}, None, element_times=False
+    ),
+    "insert of keys that has expired": Case(
+        KEYS_ONLY, INSERTED, {"liveness": {"timestamp": AT, "ttl": 60, "expires_at": AT // 10**6 + 60}}, None
     ),
     "deletion of a row with a value": Case(TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, DELETED, None),
     "deletion of a row without values": Case(TEXTS, INSERTED, DELETED, None),
@@ -246,7 +261,7 @@ def test_a_cell_that_has_expired_does_not_excuse_others(lake: Lake, monkeypatch:
     """A newer deletion of ``v1`` was published before; all replicas answer."""
     table = table_of(TEXT, TEXT)
     shown_by(monkeypatch, selected(table, INSERTED, True)).all_alive = True
-    expired = cell("beat", kind=EXPIRING, ttl=60, local_deletion_time=AT // 10**6 + 60)
+    expired = cell("beat") | EXPIRED
     change = row(table, {"cells": [expired, cell("hidden", column=1)]})
     found = images_after(reader_of(lake, table), change)
     assert (found.visible.tolist(), found.open.tolist()) == ([True], [False])

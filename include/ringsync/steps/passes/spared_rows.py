@@ -94,7 +94,11 @@ def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
     if reader.mode == "none" or not deletions.num_rows:
         return
     config, table, now_s = load_config(reader.config_path), reader.table, int(time.time())
-    found = _under(reader, config, deletions, now_s) if table.clustering else _rows(reader, config, deletions, now_s)
+    waiting: set[int] = set()
+    if table.clustering:
+        found = _under(reader, config, deletions, now_s, waiting)
+    else:
+        found = _rows(reader, config, deletions, now_s)
     seen, unseen = np.empty((0, 2), np.uint64), [pa.array([], pa.binary())]
     for shown in found:
         images = shown.images
@@ -108,6 +112,7 @@ def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
         if reader.disagreed and not shown.everywhere.all():
             still = _still_there(images, deletions, merged, table) & ~shown.everywhere
             unseen.append(deletions["partition_key"].take(pa.array(shown.deletion[still])))
+            waiting.update(shown.deletion[still].tolist())
     if len(partition_keys := pa.concat_arrays(unseen).unique()):
         raise UnseenDeletionsError(partition_keys)
 
@@ -168,8 +173,13 @@ def _rows(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s:
     yield _Shown(seen.images, place, seen.everywhere[place])
 
 
-def _under(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int) -> Iterator[_Shown]:
-    """Return the rows that are there under deletions, some at a time."""
+def _under(
+    reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int, waiting: set[int]
+) -> Iterator[_Shown]:
+    """Return the rows that are there under deletions, some at a time.
+
+    :param waiting: places of the deletions of which no more rows are wanted; it may grow meanwhile
+    """
     table = reader.table
     query = scan_query(table, times=True, element_times=reader.element_times)
     pages: list[Page] = []
@@ -181,7 +191,8 @@ def _under(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s
         everywhere = np.repeat([lookup.levels[0] == "ALL" for lookup in of], counts)
         return _Shown(images, np.repeat([lookup.place for lookup in of], counts), everywhere)
 
-    for lookup, page in _pages(reader, config, list(_lookups(reader, query.select, deletions)), now_s):
+    lookups = list(_lookups(reader, query.select, deletions))
+    for lookup, page in _pages(reader, config, lookups, now_s, waiting):
         pages.append(page)
         of.append(lookup)
         if sum(map(row_count, pages)) >= ROWS_AT_ONCE:
@@ -192,7 +203,7 @@ def _under(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s
 
 
 def _pages(
-    reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_s: int
+    reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_s: int, waiting_deletions: set[int]
 ) -> Iterator[tuple[_Lookup, Page]]:
     """Pages that have rows, each with its lookup, whose first level was answered; one may give some of them twice."""
     settings = cluster_settings(config)
@@ -218,6 +229,8 @@ def _pages(
             lookup, pages, asked = running.popleft()
             try:
                 for page in pages.read(lookup.request, asked):
+                    if lookup.place in waiting_deletions:
+                        break
                     if row_count(page):
                         yield lookup, page
             except Stuck as stuck:
