@@ -7,6 +7,7 @@ one on the next start.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from ringsync.images.queries import queries
 from ringsync.images.to_changes import change_rows_of
 from ringsync.replica.checksum import partial_checksums
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.lookup.keys import ROW_KEYS, row_keys
+from ringsync.sources.lookup.keys import row_keys
 from ringsync.sources.scan.scan import scan_query
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.messages import envelope_schema, key_schema, message_schema, snapshot_messages
@@ -73,9 +74,7 @@ def warm() -> None:
 def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
     """Send the row as a change through all steps of publishing."""
     rows = change_rows_of(images, table)
-    place = rows.schema.get_field_index("digest")
-    rows = rows.set_column(place, rows.schema.field(place), pa.array([bytes(15) + b"\x01"], pa.binary(16)))
-    merged = merge(rows, table)
+    merged = merge(replace(rows, digest=np.ones_like(rows.digest)), table)
     after = rows_after(images, merged, table, live_known_from_us=0, misfits="raw").images
     visible = live_rows(after, table, NOW)["#alive"].to_numpy(zero_copy_only=False)
     told: dict[str, Any] = {"hostnames": pa.array([""]), "processed_at_ms": 0, "schema_version": 1, "version": ""}
@@ -83,7 +82,7 @@ def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
     key_digests(after, table)
     for column in table.columns:
         canonical_column(after[column.name], column.type)
-    row_keys(merged.select(ROW_KEYS.names[:3]), table)
+    row_keys(merged.keys, table)
 
 
 def _read_record(table: TableSchema) -> None:

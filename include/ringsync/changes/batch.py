@@ -53,12 +53,12 @@ class Liveness:
 
     @property
     def there(self) -> Mask:
-        return self.timestamp != NEVER
+        return np.asarray(self.timestamp != NEVER)
 
     @property
     def unknown(self) -> Mask:
         """Whether the time is unknown: it is ``timestamp`` or earlier."""
-        return self.there & (self.ttl == UNKNOWN_TTL)
+        return np.asarray(self.there & (self.ttl == UNKNOWN_TTL))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Deletion:
 
     @property
     def there(self) -> Mask:
-        return self.timestamp != NEVER
+        return np.asarray(self.timestamp != NEVER)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ChangeRows:
     @property
     def of_row(self) -> Mask:
         """Whether each is a row or a static row: all others are deletions of partitions and ranges."""
-        return (self.kind == ROW) | (self.kind == STATIC)
+        return np.asarray((self.kind == ROW) | (self.kind == STATIC))
 
     def take(self, places: npt.NDArray[np.integer[Any]]) -> ChangeRows:
         """Take the rows at these places."""
@@ -193,7 +193,8 @@ def concatenated(parts: Sequence[ChangeRows]) -> ChangeRows:
         replace(part, **{name: getattr(part, name).moved(shift) for name in _PARTS})
         for part, shift in zip(parts, shifts.tolist(), strict=True)
     ]
-    return joined(moved)
+    rows: ChangeRows = joined(moved)
+    return rows
 
 
 def without_content(rows: ChangeRows, **others: Any) -> ChangeRows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -18,8 +18,6 @@ from ringsync.schema.table import TableSchema
 
 Places = npt.NDArray[np.int64]
 Chosen = npt.NDArray[np.integer[Any]]
-Columns = TypeVar("Columns")
-"""A dataclass of columns of equal length: arrays, :class:`Cells`, other such dataclasses, or None."""
 
 _FOREVER = np.iinfo(np.int64).max
 
@@ -41,11 +39,12 @@ class FlatDeletions:
 
     def take(self, places: Chosen) -> Self:
         """Take those at these places."""
-        return taken(self, places)
+        chosen: Self = taken(self, places)
+        return chosen
 
     def where(self, mask: Mask) -> Self:
         """Keep those for which the mask is true."""
-        return self if mask.all() else taken(self, np.flatnonzero(mask))
+        return self if mask.all() else self.take(np.flatnonzero(mask))
 
     def moved(self, shift: int) -> Self:
         """Return the same for rows that come ``shift`` rows later."""
@@ -72,31 +71,29 @@ class FlatCells(FlatDeletions):
     @property
     def unknown(self) -> Mask:
         """Whether the write time of each cell is unknown."""
-        return self.ttl == UNKNOWN_TTL
+        return np.asarray(self.ttl == UNKNOWN_TTL)
 
 
-def taken(columns: Columns, places: Chosen) -> Columns:
-    """Take the rows of columns at these places."""
-    if columns is None:
-        return columns
-    if is_dataclass(columns) and not isinstance(columns, Cells):
-        parts = {field.name: taken(getattr(columns, field.name), places) for field in fields(columns)}
-        return type(columns)(**parts)  # type: ignore[return-value]
-    result: Columns = columns[places] if isinstance(columns, np.ndarray) else columns.take(places)  # type: ignore[attr-defined]
-    return result
+def taken(columns: Any, places: Chosen) -> Any:
+    """Take the rows at these places.
+
+    :param columns: a dataclass of columns of equal length: arrays, :class:`Cells`, other such dataclasses, or None
+    """
+    if columns is None or isinstance(columns, np.ndarray):
+        return None if columns is None else columns[places]
+    if isinstance(columns, Cells):
+        return columns.take(places)
+    return type(columns)(*(taken(getattr(columns, field.name), places) for field in fields(columns)))
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
-    """Concatenate columns of at least one part."""
+def joined(parts: Sequence[Any]) -> Any:
+    """Concatenate at least one part: such columns as :func:`taken` takes."""
     first = parts[0]
-    result: Any = None
+    if first is None or isinstance(first, np.ndarray):
+        return None if first is None else np.concatenate(parts)
     if isinstance(first, Cells):
-        result = joined_cells(parts)  # type: ignore[arg-type]
-    elif isinstance(first, np.ndarray):
-        result = np.concatenate(parts)  # type: ignore[arg-type]
-    elif is_dataclass(first):
-        result = type(first)(**{f.name: joined([getattr(part, f.name) for part in parts]) for f in fields(first)})
-    return result  # type: ignore[no-any-return]
+        return joined_cells(parts)
+    return type(first)(*(joined([getattr(part, field.name) for part in parts]) for field in fields(first)))
 
 
 def no_flat_cells() -> FlatCells:
@@ -107,7 +104,8 @@ def no_flat_cells() -> FlatCells:
 
 def together(parts: Sequence[FlatCells]) -> FlatCells:
     """Concatenate cells."""
-    return joined([no_flat_cells(), *parts])
+    cells: FlatCells = joined([no_flat_cells(), *parts])
+    return cells
 
 
 def tombstones(row: Places, column: Integers, timestamp: Integers, local: Integers, path: Cells) -> FlatCells:

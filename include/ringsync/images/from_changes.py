@@ -145,9 +145,7 @@ def _raw(raw: Cells, decoded: Decoded) -> pa.Array | None:
     return None if decoded.misfits is None else raw_values(raw.without(~decoded.misfits))
 
 
-def _refuse_misfits(
-    table: TableSchema, rows: ChangeRows, raws: dict[str, Cells], decoded: dict[str, Decoded]
-) -> None:
+def _refuse_misfits(table: TableSchema, rows: ChangeRows, raws: dict[str, Cells], decoded: dict[str, Decoded]) -> None:
     for column in table.columns:
         misfits = decoded[column.name].misfits
         if misfits is not None:

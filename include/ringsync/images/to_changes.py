@@ -58,7 +58,7 @@ def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us:
     tombstones, deletions = tombstones_of(images["_merge"], table)
     columns = [column for column in columns_of(table) if not column.dropped and not column.is_counter]
     values = [value_cells(images, table, column, unknown_at_us) for column in columns]
-    cells, deletions = (_placed(parts, rows, table) for parts in (together([*values, tombstones]), deletions))
+    cells, deletions = _placed(together([*values, tombstones]), rows, table), _placed(deletions, rows, table)
     count, image = len(rows.image), rows.image
     clustering = cells_of(clusterings).take(image).without(rows.kind != ROW)
     liveness, deletion = _liveness(images, rows, unknown_at_us), _deletion(images, rows)

@@ -1,14 +1,16 @@
 """Whether what was read shows what change rows say: each cell, or something newer in its place.
 
-A SELECT shows no tombstones. So a value that a newer deletion has hidden looks as if it had not arrived; whoever asks
-must stop asking at some time. Nor does it show when a row was inserted, which entry of a list is which, and of old
-servers' collections the times of elements. What may be older than the change does not say that the change is there.
+A SELECT shows no tombstones, and a write that has expired is one. So a value that a newer deletion has hidden looks as
+if it had not arrived; whoever asks must stop asking at some time. Nor does it show when a row was inserted, which entry
+of a list is which, and of old servers' collections the times of elements. What may be older than the change does not
+say that the change is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +20,10 @@ from ringsync.changes.columns import columns_of
 from ringsync.changes.flat import FlatCells, together
 from ringsync.changes.keys.canonical import has_aliases
 from ringsync.changes.keys.order import START, clustering_keys, path_type, value_keys
-from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, ROW, STATIC, TOMBSTONE
+from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, ROW, TOMBSTONE
 from ringsync.compiled.arrow import Integers, Mask, integers, valid_mask
 from ringsync.cql.cells import Cells, cells_of, codes, no_cells
-from ringsync.cql.types import UserType
+from ringsync.cql.types import CqlType, UserType
 from ringsync.images.from_changes import change_rows_of
 from ringsync.images.times import cell_times
 from ringsync.images.to_changes import image_keys
@@ -67,7 +69,7 @@ def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now
     wanted = _Placed(rows[cells.row], cells)
     shown = seen.cells.where(seen.cells.kind != TOMBSTONE)
     found = _Placed(np.concatenate([seen_rows[shown.row], counter_rows]), together([shown, counters]))
-    found = _dated(wanted, found, table)
+    found = _dated(wanted, found, table, now_s)
     unseen = np.zeros(len(changes), np.bool_)
     unseen[cells.row[~_cells_seen(wanted, found, table, now_s)]] = True
     unseen |= _deletions_unseen(changes, rows, found)
@@ -75,7 +77,7 @@ def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now
     deletions = changes.complex_deletions
     unseen[deletions.row[_complex_deletions_unseen(changes, rows, found, table)]] = True
     # A row was inserted that is not there.
-    unseen |= changes.liveness.there & ~_has_ended(changes.liveness.expires_at, now_s) & ~np.isin(rows, seen_rows)
+    unseen |= _lives(changes, now_s) & ~np.isin(rows, seen_rows)
     return np.asarray(~unseen | ~changes.of_row)
 
 
@@ -96,9 +98,7 @@ def _places(table: TableSchema, *batches: _Keys) -> list[Integers]:
     keys = codes([batch.partition_key for batch in batches])
     # One clustering may be written in several ways (1.0 and 1.00), but has one place in the order.
     clusterings = codes([clustering_keys(batch.clustering, table, START) for batch in batches])
-    return _renumbered(
-        [key * 2**32 + clustering for key, clustering in zip(keys, clusterings, strict=True)]
-    )
+    return _renumbered([key * 2**32 + clustering for key, clustering in zip(keys, clusterings, strict=True)])
 
 
 def _renumbered(arrays: list[Integers]) -> list[Integers]:
@@ -129,11 +129,13 @@ def _expires(cells: FlatCells) -> Integers:
     return np.where(cells.kind == EXPIRING, cells.local, _FOREVER)
 
 
-def _has_ended(expires_at: Integers, now_s: int) -> Mask:
-    return np.asarray((expires_at != NO_EXPIRY) & (expires_at <= now_s))
+def _lives(rows: ChangeRows, now_s: int) -> Mask:
+    """Tell which rows have a liveness that has not expired."""
+    expires_at = rows.liveness.expires_at
+    return np.asarray(rows.liveness.there & ((expires_at == NO_EXPIRY) | (expires_at > now_s)))
 
 
-def _dated(wanted: _Placed, found: _Placed, table: TableSchema) -> _Placed:
+def _dated(wanted: _Placed, found: _Placed, table: TableSchema, now_s: int) -> _Placed:
     """Elements of unknown times are as new as can be where the change has written the same, which one list entry does
     not say of another; else as old as can be."""
     unknown = found.cells.timestamp == _UNKNOWN
@@ -142,7 +144,8 @@ def _dated(wanted: _Placed, found: _Placed, table: TableSchema) -> _Placed:
     keys = _cell_keys(wanted, found, table)
     values = _value_codes(wanted, found, table, of_fields=True)
     pairs = _renumbered([key * 2**31 + value for key, value in zip(keys, values, strict=True)])
-    written = np.isin(pairs[1], pairs[0][wanted.cells.kind != TOMBSTONE]) & ~_in_lists(found.cells, table)
+    lives = (wanted.cells.kind != TOMBSTONE) & (_expires(wanted.cells) > now_s)
+    written = np.isin(pairs[1], pairs[0][lives]) & ~_in_lists(found.cells, table)
     timestamp = np.where(unknown & written, _FOREVER, found.cells.timestamp)
     return replace(found, cells=replace(found.cells, timestamp=timestamp))
 
@@ -158,7 +161,8 @@ def _cell_keys(wanted: _Placed, found: _Placed, table: TableSchema) -> list[Inte
         # A SELECT does not tell which entry of a list is which.
         if column.is_multicell and not column.is_list:
             # One value may be written in several ways, but has one place in the order.
-            _number(paths, (wanted, found), column.number, lambda of: value_keys(of.path, path_type(column.type)))
+            form = partial(_path_keys, path_type(column.type))
+            _number(paths, (wanted, found), column.number, form)
     columns = len(columns_of(table))
     return _renumbered(
         [
@@ -181,7 +185,8 @@ def _cells_seen(wanted: _Placed, found: _Placed, table: TableSchema, now_s: int)
     newer = (there > cells.timestamp) & ~in_list
     counters = [column.number for column in columns_of(table) if column.is_counter]
     newer |= np.isin(cells.column, counters) & (there == cells.timestamp)
-    came = newer | (_expires(cells) <= now_s) | _same(wanted, found, keys, table)
+    # What has expired hides older cells; an entry of a list hides none.
+    came = newer | ((_expires(cells) <= now_s) & (gone | in_list)) | _same(wanted, found, keys, table)
     return np.asarray(np.where(cells.kind == TOMBSTONE, gone, came))
 
 
@@ -208,8 +213,16 @@ def _value_codes(wanted: _Placed, found: _Placed, table: TableSchema, *, of_fiel
         # What has one form only is equal where its bytes are.
         if (kind and not has_aliases(kind)) or (of_fields and isinstance(column.type, UserType)):
             continue
-        _number(numbers, both, column.number, lambda of: value_keys(of.value, kind) if kind else no_cells(len(of.row)))
+        _number(numbers, both, column.number, partial(_value_keys, kind))
     return numbers
+
+
+def _path_keys(kind: CqlType, cells: FlatCells) -> Cells:
+    return value_keys(cells.path, kind)
+
+
+def _value_keys(kind: CqlType | None, cells: FlatCells) -> Cells:
+    return value_keys(cells.value, kind) if kind else no_cells(len(cells.row))
 
 
 def _number(
@@ -232,20 +245,19 @@ def _deletions_unseen(changes: ChangeRows, places: Integers, found: _Placed) -> 
 def _rows_unchanged(
     changes: ChangeRows, places: Integers, seen: ChangeRows, seen_places: Integers, found: _Placed, now_s: int
 ) -> Mask:
-    """Tell where a row that is deleted is still there by nothing but a liveness, which may be the deleted one."""
+    """Tell where a row that is deleted, or whose INSERT has expired, is still there only by a liveness that is, or may
+    be, older."""
     live = np.full(max(one.max(initial=0) for one in (places, seen_places, found.place)) + 1, NEVER)
-    np.maximum.at(live, seen_places, seen.liveness.timestamp)
+    np.maximum.at(live, seen_places, np.where(_lives(seen, now_s), seen.liveness.timestamp, NEVER))
     live[found.place] = NEVER  # what they say is enough
-    written = changes.liveness.there & ~_has_ended(changes.liveness.expires_at, now_s)
-    return np.asarray(~written & (live[places] != NEVER) & (live[places] <= changes.deletion.timestamp))
+    hidden_until = np.maximum(changes.liveness.timestamp, changes.deletion.timestamp)
+    return np.asarray(~_lives(changes, now_s) & (live[places] != NEVER) & (live[places] <= hidden_until))
 
 
 def _complex_deletions_unseen(changes: ChangeRows, places: Integers, found: _Placed, table: TableSchema) -> Mask:
     """Tell of which complex deletions some of what they delete is still there."""
     deletions, columns = changes.complex_deletions, len(columns_of(table)) + 1
-    keys = _renumbered(
-        [places[deletions.row] * columns + deletions.column, found.place * columns + found.cells.column]
-    )
+    keys = _renumbered([places[deletions.row] * columns + deletions.column, found.place * columns + found.cells.column])
     oldest = np.full(max(key.max(initial=0) for key in keys) + 1, _FOREVER)
     np.minimum.at(oldest, keys[1], found.cells.timestamp)
     return np.asarray(oldest[keys[0]] <= deletions.timestamp)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from ringsync.changes.batch import ChangeRows, Deletion, Digests, Liveness
 from ringsync.changes.columns import columns_of
+from ringsync.changes.digest import DIGEST_BYTES
 from ringsync.changes.flat import FlatCells, FlatDeletions, Parts
 from ringsync.changes.keys.order import END, START, clustering_keys, path_type, value_keys
 from ringsync.changes.reconcile import row_kernels as kernels
@@ -40,7 +41,6 @@ from ringsync.changes.reconcile.cell_kernels import (
     merge_complex_deletions,
 )
 from ringsync.changes.schema import EXPIRING, NEVER, NO_EXPIRY, NO_TTL
-from ringsync.changes.digest import DIGEST_BYTES
 from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import PADDING, address
 from ringsync.compiled.sorting import RECORD_BYTES, sort_records
@@ -319,7 +319,8 @@ def _room(rows: ChangeRows, groups: _Groups, parts: FlatDeletions) -> tuple[Memb
     records = _records(most)
     memory = Memory(address(records), *np.empty((3, most), np.int32))
     places, limits = np.empty(count, np.int32), np.empty(len(groups.origin) + 1, np.int32)
-    return members, _KeptMemory(memory, records), Chosen(places, *np.empty((2, count), np.int64), limits, groups.write_times)
+    columns, timestamps = np.empty((2, count), np.int64)
+    return members, _KeptMemory(memory, records), Chosen(places, columns, timestamps, limits, groups.write_times)
 
 
 def _chosen(parts: Parts, chosen: Chosen, size: int) -> Parts:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.keys.canonical import canonical_cells, has_aliases
-from ringsync.changes.keys.parts import clustering_parts, composite_parts
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.compiled.arrow import Integers, integers, valid_mask
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.codec.encode import encode, partition_key_bytes
@@ -131,10 +131,11 @@ def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
     kept = (new | _differs(clusterings)) & ((clusterings[first] != WHOLE)[partitions] | new)
     partition_keys = taken(partition_keys, codes[first])
     cells = cells_of(partition_keys)
-    columns = len(table.partition_key)
-    partition_parts = [raw_values(part) for part in (composite_parts(cells, columns) if columns > 1 else [cells])]
-    if any(part.null_count for part in partition_parts):
-        raise ValueError(f"a partition key does not have the {columns} columns that {table.full_name} has")
+    parts_of_keys = [raw_values(part) for part in partition_parts(cells, table)]
+    if any(part.null_count for part in parts_of_keys):
+        raise ValueError(
+            f"a partition key does not have the {len(table.partition_key)} columns that {table.full_name} has"
+        )
     return RowKeys(
         table,
         order[kept],
@@ -142,7 +143,7 @@ def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
         partitions[kept],
         clusterings[kept],
         partition_keys,
-        tuple(partition_parts),
+        tuple(parts_of_keys),
         tuple(parts),
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.config import load_config
 from ringsync.ledger.staging import decode_rows
 from ringsync.replica.base import changes_folder
@@ -35,7 +36,7 @@ class ReplicaTask:
         store = store_of(config)
         table = self.reader.table
         for key in keys:
-            rows = self.reader.version.from_store(decode_rows(store.get(key)))
+            rows = ChangeRows.of(self.reader.version.from_store(decode_rows(store.get(key))))
             images = complete_rows(self.reader, under_deletions(self.reader, store, rows)).images
             if not images.num_rows:
                 continue
