@@ -235,7 +235,7 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
     ended = np.where(found, live_expires_at, np.minimum(live_expires_at, read_at_us // MICROS))
     merge["live_expires_at"] = array_of(ended, may_hide & valid_mask(merge["live_expires_at"]))
     merge["unseen_at"] = array_of(np.full(len(after), read_at_us), ~found)
-    if _may_expire(after, table):
+    if _may_expire(after, table).any():
         kept_tombstones, deletions = tombstones_of(after["_merge"], table)
         every = together([kept_tombstones, _ended_cells(after, is_row, seen, place, table)])
         merge["tombstones"] = tombstone_lists(deletions, every, table, len(after))
@@ -279,12 +279,29 @@ def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:
     return array_of(np.where(kept, live, NO_LIVENESS), known)
 
 
-def _may_expire(images: pa.RecordBatch, table: TableSchema) -> bool:
-    """Tell whether there is any cell that expires."""
+def without_expired(images: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
+    """Return images without the cells that have expired: what a SELECT shows of rows that are there.
+
+    :param now_s: s since the epoch
+    """
+    may_end = np.flatnonzero(_may_expire(images, table))
+    rows = change_rows_of(images.take(array_of(may_end)), table, unknown_at_us=0, one_each=True)
+    ended = (rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)
+    if not ended.any():
+        return images
+    left = images_of(replace(rows, cells=rows.cells.where(~ended)), table, "raw", np.arange(len(rows)))
+    order = np.arange(len(images))
+    order[may_end] = len(images) + np.arange(len(rows))
+    (batch,) = pa.Table.from_batches([images, left]).take(array_of(order)).combine_chunks().to_batches()
+    return batch
+
+
+def _may_expire(images: pa.RecordBatch, table: TableSchema) -> Mask:
+    """Tell which images have a cell that expires, or may have one."""
     names = lake_names(table)
     ends = [pc.struct_field(images["_row"], "expires_at")]
     ends += [pc.struct_field(images["_x"], [names[column.name], "e"]) for column in table.value_columns]
-    return any(one.null_count < len(one) for one in ends)
+    return np.asarray(np.logical_or.reduce([valid_mask(expiries) for expiries in ends]))
 
 
 def _ended_cells(

@@ -39,7 +39,9 @@ class _Rows:
     of_static: Places
 
 
-def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us: int | None = None) -> ChangeRows:
+def change_rows_of(
+    images: pa.RecordBatch, table: TableSchema, *, unknown_at_us: int | None = None, one_each: bool = False
+) -> ChangeRows:
     """Convert row images to equivalent change rows, which can be merged with later changes.
 
     The static cells of a partition become one static row, its known deletion a partition deletion. Empty rows and
@@ -49,12 +51,13 @@ def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us:
     :param images: row images of the table, one per key
     :param unknown_at_us: latest possible time of writes of unknown time (a row's own liveness, elements of collections
         in Cassandra 4), µs; they get it as timestamp, and UNKNOWN_TTL as mark. None: they are left out
+    :param one_each: make one change row of each image, with its static cells, also if there is nothing in it
     :returns: change rows; ``position`` is the image's index, ``digest`` and ``schema_version`` are zero
     :raises ValueError: an image has no partition key
     """
     images = images.select(row_image_schema(table).names).cast(row_image_schema(table))
     keys, clusterings = image_keys(images, table)
-    rows = _rows(images, table, keys)
+    rows = _one_each(images, table) if one_each else _rows(images, table, keys)
     tombstones, deletions = tombstones_of(images["_merge"], table)
     columns = [column for column in columns_of(table) if not column.dropped and not column.is_counter]
     values = [value_cells(images, table, column, unknown_at_us) for column in columns]
@@ -80,6 +83,8 @@ def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us:
         cells_of_values([b""]).take(np.zeros(count, np.int64)),
         image,
     )
+    if one_each:
+        return converted
     has_content = liveness.there | deletion.there
     for parts in (cells, deletions):
         has_content[parts.row] = True
@@ -133,6 +138,11 @@ def _rows(images: pa.RecordBatch, table: TableSchema, keys: pa.Array) -> _Rows:
         of[wanted] = np.full(len(images), _NONE)
         of[wanted][image[kind == wanted]] = np.flatnonzero(kind == wanted)
     return _Rows(image, kind, of[ROW], of[STATIC])
+
+
+def _one_each(images: pa.RecordBatch, table: TableSchema) -> _Rows:
+    every, is_row = np.arange(len(images)), has_clustering(images, table)
+    return _Rows(every, np.where(is_row, ROW, STATIC), np.where(is_row, every, _NONE), every)
 
 
 def _placed(parts: Parts, rows: _Rows, table: TableSchema) -> Parts:

@@ -116,7 +116,7 @@ def read_all(
     with ControlServer(host=_driver_host(context), handlers=collector.handlers) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
         task = BootstrapTask(
-            application.config_path, plan, control.address, ledger.attempt, bucket, put_schemas(application, plan)
+            application.config, plan, control.address, ledger.attempt, bucket, put_schemas(application, plan)
         )
         for wave in itertools.count():
             left = collector.left

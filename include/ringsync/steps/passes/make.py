@@ -21,8 +21,9 @@ from ringsync.changes.batch import ChangeRows
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import PARTITION_DELETION
 from ringsync.compiled.arrow import Mask, integers
-from ringsync.config import Config, load_config
+from ringsync.config import Config
 from ringsync.cql.cells import Cells, raw_values
+from ringsync.images.after import without_expired
 from ringsync.images.queries import queries
 from ringsync.images.visible import same_keys
 from ringsync.ledger.passes import (
@@ -61,7 +62,6 @@ class PassContext:
     :ivar schema_version: version of the stream's schemas
     """
 
-    config_path: str
     reader: AfterReader
     topic: str
     number: int
@@ -133,7 +133,7 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
 
     :raises UnseenDeletionsError: there are such
     """
-    config = load_config(context.config_path)
+    config = context.reader.config
     table = context.reader.table
     batch = pa.concat_batches(list(rows.values()))
     every = ChangeRows.of(batch)
@@ -191,17 +191,20 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
 def write_messages(
     writer: PartWriter, context: PassContext, config: Config, said: Said, now_ms: int, texts: pa.Array | None = None
 ) -> None:
-    """Add messages to a part of the stream.
+    """Add messages to a part of the stream. Whole rows are told without what has expired, as a SELECT shows them.
 
     :param now_ms: time when they are made, ms since the epoch
     :param texts: ``source.query`` of each; None: they have none
     """
+    table, images = context.reader.table, said.images
+    if context.reader.mode != "none":
+        images = without_expired(images, table, now_ms // 1000)
     writer.add(
         change_messages(
             said.changes,
-            said.images,
+            images,
             said.visible,
-            context.reader.table,
+            table,
             config.server_name,
             config.stream.mapping,
             hostnames=_endpoints(said.changes.node, context.endpoints),

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.schema import ROW
 from ringsync.compiled.arrow import Mask, Places
-from ringsync.config import load_config
 from ringsync.cql.cells import cells_of, codes, raw_values
 from ringsync.images.digests import row_digests
 from ringsync.images.from_changes import row_images_of
@@ -89,7 +88,7 @@ class MissedRows:
 
     def __call__(self, several: Iterable[Sequence[str]]) -> Iterator[Outputs]:
         reader = self.context.reader
-        config = load_config(self.context.config_path)
+        config = reader.config
         store = store_of(config)
         for files in several:
             seen = np.empty((0, 2), np.uint64)
@@ -135,7 +134,7 @@ class MissedRows:
         reader = self.context.reader
         table, state = reader.table, reader.replica
         assert state is not None
-        own = row_images_of(rows, table, load_config(reader.config_path).replica.unrepresentable_values)
+        own = row_images_of(rows, table, reader.config.replica.unrepresentable_values)
         images = _of_partitions(previous_of(state, table, rows, own), rows, table)
         found = self._copied(rows, own)
         if found is None:

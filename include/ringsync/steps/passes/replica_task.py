@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.batch import ChangeRows
-from ringsync.config import load_config
 from ringsync.ledger.staging import decode_rows
 from ringsync.replica.base import changes_folder
 from ringsync.replica.changes import changes_schema
@@ -32,8 +31,7 @@ class ReplicaTask:
     number: int
 
     def __call__(self, keys: Iterable[str]) -> Iterator[DataFile]:
-        config = load_config(self.reader.config_path)
-        store = store_of(config)
+        store = store_of(self.reader.config)
         table = self.reader.table
         for key in keys:
             rows = ChangeRows.of(self.reader.version.from_store(decode_rows(store.get(key))))

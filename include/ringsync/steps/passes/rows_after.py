@@ -20,7 +20,7 @@ from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import EXPIRING, ROW, STATIC, TOMBSTONE
 from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.compiled.arrow import Integers, Mask, Places, integers
-from ringsync.config import Config, load_config
+from ringsync.config import Config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.cells import codes
 from ringsync.images.after import RowsAfter, rows_after, seen_instead
@@ -79,7 +79,7 @@ class AfterReader:
     :ivar expand: whether rows that deletions of partitions and ranges have removed get messages of their own
     """
 
-    config_path: str
+    config: Config
     version: TableVersion
     mode: Mode
     ring: RankedRing
@@ -129,7 +129,7 @@ def images_after(reader: AfterReader, merged: ChangeRows) -> After:
     :param merged: merged change rows of the table
     :raises UnreadRowsError: rows could not be read
     """
-    config = load_config(reader.config_path)
+    config = reader.config
     table, misfits = reader.table, config.replica.unrepresentable_values
     places = np.flatnonzero(merged.of_row)
     own = row_images_of(merged, table, misfits)
@@ -268,7 +268,7 @@ def complete_rows(reader: AfterReader, merged: ChangeRows) -> RowsAfter:
     :raises UnreadRowsError: rows could not be read
     """
     assert reader.replica is not None
-    own = row_images_of(merged, reader.table, load_config(reader.config_path).replica.unrepresentable_values)
+    own = row_images_of(merged, reader.table, reader.config.replica.unrepresentable_values)
     previous = previous_of(reader.replica, reader.table, merged, own)
     return _completed(reader, merged, previous, _may_be_hidden(reader, merged))
 
@@ -305,7 +305,7 @@ def rows_removed(reader: AfterReader, merged: ChangeRows) -> Said | None:
             f"sync.tables: {{{table.full_name}: {{expand_deletions: false}}}}"
         )
     chosen = merged.where(np.isin(merged.token, deleted))
-    own = row_images_of(chosen, table, load_config(reader.config_path).replica.unrepresentable_values)
+    own = row_images_of(chosen, table, reader.config.replica.unrepresentable_values)
     previous = previous_of(reader.replica, table, chosen, own)
     after = _completed(reader, chosen, previous, np.zeros(len(chosen), np.bool_))
     return removed_rows(previous, chosen, after, table, int(time.time()))
@@ -332,7 +332,7 @@ def _completed(reader: AfterReader, merged: ChangeRows, previous: pa.RecordBatch
     :param doubtful: mask of the changes for which the source is asked whether something hides them
     """
     assert reader.replica is not None
-    config = load_config(reader.config_path)
+    config = reader.config
     table, misfits = reader.table, config.replica.unrepresentable_values
     after = rows_after(
         previous,

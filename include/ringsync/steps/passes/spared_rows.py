@@ -22,7 +22,7 @@ from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.cluster.control import ControlClient
 from ringsync.compiled.arrow import Mask, Places, integers
-from ringsync.config import Config, load_config
+from ringsync.config import Config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.identifiers import quote
@@ -94,7 +94,7 @@ def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
     deletions = merged.where(~merged.of_row)
     if reader.mode == "none" or not len(deletions):
         return
-    config, table, now_s = load_config(reader.config_path), reader.table, int(time.time())
+    config, table, now_s = reader.config, reader.table, int(time.time())
     waiting: set[int] = set()
     if table.clustering:
         found = _under(reader, config, deletions, now_s, waiting)

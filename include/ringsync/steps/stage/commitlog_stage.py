@@ -91,7 +91,6 @@ class Stager:
         self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], None]
     ) -> None:
         self._config: Config = application.config
-        self._config_path = application.config_path
         self._store: ObjectStore = application.store
         self._queue: str = application.options.queue
         self._session = session
@@ -194,7 +193,7 @@ class Stager:
         )
         gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
         logged = (*self._logged, *gone.values())
-        task = StageTask(self._config_path, logged, kept, windows, frozenset(gone))
+        task = StageTask(self._config, logged, kept, windows, frozenset(gone))
         # A task for each core: to start one takes longer than a small segment.
         tasks = min(len(work), self._context.defaultParallelism)
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
