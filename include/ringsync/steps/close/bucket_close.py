@@ -21,8 +21,8 @@ from ringsync.cluster.control import ControlServer
 from ringsync.cluster.schema import read_tables
 from ringsync.config import Config, ConfigError
 from ringsync.ledger.layout import check_layout
-from ringsync.ledger.passes import Pass, TableReplacedError, digest_keys
-from ringsync.ledger.staging import closed_until, put_closed_until
+from ringsync.ledger.passes import LATE, Pass, TableReplacedError, digest_keys
+from ringsync.ledger.staging import Bucket, closed_until, put_closed_until
 from ringsync.ledger.table_versions import latest_version
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingSnapshot
@@ -432,17 +432,21 @@ def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now
     """Return keys of the digests among which those of a bucket's rows are, if the rows were published before.
 
     Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours after
-    what the others had. And a slow stage may have laid rows into an older bucket than theirs.
+    what the others had. And a slow stage may have laid rows into an older bucket than theirs. Buckets overlap where
+    their length was changed between the copies.
 
     :param passes: all that have not been forgotten
     :param by_arrival: rows belong to the bucket of their arrival; maybe only since lately
     :param now_ms: ms since the epoch
     """
+    start, end, late_since_ms = one.bucket.start, math.inf, -math.inf
     if one.everywhere:
-        return digest_keys(passes, {str(one.bucket)}, min(one.bucket.start, now_ms - REPEATED_MS))
-    oldest = "" if by_arrival else str(one.bucket)
-    buckets = {bucket for known in passes for bucket in known.digests if bucket >= oldest}
-    return digest_keys(passes, buckets, -math.inf)
+        end, late_since_ms = one.bucket.end, min(start, now_ms - REPEATED_MS)
+    elif by_arrival:
+        start = 0
+    known = map(Bucket.parse, {bucket for made in passes for bucket in made.digests} - {LATE})
+    buckets = {str(bucket) for bucket in known if bucket.end > start and bucket.start < end}
+    return digest_keys(passes, buckets, late_since_ms)
 
 
 def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter[str]:
