@@ -67,7 +67,9 @@ class Lake:
         schemas = (make(TABLE, "test", "exact") for make in (key_schema, envelope_schema))
         FileStream(self.store, "test.shop.t").put_schemas(1, *schemas)
 
-    def publish(self, bucket: Bucket, writes: list[Write], *, by_arrival: bool, everywhere: bool = False) -> SliceResult:
+    def publish(
+        self, bucket: Bucket, writes: list[Write], *, by_arrival: bool, everywhere: bool = False
+    ) -> SliceResult:
         """Publish what these writes have left in a bucket.
 
         :param everywhere: all replicas have them

@@ -29,7 +29,8 @@ from ringsync.steps.loop import (
     seconds_left,
     starts_again,
 )
-from ringsync.storage import open_store
+from ringsync.storage import local, open_store
+from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore, UnavailableError
 
 
@@ -62,6 +63,15 @@ def test_metrics_never_end_a_loop(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 'ringsync_table_pass{table="a.b"} 3' in path.read_text()
     put_metrics(store, str(tmp_path / "nowhere" / "x.prom"), 0)
     assert "ringsync: warning: metrics.prometheus_file: " in capsys.readouterr().out
+
+
+def test_a_status_waits_for_no_writer_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old loop was suspended while it put its own: the new one ended no cycle."""
+    monkeypatch.setattr(local, "LOCK_SECONDS", 0.0)
+    store = LocalStore(tmp_path)
+    with store._locked("status/bucket_close/close.json"):
+        put_status(store, "bucket_close", "close", {"tables": {}})
+    assert read_status(store, "bucket_close/close") is not None
 
 
 def test_a_loop_shows_that_it_lives_and_what_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,10 @@ class GcsStore:
                 raise ChecksumError(f"{self.url}/{key}: damaged on the way to the service; put it again")
             return stat
 
+    def say(self, key: str, data: bytes) -> None:
+        """Do :meth:`ringsync.storage.port.ObjectStore.say`."""
+        self.put(key, data)
+
     def get(self, key: str) -> bytes:
         """Do :meth:`ringsync.storage.port.ObjectStore.get`."""
         blob = self._blob(key)
