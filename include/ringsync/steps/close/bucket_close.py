@@ -29,7 +29,7 @@ from ringsync.ring.ring import RingSnapshot
 from ringsync.schema.table import TableSchema
 from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_status import status_of
 from ringsync.steps.close.close_task import CloseTask, Slice, SliceResult, forget_waiting
@@ -37,7 +37,7 @@ from ringsync.steps.close.closing import progress
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.slices import cut
 from ringsync.steps.close.staged_commits import StagedCommits
-from ringsync.steps.close.table_state import TableState, plain
+from ringsync.steps.close.table_state import TableState
 from ringsync.steps.loop import (
     Patience,
     SignOfLife,
@@ -192,7 +192,7 @@ class Closer:
             if state.table.table_id not in self._absent:
                 state.failed(error, began_ms, _now_ms())
         except Exception as error:
-            if _is_stopped(self._context):
+            if spark_is_gone(self._context):
                 raise
             if not (self._over and state.failures):  # else it was cut off, and its own error is told
                 state.failed(error, began_ms, _now_ms())
@@ -418,14 +418,6 @@ class Closer:
     def report(self) -> Report:
         """Return what was published by this run."""
         return {"tables": self.status(), "closed_until_ms": self._closed_until, **self.problems()}
-
-
-def _is_stopped(context: Any) -> bool:
-    """Tell whether Spark itself is gone, without which no table can be served."""
-    try:
-        return bool(context._jsc.sc().isStopped())
-    except Exception:  # whatever it is: a JVM that cannot be asked does no work
-        return True
 
 
 def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
