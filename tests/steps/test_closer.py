@@ -21,12 +21,12 @@ from ringsync.schema.table import Column, Schema, TableSchema
 from ringsync.service.health import problems
 from ringsync.steps import absent_tables
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import StepError
+from ringsync.steps.application import StepError, plain
 from ringsync.steps.close import bucket_close
 from ringsync.steps.close.bucket_close import Closer
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
-from ringsync.steps.close.table_state import TableState, plain
+from ringsync.steps.close.table_state import TableState
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 
