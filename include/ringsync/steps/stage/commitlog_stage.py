@@ -132,8 +132,8 @@ class Stager:
         for log in logs:
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    self._commit(log, [one for one in staged if one.work.node == log.node], now_ms)
-                    log.served()
+                    own = [one for one in staged if one.work.node == log.node]
+                    log.served(self._commit(log, own, now_ms), now_ms)
             log.look_back(now_ms)
             log.remove_finished()
 
@@ -194,7 +194,32 @@ class Stager:
         )
         gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
         logged = (*self._logged, *gone.values())
-        task = StageTask(self._config_path, logged, kept, windows, frozenset(gone))
+        return self._run(StageTask(self._config_path, logged, kept, windows, frozenset(gone)), work)
+
+    def _run(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
+        """Run one job for all nodes that are well, and if it fails as a whole (a worker has crashed, its memory is
+        used up) one for each: whoever's fails then is in trouble by itself.
+
+        :raises Exception: Spark does not even run a job without work
+        """
+        apart = {one.node for one in work if self._logs[one.node].failures}
+        staged: list[Staged] = []
+        try:
+            staged += self._job(task, [one for one in work if one.node not in apart])
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            print(f"ringsync: warning: a job failed, each node has one of its own now: {said[:2000]}", flush=True)
+            apart = {one.node for one in work}
+        for node in sorted(apart):
+            with self._logs[node].alone(_now_ms):
+                staged += self._job(task, [one for one in work if one.node == node])
+        if not staged:
+            self._context.parallelize([0], 1).mapPartitions(list).collect()
+        return staged
+
+    def _job(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
+        if not work:
+            return []
         # A task for each core: to start one takes longer than a small segment.
         tasks = min(len(work), self._context.defaultParallelism)
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
@@ -257,9 +282,10 @@ class Stager:
         self._schema_version = local if others <= {local, None} else None
         return True
 
-    def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
+    def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> bool:
         """Make what was read of a node durable.
 
+        :returns: whether there was something
         :raises StepError: the counts do not reconcile
         """
         taken = []
@@ -269,7 +295,7 @@ class Stager:
             else:
                 self._forget(one)
         if not taken:
-            return
+            return False
         try:
             for one in taken:
                 check_counts(one, log.node)
@@ -286,6 +312,7 @@ class Stager:
             for one in taken:
                 self._forget(one)
         log.take(counting)
+        return True
 
     def _forget(self, staged: Staged) -> None:
         """Remove files that no commit will list."""
