@@ -26,6 +26,7 @@ from ringsync.schema.table import TableSchema
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.folders import shared_folders, shared_with_others
 from ringsync.steps.loop import (
     Patience,
     connect_patiently,
@@ -100,6 +101,7 @@ class Stager:
         self._logs: dict[str, NodeLog] = {}
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing | None] = {}
+        self._shared: dict[str, str] = {}
         self._schema_version: object = None
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
@@ -142,6 +144,7 @@ class Stager:
         if self._plan is None or self._plan.interval != newest:
             self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
             self._rings = {}
+            self._shared = shared_with_others(self._store, _now_ms() / 1000)
             self._versions |= {table.table_id: table.version for table in self._plan.tables}
             self._refresh_schema()
         return Windows(newest, closed_until(self._store))
@@ -150,6 +153,7 @@ class Stager:
         """Return the nodes of this queue that are to be read now; those that have left the ring are so no longer.
 
         Of those that fail it is one at a time, behind all others, and when these have had as long as the last such try.
+        Of those that name one folder, maybe one of them in another queue, it is none: nobody knows whose log it has.
         """
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
         logs = {host: self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None)) for host in hosts}
@@ -159,10 +163,14 @@ class Stager:
         tried = [*well, *(failing[:1] if rested else [])]
         for host in tried:
             log = logs[host]
-            if log.folder is None and log.is_due(now_ms):
+            if (log.folder is None or not log.is_known) and log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    self._logs[host.id] = read_node_log(self._store, host, self._folder(host), now_ms)
-        return [log for host in tried if (log := self._logs[host.id]).is_due(now_ms)]
+                    log.folder = self._folder(host)
+                    self._logs[host.id] = read_node_log(self._store, host, log.folder, now_ms)
+        shared = self._shared | shared_folders({host.id: self._logs[host.id].place() for host in hosts})
+        for node in shared.keys() & self._logs.keys():
+            self._logs[node].error = shared[node]
+        return [log for host in tried if (log := self._logs[host.id]).is_due(now_ms) and log.node not in shared]
 
     def _hosts(self) -> tuple[Host, ...]:
         return self._plan.read_hosts if self._plan else ()

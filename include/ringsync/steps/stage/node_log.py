@@ -23,6 +23,7 @@ from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished
 from ringsync.ledger.staging import StageCommit, commit_keys, get_commit
 from ringsync.ring.ring import Host
 from ringsync.steps.application import StepError
+from ringsync.steps.folders import folder_id
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
@@ -66,6 +67,7 @@ class NodeLog:
     :ivar doubts: segments that could not be read, by id
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment (ms since the epoch) is staged, but for what cannot be read
+    :ivar is_known: whether it was found out how far it is staged
     :ivar error: why the log as a whole cannot be read
     :ivar failure: why it could not be staged, unless all is well again
     :ivar refused: what this worker may not do there, though the log can be read
@@ -85,6 +87,7 @@ class NodeLog:
     counts: Counter[str] = field(default_factory=Counter)
     backlog: int = 0
     clear_at_ms: int = 0
+    is_known: bool = False
     error: str | None = None
     failure: str | None = None
     refused: str | None = None
@@ -292,13 +295,18 @@ class NodeLog:
     def _is_given_up(self, identity: int, now_ms: int) -> bool:
         return identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS
 
+    def place(self) -> dict[str, Any]:
+        """Tell where the log is read, for :func:`~ringsync.steps.folders.shared_folders`."""
+        folder = str(self.folder) if self.folder else None
+        return {"endpoint": self.endpoint, "folder": folder, "folder_id": folder_id(self.folder)}
+
     def status(self) -> dict[str, Any]:
         """Tell how it stands, for ``cdcservice status``."""
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
         return {
-            "endpoint": self.endpoint,
+            **self.place(),
             "segment": last,
             "position": self.ends.get(last) if last is not None else None,
             "backlog_bytes": self.backlog,
@@ -349,7 +357,7 @@ def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: i
     :param now_ms: ms since the epoch
     :raises StorageError: its newest commit cannot be read, among others
     """
-    log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id))
+    log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id), is_known=True)
     keys = commit_keys(store, host.id)
     if not keys:
         return log
