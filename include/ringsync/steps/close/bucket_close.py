@@ -144,6 +144,7 @@ class Closer:
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
         self._unread: Mapping[str, str] = {}
+        self._shared: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
         self._over = False
@@ -324,7 +325,7 @@ class Closer:
             window + length,
             self._unread_since_ms,
         )
-        self._unread, self._unread_since_ms = found.unread, found.since_ms
+        self._unread, self._unread_since_ms, self._shared = found.unread, found.since_ms, found.shared
         until = (found.staged_until - window) // length * length
         if until > self._closed_until:
             put_closed_until(self._store, until)
@@ -410,6 +411,7 @@ class Closer:
         return {
             "unread": dict(self._unread),
             "unread_since_ms": dict(self._unread_since_ms),
+            "shared_folders": dict(self._shared),
             "left_out": dict(self._plan.left_out) if self._plan else {},
             "others_failed": dict(self._others_failed),
             **self._staged.problems(),
