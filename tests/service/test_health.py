@@ -150,6 +150,18 @@ def test_logs_that_are_synced_too_seldom_are_refused() -> None:
         judge_nodes([Node("a:9042", old)], short)
 
 
+def test_nodes_whose_worker_would_read_one_folder_are_refused() -> None:
+    """Every packaged node says the same path, and one worker on one host finds one folder there."""
+    raw = {**CAPTURING, "cdc_raw_directory": "/var/lib/cassandra/cdc_raw"}
+    alike = [Node("a:9042", raw), Node("b:9042", raw), Node("c:9042", raw, "c")]
+    with pytest.raises(CheckError, match=r"queue default: nodes a:9042, b:9042 name the same folder /var/.*/cdc_raw"):
+        judge_nodes(alike, settings())
+    with pytest.raises(CheckError, match="same folder /mnt/raw"):
+        judge_nodes([Node("a:9042", CAPTURING), Node("b:9042", None)], settings(sync={"cdc_raw": "/mnt/raw"}))
+    apart = [Node("a:9042", raw), Node("b:9042", raw, "b"), Node("c:9042", raw, None)]
+    assert judge_nodes(apart, settings()) == ["nodes that capture changes: a:9042, b:9042, c:9042"]
+
+
 def test_remarks_about_tables() -> None:
     sync = {
         "include": ["shop.*", "log.*"],

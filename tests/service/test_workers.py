@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,17 @@ class Workers:
 @pytest.fixture
 def workers(tmp_path: Path) -> Workers:
     return Workers(tmp_path)
+
+
+def test_workers_that_read_one_folder_are_told_of(workers: Workers) -> None:
+    workers.raw["n2"] = workers.raw["n1"]
+    workers.look("n1")
+    workers.look("n2")
+    told = workers.wait()
+    assert (len(told.refused), told.usable) == (2, ())
+    assert "queue n1, node 10.0.0.1:9042: nodes 10.0.0.1:9042, 10.0.0.2:9042 name the same folder" in told.refused[0]
+    before = {"n2": json.loads(workers.store.get("status/commitlog_stage/n2.json"))["at_ms"]}
+    assert workers.wait(before).usable == ("10.0.0.1:9042",), "what a run before has said does not count"
 
 
 def test_a_check_says_what_those_tell_that_run(workers: Workers, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,7 @@ HOUR_MS = 3_600_000
 NOW = Bucket(4_000_000_000_000 // HOUR_MS * HOUR_MS, 60_000)
 """Long after any base that a test makes: of rows that are older the source would be asked, which most tests lack."""
 LATER = Bucket(NOW.start + HOUR_MS, 60_000)
+SHORT = Bucket(NOW.start + 20_000, 10_000)
 
 
 class Lake:
@@ -69,14 +70,20 @@ class Lake:
         schemas = (make(TABLE, "test", "exact") for make in (key_schema, envelope_schema))
         FileStream(self.store, "test.shop.t").put_schemas(1, *schemas)
 
-    def publish(self, bucket: Bucket, writes: list[Write], *, by_arrival: bool) -> SliceResult:
-        """Publish what these writes have left in a bucket; not all replicas have them."""
+    def publish(
+        self, bucket: Bucket, writes: list[Write], *, by_arrival: bool, everywhere: bool = False
+    ) -> SliceResult:
+        """Publish what these writes have left in a bucket.
+
+        :param everywhere: all replicas have them
+        """
         number = len(self.passes) + 1
         self.tries += 1
         data, places = encode_blocks([VERSION.to_store(change_rows(writes, TABLE))], rows_key("a", number, "file"))
         self.store.put(places[0].key, data)
         reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), len(writes))
-        published = published_before(self.passes, settled_in(bucket, everywhere=False), by_arrival, time.time() * 1000)
+        settled = settled_in(bucket, everywhere=everywhere)
+        published = published_before(self.passes, settled, by_arrival, time.time() * 1000)
         reader = AfterReader(load_config(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
         context = PassContext(reader, "test.shop.t", number, f"{self.tries:08x}", "", False, {}, 1)
         slices = [SliceOfBucket(str(bucket), (reading,), published)]
@@ -138,6 +145,24 @@ def test_what_was_published_long_ago_need_not_be_read_where_all_replicas_agree(l
 def test_copies_are_known_after_the_table_was_told_to_go_by_arrival(lake: Lake) -> None:
     assert outcome(lake.publish(NOW, [OF_ITS_TIME], by_arrival=False)) == (1, 0)
     assert outcome(lake.publish(LATER, [OF_ITS_TIME, FRESH], by_arrival=True)) == (1, 1)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(NOW, SHORT), (SHORT, NOW)])
+def test_copies_are_known_when_buckets_have_another_length(
+    lake: Lake, before: Bucket, after: Bucket, everywhere: bool
+) -> None:
+    """``commitlog_processor_window_interval_ms`` was changed between the copies of two nodes."""
+    write = Write(1, 1, "x", SHORT.start * 1000)
+    assert outcome(lake.publish(before, [write], by_arrival=False, everywhere=everywhere)) == (1, 0)
+    assert outcome(lake.publish(after, [write], by_arrival=False, everywhere=everywhere)) == (0, 1)
+
+
+def test_of_buckets_that_are_over_nothing_is_asked(lake: Lake) -> None:
+    lake.publish(NOW, [OF_ITS_TIME], by_arrival=False)
+    for everywhere in (False, True):
+        behind = settled_in(Bucket(NOW.end, 10_000), everywhere=everywhere)
+        assert published_before(lake.passes, behind, False, time.time() * 1000) == ()
 
 
 def test_a_block_of_a_version_that_is_not_known_is_told_with_its_file(lake: Lake) -> None:

@@ -21,12 +21,12 @@ from ringsync.schema.table import Column, Schema, TableSchema
 from ringsync.service.health import problems
 from ringsync.steps import absent_tables
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import StepError
+from ringsync.steps.application import StepError, plain
 from ringsync.steps.close import bucket_close
 from ringsync.steps.close.bucket_close import Closer
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
-from ringsync.steps.close.table_state import TableState, plain
+from ringsync.steps.close.table_state import TableState
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 
@@ -77,7 +77,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     found._tables = {table.table_id: TableState(table, Service(name)) for name, table in tables.items()}  # type: ignore[arg-type]
     found._rings, found._other_rings, found._absent, found._unread = {}, {}, AbsentTables(), {}
     found._looked, found._others_failed = found._plan, {}
-    found._unread_since_ms = {}
+    found._unread_since_ms, found._shared = {}, {}
     found._closed_until, found._complete_until = 0, None
     found._over, found._serving = False, None
     found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]

@@ -62,5 +62,25 @@ def test_a_node_that_is_not_read_is_waited_for_so_long_and_named() -> None:
         )
 
 
+def test_nodes_that_two_workers_read_from_one_folder_are_named() -> None:
+    """One of them is not read at all, and all looked well."""
+    one, same = ({"folder": "/raw", "folder_id": "boot/1/2", "endpoint": host.endpoint} for host in (A, B))
+    statuses = {
+        "q1": status(clear_at_ms=NOW - 700, **one),
+        "q2": status(clear_at_ms=NOW - 700, node="2", **same),
+    }
+    found = progress((A, B), statuses, queue_of, NOW, PATIENCE, {"1": NOW - PATIENCE, "2": NOW - PATIENCE})
+    assert found.unread.keys() == {A.endpoint, B.endpoint}
+    assert all("10.0.0.1:9042, 10.0.0.2:9042 name the same folder /raw" in reason for reason in found.unread.values())
+    assert found.staged_until == NOW - 700
+    other = {**same, "folder_id": "boot/1/3"}
+    statuses["q2"] = status(clear_at_ms=NOW - 700, node="2", **other)
+    assert progress((A, B), statuses, queue_of, NOW, PATIENCE, {}).unread == {}
+    # What a worker said long ago that does not run now is said of its own node.
+    stale = NOW - int(STALE_AFTER_S * 1000) - 1000
+    statuses["q2"] = status(clear_at_ms=NOW - 700, at_ms=stale, node="2", **same)
+    assert progress((A, B), statuses, queue_of, NOW, PATIENCE, {}).unread.keys() == {B.endpoint}
+
+
 def test_without_nodes_the_clock_counts() -> None:
     assert progress((), {}, queue_of, NOW, PATIENCE, {}).staged_until == NOW

@@ -1,5 +1,6 @@
 """Loops: how long they work, and what ends them."""
 
+import argparse
 import json
 import threading
 import time
@@ -8,8 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cassandra import Unauthorized, Unavailable
+import yaml
+from cassandra import AuthenticationFailed, Unauthorized, Unavailable
+from cassandra.cluster import NoHostAvailable
 
+from ringsync.cluster import session
 from ringsync.cluster.session import UnreachableError, WrongPasswordError
 from ringsync.ledger.layout import LayoutError
 from ringsync.orchestration import explain_failure
@@ -18,10 +22,13 @@ from ringsync.state.session import StateError, StateSession, StateUnavailableErr
 from ringsync.status import STOP_KEY, read_status
 from ringsync.steps import application, loop
 from ringsync.steps.application import ExitCode, Report, StepError
+from ringsync.steps.close import bucket_close
+from ringsync.steps.late import out_of_sequence
 from ringsync.steps.loop import (
     AwayError,
     Patience,
     SignOfLife,
+    add_until,
     connect_patiently,
     cycles,
     put_metrics,
@@ -29,7 +36,9 @@ from ringsync.steps.loop import (
     seconds_left,
     starts_again,
 )
-from ringsync.storage import open_store
+from ringsync.steps.stage import commitlog_stage
+from ringsync.storage import local, open_store
+from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore, UnavailableError
 
 
@@ -62,6 +71,15 @@ def test_metrics_never_end_a_loop(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 'ringsync_table_pass{table="a.b"} 3' in path.read_text()
     put_metrics(store, str(tmp_path / "nowhere" / "x.prom"), 0)
     assert "ringsync: warning: metrics.prometheus_file: " in capsys.readouterr().out
+
+
+def test_a_status_waits_for_no_writer_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old loop was suspended while it put its own: the new one ended no cycle."""
+    monkeypatch.setattr(local, "LOCK_SECONDS", 0.0)
+    store = LocalStore(tmp_path)
+    with store._locked("status/bucket_close/close.json"):
+        put_status(store, "bucket_close", "close", {"tables": {}})
+    assert read_status(store, "bucket_close/close") is not None
 
 
 def test_a_loop_shows_that_it_lives_and_what_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +192,48 @@ def test_what_is_away_when_a_loop_begins_does_not_end_its_run(error: Exception) 
     assert raised.value.code == ExitCode.INTERRUPTED
 
 
+_LOOPS: list[tuple[str, Any, list[str]]] = [
+    ("bucket_close", bucket_close, []),
+    ("commitlog_stage", commitlog_stage, ["--queue=default"]),
+    ("out_of_sequence", out_of_sequence, []),
+]
+
+
+@pytest.mark.parametrize(("name", "step", "options"), _LOOPS)
+@pytest.mark.parametrize("credentials", ["no metadata server", "no key file", "half a key file"])
+def test_a_store_whose_credentials_are_away_when_a_loop_begins_does_not_end_its_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    step: Any,
+    options: list[str],
+    credentials: str,
+) -> None:
+    """A key file is just being replaced; the metadata server of the machine is silent for a moment."""
+    store, key = {"url": "gs://bucket/lake"}, tmp_path / "key.json"
+    if credentials == "no metadata server":
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    else:
+        store["gcs_credentials_file"] = str(key)
+    if credentials == "half a key file":
+        key.write_text('{"type": "service_acc')
+    document = {"server_name": "test", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": store}
+    (tmp_path / "ringsync.yaml").write_text(yaml.safe_dump(document))
+    arguments = ["--conf", str(tmp_path / "ringsync.yaml"), "--run", "r", *options]
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--queue")
+        add_until(parser)
+
+    code = application.run_application(name, "", step.run, arguments, add, of_table=False)
+    assert code == ExitCode.INTERRUPTED
+    error = capfd.readouterr().err
+    assert error.startswith("ringsync: error: ")
+    assert "gcs_credentials_file" in error
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize("error", [LayoutError("of another version"), WrongPasswordError("no"), StepError("counts")])
 def test_what_does_not_pass_by_itself_does(error: Exception) -> None:
     @starts_again()
@@ -196,9 +256,9 @@ def test_missing_rights_are_not_away(error: Exception, raised: type[Exception]) 
             return []
         raise error
 
-    session: Any = SimpleNamespace(execute=execute)
+    cluster: Any = SimpleNamespace(execute=execute)
     with pytest.raises(raised, match="GRANT SELECT, MODIFY"), starts_again():
-        StateSession(session, "cdc", lambda _: None).create({"class": "SimpleStrategy"})
+        StateSession(cluster, "cdc", lambda _: None).create({"class": "SimpleStrategy"})
 
 
 @pytest.mark.parametrize(("until", "seconds"), [(None, 120), (9_000.0, 120), (1_030.0, 30), (900.0, 0)])
@@ -220,3 +280,46 @@ def test_nobody_waits_for_the_cluster_when_its_run_is_over(
     with pytest.raises(UnreachableError):
         connect_patiently(settings, until, sleep=sleep)
     assert clock[0] == seconds
+
+
+_BAD = 'Failed to authenticate to 10.0.0.2:9042: Error from server: code=0100 [Bad credentials] message="{}"'
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [
+        ("Provided username ringsync and/or password are incorrect", WrongPasswordError),
+        ("Username and/or password are incorrect", WrongPasswordError),
+        ("Unable to perform authentication: Cannot achieve consistency level LOCAL_ONE", AwayError),
+        ("Unable to perform authentication: Operation timed out - received only 0 responses.", AwayError),
+        ("Failed to login. Please re-try.", AwayError),
+    ],
+)
+def test_a_cluster_that_cannot_check_a_password_is_away(
+    monkeypatch: pytest.MonkeyPatch, said: str, raised: type[Exception]
+) -> None:
+    """As while a node with the replica of ``system_auth`` restarts; only a wrong password stays wrong."""
+    causes = {
+        "10.0.0.1:9042": ConnectionRefusedError(111, "Connection refused"),
+        "10.0.0.2:9042": AuthenticationFailed(_BAD.format(said)),
+    }
+
+    def refuse() -> Any:
+        raise NoHostAvailable("Unable to connect to any servers", causes)
+
+    no_hosts = SimpleNamespace(all_hosts=lambda: [])
+    cluster = SimpleNamespace(connect=refuse, metadata=no_hosts, shutdown=lambda: None)
+    monkeypatch.setattr(session, "Cluster", lambda **_: cluster)
+    settings, waited = session.ClusterSettings(("10.0.0.1", "10.0.0.2"), username="ringsync", password="x"), []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        clock[0] += seconds
+
+    clock = [0.0]
+    times = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 1_000.0 + clock[0])
+    monkeypatch.setattr(loop, "time", times)
+    with pytest.raises(raised, match="ringsync") as told, starts_again():
+        connect_patiently(settings, 1_060.0, sleep=sleep)
+    assert sum(waited) == (60 if raised is AwayError else 0)
+    assert raised is WrongPasswordError or said in str(told.value)

@@ -130,6 +130,21 @@ def test_a_put_replaces(store: ObjectStore) -> None:
     assert store.list() == [second]
 
 
+def test_what_is_said_replaces(store: ObjectStore) -> None:
+    first = store.put("a/b", b"a longer one")
+    store.say("a/b", b"short")
+    second = store.stat("a/b")
+    assert second is not None
+    assert (second.size, second.crc32c) == (5, google_crc32c.value(b"short"))
+    assert first.version != second.version
+    store.say("a/b", b"again")
+    assert store.get("a/b") == b"again"
+    assert store.list() == [store.stat("a/b")]
+    assert store.delete("a/b")
+    with pytest.raises(ValueError, match="key"):
+        store.say("a//b", b"")
+
+
 def test_deletion_may_be_repeated(store: ObjectStore) -> None:
     store.put("a/b/c", b"1")
     store.put("a/b/d", b"2")

@@ -241,14 +241,14 @@ def test_a_store_without_a_prefix(emulator: GcsEmulator) -> None:
 
 def test_a_wrong_key_file_is_named_and_not_quoted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match=r"absent\.json: No such file.*gcs_credentials_file"):
-        GcsStore("bucket", credentials_file=str(tmp_path / "absent.json"))
+        GcsStore("bucket", credentials_file=str(tmp_path / "absent.json")).stat("a")
     key = tmp_path / "key.json"
     for content in ("hunter2", json.dumps({"private_key": "hunter2"})):
         key.write_text(content)
         with pytest.raises(UnavailableError, match=r"key\.json is no service account's key file") as caught:
-            GcsStore("bucket", credentials_file=str(key))
+            GcsStore("bucket", credentials_file=str(key)).stat("a")
         assert "hunter2" not in str(caught.value)
         assert caught.value.__cause__ is None
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(UnavailableError, match="no Google credentials found"):
-        GcsStore("bucket")
+        GcsStore("bucket").stat("a")

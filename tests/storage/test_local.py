@@ -6,13 +6,14 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import pytest
 
+from ringsync.storage import local
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import (
     AlreadyExistsError,
@@ -207,6 +208,64 @@ def test_processes_race_and_one_wins(tmp_path: Path) -> None:
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 8
     assert int(store.get("counter")) == 40
     assert [path.name for path in tmp_path.glob("winner-*")] == [f"winner-{store.get('plan').decode()}"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nobody_waits_for_a_writer_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """As when a host is suspended: it holds the lock until it goes on."""
+    monkeypatch.setattr(local, "LOCK_SECONDS", 0.2)
+    store = LocalStore(tmp_path)
+    store.put(KEY, OLD)
+    paused = os.fork()
+    if paused == 0:
+        code, fsync = 1, os.fsync
+        try:
+            monkeypatch.setattr(os, "fsync", lambda file: (os.kill(os.getpid(), signal.SIGSTOP), fsync(file)))
+            store.put(KEY, NEW)
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(paused, os.WUNTRACED)[1])
+        held = rf"{_shard(KEY)}/lock: .* \(process {paused}\) .* 0\.2 s"
+        with pytest.raises(UnavailableError, match=held):
+            CHANGES[change](store)
+        assert store.get(KEY) == OLD
+        store.put(f"{KEY}.beside", NEW)
+        os.kill(paused, signal.SIGCONT)
+        while os.WIFSTOPPED(status := os.waitpid(paused, os.WUNTRACED)[1]):
+            os.kill(paused, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(status) == 0
+    finally:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(paused, signal.SIGKILL)
+            os.waitpid(paused, 0)
+    assert store.get(KEY) == NEW
+    store.put(KEY, OLD)
+    assert len(hidden_files(store)) == 2
+
+
+def test_what_is_only_said_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "LOCK_SECONDS", 0.0)
+    store = LocalStore(tmp_path)
+    store.put(KEY, OLD)
+    before = store.stat(KEY)
+    with store._locked(KEY):
+        for _ in range(2):
+            store.say(KEY, NEW)
+            assert store.get(KEY) == NEW
+    now = store.stat(KEY)
+    assert now.version != before.version
+    assert (now.size, now.crc32c) == (len(NEW), google_crc32c.value(NEW))
+    with pytest.raises(VersionMismatchError):
+        store.put(KEY, OLD, if_version=before.version)
+    store.put(KEY, OLD, if_version=now.version)
+    assert len(hidden_files(store)) == 1
+    with pytest.raises(UnavailableError, match="another key"):
+        store.say(KEY.rpartition("/")[0], NEW)
+    assert len(hidden_files(store)) == 1
 
 
 def test_damage_is_found(tmp_path: Path) -> None:

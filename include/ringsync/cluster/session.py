@@ -36,7 +36,7 @@ class ClusterError(Exception):
 
 
 class UnreachableError(ClusterError):
-    """No contact point answered."""
+    """No contact point serves us now: none answers, or those that do cannot check the password."""
 
 
 class WrongPasswordError(ClusterError):
@@ -236,15 +236,16 @@ def _wrong_datacenter(cluster: Cluster, settings: ClusterSettings) -> ClusterErr
 def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
     """Explain why connecting failed, from the driver's errors by node."""
     causes = error.errors if isinstance(error.errors, dict) else {}
-    for cause in causes.values():
-        if isinstance(cause, AuthenticationFailed):
-            if settings.username is None:
-                return WrongPasswordError(
-                    "the cluster requires a user name and password: set cassandra.username and cassandra.password"
-                )
-            return WrongPasswordError(
-                f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
-            )
+    refusals = [str(cause) for cause in causes.values() if isinstance(cause, AuthenticationFailed)]
+    if refusals and settings.username is None:
+        return WrongPasswordError(
+            "the cluster requires a user name and password: set cassandra.username and cassandra.password"
+        )
+    # All else that Cassandra calls "Bad credentials" may pass: replicas of system_auth are down, or too slow.
+    if any("incorrect" in refusal for refusal in refusals):
+        return WrongPasswordError(
+            f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
+        )
     for endpoint, cause in causes.items():
         if "explicitly set client protocol_version" in str(cause):
             return ProtocolVersionError(
@@ -258,6 +259,8 @@ def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
     hint = "check cassandra.contact_points and cassandra.port, whether the node runs, and firewalls"
     if settings.tls is None:
         hint += "; if the cluster requires TLS, set cassandra.tls"
+    if refusals:
+        hint = f"see to the replicas of system_auth, and whether user {settings.username} may log in"
     return UnreachableError(f"cannot reach the cluster at {', '.join(reasons) or points}: {hint}")
 
 

@@ -6,7 +6,8 @@ Each check returns remarks for the operator, or raises an error that says which 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from cassandra.cluster import NoHostAvailable
 
 from ringsync.cluster.session import ClusterError, connect, endpoint_of, explained_errors
 from ringsync.config import Config
-from ringsync.config.sync import Sync
+from ringsync.config.sync import DEFAULT_QUEUE, Sync
 from ringsync.cql.identifiers import printable, quote
+from ringsync.steps.folders import same_folder
 from ringsync.wiring import cluster_settings, kafka_settings, store_of
 
 if TYPE_CHECKING:
@@ -43,10 +45,12 @@ class Node:
 
     :ivar endpoint: ``address:port``
     :ivar settings: the node's settings by their names in cassandra.yaml; None: it is down and was not asked
+    :ivar queue: the queue whose worker reads its log; None: ``sync.datacenters`` leaves it out
     """
 
     endpoint: str
     settings: Mapping[str, str] | None
+    queue: str | None = DEFAULT_QUEUE
 
     @property
     def has_cdc(self) -> bool:
@@ -72,7 +76,7 @@ def check_cluster(config: Config) -> list[str]:
     session = connect(cluster_settings(config))
     try:
         with explained_errors(config.cassandra.username):
-            nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
+            nodes = [read_node(session, host, config.sync) for host in session.cluster.metadata.all_hosts()]
             tables = tables_with_cdc(session)
             for keyspace, table in tables:
                 if config.sync.follows(full_name(keyspace, table)):
@@ -122,32 +126,35 @@ def longest_sync_period_ms(config: Config) -> int:
     session = connect(cluster_settings(config))
     try:
         with explained_errors(config.cassandra.username):
-            nodes = [read_node(session, host) for host in session.cluster.metadata.all_hosts()]
+            nodes = [read_node(session, host, config.sync) for host in session.cluster.metadata.all_hosts()]
     except (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException) as error:
         raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
     return max(node.sync_period_ms for node in nodes)
 
 
-def read_node(session: Any, host: Any) -> Node:
+def read_node(session: Any, host: Any, sync: Sync) -> Node:
     """Read a node's settings; each node knows only its own.
 
     :param host: a host as the driver knows it
     :raises Unauthorized: we may not read system_views
     """
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
+    is_read = not sync.datacenters or host.datacenter in sync.datacenters
+    queue = sync.queue_of(str(host.endpoint.address), str(host.host_id)) if is_read else None
     try:
         rows = session.execute(f"SELECT name, value FROM system_views.settings WHERE name IN ({names})", host=host)
     except Unauthorized:
         raise
     except (NoHostAvailable, OperationTimedOut, RequestExecutionException, DriverException):
-        return Node(endpoint_of(host), None)
-    return Node(endpoint_of(host), {row.name: row.value for row in rows if row.value is not None})
+        return Node(endpoint_of(host), None, queue)
+    return Node(endpoint_of(host), {row.name: row.value for row in rows if row.value is not None}, queue)
 
 
 def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
     """Return remarks on the nodes' settings.
 
-    :raises CheckError: no node captures changes, or they sync their logs too seldom for the windows
+    :raises CheckError: no node captures changes, they sync their logs too seldom for the windows, or one worker would
+        read several from one folder
     """
     asked = [node for node in nodes if node.settings is not None]
     capturing = [node for node in asked if node.has_cdc]
@@ -164,6 +171,7 @@ def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
             f"{open_ms} ms: every change would be late. Lower commitlog_sync_period there, or raise "
             "commitlog_processor_window_count or commitlog_processor_window_interval_ms"
         )
+    _check_folders(nodes, config.sync)
     remarks = [f"nodes that capture changes: {', '.join(node.endpoint for node in capturing)}"]
     remarks += [f"warning: {node.endpoint} is down and was not asked" for node in nodes if node.settings is None]
     remarks += [
@@ -178,6 +186,20 @@ def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
         if node.settings and node.settings.get("cdc_block_writes") == "true"
     ]
     return remarks
+
+
+def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
+    """Check that no worker, which is one process on one host, is told the same path for two nodes.
+
+    :raises CheckError: it is
+    """
+    endpoints: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for node in nodes:
+        if node.queue and (folder := sync.cdc_raw or (node.settings or {}).get("cdc_raw_directory")):
+            endpoints[node.queue, folder].append(node.endpoint)
+    for (queue, folder), sharing in endpoints.items():
+        if len(sharing) > 1:
+            raise CheckError(f"queue {queue}: {same_folder(sharing, folder)}; none of their logs would be read")
 
 
 def tables_with_cdc(session: Any) -> list[tuple[str, str]]:

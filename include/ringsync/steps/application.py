@@ -169,6 +169,19 @@ def remedy_inside(error: Exception) -> str | None:
     return found[-1].strip() if found else None
 
 
+def plain(error: Exception) -> str:
+    """Return what went wrong: of what a Spark task has raised its own words, and not where it stood."""
+    return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
+
+
+def spark_is_gone(context: Any) -> bool:
+    """Tell whether Spark itself is gone, without which no table can be served."""
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # whatever it is: a JVM that cannot be asked does no work
+        return True
+
+
 def _iso(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 

@@ -182,7 +182,7 @@ def put_status(store: ObjectStore, application: str, name: str, status: dict[str
     :param name: the loop's name among those of its application
     """
     try:
-        store.put(
+        store.say(
             f"status/{application}/{name}.json", json.dumps({"at_ms": int(time.time() * 1000), **status}).encode()
         )
     except StorageError as error:

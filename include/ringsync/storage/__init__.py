@@ -17,14 +17,13 @@ def open_store(
     gcs_project: str | None = None,
     gcs_credentials_file: str | None = None,
 ) -> ObjectStore:
-    """Open the object store at a URL. This writes nothing and uses the network only to find ambient credentials.
+    """Open the object store at a URL. This reads and writes nothing: what is wrong with it is told by its first use.
 
     :param url: ``gs://bucket/prefix``, ``file:///absolute/path`` (not escaped, as Hadoop reads it) or the path alone
     :param gcs_endpoint: address of an emulator, ``http://host:port``, used without credentials; None: the real service
     :param gcs_project: Google Cloud project; None: the credentials' own
     :param gcs_credentials_file: key file of a service account; None: the ambient credentials
     :raises ValueError: the URL has another form
-    :raises ringsync.storage.port.UnavailableError: no usable Google credentials
     """
     folder = _folder(url)
     if folder is not None:

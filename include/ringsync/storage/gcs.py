@@ -12,6 +12,7 @@ import base64
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import google.auth.exceptions
@@ -56,7 +57,6 @@ class GcsStore:
     :param credentials_file: key file of a service account (JSON); None: the ambient credentials
     :param retry_seconds: seconds to repeat a request while the service cannot be reached or is overloaded
     :param page_size: objects that one request lists; None: the service's default (1,000)
-    :raises UnavailableError: no usable credentials
     :raises ValueError: the prefix is not a legal key
     """
 
@@ -74,7 +74,8 @@ class GcsStore:
         self.url = f"gs://{bucket}/{check_key(prefix)}" if prefix else f"gs://{bucket}"
         self._root = f"{prefix}/" if prefix else ""
         self._service = endpoint or "Google Cloud Storage"
-        self._bucket = _client(project, endpoint, credentials_file).bucket(bucket)
+        self._name = bucket
+        self._account = project, endpoint, credentials_file
         self._bucket_was_seen = False
         self._page_size = page_size
         self._bounds: dict[str, Any] = {
@@ -84,6 +85,11 @@ class GcsStore:
 
     def __repr__(self) -> str:
         return f"GcsStore({self.url!r})"
+
+    @cached_property
+    def _bucket(self) -> Any:
+        """The bucket; credentials are read when they are first needed, and again while there are none."""
+        return _client(*self._account).bucket(self._name)
 
     def uri(self, key: str) -> str:
         """Do :meth:`ringsync.storage.port.ObjectStore.uri`."""
@@ -119,6 +125,10 @@ class GcsStore:
                 blob.delete(if_generation_match=int(stat.version), **self._bounds)
                 raise ChecksumError(f"{self.url}/{key}: damaged on the way to the service; put it again")
             return stat
+
+    def say(self, key: str, data: bytes) -> None:
+        """Do :meth:`ringsync.storage.port.ObjectStore.say`."""
+        self.put(key, data)
 
     def get(self, key: str) -> bytes:
         """Do :meth:`ringsync.storage.port.ObjectStore.get`."""

@@ -6,8 +6,9 @@ named ``<hash of key>-<version>-<crc32c>``. So one inode has content, checksum a
 them. While the link exists, the inode's number is not used again.
 
 Writers hold the shard's lock. They write and sync the hidden file first, and then link or rename it to its key in one
-system call, so that nobody sees an incomplete object. Readers take no lock. Files made by others have no hidden link:
-their checksum is computed on demand, and their version consists of inode number and change time.
+system call, so that nobody sees an incomplete object. Readers take no lock, nor does what is only said. This and files
+made by others have no hidden link: their checksum is computed on demand, and their version consists of inode number and
+change time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ from ringsync.storage.port import (
     check_prefix,
     is_legal_key,
 )
+
+LOCK_SECONDS = 60.0
+"""So long a writer waits for another: as long as the client of Google Cloud Storage repeats a request."""
 
 _SHARD_DIGITS = 3
 _SWEEP_SECONDS = 24 * 3600
@@ -121,10 +125,27 @@ class LocalStore:
             name = f"{_hash(key)}-{stat.version}-{stat.crc32c:08x}"
             try:
                 self._write(shard, name, data, stat)
-                self._publish(key, shard, name, replace=not if_absent)
+                if if_absent:
+                    self._publish(key, shard, name, replace=False)
+                else:
+                    os.link(name, f"{name}.new", src_dir_fd=shard, dst_dir_fd=shard)
+                    self._publish(key, shard, f"{name}.new", replace=True)
             finally:
                 self._drop_old_links(key, shard)
             return stat
+
+    def say(self, key: str, data: bytes) -> None:
+        """Do :meth:`ringsync.storage.port.ObjectStore.say`."""
+        check_key(key)
+        hashed, stat = _hash(key), Stat(key, len(data), google_crc32c.value(data), uuid.uuid4().hex)
+        with self._explained(key), self._folder([HIDDEN_FOLDER, hashed[:_SHARD_DIGITS]], create=True) as shard:
+            name = f"{hashed}-{stat.version}-{stat.crc32c:08x}.new"
+            try:
+                self._write(shard, name, data, stat)
+                self._publish(key, shard, name, replace=True)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=shard)
 
     def get(self, key: str) -> bytes:
         """Do :meth:`ringsync.storage.port.ObjectStore.get`."""
@@ -226,9 +247,7 @@ class LocalStore:
             try:
                 with self._folder(parents, create=True) as folder:
                     if replace:
-                        with suppress(FileExistsError):
-                            os.link(hidden, f"{hidden}.new", src_dir_fd=shard, dst_dir_fd=shard)
-                        os.rename(f"{hidden}.new", name, src_dir_fd=shard, dst_dir_fd=folder)
+                        os.rename(hidden, name, src_dir_fd=shard, dst_dir_fd=folder)
                     else:
                         os.link(hidden, name, src_dir_fd=shard, dst_dir_fd=folder)
                     os.fsync(folder)
@@ -355,11 +374,19 @@ class LocalStore:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[int]:
-        """Hold the lock of a key's shard among threads, processes and machines; yield the shard's folder."""
+        """Hold the lock of a key's shard among threads, processes and machines; yield the shard's folder.
+
+        :raises UnavailableError: another holds it for longer than :data:`LOCK_SECONDS`
+        """
         with self._folder([HIDDEN_FOLDER, _hash(key)[:_SHARD_DIGITS]], create=True) as shard:
             lock = os.open("lock", _LOCK_FLAGS, 0o666, dir_fd=shard)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _lock(lock):
+                    file = f"{self.url}/{HIDDEN_FOLDER}/{_hash(key)[:_SHARD_DIGITS]}/lock"
+                    raise UnavailableError(
+                        f"{file}: another writer{_holder(lock)} has held this lock for more than {LOCK_SECONDS:g} s: "
+                        "if it stands still, let it go on, or end it"
+                    )
                 yield shard
             finally:
                 # Closing is not enough: a process forked meanwhile holds the same lock open.
@@ -388,6 +415,30 @@ def _hash(key: str) -> str:
 def _raise_unless_absent(error: OSError) -> None:
     if error.errno not in _ABSENT:
         raise error
+
+
+def _lock(lock: int) -> bool:
+    """Take a lock; whether it was to be had in time."""
+    deadline, pause = time.monotonic() + LOCK_SECONDS, 0.001
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def _holder(lock: int) -> str:
+    """Tell which process holds a lock, if it is one of this machine and the kernel shows it."""
+    status = os.fstat(lock)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with suppress(OSError):
+        if found := re.search(rf"FLOCK +\S+ +\S+ +([1-9]\d*) {place} ", Path("/proc/locks").read_text()):
+            return f" (process {found[1]})"
+    return ""
 
 
 def _links(shard: int, start: str = "") -> Iterator[_Link]:

@@ -80,6 +80,12 @@ class ObjectStore(Protocol):
         :raises ValueError: both conditions are set
         """
 
+    def say(self, key: str, data: bytes) -> None:
+        """Write or replace a small object that only says how things stand, and that nobody puts with a condition.
+
+        No writer waits for another here, as a put may where another stands still; what comes last replaces the rest.
+        """
+
     def get(self, key: str) -> bytes:
         """Read an object.
 

@@ -276,6 +276,6 @@ def _tell(message: Callable[[], None]) -> None:
 
 def _put(progress: Progress, store: ObjectStore, run: str) -> None:
     try:
-        store.put(f"progress/{run}.json", json.dumps(asdict(progress)).encode())
+        store.say(f"progress/{run}.json", json.dumps(asdict(progress)).encode())
     except StorageError as error:
         _log.warning("%s", error)

@@ -21,15 +21,15 @@ from ringsync.cluster.control import ControlServer
 from ringsync.cluster.schema import read_tables
 from ringsync.config import Config, ConfigError
 from ringsync.ledger.layout import check_layout
-from ringsync.ledger.passes import Pass, TableReplacedError, digest_keys
-from ringsync.ledger.staging import closed_until, put_closed_until
+from ringsync.ledger.passes import LATE, Pass, TableReplacedError, digest_keys
+from ringsync.ledger.staging import Bucket, closed_until, put_closed_until
 from ringsync.ledger.table_versions import latest_version
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingSnapshot
 from ringsync.schema.table import TableSchema
 from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_status import status_of
 from ringsync.steps.close.close_task import CloseTask, Slice, SliceResult, forget_waiting
@@ -37,7 +37,7 @@ from ringsync.steps.close.closing import progress
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.slices import cut
 from ringsync.steps.close.staged_commits import StagedCommits
-from ringsync.steps.close.table_state import TableState, plain
+from ringsync.steps.close.table_state import TableState
 from ringsync.steps.loop import (
     Patience,
     SignOfLife,
@@ -144,6 +144,7 @@ class Closer:
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
         self._unread: Mapping[str, str] = {}
+        self._shared: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
         self._over = False
@@ -192,7 +193,7 @@ class Closer:
             if state.table.table_id not in self._absent:
                 state.failed(error, began_ms, _now_ms())
         except Exception as error:
-            if _is_stopped(self._context):
+            if spark_is_gone(self._context):
                 raise
             if not (self._over and state.failures):  # else it was cut off, and its own error is told
                 state.failed(error, began_ms, _now_ms())
@@ -324,7 +325,7 @@ class Closer:
             window + length,
             self._unread_since_ms,
         )
-        self._unread, self._unread_since_ms = found.unread, found.since_ms
+        self._unread, self._unread_since_ms, self._shared = found.unread, found.since_ms, found.shared
         until = (found.staged_until - window) // length * length
         if until > self._closed_until:
             put_closed_until(self._store, until)
@@ -409,6 +410,7 @@ class Closer:
         return {
             "unread": dict(self._unread),
             "unread_since_ms": dict(self._unread_since_ms),
+            "shared_folders": dict(self._shared),
             "left_out": dict(self._plan.left_out) if self._plan else {},
             "others_failed": dict(self._others_failed),
             **self._staged.problems(),
@@ -419,29 +421,25 @@ class Closer:
         return {"tables": self.status(), "closed_until_ms": self._closed_until, **self.problems()}
 
 
-def _is_stopped(context: Any) -> bool:
-    """Tell whether Spark itself is gone, without which no table can be served."""
-    try:
-        return bool(context._jsc.sc().isStopped())
-    except Exception:  # whatever it is: a JVM that cannot be asked does no work
-        return True
-
-
 def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
     """Return keys of the digests among which those of a bucket's rows are, if the rows were published before.
 
     Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours after
-    what the others had. And a slow stage may have laid rows into an older bucket than theirs.
+    what the others had. And a slow stage may have laid rows into an older bucket than theirs. Buckets overlap where
+    their length was changed between the copies.
 
     :param passes: all that have not been forgotten
     :param by_arrival: rows belong to the bucket of their arrival; maybe only since lately
     :param now_ms: ms since the epoch
     """
+    start, end, late_since_ms = one.bucket.start, math.inf, -math.inf
     if one.everywhere:
-        return digest_keys(passes, {str(one.bucket)}, min(one.bucket.start, now_ms - REPEATED_MS))
-    oldest = "" if by_arrival else str(one.bucket)
-    buckets = {bucket for known in passes for bucket in known.digests if bucket >= oldest}
-    return digest_keys(passes, buckets, -math.inf)
+        end, late_since_ms = one.bucket.end, min(start, now_ms - REPEATED_MS)
+    elif by_arrival:
+        start = 0
+    known = map(Bucket.parse, {bucket for made in passes for bucket in made.digests} - {LATE})
+    buckets = {str(bucket) for bucket in known if bucket.end > start and bucket.start < end}
+    return digest_keys(passes, buckets, late_since_ms)
 
 
 def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter[str]:

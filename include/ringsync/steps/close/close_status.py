@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ringsync.steps.close.table_state import TableState, plain
+from ringsync.steps.application import plain
+from ringsync.steps.close.table_state import TableState
 
 
 def status_of(

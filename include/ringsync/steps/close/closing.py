@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
+from ringsync.steps.folders import shared_folders
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,13 @@ class Progress:
     :ivar staged_until: ms since the epoch: all that was logged until then is staged, but for nodes in ``unread``
     :ivar unread: why a node that is up is not read, by its address
     :ivar since_ms: since when it is not read (ms since the epoch), by host id
+    :ivar shared: what is wrong with nodes that are read from one folder, by host id
     """
 
     staged_until: int
     unread: Mapping[str, str]
     since_ms: Mapping[str, int]
+    shared: Mapping[str, str]
 
 
 def progress(
@@ -46,18 +49,31 @@ def progress(
     :param since_ms: ``since_ms`` of the progress before
     """
     staged, unread, since = [now_ms], {}, {}
+    hosts = tuple(hosts)
+    shared = _shared(hosts, statuses, queue_of, now_ms)
     for host in hosts:
         if not host.up:
             continue
         queue = queue_of(host)
         clear_at, reason = _staged(statuses.get(queue), host.id, queue, now_ms)
+        if not reason and host.id in shared:
+            reason = f"its log is not read: {shared[host.id]}"
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)
             if now_ms - since[host.id] >= patience_ms:
                 clear_at = max(clear_at, now_ms - patience_ms)
         staged.append(clear_at)
-    return Progress(min(staged), unread, since)
+    return Progress(min(staged), unread, since, shared)
+
+
+def _shared(
+    hosts: Iterable[Host], statuses: Mapping[str, Status], queue_of: Callable[[Host], str], now_ms: int
+) -> dict[str, str]:
+    """Find nodes that workers, maybe of several queues, find in one folder; what is wrong, by host id."""
+    alive = {queue: status for queue, status in statuses.items() if age_s(status, now_ms / 1000) <= STALE_AFTER_S}
+    told = {host.id: alive.get(queue_of(host), {"nodes": {}})["nodes"].get(host.id, {}) for host in hosts}
+    return shared_folders(told)
 
 
 def _staged(status: Status | None, node: str, queue: str, now_ms: int) -> tuple[int, str]:

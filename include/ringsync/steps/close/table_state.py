@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ringsync.ledger.staging import Block, Bucket
-from ringsync.steps.application import remedy_inside
+from ringsync.steps.application import plain
 from ringsync.steps.close.agreement import OpenBucket
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.sync_plan import SyncTable
@@ -69,8 +69,3 @@ class TableState:
     def served(self) -> None:
         """It is well."""
         self.error, self.failures, self.again_ms = None, 0, 0
-
-
-def plain(error: Exception) -> str:
-    """Return what went wrong: of what a Spark task has raised its own words, and not where it stood."""
-    return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]

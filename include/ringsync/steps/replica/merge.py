@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -9,13 +10,17 @@ from typing import Any
 
 from ringsync.cluster.schema import read_tables
 from ringsync.cluster.session import connect
-from ringsync.config import Config
+from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.schema.table import TableSchema
-from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
 from ringsync.storage import delta_options
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 from ringsync.wiring import cluster_settings
+
+UNMERGED_KEY = "progress/replica_merge.json"
+"""Names of tables that were tried and are not merged yet, those last that were tried last."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +35,15 @@ class Candidate:
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
-    """Merge the table that is named, or all that are due.
+    """Merge the table that is named, or all that are due. Whatever goes wrong with one of them is its own trouble: all
+    others are merged, and before it in the next run, since it may kill the run.
 
     :returns: exit code 1 when some table could not be merged, or had to wait: the report says which and why
     :raises StepError: the table that is named has no replica, or it cannot be merged now
     :raises ClusterError: the cluster does not answer
+    :raises ConfigError: the configuration is wrong, which is everybody's
     """
-    from ringsync.replica.base import ReplicaMismatchError
     from ringsync.replica.changes import replica_state
-    from ringsync.replica.delta_log import DeltaLogError
     from ringsync.replica.merge import due
 
     config, store = application.config, application.store
@@ -48,7 +53,9 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     merged: dict[str, Any] = {}
     failed: dict[str, str] = {}
     waiting = 0
-    for candidate in candidates(session, named):
+    unmerged = _unmerged(store)
+    tried = {name: place for place, name in enumerate(unmerged)}
+    for candidate in sorted(candidates(session, named), key=lambda one: tried.get(one.schema.full_name, -1)):
         table = candidate.schema
         try:
             state = replica_state(store, table, options)
@@ -64,13 +71,40 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             ):
                 waiting += bool(state.changed_rows)
                 continue
+            unmerged = [*(name for name in unmerged if name != table.full_name), table.full_name]
+            store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
             merged[table.full_name] = merge_table(application, candidate, state, int(clock()))
-        except (StepError, ReplicaMismatchError, DeltaLogError) as error:
-            if named:
+            unmerged.remove(table.full_name)
+            store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
+        except ConfigError:
+            raise
+        except Exception as error:
+            if named or _spark_is_gone():
                 raise
-            failed[table.full_name] = str(error)
+            failed[table.full_name] = plain(error)
+            print(f"ringsync: warning: {table.full_name} could not be merged: {plain(error)}", flush=True)
     report = {"merged": merged, "not_yet_due": waiting, "failed": failed}
-    return report, ExitCode.COMPLETED_WITH_ERRORS if failed else ExitCode.OK
+    if not failed:
+        return report, ExitCode.OK
+    names = ", ".join(failed)
+    return {**report, "error": f"tables that could not be merged: {names}"}, ExitCode.COMPLETED_WITH_ERRORS
+
+
+def _unmerged(store: ObjectStore) -> list[str]:
+    """Read which tables were tried by earlier runs and not merged."""
+    try:
+        names: list[str] = json.loads(store.get(UNMERGED_KEY))
+    except (NotFoundError, ChecksumError, ValueError):
+        return []
+    return names
+
+
+def _spark_is_gone() -> bool:
+    """Tell whether Spark was there, and is gone."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return context is not None and spark_is_gone(context)
 
 
 def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:

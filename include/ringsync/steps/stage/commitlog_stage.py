@@ -26,6 +26,7 @@ from ringsync.schema.table import TableSchema
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.folders import shared_folders, shared_with_others
 from ringsync.steps.loop import (
     Patience,
     connect_patiently,
@@ -99,6 +100,7 @@ class Stager:
         self._logs: dict[str, NodeLog] = {}
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing | None] = {}
+        self._shared: dict[str, str] = {}
         self._schema_version: object = None
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
@@ -131,8 +133,8 @@ class Stager:
         for log in logs:
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    self._commit(log, [one for one in staged if one.work.node == log.node], now_ms)
-                    log.served()
+                    own = [one for one in staged if one.work.node == log.node]
+                    log.served(self._commit(log, own, now_ms), now_ms)
             log.look_back(now_ms)
             log.remove_finished()
 
@@ -141,6 +143,7 @@ class Stager:
         if self._plan is None or self._plan.interval != newest:
             self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
             self._rings = {}
+            self._shared = shared_with_others(self._store, _now_ms() / 1000)
             self._versions |= {table.table_id: table.version for table in self._plan.tables}
             self._refresh_schema()
         return Windows(newest, closed_until(self._store))
@@ -149,6 +152,7 @@ class Stager:
         """Return the nodes of this queue that are to be read now; those that have left the ring are so no longer.
 
         Of those that fail it is one at a time, behind all others, and when these have had as long as the last such try.
+        Of those that name one folder, maybe one of them in another queue, it is none: nobody knows whose log it has.
         """
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
         logs = {host: self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None)) for host in hosts}
@@ -158,10 +162,14 @@ class Stager:
         tried = [*well, *(failing[:1] if rested else [])]
         for host in tried:
             log = logs[host]
-            if log.folder is None and log.is_due(now_ms):
+            if (log.folder is None or not log.is_known) and log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    self._logs[host.id] = read_node_log(self._store, host, self._folder(host), now_ms)
-        return [log for host in tried if (log := self._logs[host.id]).is_due(now_ms)]
+                    log.folder = self._folder(host)
+                    self._logs[host.id] = read_node_log(self._store, host, log.folder, now_ms)
+        shared = self._shared | shared_folders({host.id: self._logs[host.id].place() for host in hosts})
+        for node in shared.keys() & self._logs.keys():
+            self._logs[node].error = shared[node]
+        return [log for host in tried if (log := self._logs[host.id]).is_due(now_ms) and log.node not in shared]
 
     def _hosts(self) -> tuple[Host, ...]:
         return self._plan.read_hosts if self._plan else ()
@@ -193,7 +201,32 @@ class Stager:
         )
         gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
         logged = (*self._logged, *gone.values())
-        task = StageTask(self._config, logged, kept, windows, frozenset(gone))
+        return self._run(StageTask(self._config, logged, kept, windows, frozenset(gone)), work)
+
+    def _run(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
+        """Run one job for all nodes that are well, and if it fails as a whole (a worker has crashed, its memory is
+        used up) one for each: whoever's fails then is in trouble by itself.
+
+        :raises Exception: Spark does not even run a job without work
+        """
+        apart = {one.node for one in work if self._logs[one.node].failures}
+        staged: list[Staged] = []
+        try:
+            staged += self._job(task, [one for one in work if one.node not in apart])
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            print(f"ringsync: warning: a job failed, each node has one of its own now: {said[:2000]}", flush=True)
+            apart = {one.node for one in work}
+        for node in sorted(apart):
+            with self._logs[node].alone(_now_ms):
+                staged += self._job(task, [one for one in work if one.node == node])
+        if not staged:
+            self._context.parallelize([0], 1).mapPartitions(list).collect()
+        return staged
+
+    def _job(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
+        if not work:
+            return []
         # A task for each core: to start one takes longer than a small segment.
         tasks = min(len(work), self._context.defaultParallelism)
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
@@ -256,9 +289,10 @@ class Stager:
         self._schema_version = local if others <= {local, None} else None
         return True
 
-    def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
+    def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> bool:
         """Make what was read of a node durable.
 
+        :returns: whether there was something
         :raises StepError: the counts do not reconcile
         """
         taken = []
@@ -268,7 +302,7 @@ class Stager:
             else:
                 self._forget(one)
         if not taken:
-            return
+            return False
         try:
             for one in taken:
                 check_counts(one, log.node)
@@ -285,6 +319,7 @@ class Stager:
             for one in taken:
                 self._forget(one)
         log.take(counting)
+        return True
 
     def _forget(self, staged: Staged) -> None:
         """Remove files that no commit will list."""

@@ -23,6 +23,7 @@ from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished
 from ringsync.ledger.staging import StageCommit, commit_keys, get_commit
 from ringsync.ring.ring import Host
 from ringsync.steps.application import StepError
+from ringsync.steps.folders import folder_id
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
@@ -66,7 +67,9 @@ class NodeLog:
     :ivar doubts: segments that could not be read, by id
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment (ms since the epoch) is staged, but for what cannot be read
-    :ivar error: why the log as a whole cannot be read, or not be staged
+    :ivar is_known: whether it was found out how far it is staged
+    :ivar error: why the log as a whole cannot be read
+    :ivar failure: why it could not be staged, unless all is well again
     :ivar refused: what this worker may not do there, though the log can be read
     :ivar failures: how often in a row something went wrong that concerns all of the node
     :ivar again_ms: time of the next try after that, ms since the epoch
@@ -84,7 +87,9 @@ class NodeLog:
     counts: Counter[str] = field(default_factory=Counter)
     backlog: int = 0
     clear_at_ms: int = 0
+    is_known: bool = False
     error: str | None = None
+    failure: str | None = None
     refused: str | None = None
     failures: int = 0
     again_ms: int = 0
@@ -109,8 +114,8 @@ class NodeLog:
             self.rested_ms = now_ms + (now_ms - began_ms)
             self.again_ms = max(now_ms + _wait_ms(self.failures), self.rested_ms)
             said = str(error) if isinstance(error, StepError | StorageError) else f"{type(error).__name__}: {error}"
-            self.error = f"it cannot be staged: {said[:2000]}"
-            print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.error}", flush=True)
+            self.failure = f"it cannot be staged: {said[:2000]}"
+            print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.failure}", flush=True)
 
     def is_due(self, now_ms: int) -> bool:
         """Tell whether it is not left alone.
@@ -119,9 +124,15 @@ class NodeLog:
         """
         return self.again_ms <= now_ms
 
-    def served(self) -> None:
-        """Nothing has gone wrong."""
-        self.failures = 0
+    def served(self, committed: bool, now_ms: int) -> None:
+        """Nothing has gone wrong. All is well again once something is committed, or nothing waits: where what waits
+        was not tried, nobody knows; then other nodes that fail come first.
+
+        :param now_ms: ms since the epoch
+        """
+        if committed or (self.error is None and not self._parts):
+            self.failures, self.failure = 0, None
+        self.again_ms = now_ms
 
     def new_work(self, now_ms: int, most: int) -> list[StageWork]:
         """Return what is synced and not staged, the oldest segments first.
@@ -212,8 +223,7 @@ class NodeLog:
         if staged.damage or staged.unknown_columns:
             what = staged.damage or "a record names a column that its table does not have in the schema"
             doubt = self._doubt(part.segment_id, f"{part.segment}: {what}", now_ms)
-            if now_ms - doubt.since_ms < PATIENCE_MS:
-                return False
+            return now_ms - doubt.since_ms >= PATIENCE_MS  # and the doubt stays until it is committed
         self.doubts.pop(part.segment_id, None)
         return True
 
@@ -255,6 +265,7 @@ class NodeLog:
         self.ends, self.finished = dict(commit.ends), dict(commit.finished)
         self.counts.update(commit.counts)
         for part in commit.parts:
+            self.doubts.pop(part.segment_id, None)
             self.backlog = max(0, self.backlog - max(0, part.end - part.start))
 
     def _remember_end(self, now_ms: int) -> None:
@@ -268,7 +279,7 @@ class NodeLog:
 
         :param now_ms: ms since the epoch
         """
-        if self.error is not None:
+        if self.error is not None or self.failure is not None:
             return
         waiting = [
             (identity, self.ends.get(identity, 0))
@@ -284,13 +295,18 @@ class NodeLog:
     def _is_given_up(self, identity: int, now_ms: int) -> bool:
         return identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS
 
+    def place(self) -> dict[str, Any]:
+        """Tell where the log is read, for :func:`~ringsync.steps.folders.shared_folders`."""
+        folder = str(self.folder) if self.folder else None
+        return {"endpoint": self.endpoint, "folder": folder, "folder_id": folder_id(self.folder)}
+
     def status(self) -> dict[str, Any]:
         """Tell how it stands, for ``cdcservice status``."""
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
         return {
-            "endpoint": self.endpoint,
+            **self.place(),
             "segment": last,
             "position": self.ends.get(last) if last is not None else None,
             "backlog_bytes": self.backlog,
@@ -299,9 +315,9 @@ class NodeLog:
             "rows": self.counts["rows"],
             "late": self.counts["late"],
             "errors": self.counts["errors"],
-            "is_read": self.error is None,
+            "is_read": self.error is None and self.failure is None,
             "refused": self.refused,
-            "error": self.error or self.refused or (f"{doubts[0]}{more}" if doubts else None),
+            "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else None),
         }
 
 
@@ -341,7 +357,7 @@ def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: i
     :param now_ms: ms since the epoch
     :raises StorageError: its newest commit cannot be read, among others
     """
-    log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id))
+    log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id), is_known=True)
     keys = commit_keys(store, host.id)
     if not keys:
         return log

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import time
@@ -182,11 +181,14 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
     name, identity = Path(work.file).name, _segment_id(work)
     after, read_at_ms = work.wanted.after, int(time.time() * 1000)
     try:
+        # Not mapped: of a page that a disk or mount does not give, a mapping makes a signal, and the job of all dies.
         with open(work.file, "rb") as file:
-            size = file.seek(0, 2)
-            data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        found = read_log(memoryview(data), name, logged_tables(task.logged), work.wanted, key_of=keys)
-    except (OSError, SegmentError) as error:
+            data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)  # its memory comes faster than that of bytes
+            data = data[: file.readinto(data.data)]
+        found = read_log(data.data, name, logged_tables(task.logged), work.wanted, key_of=keys)
+    except OSError as error:
+        return _unreadable(work, f"{work.file} cannot be read: {error.strerror or error}")
+    except SegmentError as error:
         return _unreadable(work, str(error))
     files = _Files(task, store, work.node, work.commit, f"{identity}-{after}-{secrets.token_hex(4)}")
     undecoded: list[pa.RecordBatch] = []
