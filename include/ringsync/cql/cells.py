@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.compiled.arrow import Integers, integers, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, bitmap, integers, valid_mask
 from ringsync.compiled.memory import PADDING, address, padded
-from ringsync.cql.codec.gather import count_nulls, gather_bytes, sum_lengths
+from ringsync.cql.codec.gather import gather_bytes, sum_lengths
 
 NULL_LENGTH = -1
 """Length of a null; a length of 0 is an empty value."""
@@ -52,7 +52,7 @@ class Cells:
         """Take the cells at these places."""
         return Cells(self.buffer, self.offsets[places], self.lengths[places])
 
-    def without(self, rows: npt.NDArray[np.bool_]) -> Cells:
+    def without(self, rows: Mask) -> Cells:
         """Make the cells in these rows null."""
         return Cells(self.buffer, self.offsets, np.where(rows, np.int32(NULL_LENGTH), self.lengths))
 
@@ -108,8 +108,9 @@ def gathered(cells: Cells) -> tuple[pa.Buffer, pa.Buffer]:
 
 def validity(cells: Cells) -> tuple[pa.Buffer | None, int]:
     """Return Arrow's validity bitmap (None: no nulls) and the number of nulls."""
-    nulls = count_nulls(cells.arguments[2], len(cells))
-    return (pa.py_buffer(np.packbits(cells.lengths >= 0, bitorder="little")) if nulls else None), nulls
+    present = cells.lengths >= 0
+    nulls = len(cells) - int(np.count_nonzero(present))
+    return (bitmap(present) if nulls else None), nulls
 
 
 def raw_values(cells: Cells, kind: pa.DataType = _BINARY) -> pa.Array:

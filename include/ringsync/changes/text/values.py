@@ -15,7 +15,8 @@ from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.schema import TOMBSTONE
 from ringsync.compiled.arrow import integers
-from ringsync.cql.cells import Cells, cells_of
+from ringsync.cql.cells import Cells, cells_of, raw_values
+from ringsync.cql.counters import counter_totals
 from ringsync.cql.text.values import TextForm, value_texts
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
 from ringsync.schema.table import Column, TableSchema
@@ -150,7 +151,7 @@ class _Reader:
     def _values(self, table: TableSchema, column: LoggedColumn, cells: Cells, paths: Cells) -> Texts:
         if not column.is_multicell:
             if str(column.type) == "counter":
-                return [str(counter_value(cells.value(row) or b"")) for row in range(len(cells))]
+                return [str(total or 0) for total in counter_totals(raw_values(cells)).to_pylist()]
             return self._texts(table, column.name, column.type, cells)
         match column.type:
             case ListType(element=kind) | MapType(value=kind):
@@ -180,12 +181,6 @@ class _Reader:
     def _fill(target: Texts, places: npt.NDArray[np.intp], texts: Texts) -> None:
         for place, text in zip(places.tolist(), texts, strict=True):
             target[place] = text
-
-
-def counter_value(context: bytes) -> int:
-    """Return the value of a counter's cell: the sum of its shards, wrapped as in Java (C: CounterContext.total)."""
-    total = sum(count for _, _, count in counter_shards(context))
-    return (total + 2**63) % 2**64 - 2**63
 
 
 def counter_shards(context: bytes) -> list[tuple[bytes, int, int]]:

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ringsync.ring.coverage import TokenSet, union
 from ringsync.ring.splits import ReplicaRange, Split
-from ringsync.ring.tokens import WHOLE_RING, TokenRange
+from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, union
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
 

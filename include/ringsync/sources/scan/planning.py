@@ -10,8 +10,8 @@ from ringsync.cluster.cluster import read_ring, read_size_estimate
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterError
 from ringsync.config import Config
-from ringsync.ring.coverage import TokenSet
 from ringsync.ring.splits import SizeEstimate, plan_splits
+from ringsync.ring.tokens import TokenSet
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.scan import (

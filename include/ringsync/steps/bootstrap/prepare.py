@@ -30,7 +30,7 @@ from ringsync.ledger.table_versions import version_of
 from ringsync.ledger.topic_owners import take_topic, topic_owners
 from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
-from ringsync.ring.coverage import fraction
+from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.forecast import Forecast, sample
 from ringsync.sources.scan.plan import ScanPlan, Selection

@@ -22,8 +22,8 @@ from ringsync.cluster.session import connect
 from ringsync.config import Config
 from ringsync.ledger.passes import pass_bucket
 from ringsync.progress import Progress
-from ringsync.ring.coverage import TokenSet, intersection, subtract
 from ringsync.ring.splits import SizeEstimate, Split
+from ringsync.ring.tokens import TokenSet, intersection, subtract
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
 from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
