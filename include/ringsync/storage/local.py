@@ -28,19 +28,7 @@ from stat import S_ISREG
 
 import google_crc32c
 
-from ringsync.storage.port import (
-    HIDDEN_FOLDER,
-    AlreadyExistsError,
-    ChecksumError,
-    NotFoundError,
-    Stat,
-    UnavailableError,
-    VersionMismatchError,
-    check_conditions,
-    check_key,
-    check_prefix,
-    is_legal_key,
-)
+import ringsync.storage.port as port
 
 _SHARD_DIGITS = 3
 _SWEEP_SECONDS = 24 * 3600
@@ -87,8 +75,10 @@ class _Link:
 class LocalStore:
     """Objects as files below one folder. The first put makes the folder.
 
-    Symbolic links inside the folder are not followed, so that no key leads out of it; the folder itself may be one.
-    Since a file cannot be a folder, too, ``a`` and ``a/b`` cannot both be objects here.
+    The methods are those of :class:`ringsync.storage.port.ObjectStore`; ``stat`` and ``list`` read files made by others
+    for their checksums, and ``delete`` removes folders that become empty, too. Symbolic links inside the folder are not
+    followed, so that no key leads out of it; the folder itself may be one. Since a file cannot be a folder, too, ``a``
+    and ``a/b`` cannot both be objects here.
 
     :param path: absolute path of the folder, on a file system with hard links and ``flock``
     :raises ValueError: the path is relative, or the root of the file system
@@ -108,16 +98,14 @@ class LocalStore:
         return f"file://{self.path}"
 
     def uri(self, key: str) -> str:
-        """Do :meth:`ringsync.storage.port.ObjectStore.uri`."""
-        return f"{self.url}/{check_key(key)}"
+        return f"{self.url}/{port.check_key(key)}"
 
-    def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> Stat:
-        """Do :meth:`ringsync.storage.port.ObjectStore.put`."""
-        check_key(key)
-        check_conditions(if_absent, if_version)
+    def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> port.Stat:
+        port.check_key(key)
+        port.check_conditions(if_absent, if_version)
         with self._explained(key), self._locked(key) as shard:
             self._check_conditions(key, if_absent, if_version)
-            stat = Stat(key, len(data), google_crc32c.value(data), uuid.uuid4().hex)
+            stat = port.Stat(key, len(data), google_crc32c.value(data), uuid.uuid4().hex)
             name = f"{_hash(key)}-{stat.version}-{stat.crc32c:08x}"
             try:
                 self._write(shard, name, data, stat)
@@ -127,53 +115,48 @@ class LocalStore:
             return stat
 
     def get(self, key: str) -> bytes:
-        """Do :meth:`ringsync.storage.port.ObjectStore.get`."""
-        check_key(key)
+        port.check_key(key)
         with self._explained(key):
             found = self._look_up(key, read=True)
         if found is None:
-            raise NotFoundError(f"{self.url}/{key} is not there")
+            raise port.NotFoundError(f"{self.url}/{key} is not there")
         stat, data = found
         if google_crc32c.value(data) != stat.crc32c:
-            raise ChecksumError(
+            raise port.ChecksumError(
                 f"{self.url}/{key} is damaged: its CRC-32C is {google_crc32c.value(data):08x}, "
                 f"but {stat.crc32c:08x} was written; restore it or remove it"
             )
         return data
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
-        """Do :meth:`ringsync.storage.port.ObjectStore.get_range`."""
-        check_key(key)
+        port.check_key(key)
         with self._explained(key):
             try:
                 file = self._open(key)
             except OSError as error:
                 if error.errno in _ABSENT:
-                    raise NotFoundError(f"{self.url}/{key} is not there") from None
+                    raise port.NotFoundError(f"{self.url}/{key} is not there") from None
                 raise
             try:
                 return os.pread(file, size, start) if S_ISREG(os.fstat(file).st_mode) else b""
             finally:
                 os.close(file)
 
-    def stat(self, key: str) -> Stat | None:
-        """Do :meth:`ringsync.storage.port.ObjectStore.stat`; a file made by others is read for its checksum."""
-        check_key(key)
+    def stat(self, key: str) -> port.Stat | None:
+        port.check_key(key)
         with self._explained(key):
             found = self._look_up(key)
         return found[0] if found else None
 
-    def list(self, prefix: str = "", start: str = "") -> list[Stat]:
-        """Do :meth:`ringsync.storage.port.ObjectStore.list`; files made by others are read for their checksums."""
-        check_prefix(prefix)
-        check_prefix(start)
+    def list(self, prefix: str = "", start: str = "") -> list[port.Stat]:
+        port.check_prefix(prefix)
+        port.check_prefix(start)
         with self._explained(prefix):
             found = (self._look_up(key) for key in sorted(self._keys(prefix, start)))
             return [entry[0] for entry in found if entry]
 
     def delete(self, key: str) -> bool:
-        """Do :meth:`ringsync.storage.port.ObjectStore.delete`; folders that become empty go too."""
-        check_key(key)
+        port.check_key(key)
         with self._explained(key):
             if self._inode(key) is None:
                 return False
@@ -196,13 +179,15 @@ class LocalStore:
         found = self._look_up(key)
         if if_absent:
             if found is not None:
-                raise AlreadyExistsError(f"{self.url}/{key} is there already")
+                raise port.AlreadyExistsError(f"{self.url}/{key} is there already")
         elif found is None:
-            raise VersionMismatchError(f"{self.url}/{key} is not there, version {if_version} was expected")
+            raise port.VersionMismatchError(f"{self.url}/{key} is not there, version {if_version} was expected")
         elif found[0].version != if_version:
-            raise VersionMismatchError(f"{self.url}/{key} has version {found[0].version}, {if_version} was expected")
+            raise port.VersionMismatchError(
+                f"{self.url}/{key} has version {found[0].version}, {if_version} was expected"
+            )
 
-    def _write(self, shard: int, name: str, data: bytes, stat: Stat) -> None:
+    def _write(self, shard: int, name: str, data: bytes, stat: port.Stat) -> None:
         """Write the hidden file, durably, and read it back."""
         file = os.open(name, _CREATE_FLAGS, 0o666, dir_fd=shard)
         try:
@@ -212,7 +197,7 @@ class LocalStore:
             os.fsync(file)
             os.lseek(file, 0, os.SEEK_SET)
             if _crc32c(file) != stat.crc32c:
-                raise ChecksumError(
+                raise port.ChecksumError(
                     f"{self.url}/{stat.key}: the file system returns other bytes than were written: check the disk"
                 )
         finally:
@@ -234,13 +219,13 @@ class LocalStore:
                     os.fsync(folder)
                 return
             except FileExistsError:
-                raise AlreadyExistsError(f"{self.url}/{key}: {_IN_THE_WAY}") from None
+                raise port.AlreadyExistsError(f"{self.url}/{key}: {_IN_THE_WAY}") from None
             except FileNotFoundError:
                 # A delete beside us has just removed the empty folder: make it again.
                 if attempt == _PUBLISH_ATTEMPTS - 1:
                     raise
 
-    def _look_up(self, key: str, read: bool = False) -> tuple[Stat, bytes] | None:
+    def _look_up(self, key: str, read: bool = False) -> tuple[port.Stat, bytes] | None:
         """Look up an object, and read its bytes if wanted; None: there is no object at the key."""
         while True:
             try:
@@ -256,13 +241,13 @@ class LocalStore:
                 data = b"".join(_chunks(file)) if read else b""
                 link = self._link_of(key, status)
                 if link is not None:
-                    return Stat(key, status.st_size, link.crc32c, link.version), data
+                    return port.Stat(key, status.st_size, link.crc32c, link.version), data
                 if self._inode(key) != status.st_ino:
                     # Another process replaced or deleted it meanwhile, so its hidden link may be gone: look again.
                     continue
                 crc32c = google_crc32c.value(data) if read else _crc32c(file)
                 version = f"file-{status.st_ino:x}-{status.st_ctime_ns:x}"
-                return Stat(key, status.st_size, crc32c, version), data
+                return port.Stat(key, status.st_size, crc32c, version), data
             finally:
                 os.close(file)
 
@@ -278,11 +263,13 @@ class LocalStore:
                 for path, folders, files, _ in os.fwalk(".", dir_fd=top, onerror=_raise_unless_absent):
                     base = [*parents, *path.split("/")[1:]]
                     folders[:] = [
-                        name for name in folders if name != HIDDEN_FOLDER and is_wanted("/".join([*base, name, ""]))
+                        name
+                        for name in folders
+                        if name != port.HIDDEN_FOLDER and is_wanted("/".join([*base, name, ""]))
                     ]
                     for name in files:
                         key = "/".join([*base, name])
-                        if key >= start and key.startswith(prefix) and is_legal_key(key):
+                        if key >= start and key.startswith(prefix) and port.is_legal_key(key):
                             yield key
         except OSError as error:
             _raise_unless_absent(error)
@@ -309,7 +296,7 @@ class LocalStore:
             return None
         hashed = _hash(key)
         try:
-            with self._folder([HIDDEN_FOLDER, hashed[:_SHARD_DIGITS]]) as shard:
+            with self._folder([port.HIDDEN_FOLDER, hashed[:_SHARD_DIGITS]]) as shard:
                 return next((link for link in _links(shard, hashed) if link.inode == status.st_ino), None)
         except FileNotFoundError:
             return None
@@ -356,7 +343,7 @@ class LocalStore:
     @contextmanager
     def _locked(self, key: str) -> Iterator[int]:
         """Hold the lock of a key's shard among threads, processes and machines; yield the shard's folder."""
-        with self._folder([HIDDEN_FOLDER, _hash(key)[:_SHARD_DIGITS]], create=True) as shard:
+        with self._folder([port.HIDDEN_FOLDER, _hash(key)[:_SHARD_DIGITS]], create=True) as shard:
             lock = os.open("lock", _LOCK_FLAGS, 0o666, dir_fd=shard)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -373,7 +360,7 @@ class LocalStore:
             yield
         except OSError as error:
             remedy = _REMEDIES.get(error.errno or 0, "check the disk and its mount")
-            raise UnavailableError(f"{self.url}/{key}: {error.strerror}; {remedy}") from error
+            raise port.UnavailableError(f"{self.url}/{key}: {error.strerror}; {remedy}") from error
 
 
 def _split(key: str) -> tuple[list[str], str]:

@@ -46,8 +46,7 @@ class UnavailableError(StorageError):
 class Stat:
     """The facts about an object that need no reading.
 
-    :param key: key of the object
-    :param size: size in bytes
+    :param size: bytes
     :param crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
     :param version: opaque version; equal only for the very same object, never used again
     """
@@ -90,7 +89,6 @@ class ObjectStore(Protocol):
     def get_range(self, key: str, start: int, size: int) -> bytes:
         """Read some bytes of an object. They are not verified: keep a checksum of the part if you need one.
 
-        :param start: first byte to read
         :param size: number of bytes; fewer are returned if the object ends before
         :raises NotFoundError: there is no such object
         """
