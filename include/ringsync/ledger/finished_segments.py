@@ -44,10 +44,7 @@ class SegmentIds:
 
 
 def finished_segments(store: ObjectStore, node: str) -> SegmentIds:
-    """Read the finished segments of a node that its commits need not name any more.
-
-    :param node: host id
-    """
+    """Read the finished segments of a node that its commits need not name any more."""
     try:
         return SegmentIds(tuple((first, last) for first, last in json.loads(store.get(_key(node)))["ranges"]))
     except NotFoundError:
@@ -57,7 +54,6 @@ def finished_segments(store: ObjectStore, node: str) -> SegmentIds:
 def fold_finished(store: ObjectStore, node: str, segments: Iterable[int]) -> SegmentIds:
     """Record segments as finished; then no commit needs to name them any more.
 
-    :param segments: ids of the segments
     :raises VersionMismatchError: another process does the same; nothing was written
     :raises AlreadyExistsError: the same
     """

@@ -93,10 +93,7 @@ class CdcEnded:
             self._store.delete(f"{_ENDED}{table_id}.json")
 
     def at_ms(self, table_id: str, now_ms: int) -> int | None:
-        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed.
-
-        :param now_ms: current time, ms since the epoch
-        """
+        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed."""
         if table_id not in self._followed:
             return None
         if table_id not in self._ended:

@@ -4,9 +4,7 @@
     one row per table: its latest bootstrap, the specification and the state.
 ``bootstrap_range``
     the range ledger, one partition per bootstrap: its owner and attempt (static), and one row per committed range
-
     with the files that hold the range's rows. A range without a row has not been read, even if files exist.
-
 
 A run takes over a bootstrap by raising its attempt with a conditional write. Every commit of a range is conditional on
 that attempt, so that a run that was thought dead can add nothing after another has taken over.
@@ -18,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
+from typing import Any
 
 from cassandra.cluster import Session
 
@@ -47,7 +46,6 @@ class Bootstrap:
     :ivar id: unique id; part of the names of its files
     :ivar state: :data:`SCANNING`, :data:`PUBLISHING`, :data:`COMPLETED` or :data:`CANCELLED`
     :ivar specification: table, selection and form of the copy, as JSON; a run with the same one continues it
-    :ivar run: run that started it
     :ivar as_of: time of the start, seconds since the epoch: it may or may not contain cells written later
     """
 
@@ -80,11 +78,9 @@ class CommittedRange:
 
 
 class BootstrapState:
-    """The tables ``bootstrap`` and ``bootstrap_range``.
+    """The tables ``bootstrap`` and ``bootstrap_range``. Repeating what is recorded here is safe.
 
-    :param session: session with the driver's default row factory
-    :param keyspace: name of ringsync's own keyspace
-    :param sleep: function that waits, given seconds
+    :param session, keyspace, sleep: those of :class:`StateSession`
     """
 
     def __init__(self, session: Session, keyspace: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -129,7 +125,7 @@ class BootstrapState:
         )
 
     def publishing(self, bootstrap: Bootstrap) -> None:
-        """Record that everything is copied: the bootstrap can no longer be cancelled. Repeating it is safe.
+        """Record that everything is copied: the bootstrap can no longer be cancelled.
 
         :raises LostOwnershipError: the bootstrap was cancelled, or the table has another one now
         """
@@ -140,7 +136,7 @@ class BootstrapState:
             )
 
     def cancel(self, bootstrap: Bootstrap, *, gone: bool = False) -> bool:
-        """Record that the bootstrap is cancelled. Repeating it is safe.
+        """Record that the bootstrap is cancelled.
 
         :param gone: whether the table was dropped: then even a bootstrap that has copied everything cannot be finished
         :returns: False: everything is copied already, or the table has another bootstrap
@@ -156,7 +152,7 @@ class BootstrapState:
         )
 
     def complete(self, bootstrap: Bootstrap) -> None:
-        """Record that the bootstrap has completed. Repeating it is safe.
+        """Record that the bootstrap has completed.
 
         :raises LostOwnershipError: the table has another bootstrap now
         """
@@ -170,10 +166,12 @@ class BootstrapState:
 
     def alive(self, bootstrap_id: str) -> str | None:
         """Return the run that worked on this bootstrap in the last :data:`HEARTBEAT_TTL_S` seconds; None: no run."""
-        row = self._state.execute(
-            f"SELECT alive FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1", (bootstrap_id,)
-        ).one()
+        row = self._static("alive", bootstrap_id)
         return row.alive if row else None
+
+    def _static(self, columns: str, bootstrap_id: str) -> Any:
+        cql = f"SELECT {columns} FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1"
+        return self._state.execute(cql, (bootstrap_id,)).one()
 
     def take_over(self, bootstrap_id: str, owner: str) -> RangeLedger:
         """Become the owner that commits ranges; the former owner no longer can.
@@ -182,10 +180,7 @@ class BootstrapState:
         :raises StateError: the cluster refuses or fails
         """
         while True:
-            row = self._state.execute(
-                f"SELECT attempt FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1",
-                (bootstrap_id,),
-            ).one()
+            row = self._static("attempt", bootstrap_id)
             last = row.attempt if row else None
             attempt = (last or 0) + 1
             if self._state.conditional(

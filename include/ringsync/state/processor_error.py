@@ -26,8 +26,7 @@ _ROWS_AT_ONCE = 100
 class ErrorTable:
     """The table ``processor_error``.
 
-    :param session: session with the driver's default row factory
-    :param keyspace: name of ringsync's own keyspace
+    :param session, keyspace: those of :class:`ringsync.state.session.StateSession`
     :param store: object store for large mutations
     """
 
