@@ -13,14 +13,8 @@ from ringsync.config import Config
 from ringsync.ring.coverage import TokenSet
 from ringsync.ring.splits import SizeEstimate, plan_splits
 from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan import scan
 from ringsync.sources.scan.plan import ScanPlan, Selection
-from ringsync.sources.scan.scan import (
-    check_readable,
-    columns_without_element_times,
-    prepare_scan,
-    scan_query,
-    scan_session,
-)
 from ringsync.sources.scan.where import WhereError
 from ringsync.wiring import cluster_settings
 
@@ -47,8 +41,7 @@ def make_scan_plan(
 
     :param session: from :func:`ringsync.cluster.session.connect`
     :param now: seconds since the epoch, see :class:`ScanPlan`
-    :param times: whether to read writetimes and expiry
-    :param selection: part of the table to read; None: all of it
+    :param selection: None: all of the table
     :raises UnknownTableError: there is no such table
     :raises SelectionError: the selection does not fit the table
     :raises NoPermissionError: the user may not read the table
@@ -57,8 +50,8 @@ def make_scan_plan(
     """
     selection = selection or Selection()
     schema = _selected(read_table(session, keyspace, table), selection)
-    check_readable(session, schema, config.cassandra.username)
-    missing = columns_without_element_times(session, schema) if times else ()
+    scan.check_readable(session, schema, config.cassandra.username)
+    missing = scan.columns_without_element_times(session, schema) if times else ()
     if missing and config.replica.element_times == "error":
         raise ElementTimesError(_explain_missing_times(schema, missing))
     plan = ScanPlan(
@@ -103,9 +96,10 @@ def cut(
 
 
 def _check_where(config: Config, plan: ScanPlan) -> None:
-    session = scan_session(cluster_settings(config), plan.now)
+    session = scan.scan_session(cluster_settings(config), plan.now)
     try:
-        prepare_scan(session, scan_query(plan.table, times=False, element_times=False, where=plan.selection.where))
+        query = scan.scan_query(plan.table, times=False, element_times=False, where=plan.selection.where)
+        scan.prepare_scan(session, query)
     except WhereError as error:
         raise SelectionError(str(error)) from error
 
