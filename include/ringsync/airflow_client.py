@@ -92,10 +92,7 @@ class AirflowClient:
     def trigger(self, dag: str, run: str, parameters: Mapping[str, Any], note: str | None = None) -> bool:
         """Start a DAG run.
 
-        :param dag: the DAG's id
-        :param run: id of the new run
         :param parameters: the DAG's params; the others take their defaults
-        :param note: shown beside the run in the UI
         :returns: True if the DAG was paused and has been unpaused for it
         :raises AirflowError: unreachable, login refused, DAG unknown or broken, parameters refused, id taken
         """
@@ -103,8 +100,22 @@ class AirflowClient:
         if unpaused:
             self.set_paused(dag, False)
         body = {"dag_run_id": run, "logical_date": None, "conf": dict(parameters), "note": note}
-        self._create(f"dags/{quote(dag)}/dagRuns", body)
-        return unpaused
+        delays = iter(RETRY_DELAYS_S)
+        failed = False
+        while True:
+            try:
+                self._request("POST", f"dags/{quote(dag)}/dagRuns", body)
+                return unpaused
+            except _ConflictError:
+                # The id is ours: if Airflow failed before, it had made the run.
+                if failed:
+                    return unpaused
+                raise
+            except AirflowUnreachableError:
+                failed, delay = True, next(delays, None)
+                if delay is None:
+                    raise
+                time.sleep(delay)
 
     def state(self, dag: str, run: str) -> RunState:
         """Read the states of a run and its tasks."""
@@ -128,7 +139,16 @@ class AirflowClient:
 
         :raises AirflowError: unreachable, login refused, DAG unknown or broken
         """
-        details = self._dag(dag)
+        try:
+            details = self._request("GET", f"dags/{quote(dag)}")
+        except _NotFoundError:
+            errors = self._import_errors()
+            reason = (
+                f"its files have errors:\n{errors}"
+                if errors
+                else "either Airflow has just started and will know the DAG in a minute, or it has another DAGs folder"
+            )
+            raise AirflowError(f"Airflow at {self.url} has no DAG {dag}: {reason}") from None
         if details.get("has_import_errors"):
             raise AirflowError(f"the file of DAG {dag} has errors, so it cannot run:\n{self._import_errors()}")
         return bool(details["is_paused"])
@@ -170,37 +190,6 @@ class AirflowClient:
     def run_page(self, dag: str, run: str) -> str:
         """Return the address of a run in Airflow's UI."""
         return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
-
-    def _create(self, path: str, body: Mapping[str, Any]) -> None:
-        """Create something under our own id. If Airflow fails, ask again: a conflict then means that it is created."""
-        delays = iter(RETRY_DELAYS_S)
-        failed = False
-        while True:
-            try:
-                self._request("POST", path, body)
-                return
-            except _ConflictError:
-                if failed:
-                    return
-                raise
-            except AirflowUnreachableError:
-                failed, delay = True, next(delays, None)
-                if delay is None:
-                    raise
-                time.sleep(delay)
-
-    def _dag(self, dag: str) -> dict[str, Any]:
-        try:
-            details: dict[str, Any] = self._request("GET", f"dags/{quote(dag)}")
-            return details
-        except _NotFoundError:
-            errors = self._import_errors()
-            reason = (
-                f"its files have errors:\n{errors}"
-                if errors
-                else "either Airflow has just started and will know the DAG in a minute, or it has another DAGs folder"
-            )
-            raise AirflowError(f"Airflow at {self.url} has no DAG {dag}: {reason}") from None
 
     def _import_errors(self) -> str:
         errors = self._request("GET", "importErrors")["import_errors"]

@@ -23,13 +23,11 @@ class Progress:
     """Progress of a bootstrap, with its earlier runs; ``progress/<run>.json`` in the object store.
 
     :ivar attempt: number of drivers that have worked on it; 0: none yet
-    :ivar ranges_done: committed token ranges
     :ivar ranges_failed: ranges that could not be read so far
     :ivar fraction: share of the selected tokens that is read, 0…1; 1 only when all of it is committed
     :ivar estimated_rows: forecast of the rows; None: not known yet
     :ivar rows_before: rows committed by earlier attempts
     :ivar cells: values that are not null
-    :ivar bytes: size of the result pages
     :ivar rows_per_s: speed of the last moments; None: unknown
     :ivar seconds_left: estimate from the speed of the last moments; None: unknown
     """
@@ -94,8 +92,6 @@ def follow(
     :param read: returns the progress, see :func:`read_progress`
     :param stage: returns the present step of the run, e.g. ``scan``; None: the run is over
     :param console: console to write to: a bar on a terminal, else lines
-    :param title: subject of the run, e.g. the table
-    :param poll_s: seconds between two looks
     :returns: the last progress read
     """
     started, printed = clock(), ("", "", float("-inf"))

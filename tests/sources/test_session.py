@@ -12,7 +12,6 @@ from ringsync.cluster.session import (
     NoPermissionError,
     ProtocolVersionError,
     TlsError,
-    TlsSettings,
     UnknownDatacenterError,
     UnreachableError,
     WrongPasswordError,
@@ -20,6 +19,7 @@ from ringsync.cluster.session import (
     connect,
     explained_errors,
 )
+from ringsync.config.sections import Tls
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.certificates import make_certificates
 from tests.sources.clusters import settings_of
@@ -109,20 +109,20 @@ def test_tls(guarded: CassandraNode, tmp_path: Path) -> None:
     authority = str(guarded.settings.client_tls.authority)
     stranger = str(make_certificates(tmp_path / "other").authority)
     with pytest.raises(TlsError, match=r"certificate verify failed.*ca_file"):
-        connect(settings_of(guarded, tls=TlsSettings(ca_file=stranger)))
+        connect(settings_of(guarded, tls=Tls(ca_file=stranger)))
     with pytest.raises(TlsError, match=r"cannot read the TLS file /nowhere/ca\.pem"):
-        connect(settings_of(guarded, tls=TlsSettings(ca_file="/nowhere/ca.pem")))
+        connect(settings_of(guarded, tls=Tls(ca_file="/nowhere/ca.pem")))
     (tmp_path / "broken.pem").write_text("no certificate")
     with pytest.raises(TlsError, match="not usable PEM"):
-        connect(settings_of(guarded, tls=TlsSettings(ca_file=str(tmp_path / "broken.pem"))))
-    connect(settings_of(guarded, tls=TlsSettings(ca_file=authority, verify_hostname=False)))
+        connect(settings_of(guarded, tls=Tls(ca_file=str(tmp_path / "broken.pem"))))
+    connect(settings_of(guarded, tls=Tls(ca_file=authority, verify_hostname=False)))
 
 
 def test_tls_where_only_one_side_speaks_it(guarded: CassandraNode, cassandra: CassandraNode) -> None:
     with pytest.raises(UnreachableError, match=r"if the cluster requires TLS, set cassandra\.tls"):
         connect(settings_of(guarded, tls=None, connect_timeout_s=3.0))
     with pytest.raises(TlsError, match="check that the node speaks TLS"):
-        connect(settings_of(cassandra, tls=TlsSettings(verify_hostname=False), connect_timeout_s=3.0))
+        connect(settings_of(cassandra, tls=Tls(verify_hostname=False), connect_timeout_s=3.0))
 
 
 def test_no_secret_is_shown() -> None:

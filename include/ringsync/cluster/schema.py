@@ -42,8 +42,6 @@ def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
     """Read a table's schema, its user-defined types resolved.
 
     :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
-    :param keyspace: keyspace's name, unquoted, in its exact case
-    :param table: table's name, unquoted, in its exact case
     :raises UnknownTableError: there is no such keyspace or table
     :raises SchemaError: it is a view, in a system keyspace, or has COMPACT STORAGE
     :raises CqlTypeError: this version does not know the type of a column

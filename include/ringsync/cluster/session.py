@@ -12,17 +12,12 @@ from typing import Any
 
 from cassandra import AuthenticationFailed, ConsistencyLevel, Unauthorized, UnresolvableContactPoints
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import (
-    EXEC_PROFILE_DEFAULT,
-    Cluster,
-    ExecutionProfile,
-    NoHostAvailable,
-    Session,
-)
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, TokenAwarePolicy
 from cassandra.query import named_tuple_factory
 
 from ringsync.cluster.connection import PageConnection
+from ringsync.config.sections import Tls
 
 NATIVE_PROTOCOL = 5
 """First protocol version that can read as of a given moment (``now_in_seconds``); Cassandra 4.0 and later speak it."""
@@ -60,29 +55,12 @@ class UnknownDatacenterError(ClusterError):
 
 
 @dataclass(frozen=True)
-class TlsSettings:
-    """The files of an encrypted connection, all PEM.
-
-    :ivar ca_file: certificates to trust; None: the operating system's
-    :ivar certificate_file: our own certificate, for clusters that ask for one
-    :ivar key_file: private key of our certificate
-    :ivar verify_hostname: whether the node's certificate must name the address that we connect to
-    """
-
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
-    verify_hostname: bool = True
-
-
-@dataclass(frozen=True)
 class ClusterSettings:
     """The settings of a connection to a cluster.
 
     :ivar contact_points: addresses or names of nodes, all in the local datacenter
     :ivar local_datacenter: name of the datacenter; None: that of the first contact point that answers
     :ivar consistency_level: consistency level of reads, a name of ``cassandra.ConsistencyLevel``
-    :ivar page_size: rows per result page
     """
 
     contact_points: tuple[str, ...]
@@ -90,7 +68,7 @@ class ClusterSettings:
     local_datacenter: str | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    tls: TlsSettings | None = None
+    tls: Tls | None = None
     consistency_level: str = "LOCAL_QUORUM"
     page_size: int = 5000
     request_timeout_s: float = 30.0
@@ -146,7 +124,6 @@ def close_all() -> None:
 def explained_errors(user: str | None) -> Iterator[None]:
     """Turn the driver's refusals inside the block into errors that name the remedy.
 
-    :param user: name of the connected user
     :raises NoPermissionError: the user lacks a permission
     """
     try:
@@ -179,7 +156,8 @@ def _open(settings: ClusterSettings) -> Session:
         raise UnreachableError(f"no such host: {points} (cassandra.contact_points)") from error
     try:
         session = cluster.connect()
-        _check_datacenter(cluster, settings)
+        if problem := _wrong_datacenter(cluster, settings):
+            raise problem
     except NoHostAvailable as error:
         explained = _wrong_datacenter(cluster, settings) or _explain(error, settings)
         cluster.shutdown()
@@ -204,7 +182,7 @@ def _undecoded(names: Any, rows: Any) -> Any:
     return rows
 
 
-def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
+def _tls_context(tls: Tls) -> ssl.SSLContext:
     for path in (tls.ca_file, tls.certificate_file, tls.key_file):
         if path and not os.access(path, os.R_OK):
             raise TlsError(f"cannot read the TLS file {path} (cassandra.tls)")
@@ -216,11 +194,6 @@ def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
         raise TlsError(f"the files of cassandra.tls are not usable PEM certificates and keys: {error}") from error
     context.check_hostname = tls.verify_hostname
     return context
-
-
-def _check_datacenter(cluster: Cluster, settings: ClusterSettings) -> None:
-    if problem := _wrong_datacenter(cluster, settings):
-        raise problem
 
 
 def _wrong_datacenter(cluster: Cluster, settings: ClusterSettings) -> ClusterError | None:

@@ -13,56 +13,32 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from ringsync.config.secrets import ConfigError, Secret, Section, connection_variable
-from ringsync.config.sections import (
-    Airflow,
-    Cassandra,
-    ClusterLimits,
-    Replica,
-    Scan,
-    ServerName,
-    State,
-    Store,
-    Stream,
-    Tls,
-    Verify,
-)
-from ringsync.config.sync import DEFAULT_QUEUE, AfterImage, BucketBy, Kafka, Metrics, Sync
+import ringsync.config.sections as sections
+from ringsync.config.sections import ConfigError, Section, Tls, connection_variable
+from ringsync.config.sync import DEFAULT_QUEUE, Kafka, Metrics, Sync
 
-__all__ = [
-    "DEFAULT_QUEUE",
-    "AfterImage",
-    "BucketBy",
-    "Config",
-    "ConfigError",
-    "Kafka",
-    "Secret",
-    "Sync",
-    "Tls",
-    "connection_variable",
-    "load_config",
-]
+__all__ = ["DEFAULT_QUEUE", "Config", "ConfigError", "Kafka", "Tls", "connection_variable", "load_config"]
 
 
 class Config(Section):
     """Everything in ringsync.yaml."""
 
-    server_name: ServerName
-    cassandra: Cassandra
-    store: Store
-    stream: Stream = Stream()
-    replica: Replica = Replica()
-    scan: Scan = Scan()
-    limits: ClusterLimits = ClusterLimits()
-    state: State = State()
-    verify: Verify = Verify()
+    server_name: sections.ServerName
+    cassandra: sections.Cassandra
+    store: sections.Store
+    stream: sections.Stream = sections.Stream()
+    replica: sections.Replica = sections.Replica()
+    scan: sections.Scan = sections.Scan()
+    limits: sections.ClusterLimits = sections.ClusterLimits()
+    state: sections.State = sections.State()
+    verify: sections.Verify = sections.Verify()
     commitlog_processor_window_count: Annotated[int, Field(ge=1, le=100)] = 5
     commitlog_processor_window_interval_ms: Annotated[int, Field(ge=1000)] = 60_000
     out_of_sequence_processor_poll_interval_ms: Annotated[int, Field(ge=100)] = 10_000
     sync: Sync = Sync()
     kafka: Kafka | None = None
     metrics: Metrics = Metrics()
-    airflow: Airflow = Airflow()
+    airflow: sections.Airflow = sections.Airflow()
 
     @model_validator(mode="after")
     def _digests_outlive_open_buckets(self) -> Config:

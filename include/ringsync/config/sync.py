@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ringsync.config.secrets import Secret, Section
-from ringsync.config.sections import Tls
+from ringsync.config.sections import Secret, Section, Tls
 from ringsync.cql.identifiers import parse_table_name, parse_table_pattern
 
 AfterImage = Literal["source", "replica", "none"]
