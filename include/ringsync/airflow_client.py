@@ -13,7 +13,6 @@ import requests
 TIMEOUT_S = 30.0
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that Airflow failed to answer: its database may be busy (SQLite)."""
-FINISHED = frozenset({"success", "failed"})
 
 
 class AirflowError(Exception):
@@ -55,7 +54,7 @@ class RunState:
     @property
     def finished(self) -> bool:
         """Whether the run has ended."""
-        return self.state in FINISHED
+        return self.state in ("success", "failed")
 
     @property
     def current(self) -> TaskState | None:
@@ -78,6 +77,8 @@ class TaskFailure:
 class AirflowClient:
     """Airflow's API with one login.
 
+    Methods raise AirflowError: Airflow is unreachable, refuses the login, does not know the DAG, or gives us no rights.
+
     :param url: the API server's address, e.g. ``http://127.0.0.1:8080``
     :param username: a user who may trigger DAGs
     :param password: never shown in messages
@@ -94,7 +95,7 @@ class AirflowClient:
 
         :param parameters: the DAG's params; the others take their defaults
         :returns: True if the DAG was paused and has been unpaused for it
-        :raises AirflowError: unreachable, login refused, DAG unknown or broken, parameters refused, id taken
+        :raises AirflowError: the DAG is broken, the parameters are refused, or the id is taken
         """
         unpaused = self.is_paused(dag)
         if unpaused:
@@ -135,10 +136,7 @@ class AirflowClient:
         return find_failure(self._request("GET", f"{path}?full_content=true")["content"])
 
     def is_paused(self, dag: str) -> bool:
-        """Tell whether a DAG is paused, and check that it could run.
-
-        :raises AirflowError: unreachable, login refused, DAG unknown or broken
-        """
+        """Tell whether a DAG is paused; raise AirflowError if it is broken."""
         try:
             details = self._request("GET", f"dags/{quote(dag)}")
         except _NotFoundError:
@@ -154,10 +152,7 @@ class AirflowClient:
         return bool(details["is_paused"])
 
     def set_paused(self, dag: str, paused: bool) -> None:
-        """Pause a DAG, so that no run or task of it begins, or let it run again.
-
-        :raises AirflowError: unreachable, login refused, DAG unknown, no rights
-        """
+        """Pause a DAG, so that no run or task of it begins, or let it run again."""
         self._request("PATCH", f"dags/{quote(dag)}?update_mask=is_paused", {"is_paused": paused})
 
     def busy_tasks(self, dag: str) -> list[str]:
@@ -178,7 +173,6 @@ class AirflowClient:
         which state Airflow gives the run.
 
         :returns: the runs' ids
-        :raises AirflowError: unreachable, login refused, DAG unknown, no rights
         """
         path = f"dags/{quote(dag)}/dagRuns"
         unfinished = self._request("GET", f"{path}?state=running&state=queued")["dag_runs"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -29,7 +28,7 @@ from ringsync.service.command import add_service, client_of, say, say_error
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.state.session import StateError
 from ringsync.steps.application import ExitCode, StepError
-from ringsync.storage.port import NotFoundError, ObjectStore, StorageError
+from ringsync.storage.port import ObjectStore, StorageError, get_json
 from ringsync.streams.files import StreamError
 from ringsync.wiring import cluster_limits, cluster_settings, store_of
 
@@ -358,11 +357,7 @@ def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
 
 def read_report(store: ObjectStore, application: str, run: str) -> dict[str, Any]:
     """Read the JSON report of one application in one run; empty if it wrote none."""
-    try:
-        report: dict[str, Any] = json.loads(store.get(f"reports/{application}/{run}.json"))
-    except NotFoundError:
-        return {}
-    return report
+    return get_json(store, f"reports/{application}/{run}.json") or {}
 
 
 def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, str]:
@@ -374,7 +369,6 @@ def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, s
 
 
 def _summary(report: dict[str, Any]) -> str:
-    """Format the main numbers of a report."""
     if report.get("dry_run"):
         return _forecast(report)
     parts = [f"{report[name]:,} {name}" for name in ("ranges", "rows", "cells", "differences") if _number(report, name)]
@@ -386,7 +380,6 @@ def _summary(report: dict[str, Any]) -> str:
 
 
 def _forecast(report: dict[str, Any]) -> str:
-    """Format the forecast of a dry run."""
     forecast = report["forecast"]
     rows = f"{forecast['rows']:,} rows"
     if forecast["at_least"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.storage.port import ObjectStore, get_json
 
 LINE_EVERY_S = 5.0
 IDLE_LINE_EVERY_S = 30.0
@@ -62,14 +61,8 @@ class Progress:
 
 
 def read_progress(store: ObjectStore, run: str) -> Progress:
-    """Read the present progress of a run; zeros before it has begun.
-
-    :raises StorageError: the store cannot be read
-    """
-    try:
-        return Progress(**json.loads(store.get(f"progress/{run}.json")))
-    except NotFoundError:
-        return Progress()
+    """Read the present progress of a run; zeros before it has begun."""
+    return Progress(**(get_json(store, f"progress/{run}.json") or {}))
 
 
 def duration(seconds: float) -> str:

@@ -5,11 +5,10 @@ All functions raise StorageError if the store cannot be used.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.storage.port import ObjectStore, get_json
 
 STALE_AFTER_S = 40.0
 """Seconds without a status before a loop counts as dead."""
@@ -36,11 +35,8 @@ def read_statuses(store: ObjectStore) -> dict[str, Status]:
 
 def read_status(store: ObjectStore, key: str) -> Status | None:
     """Read the status of one loop, ``<application>/<name>``; None: there is none yet."""
-    try:
-        document: Status = json.loads(store.get(f"status/{key}.json"))
-    except NotFoundError:
-        return None
-    return document
+    status: Status | None = get_json(store, f"status/{key}.json")
+    return status
 
 
 def age_s(status: Status, now_s: float) -> float:

@@ -1,7 +1,7 @@
 """The settings that each part of ringsync gets from the configuration: cluster, brokers, limits, object store.
 
 They are named like the keys of their sections. Each function imports the driver it needs: a Spark worker that opens the
-object store must not load Kafka's.
+object store must not load Kafka's. ConfigError: a secret cannot be read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def cluster_settings(config: Config) -> ClusterSettings:
-    """Describe the connection to the cluster, with its secrets.
-
-    :raises ConfigError: a secret cannot be read
-    """
+    """Describe the connection to the cluster, with its secrets."""
     from ringsync.cluster.session import ClusterSettings
 
     source = config.cassandra
@@ -30,11 +27,7 @@ def cluster_settings(config: Config) -> ClusterSettings:
 
 
 def kafka_settings(config: Config) -> KafkaSettings | None:
-    """Describe the connection to the brokers, with its secrets.
-
-    :returns: settings of the connection; None: no brokers are configured
-    :raises ConfigError: a secret cannot be read
-    """
+    """Describe the connection to the brokers, with its secrets; None: no brokers are configured."""
     kafka = config.kafka
     if kafka is None:
         return None

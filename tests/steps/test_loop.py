@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cassandra import Unauthorized, Unavailable
 
-from ringsync.cluster.session import UnreachableError, WrongPasswordError
+from ringsync.cluster.session import ClusterError, UnreachableError
 from ringsync.ledger.layout import LayoutError
 from ringsync.orchestration import explain_failure
 from ringsync.service.health import problems
@@ -174,7 +174,7 @@ def test_what_is_away_when_a_loop_begins_does_not_end_its_run(error: Exception) 
     assert raised.value.code == ExitCode.INTERRUPTED
 
 
-@pytest.mark.parametrize("error", [LayoutError("of another version"), WrongPasswordError("no"), StepError("counts")])
+@pytest.mark.parametrize("error", [LayoutError("of another version"), ClusterError("no"), StepError("counts")])
 def test_what_does_not_pass_by_itself_does(error: Exception) -> None:
     @starts_again()
     def run() -> None:

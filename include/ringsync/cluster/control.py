@@ -22,8 +22,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -156,7 +156,6 @@ class ControlServer:
             _start("control-connection", self._serve, accepted, peer[0])
 
     def _serve(self, accepted: socket.socket, peer: str) -> None:
-        """Serve one connection from its first byte to its last."""
         with _connection(accepted) as connection:
             try:
                 name = self._greet(connection)
@@ -165,14 +164,10 @@ class ControlServer:
                     "the control server refused a connection from %s: %s", peer, str(error) or "wrong greeting"
                 )
                 return
-            client = self._join(name, connection)
-            try:
-                # The client closes the connection, or dies, or the server is at its end.
-                with suppress(EOFError, OSError, ClosedError):
-                    while True:
-                        connection.send_bytes(self._answer(client.account, connection.recv_bytes()))
-            finally:
-                self._leave(name, connection)
+            # The client closes the connection, or dies, or the server is at its end.
+            with self._joined(name, connection) as account, suppress(EOFError, OSError, ClosedError):
+                while True:
+                    connection.send_bytes(self._answer(account, connection.recv_bytes()))
 
     def _greet(self, connection: Connection) -> str:
         """Let both sides prove that they know the key, and return the client's name."""
@@ -183,23 +178,23 @@ class ControlServer:
         _patience(connection, None)
         return name
 
-    def _join(self, name: str, connection: Connection) -> _Client:
+    @contextmanager
+    def _joined(self, name: str, connection: Connection) -> Iterator[Account]:
         with self._lock:
             client = self._clients.setdefault(name, _Client(Account(self.limiter)))
             client.connections += 1
             self._connections.add(connection)
             if self._ended.is_set():
                 _hang_up(connection)
-            return client
-
-    def _leave(self, name: str, connection: Connection) -> None:
-        with self._lock:
-            self._connections.discard(connection)
-            client = self._clients[name]
-            client.connections -= 1
-            if not client.connections:
-                del self._clients[name]
-                client.account.close()
+        try:
+            yield client.account
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+                client.connections -= 1
+                if not client.connections:
+                    del self._clients[name]
+                    client.account.close()
 
     def _answer(self, account: Account, message: bytes) -> bytes:
         try:
@@ -328,10 +323,7 @@ class ControlClient:
 
 
 def put_limits(store: ObjectStore, limits: Limits | None) -> None:
-    """Set the limits of all runs; running scans follow within seconds. None: the configuration's hold again.
-
-    :raises StorageError: an error of the store
-    """
+    """Set the limits of all runs; running scans follow within seconds. None: the configuration's hold again."""
     if limits is None:
         store.delete(LIMITS_KEY)
     else:
@@ -341,7 +333,6 @@ def put_limits(store: ObjectStore, limits: Limits | None) -> None:
 def get_limits(store: ObjectStore) -> Limits | None:
     """Read the limits that were set; None: none were set, and the configuration's hold.
 
-    :raises StorageError: an error of the store
     :raises LimitsError: the object does not hold limits
     """
     try:

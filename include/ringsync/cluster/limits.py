@@ -116,7 +116,7 @@ class Limits:
 class Permits(Protocol):
     """Permission to query the cluster for pages, shared by all tasks of a scan.
 
-    Call exactly one ``answered`` or ``failed`` for each ``ask`` that was granted.
+    Call exactly one ``answered`` or ``failed`` for each ``ask`` that was granted; one too many is a RuntimeError.
     """
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
@@ -227,10 +227,7 @@ class Account:
                 limiter.call_next()
 
     def answered(self, rows: int, size: int) -> None:
-        """Do :meth:`Permits.answered`.
-
-        :raises RuntimeError: no page is on the way
-        """
+        """Do :meth:`Permits.answered`."""
         with self._limiter.lock:
             # The caller does not say which page it was. Take the smallest that allowed so many rows: then the charges
             # left cover all rows that may still come.
@@ -239,10 +236,7 @@ class Account:
             self._limiter.call_next()
 
     def failed(self, overloaded: bool) -> None:
-        """Do :meth:`Permits.failed`; the page stays charged, since the cluster may have worked for it.
-
-        :raises RuntimeError: no page is on the way
-        """
+        """Do :meth:`Permits.failed`; the page stays charged, since the cluster may have worked for it."""
         with self._limiter.lock:
             if overloaded:
                 self._limiter.back_off()

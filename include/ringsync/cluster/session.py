@@ -34,24 +34,8 @@ class UnreachableError(ClusterError):
     """No contact point answered."""
 
 
-class WrongPasswordError(ClusterError):
-    """The cluster refused the user name and password, or requires them."""
-
-
 class NoPermissionError(ClusterError):
     """The user may not do this; the message names the GRANT that is missing."""
-
-
-class TlsError(ClusterError):
-    """The encrypted connection failed."""
-
-
-class ProtocolVersionError(ClusterError):
-    """The cluster is too old."""
-
-
-class UnknownDatacenterError(ClusterError):
-    """The configured local datacenter does not exist; the message lists the existing ones."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +88,8 @@ _sessions: dict[tuple[int, ClusterSettings], Session] = {}
 def connect(settings: ClusterSettings) -> Session:
     """Return the process's session for these settings; the first call opens it.
 
-    :raises ClusterError: the cluster cannot be reached or refuses us; always a subclass
+    :raises UnreachableError: no contact point answered
+    :raises ClusterError: the cluster refuses us, or TLS fails
     """
     # The key has the process id, since a forked worker must not use its parent's sockets.
     key = (os.getpid(), settings)
@@ -143,7 +128,7 @@ def _open(settings: ClusterSettings) -> Session:
             ssl_context=_tls_context(settings.tls) if settings.tls else None,
             execution_profiles={
                 EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory),
-                SCAN_PROFILE: _profile(settings, _undecoded),
+                SCAN_PROFILE: _profile(settings, lambda names, rows: rows),
             },
             connection_class=PageConnection,
             connect_timeout=settings.connect_timeout_s,
@@ -178,20 +163,16 @@ def _profile(settings: ClusterSettings, row_factory: Callable[[Any, Any], Any]) 
     )
 
 
-def _undecoded(names: Any, rows: Any) -> Any:
-    return rows
-
-
 def _tls_context(tls: Tls) -> ssl.SSLContext:
     for path in (tls.ca_file, tls.certificate_file, tls.key_file):
         if path and not os.access(path, os.R_OK):
-            raise TlsError(f"cannot read the TLS file {path} (cassandra.tls)")
+            raise ClusterError(f"cannot read the TLS file {path} (cassandra.tls)")
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
         if tls.certificate_file:
             context.load_cert_chain(tls.certificate_file, tls.key_file)
     except ssl.SSLError as error:
-        raise TlsError(f"the files of cassandra.tls are not usable PEM certificates and keys: {error}") from error
+        raise ClusterError(f"the files of cassandra.tls are not usable PEM certificates and keys: {error}") from error
     context.check_hostname = tls.verify_hostname
     return context
 
@@ -200,32 +181,34 @@ def _wrong_datacenter(cluster: Cluster, settings: ClusterSettings) -> ClusterErr
     existing = sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter})
     if not existing or settings.local_datacenter in (None, *existing):
         return None
-    return UnknownDatacenterError(
+    return ClusterError(
         f"the cluster has no datacenter {settings.local_datacenter} (cassandra.local_datacenter); "
         f"it has {', '.join(existing)}"
     )
 
 
 def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
-    """Explain why connecting failed, from the driver's errors by node."""
     causes = error.errors if isinstance(error.errors, dict) else {}
     for cause in causes.values():
         if isinstance(cause, AuthenticationFailed):
             if settings.username is None:
-                return WrongPasswordError(
+                return ClusterError(
                     "the cluster requires a user name and password: set cassandra.username and cassandra.password"
                 )
-            return WrongPasswordError(
+            return ClusterError(
                 f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
             )
     for endpoint, cause in causes.items():
         if "explicitly set client protocol_version" in str(cause):
-            return ProtocolVersionError(
+            return ClusterError(
                 f"{endpoint} does not speak native protocol {NATIVE_PROTOCOL}: ringsync needs Cassandra 4.0 or newer"
             )
         # The driver wraps ssl.SSLError into an OSError that keeps only its text: "[SSL: …] why (_ssl.c:1006)".
         if match := re.search(r"\[SSL[^\]]*\] (.*?)( \(_ssl\.c:\d+\))?$", _reason(cause)):
-            return TlsError(f"TLS with {endpoint} failed: {match.group(1)}; {_tls_hint(match.group(1))}")
+            hint = "check that the node speaks TLS on this port, and whether it requires cassandra.tls.certificate_file"
+            if "certificate verify failed" in match.group(1):
+                hint = "check cassandra.tls.ca_file and cassandra.tls.verify_hostname"
+            return ClusterError(f"TLS with {endpoint} failed: {match.group(1)}; {hint}")
     reasons = [f"{endpoint} ({_reason(cause)})" for endpoint, cause in causes.items()]
     points = ", ".join(f"{point}:{settings.port}" for point in settings.contact_points)
     hint = "check cassandra.contact_points and cassandra.port, whether the node runs, and firewalls"
@@ -239,12 +222,6 @@ def _reason(cause: object) -> str:
     text = getattr(cause, "strerror", None) or str(cause)
     match = re.search(r"Last error: (.*)", text)
     return (match.group(1) if match else text).strip() or type(cause).__name__
-
-
-def _tls_hint(reason: str) -> str:
-    if "certificate verify failed" in reason:
-        return "check cassandra.tls.ca_file and cassandra.tls.verify_hostname"
-    return "check that the node speaks TLS on this port, and whether it requires cassandra.tls.certificate_file"
 
 
 def _missing_permission(user: str | None, message: str) -> str:

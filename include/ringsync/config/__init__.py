@@ -75,11 +75,10 @@ def load_config(path: str | Path) -> Config:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: the configuration must be a mapping of keys, see config/ringsync.yaml")
     try:
-        config = Config.model_validate(document)
+        return Config.model_validate(document, context=path.resolve().parent)
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors()]
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from None
-    return _with_absolute_paths(config, path.resolve().parent)
 
 
 def _explain(problem: Any) -> str:
@@ -108,27 +107,3 @@ def _known_keys(location: list[str]) -> list[str]:
             kind for kind in (annotation, *getattr(annotation, "__args__", ())) if hasattr(kind, "model_fields")
         )
     return list(model.model_fields)
-
-
-def _with_absolute_paths(config: Config, folder: Path) -> Config:
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else str(folder / path)
-
-    def absolutes(section: Any, *names: str) -> Any:
-        return section and section.model_copy(update={name: absolute(getattr(section, name)) for name in names})
-
-    def connection(section: Any) -> Any:
-        tls = absolutes(section.tls, "ca_file", "certificate_file", "key_file")
-        return section.model_copy(update={"password": absolutes(section.password, "file"), "tls": tls})
-
-    url = config.store.url if "://" in config.store.url else str(absolute(config.store.url))
-    store = absolutes(config.store, "gcs_credentials_file").model_copy(update={"url": url})
-    updates: dict[str, Any] = {
-        "cassandra": connection(config.cassandra),
-        "store": store,
-        "sync": absolutes(config.sync, "cdc_raw", "keystore"),
-        "kafka": config.kafka and connection(config.kafka),
-        "metrics": absolutes(config.metrics, "prometheus_file"),
-        "airflow": config.airflow.model_copy(update={"password": absolutes(config.airflow.password, "file")}),
-    }
-    return config.model_copy(update=updates)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 
 class ConfigError(ValueError):
@@ -20,11 +20,23 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+def _absolute(path: str, info: ValidationInfo) -> str:
+    return path if info.context is None else str(info.context / path)
+
+
+def _absolute_url(url: str, info: ValidationInfo) -> str:
+    return url if "://" in url else _absolute(url, info)
+
+
+Filename = Annotated[str, AfterValidator(_absolute)]
+"""Path of a file or folder; relative paths begin in the folder that is the validation's context, if there is one."""
+
+
 class Secret(Section):
     """A reference to a secret, by exactly one of the three keys."""
 
     env: str | None = None
-    file: str | None = None
+    file: Filename | None = None
     airflow_connection: str | None = None
 
     @model_validator(mode="before")
@@ -76,9 +88,9 @@ class Tls(Section):
     :ivar verify_hostname: whether the server's certificate must name the address that we connect to
     """
 
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
+    ca_file: Filename | None = None
+    certificate_file: Filename | None = None
+    key_file: Filename | None = None
     verify_hostname: bool = True
 
 
@@ -123,10 +135,10 @@ class Cassandra(Section):
 class Store(Section):
     """The object store: a local directory or a GCS bucket."""
 
-    url: str
+    url: Annotated[str, AfterValidator(_absolute_url)]
     gcs_project: str | None = None
     gcs_endpoint: str | None = None
-    gcs_credentials_file: str | None = None
+    gcs_credentials_file: Filename | None = None
 
 
 class Stream(Section):

@@ -148,7 +148,6 @@ def _inspect_idx(arguments: argparse.Namespace, _console: Console) -> ExitCode:
 
 @contextmanager
 def _told_to(problems: Problems) -> Iterator[None]:
-    """Report the errors that end a command."""
     try:
         yield
     except (InspectError, SchemaError, KeystoreError) as error:

@@ -142,10 +142,7 @@ def check_goes_on(last: Pass | None) -> None:
 
 
 def _follows(store: ObjectStore, made: Pass) -> bool:
-    """Tell whether the pass before exists, or this is the table's first and there is none yet.
-
-    :raises TableReplacedError: the table has ended: nothing more may be published
-    """
+    """Tell whether the pass before exists, or this is the table's first and there is none yet."""
     if made.number == 1 or made.kind == "start":
         return not pass_numbers(store, made.table_id)
     try:

@@ -58,7 +58,8 @@ def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | Non
             return latest
         following = latest.followed_by(table) if latest else TableVersion.first(table)
         try:
-            store.put(_key(following), json.dumps(version_document(following)).encode(), if_absent=True)
+            key = f"{_folder(table.table_id)}{following.number:06}.json"
+            store.put(key, json.dumps(version_document(following)).encode(), if_absent=True)
         except AlreadyExistsError:
             continue
         return following
@@ -106,7 +107,3 @@ class CdcEnded:
 
 def _folder(table_id: str) -> str:
     return f"schemas/{table_id}/"
-
-
-def _key(version: TableVersion) -> str:
-    return f"{_folder(version.table_id)}{version.number:06}.json"

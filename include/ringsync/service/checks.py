@@ -1,6 +1,7 @@
 """Checks before ``cdcservice start`` starts anything: cluster, object store, brokers, registry.
 
-Each check returns remarks for the operator, or raises an error that says which key or address is wrong and what to do.
+Each check returns remarks for the operator, or raises an error that says which key or address is wrong and what to do;
+ConfigError if a password cannot be read or the store cannot be opened.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class CheckError(Exception):
 class Node:
     """A node of the cluster.
 
-    :ivar endpoint: ``address:port``
     :ivar settings: the node's settings by their names in cassandra.yaml; None: it is down and was not asked
     """
 
@@ -69,7 +69,6 @@ def check_cluster(config: Config) -> list[str]:
 
     :raises ClusterError: unreachable, no login, no rights
     :raises CheckError: no node captures changes
-    :raises ConfigError: the password cannot be read
     """
     with _asked(config) as session:
         nodes = read_nodes(session)
@@ -126,7 +125,6 @@ def longest_sync_period_ms(config: Config) -> int:
     """Return the longest time, in ms, from a write until all live nodes have it in their readable logs.
 
     :raises ClusterError: the cluster does not answer
-    :raises ConfigError: the password cannot be read
     """
     with _asked(config) as session:
         return max(node.sync_period_ms for node in read_nodes(session))
@@ -207,7 +205,6 @@ def check_store(config: Config) -> list[str]:
 
     :raises StorageError: it cannot be used
     :raises CheckError: it returns other content than was put
-    :raises ConfigError: it cannot be opened
     """
     store = store_of(config)
     key, content = f"control/probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
@@ -224,7 +221,6 @@ def check_kafka(config: Config) -> list[str]:
     """Check that the brokers answer and take transactions, if brokers are configured.
 
     :raises CheckError: they do not answer, refuse us, or take no transactions
-    :raises ConfigError: the password cannot be read
     """
     settings = kafka_settings(config)
     if settings is None:

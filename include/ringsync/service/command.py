@@ -149,7 +149,6 @@ def _check_workers(config: Config, console: Console) -> ExitCode:
 
 
 def _tell_of_workers(told: Told, console: Console) -> ExitCode:
-    """Print what the workers have reported."""
     wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in told.silent.items()]
     for problem in (*told.refused, *wrong):
         say_error(problem)

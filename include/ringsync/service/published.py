@@ -88,10 +88,7 @@ class _NotPublishedError(Exception):
 
 @dataclass
 class _Patience:
-    """Waiting for one step after the other.
-
-    :ivar end: time to give up, seconds since the epoch
-    """
+    """Waiting for one step after the other, until ``end``, seconds since the epoch."""
 
     store: ObjectStore
     end: float
@@ -103,9 +100,8 @@ class _Patience:
     plan_key: str = ""
 
     def until_nothing(self, left: Callable[[Seen], Iterable[Left]]) -> Seen:
-        """Look again and again until nothing is left.
+        """Look again and again until nothing is left, and return the state then.
 
-        :returns: the state in which nothing was left
         :raises _NotPublishedError: the time is over, or a loop that has to do the work does not run
         """
         while True:

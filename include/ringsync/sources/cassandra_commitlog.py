@@ -107,21 +107,21 @@ class PartPartition(InputPartition):  # type: ignore[misc]
     part: segments.SegmentPart
 
 
+@dataclass
 class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     """A reader that reads each part of each segment in its own task."""
 
-    def __init__(self, options: segments.LogOptions, tables: segments.LogTables) -> None:
-        self._options = options
-        self._tables = tables
+    options: segments.LogOptions
+    tables: segments.LogTables
 
     def partitions(self) -> list[PartPartition]:
-        return [PartPartition(part) for part in segments.find_parts(self._options)]
+        return [PartPartition(part) for part in segments.find_parts(self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Without segments Spark invents a partition.
         if isinstance(partition, PartPartition):
-            read = segments.read_problems if self._options.rows == "problems" else segments.read_part
-            for rows in read(self._options, self._tables, partition.part):
+            read = segments.read_problems if self.options.rows == "problems" else segments.read_part
+            for rows in read(self.options, self.tables, partition.part):
                 yield rows.cast(_without_fixed_lengths(rows.schema))
 
 

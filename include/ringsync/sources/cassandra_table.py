@@ -85,10 +85,8 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         """
         if self._plan is None:
             self._check_options()
-            if "plan" in self.options:
-                self._plan = ScanPlan.from_json(self.options["plan"])
-            else:
-                self._plan = self._make_plan()
+            given = self.options.get("plan")
+            self._plan = ScanPlan.from_json(given) if given is not None else self._make_plan()
         return self._plan
 
     def _make_plan(self) -> ScanPlan:
@@ -157,9 +155,9 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
 def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -> Iterator[pa.RecordBatch]:
     """Read the row images of a split, in token order.
 
-    :param plan: plan with table, moment and consistency; its splits are ignored
-    :raises ClusterError: the cluster cannot be reached, or a range cannot be read
-    :raises UnrepresentableValueError: an Arrow type cannot hold a value, and the plan refuses such values
+    Arguments and errors are those of :func:`ringsync.sources.scan.images.read_images`.
+
+    :raises ScanError: a range cannot be read
     """
     from ringsync.sources.scan.images import read_images
     from ringsync.sources.scan.scan import ScanError, Unread

@@ -13,7 +13,7 @@ that attempt, so that a run that was thought dead can add nothing after another 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
@@ -87,10 +87,6 @@ class BootstrapState:
         self._state = StateSession(session, keyspace, sleep)
         self._keyspace = self._state.keyspace
         self.session = session
-
-    def create(self, replication: Mapping[str, str]) -> None:
-        """Create missing tables, and the keyspace if it is missing: see :meth:`StateSession.create`."""
-        self._state.create(replication)
 
     def find(self, keyspace: str, table: str) -> Bootstrap | None:
         """Read the table's latest bootstrap; None: it has none."""
@@ -166,12 +162,8 @@ class BootstrapState:
 
     def alive(self, bootstrap_id: str) -> str | None:
         """Return the run that worked on this bootstrap in the last :data:`HEARTBEAT_TTL_S` seconds; None: no run."""
-        row = self._static("alive", bootstrap_id)
+        row = _static(self._state, "alive", bootstrap_id)
         return row.alive if row else None
-
-    def _static(self, columns: str, bootstrap_id: str) -> Any:
-        cql = f"SELECT {columns} FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1"
-        return self._state.execute(cql, (bootstrap_id,)).one()
 
     def take_over(self, bootstrap_id: str, owner: str) -> RangeLedger:
         """Become the owner that commits ranges; the former owner no longer can.
@@ -180,7 +172,7 @@ class BootstrapState:
         :raises StateError: the cluster refuses or fails
         """
         while True:
-            row = self._static("attempt", bootstrap_id)
+            row = _static(self._state, "attempt", bootstrap_id)
             last = row.attempt if row else None
             attempt = (last or 0) + 1
             if self._state.conditional(
@@ -190,6 +182,11 @@ class BootstrapState:
                 lambda found, attempt=attempt: (found.get("owner"), found.get("attempt")) == (owner, attempt),  # type: ignore[misc]
             ):
                 return RangeLedger(self._state, bootstrap_id, owner, attempt)
+
+
+def _static(state: StateSession, columns: str, bootstrap_id: str) -> Any:
+    cql = f"SELECT {columns} FROM {state.keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1"
+    return state.execute(cql, (bootstrap_id,)).one()
 
 
 class RangeLedger:
@@ -241,9 +238,7 @@ class RangeLedger:
 
         :raises LostOwnershipError: another run has taken over
         """
-        row = self._state.execute(
-            f"SELECT owner, attempt FROM {self._table} WHERE bootstrap_id = %s LIMIT 1", (self.bootstrap_id,)
-        ).one()
+        row = _static(self._state, "owner, attempt", self.bootstrap_id)
         if row is None or (row.owner, row.attempt) != (self.owner, self.attempt):
             other = f"attempt {row.attempt} ({row.owner})" if row else "nobody"
             raise LostOwnershipError(

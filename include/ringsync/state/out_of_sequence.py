@@ -114,9 +114,7 @@ class OutOfSequence:
         )
         answers = self._state.read_all(self._state.bind(cql, key) for key in keys)
         return [
-            Shard(
-                *(row.late_file, row.shard, row.shards, _ms(row.admitted_at), _ms(row.due), row.attempts, row.waiting)
-            )
+            Shard(row.late_file, row.shard, row.shards, _ms(row.admitted_at), _ms(row.due), row.attempts, row.waiting)
             for rows in answers
             for row in rows
             if row.shards is not None
@@ -156,5 +154,4 @@ class OutOfSequence:
 
 
 def _ms(moment: datetime) -> int:
-    """Convert the driver's timestamp to ms since the epoch."""
     return round(moment.replace(tzinfo=UTC).timestamp() * 1000)

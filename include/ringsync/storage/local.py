@@ -173,7 +173,6 @@ class LocalStore:
             return True
 
     def _check_conditions(self, key: str, if_absent: bool, if_version: str | None) -> None:
-        """Check a put's conditions, under the lock."""
         if not if_absent and if_version is None:
             return
         found = self._look_up(key)
@@ -280,7 +279,6 @@ class LocalStore:
             return os.open(name, _READ_FLAGS, dir_fd=folder)
 
     def _inode(self, key: str) -> int | None:
-        """Return the inode number of the file at a key."""
         parents, name = _split(key)
         try:
             with self._folder(parents) as folder:

@@ -6,9 +6,10 @@ whole or not at all, and its bytes never change: a put replaces it by another ob
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 MAX_KEY_BYTES = 1024
 """Longest name in GCS (https://cloud.google.com/storage/docs/objects#naming)."""
@@ -129,6 +130,14 @@ def check_key(key: str) -> str:
     return key
 
 
+def get_json(store: ObjectStore, key: str) -> Any:
+    """Read a JSON document; None: there is no such object."""
+    try:
+        return json.loads(store.get(key))
+    except NotFoundError:
+        return None
+
+
 def is_legal_key(name: str) -> bool:
     """Tell whether :func:`check_key` accepts a name that others made."""
     try:
@@ -152,10 +161,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_conditions(if_absent: bool, if_version: str | None) -> None:
-    """Refuse a put with both conditions.
-
-    :raises ValueError: both conditions are set
-    """
+    """Refuse a put with both conditions by a ValueError."""
     if if_absent and if_version is not None:
         raise ValueError("a put takes if_absent or if_version, not both")
 

@@ -197,7 +197,6 @@ def _canonical(clustering: Sequence[Cells], table: TableSchema) -> list[pa.Array
 
 
 def _numbered(values: pa.Array) -> tuple[Integers, pa.Array]:
-    """Return a number for each value, and the values by number."""
     encoded = values.dictionary_encode()
     return integers(encoded.indices), encoded.dictionary
 

@@ -10,7 +10,7 @@ Where a large part of a small token range is wanted, the range is read as a whol
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
@@ -152,7 +152,10 @@ def plan_lookups(
     if keys.table.of_kind("static"):
         found += planner.partitions("static", chosen[clusterings == STATIC], PARTITIONS)
     found += planner.partitions("whole", chosen[clusterings == WHOLE], WHOLE_PARTITIONS)
-    return _dealt(found)
+    # One of each group after the other.
+    turn = defaultdict[int, Iterator[int]](count)
+    turns = [(next(turn[group]), place) for place, (group, _) in enumerate(found)]
+    return [found[place][1] for _, place in sorted(turns)]
 
 
 class _Planner:
@@ -247,13 +250,6 @@ class _Planner:
     def _lookup(self, kind: Kind, keys: Integers, most_rows: int | None = None) -> tuple[int, Lookup]:
         group = int(self._groups[keys[0]])
         return group, Lookup(kind, keys, self._endpoints[group], most_rows)
-
-
-def _dealt(lookups: Sequence[tuple[int, Lookup]]) -> list[Lookup]:
-    """Return the lookups, one of each group after the other."""
-    turn = defaultdict[int, Iterator[int]](count)
-    turns = [(next(turn[group]), place) for place, (group, _) in enumerate(lookups)]
-    return [lookups[place][1] for _, place in sorted(turns)]
 
 
 def _cuts(changes: npt.NDArray[np.bool_], most: int | Integers | None = None) -> Iterator[tuple[int, int]]:

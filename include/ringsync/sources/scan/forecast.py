@@ -227,8 +227,7 @@ def summarise(
     would leave out large partitions more often than small ones.
 
     :param tokens: int64, token of each row from the start of the place, ascending
-    :param size: bytes of the rows' pages
-    :param cells: non-null values of non-key columns
+    :param size, cells: as in :class:`Sample`
     :param ended: whether these are all rows of the place; else the last partition may have more
     :param one_row: whether every partition has one row, so that the last one has no more
     """
