@@ -87,10 +87,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run cdcservice.
+    """Run cdcservice, and return its exit code.
 
     :param argv: arguments; None: those of the process
-    :returns: the exit code
     """
     arguments = _parser().parse_args(argv)
     console = Console(soft_wrap=True)

@@ -84,7 +84,6 @@ def follow(
 
     :param read: returns the progress, see :func:`read_progress`
     :param stage: returns the present step of the run, e.g. ``scan``; None: the run is over
-    :param console: console to write to: a bar on a terminal, else lines
     :returns: the last progress read
     """
     started, printed = clock(), ("", "", float("-inf"))

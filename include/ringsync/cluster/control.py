@@ -132,7 +132,6 @@ class ControlServer:
         """Follow the limits of the object store from now on, shared with the other runs that follow them.
 
         :param run: unique name of the run, legal as part of an object's key
-        :param fallback: limits while the store has none
         :raises ValueError: the name is illegal; errors of the store are logged, never raised
         """
         watch = LimitsWatch(store, self.limiter, run, fallback)

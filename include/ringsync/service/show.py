@@ -25,7 +25,10 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
     )
     yield from _table(
         "bootstrap of, step, copied, id, last sign of life",
-        [_bootstrap(status, now_s) for status in bootstraps.values()],
+        [
+            (told["table"], told["step"], f"{told['fraction']:.0%}", told["bootstrap"], _ago(told["at_ms"], now_s))
+            for told in bootstraps.values()
+        ],
     )
     nodes = [node for status in statuses.values() for node in status.get("nodes", {}).items()]
     yield from _table(
@@ -53,11 +56,6 @@ def _dag(dag: str, health: DagHealth) -> Row:
         for task in health.run.tasks
     )
     return dag, f"paused ({health.run.state})" if health.paused else health.run.state, tasks
-
-
-def _bootstrap(status: Status, now_s: float) -> Row:
-    told = (status["table"], status["step"], f"{status['fraction']:.0%}", status["bootstrap"])
-    return *told, f"{duration(age_s(status, now_s))} ago"
 
 
 def _node(host: str, node: Status) -> Row:
