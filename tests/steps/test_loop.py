@@ -14,7 +14,7 @@ from cassandra import AuthenticationFailed, Unauthorized, Unavailable
 from cassandra.cluster import NoHostAvailable
 
 from ringsync.cluster import session
-from ringsync.cluster.session import UnreachableError
+from ringsync.cluster.session import ClusterError, UnreachableError
 from ringsync.ledger.layout import LayoutError
 from ringsync.orchestration import explain_failure
 from ringsync.service.health import problems
