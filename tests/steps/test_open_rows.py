@@ -214,6 +214,34 @@ def test_what_a_quorum_shows_waits_for_nobody(lake: Lake, monkeypatch: pytest.Mo
     assert (found.open.tolist(), found.visible.tolist()) == ([False], [case.after is not None])
 
 
+@pytest.mark.parametrize("name", ["list entry", "set element without times", "map value without times"])
+def test_with_after_image_replica_it_waits_as_well(lake: Lake, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    case = CASES[name]
+    before = selected(case.table, case.there, case.element_times)
+    source = shown_by(monkeypatch, before)
+    write_base(lake.conf.parent / "lake", case.table, pa.Table.from_batches([before]))
+    replica = state_of(lake.conf.parent / "lake", case.table)
+    reader = replace(reader_of(lake, case.table), mode="replica", replica=replica)
+    for source.all_alive in (False, True):
+        assert images_after(reader, row(case.table, case.change)).open.tolist() == [not source.all_alive]
+
+
+@pytest.mark.parametrize("all_alive", [False, True])
+def test_a_counter_waits_for_all_replicas_whatever_time_a_quorum_shows(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, all_alive: bool
+) -> None:
+    """Another replica has counted later: the time is newer, but the total lacks what only this one has."""
+    table = table_of(Native("counter"))
+
+    def counted(count: int, at: int) -> dict[str, Any]:
+        shard = uuid.UUID(int=count).bytes + (1).to_bytes(8) + count.to_bytes(8)
+        return cell("", at) | {"value": b"\0\1\0\0" + shard}
+
+    shown_by(monkeypatch, selected(table, {"cells": [counted(7, AT + 10)]}, True)).all_alive = all_alive
+    found = images_after(reader_of(lake, table), row(table, {"cells": [counted(5, AT)]}))
+    assert (found.open.tolist(), found.visible.tolist()) == ([not all_alive], [True])
+
+
 def test_an_entry_that_a_quorum_shows_waits_for_nobody(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     shown_by(monkeypatch, selected(LISTS, {"cells": [_OLD, _ADDED, _NEWER]}, True))
     assert not images_after(reader_of(lake, LISTS), row(LISTS, {"cells": [_ADDED]})).open.any()

@@ -132,22 +132,22 @@ def images_after(reader: AfterReader, merged: ChangeRows) -> After:
     config = reader.config
     table, misfits = reader.table, config.replica.unrepresentable_values
     places = np.flatnonzero(merged.of_row)
-    own = row_images_of(merged, table, misfits)
     now_s = int(time.time())
-    mode: Mode = "source" if any(column.is_counter for column in table.columns) else reader.mode
+    mode: Mode = "source" if table.has_counters else reader.mode
     if mode == "replica" and reader.replica is None:
         mode = "source"
     previous, before = None, None
     if reader.replica is not None and (reader.before or mode == "replica"):
-        previous = previous_of(reader.replica, table, merged, own)
+        previous = previous_of(reader.replica, table, merged, row_images_of(merged, table, misfits))
         before = rows_before(previous, merged, table, now_s) if reader.before else None
     undecided = np.zeros(len(places), np.bool_)
     if mode == "none":
-        found, visible = own, _is_left(merged, places)
+        found, visible = row_images_of(merged, table, misfits), _is_left(merged, places)
     elif mode == "replica" and previous is not None:
         under = under_deletions(reader, store_of(config), merged)
         doubtful = _may_be_hidden(reader, under)
-        found = _of_changes(_completed(reader, under, previous, np.zeros_like(doubtful)), places)
+        after, believed = _completed(reader, under, previous, np.zeros_like(doubtful))
+        found, undecided = _of_changes(after, places), believed[after.of_change[places]]
         visible, asked = alive(found, table, now_s), _with_their_rows(doubtful, merged)[places]
         if asked.any():
             seen, visible[asked], undecided[asked] = _from_source(reader, config, merged, places[asked], now_s)
@@ -188,6 +188,8 @@ def _from_source(
     images = _combined(images, unknown, instead.filter(pa.array(unknown)))
     living, there = alive(images, table, now_s), seen.there.copy()
     hidden = ~visible(rows, seen.images, table, now_s)
+    if reader.disagreed and table.has_counters:
+        hidden |= ~seen.everywhere  # a newer time does not say that a total has what only one replica has counted
     # Messages tell the times of what has ended; a row that is seen all the same lives by something else.
     ended = there & ~hidden & (_with_their_rows(_has_expired(rows, now_s), rows) | ~living)
     images = _combined(images, ended, instead.filter(pa.array(ended)))
@@ -254,7 +256,7 @@ def _written_from(merged: ChangeRows) -> Integers:
 
 def _may_be_hidden(reader: AfterReader, merged: ChangeRows) -> Mask:
     """Tell which changes write something that deletions may hide of which the replica shows nothing."""
-    if any(column.is_counter for column in reader.table.columns):
+    if reader.table.has_counters:
         return np.zeros(len(merged), np.bool_)  # they are read from the source anyway
     return np.asarray(_written_from(merged) < reader.deletions_known_from_us)
 
@@ -270,7 +272,7 @@ def complete_rows(reader: AfterReader, merged: ChangeRows) -> RowsAfter:
     assert reader.replica is not None
     own = row_images_of(merged, reader.table, reader.config.replica.unrepresentable_values)
     previous = previous_of(reader.replica, reader.table, merged, own)
-    return _completed(reader, merged, previous, _may_be_hidden(reader, merged))
+    return _completed(reader, merged, previous, _may_be_hidden(reader, merged))[0]
 
 
 def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
@@ -307,7 +309,7 @@ def rows_removed(reader: AfterReader, merged: ChangeRows) -> Said | None:
     chosen = merged.where(np.isin(merged.token, deleted))
     own = row_images_of(chosen, table, reader.config.replica.unrepresentable_values)
     previous = previous_of(reader.replica, table, chosen, own)
-    after = _completed(reader, chosen, previous, np.zeros(len(chosen), np.bool_))
+    after, _ = _completed(reader, chosen, previous, np.zeros(len(chosen), np.bool_))
     return removed_rows(previous, chosen, after, table, int(time.time()))
 
 
@@ -325,8 +327,10 @@ def whole_partitions(merged: ChangeRows) -> pa.Array:
     return pa.array(np.unique(merged.token[merged.kind != ROW]), pa.int64())
 
 
-def _completed(reader: AfterReader, merged: ChangeRows, previous: pa.RecordBatch, doubtful: Mask) -> RowsAfter:
-    """Return the images of all keys that changes touch.
+def _completed(
+    reader: AfterReader, merged: ChangeRows, previous: pa.RecordBatch, doubtful: Mask
+) -> tuple[RowsAfter, Mask]:
+    """Return the images of all keys that changes touch, and the mask of those for which the log is believed.
 
     :param previous: the newest images before them
     :param doubtful: mask of the changes for which the source is asked whether something hides them
@@ -343,8 +347,9 @@ def _completed(reader: AfterReader, merged: ChangeRows, previous: pa.RecordBatch
         doubtful=doubtful,
         deletions_known_from_us=reader.deletions_known_from_us,
     )
+    believed = np.zeros(len(after.images), np.bool_)
     if not after.unknown.any():
-        return after
+        return after, believed
     unknown = after.images.filter(pa.array(after.unknown))
     partition_keys, clusterings = image_keys(unknown, table)
     clusterings = pc.if_else(pa.array(has_clustering(unknown, table)), clusterings, None)
@@ -353,10 +358,10 @@ def _completed(reader: AfterReader, merged: ChangeRows, previous: pa.RecordBatch
     now_s = int(time.time())
     seen = read_keys(reader, config, keys, [], now_s)
     images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
-    if reader.disagreed and not any(column.is_counter for column in table.columns):
-        open_images = _undecided(after, merged, seen, table, now_s)
+    if reader.disagreed and not table.has_counters:
+        open_images = believed[after.unknown] = _undecided(after, merged, seen, table, now_s)
         images = _combined(images, open_images, unknown.filter(pa.array(open_images)))
-    return replace(after, images=_combined(after.images, after.unknown, images))
+    return replace(after, images=_combined(after.images, after.unknown, images)), believed
 
 
 def _undecided(after: RowsAfter, merged: ChangeRows, seen: Seen, table: TableSchema, now_s: int) -> Mask:
@@ -444,9 +449,9 @@ def read_keys(
         return unread
 
     left, unread = np.arange(keys.num_rows), []
-    if not levels or reader.disagreed or any(column.is_counter for column in reader.table.columns):
+    if not levels or reader.disagreed or reader.table.has_counters:
         levels = ["LOCAL_QUORUM", *levels]
-    if reader.disagreed or any(column.is_counter for column in reader.table.columns):
+    if reader.disagreed or reader.table.has_counters:
         everywhere = reader.ring.all_live[reader.ring.numbers_of(integers(keys["token"]))]
         unread = ask("ALL", left[everywhere])
         everywhere[[one.place for one in unread]] = False
