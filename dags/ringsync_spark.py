@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -39,10 +38,7 @@ class SparkApplicationOperator(SparkSubmitOperator):
             driver_memory=spark.driver_memory,
             name=spark.title,
             conn_id=orchestration.SPARK_CONNECTION,
-            pool=spark.pool,
-            priority_weight=spark.priority,
-            retries=spark.retries,
-            retry_delay=timedelta(seconds=spark.retry_delay_s),
+            **spark.task_arguments,
             **kwargs,
         )
         self.spark_name, self.loop, self.skip_if = spark.name, spark.loop, skip_if

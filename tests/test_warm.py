@@ -25,6 +25,7 @@ warm()
 before = compiled()
 
 from ringsync.images.from_changes import row_images_of
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.reconcile.rows import merge
 from ringsync.images.queries import queries
 from ringsync.streams.change_messages import change_messages
@@ -33,9 +34,9 @@ from tests.changes.images_of_logs import logged
 for one in logged("5.0-v8-plain"):
     if any(column.is_counter for column in one.table.columns):
         continue
-    merged = merge(one.rows, one.table)
+    merged = merge(ChangeRows.of(one.rows), one.table)
     told = {"processed_at_ms": 0, "schema_version": 1, "version": "", "queries": queries(merged, one.table)}
-    hostnames = pa.array([""] * merged.num_rows)
+    hostnames = pa.array([""] * len(merged))
     images = row_images_of(merged, one.table, "raw")
 """
 

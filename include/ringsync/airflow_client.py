@@ -13,7 +13,6 @@ import requests
 TIMEOUT_S = 30.0
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that Airflow failed to answer: its database may be busy (SQLite)."""
-FINISHED = frozenset({"success", "failed"})
 
 
 class AirflowError(Exception):
@@ -55,7 +54,7 @@ class RunState:
     @property
     def finished(self) -> bool:
         """Whether the run has ended."""
-        return self.state in FINISHED
+        return self.state in ("success", "failed")
 
     @property
     def current(self) -> TaskState | None:
@@ -78,6 +77,8 @@ class TaskFailure:
 class AirflowClient:
     """Airflow's API with one login.
 
+    Methods raise AirflowError: Airflow is unreachable, refuses the login, does not know the DAG, or gives us no rights.
+
     :param url: the API server's address, e.g. ``http://127.0.0.1:8080``
     :param username: a user who may trigger DAGs
     :param password: never shown in messages
@@ -92,19 +93,30 @@ class AirflowClient:
     def trigger(self, dag: str, run: str, parameters: Mapping[str, Any], note: str | None = None) -> bool:
         """Start a DAG run.
 
-        :param dag: the DAG's id
-        :param run: id of the new run
         :param parameters: the DAG's params; the others take their defaults
-        :param note: shown beside the run in the UI
         :returns: True if the DAG was paused and has been unpaused for it
-        :raises AirflowError: unreachable, login refused, DAG unknown or broken, parameters refused, id taken
+        :raises AirflowError: the DAG is broken, the parameters are refused, or the id is taken
         """
         unpaused = self.is_paused(dag)
         if unpaused:
             self.set_paused(dag, False)
         body = {"dag_run_id": run, "logical_date": None, "conf": dict(parameters), "note": note}
-        self._create(f"dags/{quote(dag)}/dagRuns", body)
-        return unpaused
+        delays = iter(RETRY_DELAYS_S)
+        failed = False
+        while True:
+            try:
+                self._request("POST", f"dags/{quote(dag)}/dagRuns", body)
+                return unpaused
+            except _ConflictError:
+                # The id is ours: if Airflow failed before, it had made the run.
+                if failed:
+                    return unpaused
+                raise
+            except AirflowUnreachableError:
+                failed, delay = True, next(delays, None)
+                if delay is None:
+                    raise
+                time.sleep(delay)
 
     def state(self, dag: str, run: str) -> RunState:
         """Read the states of a run and its tasks."""
@@ -124,20 +136,23 @@ class AirflowClient:
         return find_failure(self._request("GET", f"{path}?full_content=true")["content"])
 
     def is_paused(self, dag: str) -> bool:
-        """Tell whether a DAG is paused, and check that it could run.
-
-        :raises AirflowError: unreachable, login refused, DAG unknown or broken
-        """
-        details = self._dag(dag)
+        """Tell whether a DAG is paused; raise AirflowError if it is broken."""
+        try:
+            details = self._request("GET", f"dags/{quote(dag)}")
+        except _NotFoundError:
+            errors = self._import_errors()
+            reason = (
+                f"its files have errors:\n{errors}"
+                if errors
+                else "either Airflow has just started and will know the DAG in a minute, or it has another DAGs folder"
+            )
+            raise AirflowError(f"Airflow at {self.url} has no DAG {dag}: {reason}") from None
         if details.get("has_import_errors"):
             raise AirflowError(f"the file of DAG {dag} has errors, so it cannot run:\n{self._import_errors()}")
         return bool(details["is_paused"])
 
     def set_paused(self, dag: str, paused: bool) -> None:
-        """Pause a DAG, so that no run or task of it begins, or let it run again.
-
-        :raises AirflowError: unreachable, login refused, DAG unknown, no rights
-        """
+        """Pause a DAG, so that no run or task of it begins, or let it run again."""
         self._request("PATCH", f"dags/{quote(dag)}?update_mask=is_paused", {"is_paused": paused})
 
     def busy_tasks(self, dag: str) -> list[str]:
@@ -158,7 +173,6 @@ class AirflowClient:
         which state Airflow gives the run.
 
         :returns: the runs' ids
-        :raises AirflowError: unreachable, login refused, DAG unknown, no rights
         """
         path = f"dags/{quote(dag)}/dagRuns"
         unfinished = self._request("GET", f"{path}?state=running&state=queued")["dag_runs"]
@@ -170,37 +184,6 @@ class AirflowClient:
     def run_page(self, dag: str, run: str) -> str:
         """Return the address of a run in Airflow's UI."""
         return f"{self.url}/dags/{quote(dag)}/runs/{quote(run)}"
-
-    def _create(self, path: str, body: Mapping[str, Any]) -> None:
-        """Create something under our own id. If Airflow fails, ask again: a conflict then means that it is created."""
-        delays = iter(RETRY_DELAYS_S)
-        failed = False
-        while True:
-            try:
-                self._request("POST", path, body)
-                return
-            except _ConflictError:
-                if failed:
-                    return
-                raise
-            except AirflowUnreachableError:
-                failed, delay = True, next(delays, None)
-                if delay is None:
-                    raise
-                time.sleep(delay)
-
-    def _dag(self, dag: str) -> dict[str, Any]:
-        try:
-            details: dict[str, Any] = self._request("GET", f"dags/{quote(dag)}")
-            return details
-        except _NotFoundError:
-            errors = self._import_errors()
-            reason = (
-                f"its files have errors:\n{errors}"
-                if errors
-                else "either Airflow has just started and will know the DAG in a minute, or it has another DAGs folder"
-            )
-            raise AirflowError(f"Airflow at {self.url} has no DAG {dag}: {reason}") from None
 
     def _import_errors(self) -> str:
         errors = self._request("GET", "importErrors")["import_errors"]

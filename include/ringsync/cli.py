@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -16,20 +15,20 @@ from rich.console import Console
 
 from ringsync import __version__
 from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError, RunState, TaskState
-from ringsync.cluster.control import get_limits, put_limits, reset_limits
+from ringsync.cluster.control import get_limits, put_limits
 from ringsync.cluster.limits import LimitsError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.cql.identifiers import parse_column_names, parse_table_name, printable
-from ringsync.inspect.command import add_inspect
+from ringsync.inspect.command import add_inspect, parsed
 from ringsync.orchestration import config_path, safe_run_id
 from ringsync.progress import duration, follow, read_progress
 from ringsync.ring.tokens import parse_token_range
-from ringsync.service.command import add_service
+from ringsync.service.command import add_service, client_of, say, say_error
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.state.session import StateError
 from ringsync.steps.application import ExitCode, StepError
-from ringsync.storage.port import NotFoundError, ObjectStore, StorageError
+from ringsync.storage.port import ObjectStore, StorageError, get_json
 from ringsync.streams.files import StreamError
 from ringsync.wiring import cluster_limits, cluster_settings, store_of
 
@@ -88,10 +87,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run cdcservice.
+    """Run cdcservice, and return its exit code.
 
     :param argv: arguments; None: those of the process
-    :returns: the exit code
     """
     arguments = _parser().parse_args(argv)
     console = Console(soft_wrap=True)
@@ -102,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         *(ConfigError, AirflowError, StorageError, LimitsError),
         *(ClusterError, StateError, StepError, StreamError),
     ) as error:
-        print(f"ringsync: error: {error}", file=sys.stderr)
+        say_error(error)
         return ExitCode.FATAL
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -118,20 +116,21 @@ def _cancel(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     state = BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
     cancelled = cancel(config, store_of(config), state, *parse_table_name(arguments.table))
-    _say(console, f"bootstrap {cancelled.id} of {arguments.table} is cancelled; the replica is what it was before")
+    say(console, f"bootstrap {cancelled.id} of {arguments.table} is cancelled; the replica is what it was before")
     return ExitCode.OK
 
 
 def _run_dag(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    run = start(load_config(arguments.conf), arguments.dag, arguments.table, arguments.parameters(arguments), console)
+    parameters = {name: getattr(arguments, name) for name in arguments.parameters}
+    run = start(load_config(arguments.conf), arguments.dag, arguments.table, parameters, console)
     page = run.client.run_page(run.dag, run.run)
     if not arguments.wait:
-        _say(console, f"look at it: {page}\n--wait follows it to the end")
+        say(console, f"look at it: {page}\n--wait follows it to the end")
         return ExitCode.OK
     try:
         return report_end(run, wait(run, console), console)
     except KeyboardInterrupt:
-        _say(console, f"no longer followed, but the run goes on in Airflow: {page}")
+        say(console, f"no longer followed, but the run goes on in Airflow: {page}")
         return ExitCode.INTERRUPTED
 
 
@@ -140,15 +139,15 @@ def _limits(arguments: argparse.Namespace, console: Console) -> ExitCode:
     store = store_of(config)
     given = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     if arguments.reset:
-        reset_limits(store)
+        put_limits(store, None)
     if given:
         amounts = {name: value * LIMITS[name].unit if value else None for name, value in given.items()}
         put_limits(store, replace(get_limits(store) or cluster_limits(config), **amounts))
     kept = get_limits(store)
-    _say(console, "limits of all runs together, " + ("set here" if kept else "from the configuration") + ":")
+    say(console, "limits of all runs together, " + ("set here" if kept else "from the configuration") + ":")
     for name, value in asdict(kept or cluster_limits(config)).items():
         limit = LIMITS[name]
-        _say(console, f"  {limit.help}: {'no limit' if value is None else f'{value / limit.unit:,g}'}")
+        say(console, f"  {limit.help}: {'no limit' if value is None else f'{value / limit.unit:,g}'}")
     return ExitCode.OK
 
 
@@ -170,18 +169,21 @@ def _parser() -> _Parser:
     _common(bootstrap)
     bootstrap.add_argument("--splits", type=_count, metavar="N", help="pieces of the ring (default: by estimated size)")
     bootstrap.add_argument(
-        "--columns", type=_columns, metavar="NAME,…", help="copy only these value columns, and the key (default: all)"
+        "--columns",
+        type=parsed(_columns),
+        metavar="NAME,…",
+        help="copy only these value columns, and the key (default: all)",
     )
     bootstrap.add_argument(
-        "--token-range", type=_token_range, metavar="START:END", help="copy only tokens above START, up to END"
+        "--token-range", type=parsed(_token_range), metavar="START:END", help="copy only tokens above START, up to END"
     )
     bootstrap.add_argument("--where", metavar="CQL", help="copy only rows whose key fits, e.g. \"day >= '2026-01-01'\"")
     bootstrap.add_argument(
-        "--restart",
-        action="store_true",
-        help="begin anew, even if an unfinished bootstrap could be continued",
+        "--restart", action="store_true", help="begin anew, even if an unfinished bootstrap could be continued"
     )
-    bootstrap.add_argument("--no-verify", action="store_true", help="do not compare source and replica afterwards")
+    bootstrap.add_argument(
+        "--no-verify", dest="verify", action="store_false", help="do not compare source and replica afterwards"
+    )
     bootstrap.add_argument("--enable-cdc", action="store_true", help="ALTER the table, so that the sync follows it")
     bootstrap.add_argument(
         "--cancel", action="store_true", help="end an unfinished bootstrap of the table; its stream goes on"
@@ -190,16 +192,7 @@ def _parser() -> _Parser:
     bootstrap.set_defaults(
         command=_bootstrap,
         dag="bootstrap_table",
-        parameters=lambda given: {
-            "splits": given.splits,
-            "columns": given.columns,
-            "token_range": given.token_range,
-            "where": given.where,
-            "restart": given.restart,
-            "verify": not given.no_verify,
-            "enable_cdc": given.enable_cdc,
-            "dry_run": given.dry_run,
-        },
+        parameters=("splits", "columns", "token_range", "where", "restart", "verify", "enable_cdc", "dry_run"),
     )
 
     verify = commands.add_parser(
@@ -210,7 +203,7 @@ def _parser() -> _Parser:
     )
     _common(verify)
     verify.add_argument("--repair", action="store_true", help="read ranges that differ again, and correct the replica")
-    verify.set_defaults(dag="replica_verify", parameters=lambda given: {"repair": given.repair})
+    verify.set_defaults(dag="replica_verify", parameters=("repair",))
 
     limits = commands.add_parser(
         "limits",
@@ -231,7 +224,9 @@ def _parser() -> _Parser:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--table", required=True, type=_table, metavar="KEYSPACE.TABLE", help="e.g. shop.orders")
+    parser.add_argument(
+        "--table", required=True, type=parsed(_table), metavar="KEYSPACE.TABLE", help="e.g. shop.orders"
+    )
     _conf(parser)
     parser.add_argument("--wait", action="store_true", help="follow the run to its end and show its result")
     parser.set_defaults(command=_run_dag)
@@ -247,10 +242,7 @@ def _conf(parser: argparse.ArgumentParser) -> None:
 
 
 def _table(text: str) -> str:
-    try:
-        return ".".join(printable(name) for name in parse_table_name(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return ".".join(printable(name) for name in parse_table_name(text))
 
 
 def _amount(text: str) -> float:
@@ -269,17 +261,11 @@ def _requests(text: str) -> int:
 
 
 def _columns(text: str) -> str:
-    try:
-        return ",".join(printable(name) for name in parse_column_names(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return ",".join(printable(name) for name in parse_column_names(text))
 
 
 def _token_range(text: str) -> str:
-    try:
-        parse_token_range(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parse_token_range(text)
     return text
 
 
@@ -293,25 +279,21 @@ def start(config: Config, dag: str, table: str, parameters: dict[str, Any], cons
     """Trigger a DAG for a table.
 
     :param dag: ``bootstrap_table`` or ``replica_verify``
-    :param table: ``keyspace.table``
-    :param parameters: the DAG's other parameters
     :raises AirflowError: Airflow cannot start it
     :raises ConfigError: a key of the configuration is wrong
     """
-    airflow = config.airflow
-    client = AirflowClient(airflow.url, airflow.username, airflow.password.resolve("airflow.password"))
+    client = client_of(config)
     run = safe_run_id(f"{table}__{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     store = store_of(config)
     if client.trigger(dag, run, {"table": table, **parameters}, note=table):
-        _say(console, f"DAG {dag} was paused in Airflow; it is unpaused now")
-    _say(console, f"started {dag} for {table}, run {run}")
+        say(console, f"DAG {dag} was paused in Airflow; it is unpaused now")
+    say(console, f"started {dag} for {table}, run {run}")
     return Run(client, store, dag, run, table)
 
 
 def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
     """Follow a run to its end, and show its progress on the console.
 
-    :param poll_s: seconds between two looks
     :raises AirflowError: Airflow forgot the run, or was away for longer than :data:`PATIENCE_S`
     """
     last: RunState | None = None
@@ -361,24 +343,20 @@ def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
         report = read_report(run.store, application, run.run)
         if task.state == "failed":
             code, why = _why(run, task, report)
-            _say(console, f"{task.task}: failed: {why}")
+            say(console, f"{task.task}: failed: {why}")
         elif task.state == "success":
-            _say(console, f"{task.task}: {_summary(report)}")
+            say(console, f"{task.task}: {_summary(report)}")
         else:
-            _say(console, f"{task.task}: {task.state.replace('_', ' ')}")
+            say(console, f"{task.task}: {task.state.replace('_', ' ')}")
     if end.state == "failed":
-        _say(console, f"look at it: {run.client.run_page(run.dag, run.run)}")
+        say(console, f"look at it: {run.client.run_page(run.dag, run.run)}")
         return code or ExitCode.CRASHED
     return ExitCode.OK
 
 
 def read_report(store: ObjectStore, application: str, run: str) -> dict[str, Any]:
     """Read the JSON report of one application in one run; empty if it wrote none."""
-    try:
-        report: dict[str, Any] = json.loads(store.get(f"reports/{application}/{run}.json"))
-    except NotFoundError:
-        return {}
-    return report
+    return get_json(store, f"reports/{application}/{run}.json") or {}
 
 
 def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, str]:
@@ -390,12 +368,10 @@ def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, s
 
 
 def _summary(report: dict[str, Any]) -> str:
-    """Format the main numbers of a report."""
     if report.get("dry_run"):
         return _forecast(report)
     parts = [f"{report[name]:,} {name}" for name in ("ranges", "rows", "cells", "differences") if _number(report, name)]
-    seconds = report.get("seconds") or 0
-    if seconds:
+    if seconds := report.get("seconds") or 0:
         parts.append(duration(seconds) if seconds >= 60 else f"{seconds:.1f} s")
     if _number(report, "rows") and seconds:
         parts.append(f"{report['rows'] / seconds:,.0f} rows/s")
@@ -403,7 +379,6 @@ def _summary(report: dict[str, Any]) -> str:
 
 
 def _forecast(report: dict[str, Any]) -> str:
-    """Format the forecast of a dry run."""
     forecast = report["forecast"]
     rows = f"{forecast['rows']:,} rows"
     if forecast["at_least"]:
@@ -420,10 +395,6 @@ def _forecast(report: dict[str, Any]) -> str:
 
 def _number(report: dict[str, Any], name: str) -> bool:
     return isinstance(report.get(name), int) and not isinstance(report.get(name), bool)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

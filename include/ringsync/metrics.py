@@ -34,14 +34,8 @@ class Family:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One number."""
-
-    family: Family
-    labels: Mapping[str, str]
-    value: float
-
+Sample = tuple[Family, Mapping[str, str], float]
+"""One number and its labels."""
 
 _LAG = ("ringsync_table_lag_seconds", "gauge", "Time from the write to the message, or to the replicas' agreement")
 _AT = Family("at_ms", "ringsync_status_timestamp_seconds", "gauge", "When the loop last gave a sign of life", 1e-3)
@@ -81,10 +75,7 @@ LATE = (
 
 
 def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
-    """Read all numbers in the loops' status objects.
-
-    :param statuses: result of :func:`ringsync.status.read_statuses`
-    """
+    """Read all numbers in the loops' status objects (:func:`ringsync.status.read_statuses`)."""
     for key, status in statuses.items():
         application, _, name = key.partition("/")
         yield from _numbers((_AT,), status, {"loop": application, "queue": name})
@@ -105,23 +96,21 @@ def _numbers(families: Iterable[Family], status: Mapping[str, Any], labels: Mapp
         if family.source == "error":
             value = value is not None
         if isinstance(value, int | float):
-            yield Sample(family, {**labels, **family.labels}, value * family.scale)
+            yield family, {**labels, **family.labels}, value * family.scale
 
 
 def exposition(statuses: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format the numbers as Prometheus reads them (its text format 0.0.4).
-
-    :param statuses: result of :func:`ringsync.status.read_statuses`
-    """
+    """Format the numbers as Prometheus reads them (its text format 0.0.4)."""
     by_name: dict[str, list[Sample]] = {}
     for sample in samples(statuses):
-        by_name.setdefault(sample.family.name, []).append(sample)
+        by_name.setdefault(sample[0].name, []).append(sample)
     lines = []
     for name, members in sorted(by_name.items()):
-        lines += [f"# HELP {name} {members[0].family.help}", f"# TYPE {name} {members[0].family.kind}"]
-        for member in members:
-            labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in member.labels.items())
-            lines.append(f"{name}{{{labels}}} {member.value!r}" if labels else f"{name} {member.value!r}")
+        family = members[0][0]
+        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
+        for _, labels, value in members:
+            texts = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            lines.append(f"{name}{{{texts}}} {value!r}" if texts else f"{name} {value!r}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -133,7 +122,6 @@ def write_prometheus(path: str | Path, statuses: Mapping[str, Mapping[str, Any]]
     """Replace a file of Prometheus's textfile collector at once: readers see the old file or the new one.
 
     :param path: ``metrics.prometheus_file``; its folder must exist
-    :param statuses: result of :func:`ringsync.status.read_statuses`
     :raises OSError: the file cannot be written
     """
     path = Path(path)

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,24 +94,13 @@ class SparkApplication:
         return str(PROJECT / "spark_apps" / f"{self.name}.py")
 
     @property
-    def pool(self) -> str:
-        """Airflow pool of its tasks."""
-        return LOOP_POOL if self.loop else SPARK_POOL
-
-    @property
-    def priority(self) -> int:
-        """Airflow's ``priority_weight`` of its tasks."""
-        return LOOP_PRIORITY if self.loop else 1
-
-    @property
-    def retries(self) -> int:
-        """Number of times that a task is tried again."""
-        return LOOP_RETRIES if self.loop else RETRIES
-
-    @property
-    def retry_delay_s(self) -> float:
-        """Seconds before another try."""
-        return LOOP_RETRY_DELAY_S if self.loop else RETRY_DELAY_S
+    def task_arguments(self) -> dict[str, Any]:
+        """Arguments of its Airflow tasks that say when they run and how often they are tried."""
+        pool, priority, retries, delay_s = SPARK_POOL, 1, RETRIES, RETRY_DELAY_S
+        if self.loop:
+            pool, priority, retries, delay_s = LOOP_POOL, LOOP_PRIORITY, LOOP_RETRIES, LOOP_RETRY_DELAY_S
+        delay = timedelta(seconds=delay_s)
+        return {"pool": pool, "priority_weight": priority, "retries": retries, "retry_delay": delay}
 
     @property
     def run(self) -> str:
@@ -249,7 +238,6 @@ def is_over(arguments: Sequence[str], now_s: float) -> bool:
     all others have ended, and wait for the next run.
 
     :param arguments: the application's arguments, rendered
-    :param now_s: seconds since the epoch
     """
     return any(now_s >= float(one.removeprefix(_UNTIL)) for one in arguments if one.startswith(_UNTIL))
 
@@ -278,7 +266,6 @@ def explain_failure(application: str, output: str) -> Failure:
     output (SparkSubmitHook.submit). The applications print ``ringsync: error: …`` and ``ringsync: report: …``, and
     exit with the codes in docs/airflow.md; a negative code is the signal that killed spark-submit.
 
-    :param application: name of the application
     :param output: the exception's text
     """
     stated = re.search(r"Error code is: (-?\d+)", output)

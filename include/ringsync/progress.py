@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.storage.port import ObjectStore, get_json
 
 LINE_EVERY_S = 5.0
 IDLE_LINE_EVERY_S = 30.0
@@ -23,13 +22,11 @@ class Progress:
     """Progress of a bootstrap, with its earlier runs; ``progress/<run>.json`` in the object store.
 
     :ivar attempt: number of drivers that have worked on it; 0: none yet
-    :ivar ranges_done: committed token ranges
     :ivar ranges_failed: ranges that could not be read so far
     :ivar fraction: share of the selected tokens that is read, 0…1; 1 only when all of it is committed
     :ivar estimated_rows: forecast of the rows; None: not known yet
     :ivar rows_before: rows committed by earlier attempts
     :ivar cells: values that are not null
-    :ivar bytes: size of the result pages
     :ivar rows_per_s: speed of the last moments; None: unknown
     :ivar seconds_left: estimate from the speed of the last moments; None: unknown
     """
@@ -64,14 +61,8 @@ class Progress:
 
 
 def read_progress(store: ObjectStore, run: str) -> Progress:
-    """Read the present progress of a run; zeros before it has begun.
-
-    :raises StorageError: the store cannot be read
-    """
-    try:
-        return Progress(**json.loads(store.get(f"progress/{run}.json")))
-    except NotFoundError:
-        return Progress()
+    """Read the present progress of a run; zeros before it has begun."""
+    return Progress(**(get_json(store, f"progress/{run}.json") or {}))
 
 
 def duration(seconds: float) -> str:
@@ -93,9 +84,6 @@ def follow(
 
     :param read: returns the progress, see :func:`read_progress`
     :param stage: returns the present step of the run, e.g. ``scan``; None: the run is over
-    :param console: console to write to: a bar on a terminal, else lines
-    :param title: subject of the run, e.g. the table
-    :param poll_s: seconds between two looks
     :returns: the last progress read
     """
     started, printed = clock(), ("", "", float("-inf"))

@@ -1,12 +1,14 @@
-"""Status of the sync's loops: each loop puts it every few seconds under ``status/`` of the object store."""
+"""Status of the sync's loops: each loop puts it every few seconds under ``status/`` of the object store.
+
+All functions raise StorageError if the store cannot be used.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.storage.port import ObjectStore, get_json
 
 STALE_AFTER_S = 40.0
 """Seconds without a status before a loop counts as dead."""
@@ -25,38 +27,20 @@ Status = Mapping[str, Any]
 
 
 def read_statuses(store: ObjectStore) -> dict[str, Status]:
-    """Read the status of each loop, by ``<application>/<name>``, e.g. ``commitlog_stage/default``.
-
-    :raises StorageError: the store cannot be read
-    """
-    statuses: dict[str, Status] = {}
-    for stat in store.list("status/"):
-        try:
-            document = json.loads(store.get(stat.key))
-        except NotFoundError:
-            continue  # removed since it was listed
-        statuses[stat.key.removeprefix("status/").removesuffix(".json")] = document
-    return statuses
+    """Read the status of each loop, by ``<application>/<name>``, e.g. ``commitlog_stage/default``."""
+    keys = (stat.key.removeprefix("status/").removesuffix(".json") for stat in store.list("status/"))
+    # One that was listed may be removed since.
+    return {key: status for key in keys if (status := read_status(store, key)) is not None}
 
 
 def read_status(store: ObjectStore, key: str) -> Status | None:
-    """Read the status of one loop; None: there is none yet.
-
-    :param key: ``<application>/<name>``
-    :raises StorageError: the store cannot be read
-    """
-    try:
-        document: Status = json.loads(store.get(f"status/{key}.json"))
-    except NotFoundError:
-        return None
-    return document
+    """Read the status of one loop, ``<application>/<name>``; None: there is none yet."""
+    status: Status | None = get_json(store, f"status/{key}.json")
+    return status
 
 
 def age_s(status: Status, now_s: float) -> float:
-    """Return the age of a status in seconds.
-
-    :param now_s: seconds since the epoch
-    """
+    """Return the age of a status in seconds."""
     return max(0.0, now_s - float(status["at_ms"]) / 1000)
 
 

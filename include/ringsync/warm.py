@@ -7,6 +7,7 @@ one on the next start.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,19 +18,9 @@ from ringsync.changes.columns import logged_tables
 from ringsync.changes.keys.canonical import canonical_column
 from ringsync.changes.reconcile.rows import merge
 from ringsync.compiled.memory import padded
+from ringsync.cql import types as cql
 from ringsync.cql.codec.encode import encode
 from ringsync.cql.natives import NATIVES
-from ringsync.cql.types import (
-    CqlType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    VectorType,
-    arrow_type,
-    parse_type,
-)
 from ringsync.formats.commitlog.reader import read_changes
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import Section
@@ -42,7 +33,7 @@ from ringsync.images.queries import queries
 from ringsync.images.to_changes import change_rows_of
 from ringsync.replica.checksum import partial_checksums
 from ringsync.schema.table import Column, TableSchema
-from ringsync.sources.lookup.keys import ROW_KEYS, row_keys
+from ringsync.sources.lookup.keys import row_keys
 from ringsync.sources.scan.scan import scan_query
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.messages import envelope_schema, key_schema, message_schema, snapshot_messages
@@ -73,9 +64,7 @@ def warm() -> None:
 def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
     """Send the row as a change through all steps of publishing."""
     rows = change_rows_of(images, table)
-    place = rows.schema.get_field_index("digest")
-    rows = rows.set_column(place, rows.schema.field(place), pa.array([bytes(15) + b"\x01"], pa.binary(16)))
-    merged = merge(rows, table)
+    merged = merge(replace(rows, digest=np.ones_like(rows.digest)), table)
     after = rows_after(images, merged, table, live_known_from_us=0, misfits="raw").images
     visible = live_rows(after, table, NOW)["#alive"].to_numpy(zero_copy_only=False)
     told: dict[str, Any] = {"hostnames": pa.array([""]), "processed_at_ms": 0, "schema_version": 1, "version": ""}
@@ -83,7 +72,7 @@ def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
     key_digests(after, table)
     for column in table.columns:
         canonical_column(after[column.name], column.type)
-    row_keys(merged.select(ROW_KEYS.names[:3]), table)
+    row_keys(merged.keys, table)
 
 
 def _read_record(table: TableSchema) -> None:
@@ -100,43 +89,52 @@ def _read_record(table: TableSchema) -> None:
 
 def sample_table() -> TableSchema:
     """Return a table with every native type and every kind of collection."""
-    text = Native("text")
-    nested: list[CqlType] = [ListType(text), SetType(text), MapType(text, Native("int")), TupleType((text,))]
-    nested += [VectorType(Native("float"), 2), VectorType(text, 2), parse_type("frozen<list<decimal>>", {})]
+    text = cql.Native("text")
+    nested: list[cql.CqlType] = [
+        cql.ListType(text),
+        cql.SetType(text),
+        cql.MapType(text, cql.Native("int")),
+        cql.TupleType((text,)),
+    ]
+    nested += [
+        cql.VectorType(cql.Native("float"), 2),
+        cql.VectorType(text, 2),
+        cql.parse_type("frozen<list<decimal>>", {}),
+    ]
     columns = [Column("key", "partition_key", text)]
-    types = [*(Native(name) for name in NATIVES if name != "counter"), *nested]
+    types = [*(cql.Native(name) for name in NATIVES if name != "counter"), *nested]
     columns += [Column(f"c{i:02}", "regular", cql_type) for i, cql_type in enumerate(types)]
     return TableSchema("warm", "warm", "0" * 32, tuple(columns))
 
 
 def _cell(table: TableSchema, selected: ResultColumn) -> bytes:
     """Return a cell of the page as the server would send it."""
-    bigint = Native("bigint")
+    bigint = cql.Native("bigint")
     if selected.column is None:
         return _prefixed(bigint, 1)
     column = table.column(selected.column)
     if selected.role == "value":
         return _prefixed(column.type, _sample(column.type))
-    kind = bigint if selected.role == "writetime" else Native("int")
-    return _prefixed(ListType(kind), [5]) if column.is_multicell else _prefixed(kind, 5)
+    kind = bigint if selected.role == "writetime" else cql.Native("int")
+    return _prefixed(cql.ListType(kind), [5]) if column.is_multicell else _prefixed(kind, 5)
 
 
-def _prefixed(cql_type: CqlType, value: object) -> bytes:
-    kind = arrow_type(cql_type)
+def _prefixed(cql_type: cql.CqlType, value: object) -> bytes:
+    kind = cql.arrow_type(cql_type)
     physical = {pa.date32(): pa.int32(), pa.timestamp("us", "UTC"): pa.int64()}.get(kind, kind)
     data = encode(cql_type, pa.array([value], physical).cast(kind))[0].as_py()
     return struct.pack(">i", len(data)) + bytes(data)
 
 
-def _sample(cql_type: CqlType) -> object:
+def _sample(cql_type: cql.CqlType) -> object:
     match cql_type:
-        case ListType(element) | SetType(element):
+        case cql.ListType(element) | cql.SetType(element):
             return [_sample(element)]
-        case MapType(key, value):
+        case cql.MapType(key, value):
             return [(_sample(key), _sample(value))]
-        case TupleType(fields):
+        case cql.TupleType(fields):
             return {f"field_{i + 1}": _sample(field) for i, field in enumerate(fields)}
-        case VectorType(element, dimension):
+        case cql.VectorType(element, dimension):
             return [_sample(element)] * dimension
     return NATIVES[str(cql_type)].sample
 

@@ -1,6 +1,7 @@
 """The settings that each part of ringsync gets from the configuration: cluster, brokers, limits, object store.
 
-Each function imports the driver it needs: a Spark worker that opens the object store must not load Kafka's.
+They are named like the keys of their sections. Each function imports the driver it needs: a Spark worker that opens the
+object store must not load Kafka's. ConfigError: a secret cannot be read.
 """
 
 from __future__ import annotations
@@ -17,51 +18,23 @@ if TYPE_CHECKING:
 
 
 def cluster_settings(config: Config) -> ClusterSettings:
-    """Describe the connection to the cluster, with its secrets.
-
-    :raises ConfigError: a secret cannot be read
-    """
-    from ringsync.cluster.session import ClusterSettings, TlsSettings
+    """Describe the connection to the cluster, with its secrets."""
+    from ringsync.cluster.session import ClusterSettings
 
     source = config.cassandra
-    return ClusterSettings(
-        contact_points=source.contact_points,
-        port=source.port,
-        local_datacenter=source.local_datacenter,
-        username=source.username,
-        password=source.password.resolve("cassandra.password") if source.password else None,
-        tls=TlsSettings(**source.tls.model_dump()) if source.tls else None,
-        consistency_level=source.consistency_level,
-        page_size=source.page_size,
-        request_timeout_s=source.request_timeout_s,
-        connect_timeout_s=source.connect_timeout_s,
-    )
+    password = source.password.resolve("cassandra.password") if source.password else None
+    return ClusterSettings(**{**dict(source), "password": password})
 
 
 def kafka_settings(config: Config) -> KafkaSettings | None:
-    """Describe the connection to the brokers, with its secrets.
-
-    :returns: settings of the connection; None: no brokers are configured
-    :raises ConfigError: a secret cannot be read
-    """
+    """Describe the connection to the brokers, with its secrets; None: no brokers are configured."""
     kafka = config.kafka
     if kafka is None:
         return None
     from ringsync.streams.kafka.client import KafkaSettings
 
-    return KafkaSettings(
-        bootstrap_servers=kafka.bootstrap_servers,
-        serialisation=kafka.serialisation,
-        json_schemas=kafka.json_schemas,
-        schema_registry_url=kafka.schema_registry_url,
-        tls=kafka.tls,
-        sasl_mechanism=kafka.sasl_mechanism,
-        username=kafka.username,
-        password=kafka.password.resolve("kafka.password") if kafka.password else None,
-        partitions=kafka.partitions,
-        replication_factor=kafka.replication_factor,
-        partition_by=kafka.partition_by,
-    )
+    password = kafka.password.resolve("kafka.password") if kafka.password else None
+    return KafkaSettings(**{**dict(kafka), "password": password})
 
 
 def cluster_limits(config: Config) -> Limits:
@@ -83,13 +56,7 @@ def store_of(config: Config) -> ObjectStore:
     """
     from ringsync.storage import open_store
 
-    store = config.store
     try:
-        return open_store(
-            store.url,
-            gcs_endpoint=store.gcs_endpoint,
-            gcs_project=store.gcs_project,
-            gcs_credentials_file=store.gcs_credentials_file,
-        )
+        return open_store(**dict(config.store))
     except ValueError as error:
         raise ConfigError(f"store.url: {error}") from None

@@ -30,6 +30,7 @@ from ringsync.images.times import UnrepresentableValueError
 from ringsync.images.to_changes import image_keys
 from ringsync.schema.table import Column, TableSchema
 from tests.changes.images_of_logs import LoggedTable, logged, selected
+from tests.reconciled import merged
 
 FIXTURE = "5.0-v8-plain"
 MOMENTS = (1_000_000_000, 1_795_259_290, 2_000_000_000)
@@ -62,7 +63,7 @@ def nothing(table: TableSchema) -> pa.RecordBatch:
 
 
 def after(previous: pa.RecordBatch, changes: pa.RecordBatch, table: TableSchema, **others: Any) -> RowsAfter:
-    return rows_after(previous, merge(changes, table), table, live_known_from_us=SCAN, misfits="raw", **others)
+    return rows_after(previous, merged(changes, table), table, live_known_from_us=SCAN, misfits="raw", **others)
 
 
 def overlaid(before: pa.RecordBatch, newer: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
@@ -104,7 +105,7 @@ def test_images_of_one_half_and_changes_of_the_other_show_the_whole(tables: list
 def test_images_say_all_that_the_rows_say(tables: list[LoggedTable]) -> None:
     for one in tables:
         if not any(column.is_counter for column in one.table.columns):
-            images = row_images_of(merge(one.rows, one.table), one.table, "raw")
+            images = row_images_of(merged(one.rows, one.table), one.table, "raw")
             again = row_images_of(merge(change_rows_of(images, one.table), one.table), one.table, "raw")
             assert as_bits(again).equals(as_bits(images)), one.table.name
 
@@ -263,12 +264,12 @@ def test_what_may_be_hidden_is_not_certain() -> None:
     both = changes(*rows, {"kind": RANGE_DELETION, **bounds, **deletion(1400)})
 
     def unknown(made: pa.RecordBatch, doubtful: list[bool]) -> dict[int | None, bool]:
-        merged = merge(made, TABLE)
+        rows = merged(made, TABLE)
         mask = np.array(doubtful, np.bool_)
-        found = rows_after(previous, merged, TABLE, live_known_from_us=SCAN, misfits="raw", doubtful=mask)
+        found = rows_after(previous, rows, TABLE, live_known_from_us=SCAN, misfits="raw", doubtful=mask)
         return dict(zip(found.images["c"].to_pylist(), found.unknown.tolist(), strict=True))
 
-    assert merge(both, TABLE)["kind"].to_pylist() == [RANGE_DELETION, ROW, ROW]
+    assert merged(both, TABLE).kind.tolist() == [RANGE_DELETION, ROW, ROW]
     assert unknown(both, [False, False, True]) == {None: False, 1: False, 2: True}
     static = changes({"c": None, "cells": [cell(S, 4, 1500)]})
     assert unknown(static, [True]) == {None: True, 1: True, 2: True}
@@ -356,19 +357,20 @@ def test_entries_of_a_list_that_expire_and_are_not_there_leave_tombstones_where_
 
 
 def test_a_value_that_no_lake_type_holds_is_refused_or_kept() -> None:
-    merged = merge(changes({"cells": [cell(V, 1, 1500) | {"value": b""}]}), TABLE)
+    rows = merged(changes({"cells": [cell(V, 1, 1500) | {"value": b""}]}), TABLE)
     with pytest.raises(UnrepresentableValueError, match=r"column v, partition key 0x00000001, clust.*empty"):
-        row_images_of(merged, TABLE, "error")
-    kept = row_images_of(merged, TABLE, "raw")
+        row_images_of(rows, TABLE, "error")
+    kept = row_images_of(rows, TABLE, "raw")
     assert kept.to_pylist()[0]["_x"]["v"]["raw"] == b""
-    assert change_rows_of(kept, TABLE)["cells"].to_pylist() == merged["cells"].to_pylist()
+    again = change_rows_of(kept, TABLE).to_arrow()
+    assert again["cells"].to_pylist() == rows.to_arrow()["cells"].to_pylist()
 
 
 def test_a_row_that_was_seen_with_cells_is_not_proven_to_have_an_old_liveness() -> None:
     rows = [{**insertion(at, ends), "c": c, "cells": [cell(V, 5, 1500)]} for c, at, ends in LIVENESSES]
-    merged = after(nothing(TABLE), changes(*rows), TABLE).images
+    known = after(nothing(TABLE), changes(*rows), TABLE).images
     seen = images(*(image(c, v=5, _row={"writetime": 1500}) for c, *_ in LIVENESSES), image(9))
-    found = seen_instead(merged, seen, 200 * 10**6, TABLE)
+    found = seen_instead(known, seen, 200 * 10**6, TABLE)
     lives = [row["_row"]["live"] for row in found.to_pylist() if row["c"] is not None]
     assert lives == [1100, 1200, 1100], "it stays when the cells expire"
     for value, expected in ((None, [True, False, True]), (6, [False] * 3)):
@@ -376,7 +378,7 @@ def test_a_row_that_was_seen_with_cells_is_not_proven_to_have_an_old_liveness() 
         later = after(found, ours, TABLE, deletions_known_from_us=1200)
         assert [u for c, u in zip(later.images["c"].to_pylist(), later.unknown, strict=True) if c] == expected
     without_cells = images(*(image(c) for c, *_ in LIVENESSES))
-    found = seen_instead(merged, without_cells, 200 * 10**6, TABLE)
+    found = seen_instead(known, without_cells, 200 * 10**6, TABLE)
     assert [row["_row"]["live"] for row in found.to_pylist() if row["c"] is not None] == [1100, 1200, None]
 
 

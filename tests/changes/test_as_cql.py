@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ringsync.changes.columns import logged_tables
-from ringsync.changes.schema import CHANGE_ROWS, LIVE, RANGE_DELETION, TOMBSTONE
+from ringsync.changes.schema import CHANGE_ROWS, LIVE, NO_EXPIRY, NO_TTL, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.text.assignments import are_prepended
 from ringsync.changes.text.lists import Entry, ListEntries
 from ringsync.changes.text.replay import CqlStatements
@@ -26,11 +26,11 @@ KEY = ("row", "l")
 
 def entry(number: int, value: str, timestamp: int) -> Entry:
     path = uuid.uuid1(node=1, clock_seq=number).bytes[:8] + bytes([0x80 + number]) + bytes(7)
-    return Entry(0, path, value.encode(), timestamp, None, None, LIVE)
+    return Entry(0, timestamp, NO_EXPIRY, NO_TTL, LIVE, path, value.encode())
 
 
 def deleted(cell: Entry, timestamp: int) -> Entry:
-    return dataclasses.replace(cell, value=None, timestamp=timestamp, local_deletion_time=timestamp, kind=TOMBSTONE)
+    return dataclasses.replace(cell, value=None, timestamp=timestamp, local=timestamp, kind=TOMBSTONE)
 
 
 def test_an_entry_that_goes_is_removed_by_its_value_and_those_like_it_come_back() -> None:

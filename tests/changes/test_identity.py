@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ringsync.changes.columns import columns_of
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
-from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import LIVE, ROW
 from ringsync.cql.types import Native
 from ringsync.images.from_changes import row_images_of
@@ -22,6 +21,7 @@ from ringsync.ledger.staging import STAGED_ROWS, decode_rows, encode_blocks, enc
 from ringsync.ledger.table_versions import latest_version, version_of
 from ringsync.schema.table import Column, DroppedColumn, TableSchema
 from ringsync.storage.local import LocalStore
+from tests.reconciled import merged
 
 INT, BIGINT = Native("int"), Native("bigint")
 KEY = Column("id", "partition_key", INT)
@@ -51,7 +51,7 @@ def row_of(table: TableSchema, values: dict[str, int]) -> pa.RecordBatch:
 
 def values_of(rows: pa.RecordBatch, table: TableSchema) -> dict[str, Any]:
     """Return the values in a row's image."""
-    images = row_images_of(merge(rows, table), table, "error")
+    images = row_images_of(merged(rows, table), table, "error")
     return {column.name: images[column.name][0].as_py() for column in table.value_columns}
 
 
@@ -67,8 +67,8 @@ def test_a_column_that_is_added_while_a_row_waits_gets_none_of_its_values(tmp_pa
     after = version_of(store, new)
     rows = after.from_store(read_block(store, places[0]))
     assert values_of(rows, new) == {"discount": None, "price": 999, "qty": 3}
-    assert "price" in queries(merge(rows, new), new)[0].as_py()
-    assert "discount" not in queries(merge(rows, new), new)[0].as_py()
+    assert "price" in queries(merged(rows, new), new)[0].as_py()
+    assert "discount" not in queries(merged(rows, new), new)[0].as_py()
     # The schema under which it was written gives the same.
     assert values_of(version_of(store, old).from_store(decode_rows(encode_rows(staged))), old) == {
         "price": 999,

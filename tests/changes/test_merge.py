@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pytest
 
 from ringsync.changes.columns import logged_tables
-from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.schema.table import TableSchema
@@ -20,6 +19,7 @@ from tests.commitlog_model.replay import replay, rows
 from tests.commitlog_model.types import Table
 from tests.formats.commitlog.comparable import of_package
 from tests.formats.commitlog.sources import model_tables_of, sources, tables_of
+from tests.reconciled import merged_batch
 
 LOGS = ("4.0-plain", "4.1-plain", "5.0-v7-plain", "5.0-v8-plain")
 SOURCE = ("digest", "schema_version", "file", "position")
@@ -59,7 +59,7 @@ def shown(batch: pa.RecordBatch, table: TableSchema, model: Table, now: int) -> 
 def test_the_merge_of_a_commit_log_shows_what_the_log_shows(name: str) -> None:
     compared = merged_rows = 0
     for table, model, own in logged(name):
-        merged = merge(own, table)
+        merged = merged_batch(own, table)
         merged.validate(full=True)
         for now in (0, 1_800_000_000, 2**31):
             expected = shown(own, table, model, now)
@@ -74,25 +74,27 @@ def test_the_merge_of_a_commit_log_shows_what_the_log_shows(name: str) -> None:
 def test_order_copies_and_splits_make_no_difference(name: str) -> None:
     chance = random.Random(name)
     for table, _, own in logged(name):
-        whole = merge(own, table)
+        whole = merged_batch(own, table)
         places = [*range(len(own)), *chance.choices(range(len(own)), k=len(own) // 2)] if len(own) else []
         chance.shuffle(places)
         mixed = own.take(pa.array(places, pa.int32()))
-        assert merge(mixed, table).equals(whole), table.full_name
-        assert merge(whole, table).drop_columns(SOURCE).equals(whole.drop_columns(SOURCE)), table.full_name
+        assert merged_batch(mixed, table).equals(whole), table.full_name
+        assert merged_batch(whole, table).drop_columns(SOURCE).equals(whole.drop_columns(SOURCE)), table.full_name
         cut = chance.randrange(len(places) + 1)
-        parts = [merge(part, table) for part in (mixed.slice(0, cut), mixed.slice(cut))]
-        assert merge(joined(parts), table).drop_columns(SOURCE).equals(whole.drop_columns(SOURCE)), table.full_name
+        parts = [merged_batch(part, table) for part in (mixed.slice(0, cut), mixed.slice(cut))]
+        assert merged_batch(joined(parts), table).drop_columns(SOURCE).equals(whole.drop_columns(SOURCE)), (
+            table.full_name
+        )
 
 
 def test_nothing_is_merged_to_nothing() -> None:
     table = logged(LOGS[0])[0][0]
     nothing = CHANGE_ROWS.empty_table().to_batches()
     empty = nothing[0] if nothing else pa.RecordBatch.from_pylist([], CHANGE_ROWS)
-    assert merge(empty, table).equals(empty)
+    assert merged_batch(empty, table).equals(empty)
 
 
 def test_rows_of_another_table_are_refused() -> None:
     (_, _, own), (other, *_) = [entry for entry in logged(LOGS[0]) if len(entry[2])][:2]
     with pytest.raises(ValueError, match="merge one table at a time"):
-        merge(own, other)
+        merged_batch(own, other)

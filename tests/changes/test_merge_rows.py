@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsync.changes.columns import columns_of, logged_tables
-from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import (
     CHANGE_ROWS,
     EXPIRING,
@@ -30,6 +29,7 @@ from ringsync.schema.table import TableSchema
 from tests.commitlog_model import cql_schema
 from tests.commitlog_model.replay import replay, rows
 from tests.formats.commitlog.comparable import of_package
+from tests.reconciled import merged_batch
 
 SCHEMA = """
 CREATE TABLE k.t (p int, c decimal, d text, s text static, m map<int, text>, n set<text>, v text, w int,
@@ -183,17 +183,17 @@ def in_partitions(found: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy
 def check(name: str, found: list[dict[str, Any]], copies: list[int], cut: int) -> None:
     table = TABLES[name]
     own = batch_of(found, table)
-    whole = merge(own, table)
+    whole = merged_batch(own, table)
     whole.validate(full=True)
     for now in (0, 2, 10):
         assert shown(whole, name, now) == shown(own, name, now)
     places = [place for place in copies if place < len(own)]
     mixed = own.take(pa.array([*places, *sorted(set(range(len(own))) - set(places))], pa.int32()))
-    assert merge(mixed, table).equals(whole)
-    parts = [merge(part, table) for part in (mixed.slice(0, cut), mixed.slice(cut))]
-    again = merge(pa.Table.from_batches(parts).combine_chunks().to_batches()[0], table) if len(own) else whole
+    assert merged_batch(mixed, table).equals(whole)
+    parts = [merged_batch(part, table) for part in (mixed.slice(0, cut), mixed.slice(cut))]
+    again = merged_batch(pa.Table.from_batches(parts).combine_chunks().to_batches()[0], table) if len(own) else whole
     assert again.drop_columns(SOURCE).equals(whole.drop_columns(SOURCE))
-    assert merge(whole, table).equals(whole)
+    assert merged_batch(whole, table).equals(whole)
 
 
 @settings(max_examples=70, deadline=None)
@@ -218,7 +218,7 @@ def test_a_wide_partition_with_a_large_map_is_sorted() -> None:
         for key in keys
     ]
     found += [{**found[0], "cells": large[:2000]}, {**found[0], "cells": large[1000:]}]
-    merged = merge(batch_of(found, TABLES["t"]), TABLES["t"]).to_pylist()
+    merged = merged_batch(batch_of(found, TABLES["t"]), TABLES["t"]).to_pylist()
     texts = [row["clustering"][17:] for row in merged]
     assert texts == sorted(f"{key}".encode() for key in keys)
     (cells_of_row,) = [row["cells"] for row in merged if row["cells"]]

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from ringsync.changes.columns import logged_tables
-from ringsync.changes.reconcile.rows import merge
 from ringsync.cql.types import Native
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.images.queries import queries, snapshot_queries
@@ -33,6 +33,7 @@ from tests.inspect.test_fixture_replay import (
     without_new_fields,
 )
 from tests.inspect.test_round_trip import comparable
+from tests.reconciled import merged
 from tests.streams.change_images import images_of
 
 __all__ = ["empty"]
@@ -58,12 +59,12 @@ def test_a_row_has_its_query_also_alone(tmp_path: Path) -> None:
     rows = changes_of(paths, list(tables.values()))
     without = 0
     for table_id, changes in rows.items():
-        merged = merge(changes, tables[table_id])
-        texts = queries(merged, tables[table_id])
-        for place in range(min(60, len(merged))):
-            assert queries(merged.slice(place, 1), tables[table_id]).to_pylist() == [texts[place].as_py()]
+        rows_of = merged(changes, tables[table_id])
+        texts = queries(rows_of, tables[table_id])
+        for place in range(min(60, len(rows_of))):
+            assert queries(rows_of.take(np.array([place])), tables[table_id]).to_pylist() == [texts[place].as_py()]
         without += texts.null_count
-        nothing = merged.filter(texts.is_null())
+        nothing = rows_of.where(np.array(texts.is_null()))
         assert queries(nothing, tables[table_id]).null_count == len(nothing)
     assert without
 
@@ -89,7 +90,7 @@ def test_a_server_that_executes_the_queries_shows_what_the_model_replays(
 
     with connected(cassandra) as cluster:
         session = cluster.connect()
-        changed = [queries(merge(rows[table.table_id], table), table).to_pylist() for table in tables]
+        changed = [queries(merged(rows[table.table_id], table), table).to_pylist() for table in tables]
         assert replay_queries(session, [query for of_table in changed for query in of_table]) > 300
         assert shown({("orders", "l")}) > 200
         read = []

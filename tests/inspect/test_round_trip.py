@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pytest
 
 from ringsync.changes.columns import logged_tables
-from ringsync.changes.reconcile.rows import merge
 from ringsync.cli import main
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.images.queries import queries
@@ -24,6 +23,7 @@ from tests.commitlogs.capture import RawHandler, captured
 from tests.commitlogs.make import connected
 from tests.commitlogs.workload import KEYSPACE, Table, random_schema, random_statements, tables
 from tests.inspect.replaying import replay
+from tests.reconciled import merged
 
 Rows = list[dict[str, dict[str, Any]]]
 OF_SEVERAL_LINES = (
@@ -150,7 +150,7 @@ def merged_queries(folder: Path) -> list[str | None]:
     found = []
     for table in known:
         own = rows.filter(pc.equal(rows["table_id"], pa.scalar(bytes.fromhex(table.table_id), pa.binary(16))))
-        found += queries(merge(own, table), table).to_pylist()
+        found += queries(merged(own, table), table).to_pylist()
     return found
 
 

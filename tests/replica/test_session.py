@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import TimestampType
 
-from ringsync.replica.session import limit_batches, to_spark_schema
+from ringsync.replica.session import limit_batches
 
 
 @pytest.mark.spark
@@ -52,5 +53,5 @@ def test_batches_of_long_rows_have_few_of_them(spark: SparkSession, size: int, m
 
 
 def test_timestamps_are_instants() -> None:
-    schema = to_spark_schema(pa.schema([("t", pa.timestamp("us", "UTC"))]))
+    schema = from_arrow_schema(pa.schema([("t", pa.timestamp("us", "UTC"))]))
     assert schema["t"].dataType == TimestampType()

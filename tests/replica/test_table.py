@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import ListType, MapType, Native, TupleType, UserType
@@ -19,7 +20,6 @@ from ringsync.images.digests import canonical
 from ringsync.images.schema import row_image_schema
 from ringsync.replica.base import ReplicaMismatchError
 from ringsync.replica.changes import CLOCK_SKEW_US
-from ringsync.replica.session import to_spark_schema
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.table import Column, ColumnKind, TableSchema
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base
@@ -105,7 +105,7 @@ def test_extreme_values_survive(spark: SparkSession, tmp_path: Path) -> None:
     for name in written.column_names:
         before, after = (canonical(one[name].combine_chunks()) for one in (written, found))
         assert before.to_pylist() == after.to_pylist(), name
-    assert replica.read_base(spark).schema == to_spark_schema(row_image_schema(schema))
+    assert replica.read_base(spark).schema == from_arrow_schema(row_image_schema(schema))
 
 
 def test_one_commit_that_says_what_it_is(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,8 +5,17 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsync.ring.coverage import fraction, intersection, subtract, union
-from ringsync.ring.tokens import MAX_TOKEN, MIN_TOKEN, RING_WIDTH, WHOLE_RING, TokenRange
+from ringsync.ring.tokens import (
+    MAX_TOKEN,
+    MIN_TOKEN,
+    RING_WIDTH,
+    WHOLE_RING,
+    TokenRange,
+    fraction,
+    intersection,
+    subtract,
+    union,
+)
 
 EDGES = [MIN_TOKEN, MIN_TOKEN + 1, -7, -1, 0, 1, 2, 9, MAX_TOKEN - 1, MAX_TOKEN]
 PROBES = sorted(

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from ringsync.cluster.session import ClusterSettings, TlsSettings
+from ringsync.cluster.session import ClusterSettings
+from ringsync.config.sections import Tls
 from servers.cassandra import SUPERUSER, CassandraNode
 
 
@@ -13,5 +14,5 @@ def settings_of(node: CassandraNode, **changes: Any) -> ClusterSettings:
     if node.settings.authenticator == "password":
         found = replace(found, username=SUPERUSER[0], password=SUPERUSER[1])
     if node.settings.client_tls:
-        found = replace(found, tls=TlsSettings(ca_file=str(node.settings.client_tls.authority)))
+        found = replace(found, tls=Tls(ca_file=str(node.settings.client_tls.authority)))
     return replace(found, **changes)

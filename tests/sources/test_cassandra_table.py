@@ -264,4 +264,4 @@ def test_a_plan_survives_json(session: Any, everything: str, config: Config) -> 
     plan = plan_for(session, config, everything)
     again = ScanPlan.from_json(plan.to_json())
     assert again == plan
-    assert again.schema_digest == read_table(session, *everything.split(".")).digest
+    assert again.table.digest == read_table(session, *everything.split(".")).digest

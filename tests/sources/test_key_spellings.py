@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pytest
 
 from ringsync.changes.columns import logged_tables
-from ringsync.changes.reconcile.rows import merge
 from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.limits import UNLIMITED
 from ringsync.cluster.schema import read_table
@@ -26,6 +25,7 @@ from ringsync.sources.lookup.read import read_rows
 from ringsync.sources.scan.scan import scan_session
 from servers.cassandra import CassandraNode
 from tests.oracle import differences, image_rows, source_rows
+from tests.reconciled import merged
 from tests.sources.clusters import settings_of
 from tests.sources.row_key_batches import Key, batch_of
 
@@ -83,7 +83,7 @@ def test_what_the_log_says_and_what_is_looked_up_is_what_select_shows(
     )
     for statement in first:
         session.execute(statement)
-    before = merge(logged(cassandra, table, len(first)), table)
+    before = merged(logged(cassandra, table, len(first)), table)
     for statement in second:
         session.execute(statement)
     now = int(time.time())
@@ -93,14 +93,14 @@ def test_what_the_log_says_and_what_is_looked_up_is_what_select_shows(
     assert sorted(source) == [(1, "1", ("2", "a")), (2, "1", ("2", "a")), (2, "5", ("6.5", "b"))]
 
     changes = logged(cassandra, table, len(first) + len(second))
-    images = row_images_of(merge(changes, table), table, "raw")
+    images = row_images_of(merged(changes, table), table, "raw")
     alive = images.filter(pc.greater(pc.struct_field(images["_row"], "live"), 0))
     shown = image_rows(pa.Table.from_batches([alive]), table)
     assert differences(source, shown) == []
 
     # The images of before, and what came later under other spellings.
     written_later = np.asarray(changes["write_time"]) == 2000
-    later = merge(changes.filter(pa.array(written_later)), table)
+    later = merged(changes.filter(pa.array(written_later)), table)
     after = rows_after(row_images_of(before, table, "raw"), later, table, live_known_from_us=0, misfits="raw")
     assert not after.unknown.any()
     assert after.images.num_rows == 4

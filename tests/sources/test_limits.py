@@ -125,7 +125,7 @@ def simulate(
     """
     found, clock = limiter(limits)
     start = clock.now
-    accounts = [found.account() for _ in range(clients)]
+    accounts = [Account(found) for _ in range(clients)]
     events = [(start + i * 1e-4, i, 0) for i in range(clients)]
     answers = []
     largest = 0
@@ -320,7 +320,7 @@ def test_back_off_and_recovery(limits: Limits) -> None:
 
 def test_a_closed_account_gives_its_requests_back() -> None:
     found, _ = limiter(Limits(concurrent_requests=2))
-    account = found.account()
+    account = Account(found)
     account.ask(10)
     account.ask(10)
     assert found.ask(10, wait=False) is None
@@ -338,7 +338,7 @@ def test_a_closed_account_gives_its_requests_back() -> None:
 
 def test_waiting_callers_see_changed_limits_and_closed_accounts() -> None:
     found = Limiter(Limits(rows_per_s=0.001))
-    account = found.account()
+    account = Account(found)
     results: list[object] = []
 
     def wait(permits: Limiter | Account) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from ringsync.cluster.cluster import read_ring, read_size_estimate
 from ringsync.cluster.limits import UNLIMITED
-from ringsync.cluster.session import close_all, connect
+from ringsync.cluster.session import ClusterError, close_all, connect
 from ringsync.config import Config
 from ringsync.sources.cassandra_table import read_split
 from ringsync.sources.scan.plan import ScanPlan
-from ringsync.sources.scan.planning import ElementTimesError, make_scan_plan
+from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.wiring import cluster_settings
 from servers.cassandra import CassandraNode, NodeSettings
 
@@ -51,7 +51,7 @@ def session(old: CassandraNode) -> Any:
 
 
 def test_unknown_times_are_refused_or_marked(old: CassandraNode, session: Any) -> None:
-    with pytest.raises(ElementTimesError, match=r"ks\.sets.* s set<int> .*replica\.element_times: unknown"):
+    with pytest.raises(ClusterError, match=r"ks\.sets.* s set<int> .*replica\.element_times: unknown"):
         make_scan_plan(session, config_of(old, "error"), "ks", "sets", now=1)
     config = config_of(old, "unknown")
     now = int(time.time())

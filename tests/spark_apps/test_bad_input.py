@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ringsync.state.bootstrap import BootstrapState
+from ringsync.state.session import StateSession
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.ports import free_port
 
@@ -28,7 +28,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[C
         session = cluster.connect()
         session.execute("CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
         session.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, v text)")
-        BootstrapState(session, "cdc").create({"class": "NetworkTopologyStrategy", "datacenter1": "1"})
+        StateSession(session, "cdc").create({"class": "NetworkTopologyStrategy", "datacenter1": "1"})
         for role in ("reader", "nobody", "stateless"):
             session.execute(f"CREATE ROLE {role} WITH PASSWORD = 'sesame-{role}' AND LOGIN = true")
         for role in ("reader", "stateless"):

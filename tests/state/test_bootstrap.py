@@ -20,7 +20,7 @@ from ringsync.state.bootstrap import (
     CommittedRange,
     LostOwnershipError,
 )
-from ringsync.state.session import StateError
+from ringsync.state.session import StateError, StateSession
 
 pytestmark = pytest.mark.server
 
@@ -29,9 +29,8 @@ KEYSPACE = "t_state"
 
 @pytest.fixture(scope="module")
 def state(session: Any) -> Iterator[BootstrapState]:
-    found = BootstrapState(session, KEYSPACE)
-    found.create({"class": "NetworkTopologyStrategy", "datacenter1": "1"})
-    yield found
+    StateSession(session, KEYSPACE).create({"class": "NetworkTopologyStrategy", "datacenter1": "1"})
+    yield BootstrapState(session, KEYSPACE)
     session.execute(f"DROP KEYSPACE {KEYSPACE}")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.images.from_changes import row_images_of
@@ -70,10 +71,10 @@ class Lake(Store):
         """A pass as ``bucket_close`` makes it, and what follows from it."""
         close = close or self.close
         close.catch_up()
-        reader = AfterReader(str(self.conf), close._table.version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+        reader = AfterReader(load_config(self.conf), close._table.version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
         name = f"{close.last:08x}"
         context = PassContext(
-            str(self.conf), reader, close.topic, close.last + 1, name, close.bootstrap, False, {}, close.schema_version
+            reader, close.topic, close.last + 1, name, close.bootstrap, False, {}, close.schema_version
         )
         rows = change_rows(writes, close._table.schema)
         made = make_outputs(context, self.store, {str(NOW): rows}, "0000").outputs
@@ -98,14 +99,14 @@ class Lake(Store):
         """What the tasks of a scan have written: one range of one row."""
         rows = change_rows([Write(COPIED, 1, "base", NOW.start * 1000)], TABLE)
         version = TableVersion.first(TABLE)
-        reader = AfterReader(str(self.conf), version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-        context = PassContext(str(self.conf), reader, TOPIC, begin, "part-0001", "", False, {}, 1)
+        reader = AfterReader(load_config(self.conf), version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+        context = PassContext(reader, TOPIC, begin, "part-0001", "", False, {}, 1)
         made = make_outputs(context, self.store, {str(NOW): rows}, name).outputs
         assert made is not None
         for key in (made.changes, *made.digests.values()):
             self.store.delete(key)
         writer = DataFileWriter(row_image_schema(TABLE))
-        writer.add(row_images_of(rows, TABLE, "raw"))
+        writer.add(row_images_of(ChangeRows.of(rows), TABLE, "raw"))
         file, data = writer.finish(f"{file_prefix(name)}0.parquet", now_ms())
         self.store.put(f"{base_folder(TABLE.keyspace, TABLE.name)}/{file.name}", data)
         outputs = Outputs((file,), (made.part,)).to_json()

@@ -11,7 +11,10 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
+from ringsync.config import load_config
+from ringsync.cql.cells import raw_values
 from ringsync.cql.types import Native
 from ringsync.ledger.passes import LATE, Pass, are_published, digest_halves, read_digests
 from ringsync.ledger.staging import Bucket, decode_rows, encode_blocks, rows_key
@@ -81,8 +84,8 @@ class Lake:
         reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), len(writes))
         settled = settled_in(bucket, everywhere=everywhere)
         published = published_before(self.passes, settled, by_arrival, time.time() * 1000)
-        reader = AfterReader(str(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-        context = PassContext(str(self.conf), reader, "test.shop.t", number, f"{self.tries:08x}", "", False, {}, 1)
+        reader = AfterReader(load_config(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+        context = PassContext(reader, "test.shop.t", number, f"{self.tries:08x}", "", False, {}, 1)
         slices = [SliceOfBucket(str(bucket), (reading,), published)]
         self.last_task = (context, self.store, StagedFiles(self.store, VERSION), "0000", slices, by_arrival)
         found = close_slice(*self.last_task)
@@ -187,8 +190,8 @@ def test_rows_that_must_wait_replace_no_others_that_wait(lake: Lake, monkeypatch
         assert lake.publish(NOW, [write], by_arrival=False).open == 1
     waiting = [decode_rows(lake.store.get(stat.key)) for stat in lake.store.list(LATE_ROWS)]
     assert sorted(rows["digest"][0].as_py() for rows in waiting) == sorted(write.digest for write in writes)
-    reader = AfterReader(str(lake.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-    context = PassContext(str(lake.conf), reader, "test.shop.t", 1, f"{1:08x}", "", False, {}, 1)
+    reader = AfterReader(load_config(lake.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+    context = PassContext(reader, "test.shop.t", 1, f"{1:08x}", "", False, {}, 1)
     forget_waiting(lake.store, context)
     (left,) = lake.store.list(LATE_ROWS)
     assert decode_rows(lake.store.get(left.key))["digest"][0].as_py() == writes[1].digest, "it is of another try"
@@ -201,11 +204,9 @@ def test_a_task_that_was_thought_dead_replaces_nothing_that_a_pass_names(
     real = passes.images_after
     down: set[int] = {FRESH.id}
 
-    def look(reader: AfterReader, merged: pa.RecordBatch) -> After:
-        return replace(
-            real(reader, merged),
-            open=np.array([int.from_bytes(key.as_py(), "big") in down for key in merged["partition_key"]]),
-        )
+    def look(reader: AfterReader, merged: ChangeRows) -> After:
+        keys = raw_values(merged.partition_key).to_pylist()
+        return replace(real(reader, merged), open=np.array([int.from_bytes(key) in down for key in keys]))
 
     monkeypatch.setattr(passes, "images_after", look)
     found = lake.publish(NOW, [OF_ITS_TIME, replace(FRESH, at=OF_ITS_TIME.at)], by_arrival=False)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 
-from ringsync.changes.reconcile.rows import merge
 from ringsync.config import load_config
 from ringsync.images.from_changes import row_images_of
 from ringsync.ledger.staging import Block, Bucket, Place
@@ -24,6 +23,7 @@ from ringsync.steps.close.agreement import OpenBucket, settle
 from ringsync.steps.passes import rows_after
 from ringsync.steps.passes.rows_after import AfterReader, images_after
 from ringsync.steps.sync_plan import SyncPlan, make_plan
+from tests.reconciled import merged
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import NOW, TABLE, VERSION, Lake
 
@@ -105,13 +105,15 @@ def test_all_replicas_are_asked_as_long_as_they_are_alive(
     def read_rows(session: Any, table: Any, keys: Any, ring: Any, settings: Any, *_: Any, **__: Any) -> RowsRead:
         """The row was deleted a moment later."""
         levels.append(settings.consistency_level)
-        return RowsRead(row_images_of(change_rows([], TABLE), TABLE, "raw"), np.empty(0, np.int64), (), 0)
+        return RowsRead(
+            row_images_of(merged(change_rows([], TABLE), TABLE), TABLE, "raw"), np.empty(0, np.int64), (), 0
+        )
 
     monkeypatch.setattr(rows_after, "read_rows", read_rows)
     monkeypatch.setattr(rows_after, "ControlClient", nullcontext)
     monkeypatch.setattr(rows_after, "scan_session", lambda *_: None)
-    reader = AfterReader(str(lake.conf), VERSION, "source", ring, control=None, replica=None, disagreed=True)  # type: ignore[arg-type]
-    found = images_after(reader, merge(change_rows([Write(1, 1, "short-lived", NOW.start * 1000)], TABLE), TABLE))
+    reader = AfterReader(load_config(lake.conf), VERSION, "source", ring, control=None, replica=None, disagreed=True)  # type: ignore[arg-type]
+    found = images_after(reader, merged(change_rows([Write(1, 1, "short-lived", NOW.start * 1000)], TABLE), TABLE))
     assert (levels, found.open.tolist()) == (asked, [is_open])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ringsync.config import load_config
 from ringsync.schema.table import TableSchema
 from ringsync.steps.passes import rows_after
 from ringsync.steps.passes.make import PassContext, commit, make_outputs
@@ -64,9 +65,9 @@ class Stream:
         """
         self.source.rows = there
         self.passes += 1
-        reader = AfterReader(str(self.lake.conf), VERSION, "source", RING, control=None, replica=None)  # type: ignore[arg-type]
+        reader = AfterReader(load_config(self.lake.conf), VERSION, "source", RING, control=None, replica=None)  # type: ignore[arg-type]
         name = f"{self.passes:08x}"
-        context = PassContext(str(self.lake.conf), reader, "test.shop.t", self.passes, name, "", False, {}, 1)
+        context = PassContext(reader, "test.shop.t", self.passes, name, "", False, {}, 1)
         made = make_outputs(context, self.lake.store, {str(NOW): change_rows([write], TABLE)}, "0000").outputs
         assert made is not None
         one = commit(self.lake.store, context, [made], {"everywhere": 1})

@@ -46,10 +46,8 @@ def change(lake: Lake, found: FollowUps, number: int) -> None:
     """Make a pass of one row, and all that follows from it."""
     found.refresh()
     version = found._table.version
-    reader = AfterReader(str(lake.conf), version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-    context = PassContext(
-        str(lake.conf), reader, found.topic, found.last + 1, f"{number:08x}", "", False, {}, found.schema_version
-    )
+    reader = AfterReader(load_config(lake.conf), version, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+    context = PassContext(reader, found.topic, found.last + 1, f"{number:08x}", "", False, {}, found.schema_version)
     rows = change_rows([Write(number, number, "c", NOW.start * 1000 + number)], version.table)
     made = make_outputs(context, lake.store, {str(NOW): rows}, "0000")
     assert made.outputs is not None

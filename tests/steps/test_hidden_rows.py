@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import EXPIRING, LIVE, STATIC, TOMBSTONE
 from ringsync.config import load_config
 from ringsync.images.from_changes import row_images_of
@@ -27,6 +26,7 @@ from ringsync.steps.passes import rows_after
 from ringsync.steps.passes.rows_after import AfterReader, Seen, complete_rows, images_after
 from ringsync.steps.replica.merge import Candidate, dead_kept_s
 from ringsync.storage.local import LocalStore
+from tests.reconciled import merged
 from tests.replica.bases import state_of
 from tests.steps.late_files import RangeDelete, Write, change_rows
 from tests.steps.test_bootstrap_begins_back import KEPT_MS, again, bootstrap, follow_ups, rows_of_replica
@@ -94,7 +94,7 @@ class Source:
         self.asked += [(int.from_bytes(key), int.from_bytes(clustering[-4:])) for key, clustering in wanted]
         found = {(row["partition_key"], row["clustering"]): one for one in self.rows for row in [one.row(TABLE, "a")]}
         shown = [found[key] for key in wanted if key in found]
-        images = row_images_of(merge(change_rows(shown, TABLE), TABLE), TABLE, "raw")
+        images = row_images_of(merged(change_rows(shown, TABLE), TABLE), TABLE, "raw")
         there = np.array([key in found for key in wanted], np.bool_)
         return Seen(images, there, np.full(len(wanted), reader.disagreed and self.all_alive))
 
@@ -194,12 +194,12 @@ def test_one_replica_is_asked_only_where_all_have_what_was_published(
     def read_keys(reader: Any, config: Any, keys: pa.RecordBatch, levels: list[str], now_s: int) -> Seen:
         asked.append(levels)
         nothing = np.zeros(len(keys), np.bool_)
-        return Seen(row_images_of(change_rows([], TABLE), TABLE, "raw"), nothing, ~nothing)
+        return Seen(row_images_of(merged(change_rows([], TABLE), TABLE), TABLE, "raw"), nothing, ~nothing)
 
     monkeypatch.setattr(rows_after, "read_keys", read_keys)
     publish(lake, [Write(1, 1, None, LATER + 900)], everywhere=everywhere)
     reader = replace(follow_ups(lake).reader("source"), mode="source")
-    images_after(reader, merge(change_rows([Write(1, 1, "hidden", LATER + 100)], TABLE), TABLE))
+    images_after(reader, merged(change_rows([Write(1, 1, "hidden", LATER + 100)], TABLE), TABLE))
     assert asked[0] == (["LOCAL_ONE"] if everywhere else [])
 
 
@@ -314,12 +314,12 @@ def test_messages_do_not_say_that_it_lives(lake: Lake, source: Source) -> None:
     source.rows = [Write(1, 2, "newer", LONG_AGO + 800)]
     reader = replica_reader(lake)
     rows = [Write(1, 1, "ghost", LONG_AGO + 100), Write(1, 2, "old", LONG_AGO + 100), Write(1, 3, "x", LATER)]
-    known = images_after(reader, merge(change_rows(rows, TABLE), TABLE))
+    known = images_after(reader, merged(change_rows(rows, TABLE), TABLE))
     assert known.visible.tolist() == [False, True, True]
     assert known.images["v"].filter(pa.array(known.visible)).to_pylist() == ["newer", "x"]
     assert not known.open.any()
     source.all_alive = False
-    known = images_after(replace(reader, disagreed=True), merge(change_rows(rows, TABLE), TABLE))
+    known = images_after(replace(reader, disagreed=True), merged(change_rows(rows, TABLE), TABLE))
     assert known.open.tolist() == [True, False, False], "nobody knows whether the replica that is down has it alone"
 
 
@@ -351,13 +351,13 @@ def test_static_cells_that_may_be_hidden_are_asked_for_with_all_rows_that_show_t
     def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
         """Nobody has the static cell, but maybe the one that is down."""
         asked.append(len(keys))
-        images = row_images_of(merge(rows_there, WITH_STATIC), WITH_STATIC, "raw")
+        images = row_images_of(merged(rows_there, WITH_STATIC), WITH_STATIC, "raw")
         return Seen(images, np.array([False, True, True]), np.full(len(keys), all_alive))
 
     monkeypatch.setattr(rows_after, "read_keys", read_keys)
     replica = state_of(shown.folder, WITH_STATIC)
     reader = replace(shown.reader, replica=replica, disagreed=True, deletions_known_from_us=LONG_AGO + 1)
-    found = complete_rows(reader, merge(pa.RecordBatch.from_pylist([static], STAGED_ROWS), WITH_STATIC)).images
+    found = complete_rows(reader, merged(pa.RecordBatch.from_pylist([static], STAGED_ROWS), WITH_STATIC)).images
     s = None if all_alive else "static"
     told = [(row["seq"], row["s"], row["v"]) for row in found.to_pylist()]
     assert told == [(None, s, None), (1, s, "a"), (2, s, "b")]
@@ -376,7 +376,7 @@ def test_a_row_that_lives_by_a_newer_cell_does_not_live_by_an_old_insert(lake: L
     assert shown(lake) == {(1, 1): "u"}
     source.rows = []
     last = Update(1, 1, None, LATER + 200)
-    said = images_after(replica_reader(lake), merge(change_rows([last], TABLE), TABLE))
+    said = images_after(replica_reader(lake), merged(change_rows([last], TABLE), TABLE))
     publish(lake, [last])
     assert (shown(lake), said.visible.tolist()) == ({}, [False])
 
@@ -424,7 +424,7 @@ def test_rows_do_not_show_static_cells_that_are_hidden(
     for one in rows:
         one["cells"][0]["column"] = 1
     empty = WithStatic(tmp_path, WITH_STATIC)
-    there = row_images_of(merge(pa.RecordBatch.from_pylist(rows, STAGED_ROWS), WITH_STATIC), WITH_STATIC, "raw")
+    there = row_images_of(merged(pa.RecordBatch.from_pylist(rows, STAGED_ROWS), WITH_STATIC), WITH_STATIC, "raw")
 
     def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
         wanted = [(int.from_bytes(one["partition_key"]), one["clustering"] is not None) for one in keys.to_pylist()]
@@ -440,11 +440,11 @@ def test_rows_do_not_show_static_cells_that_are_hidden(
         disagreed=disagreed,
         deletions_known_from_us=LONG_AGO + 1,
     )
-    merged = merge(pa.RecordBatch.from_pylist([static, *rows], STAGED_ROWS), WITH_STATIC)
-    known = images_after(reader, merged)
+    changes = merged(pa.RecordBatch.from_pylist([static, *rows], STAGED_ROWS), WITH_STATIC)
+    known = images_after(reader, changes)
     told = [
         (row["id"], row["seq"], row["s"], row["v"]) for row in known.images.filter(pa.array(known.visible)).to_pylist()
     ]
     assert sorted(told) == [(1, 1, None, "a"), (2, 1, None, "b")]
-    assert known.visible.tolist() == [row["kind"] != STATIC for row in merged.to_pylist()]
+    assert known.visible.tolist() == (changes.kind != STATIC).tolist()
     assert known.open.any() == (disagreed and not all_alive)

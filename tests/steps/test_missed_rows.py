@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.schema import EXPIRING, STATIC
 from ringsync.cql.types import Native
@@ -60,7 +61,7 @@ RIGHT = {(1, 1): "new", (4, 1): "old", (5, 1): "not copied"}
 
 def as_read(writes: Sequence[Write]) -> pa.RecordBatch:
     """What a scan reads."""
-    return row_images_of(change_rows(writes, TABLE), TABLE, "raw")
+    return row_images_of(ChangeRows.of(change_rows(writes, TABLE)), TABLE, "raw")
 
 
 def copied(lake: Lake, name: str, begin: int, images: pa.RecordBatch) -> list[CommittedRange]:

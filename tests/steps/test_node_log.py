@@ -7,6 +7,7 @@ import struct
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,12 @@ from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Window
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
 
+UNREAD: Any = None
+"""The configuration: nothing here reads it."""
+
 FOLDER = DATA / "5.0-v7-plain"
 HOST = Host("node-1", "10.0.0.1", 9042, "dc1", "r1", ())
-TASK = StageTask("", (), (), Windows(Bucket(1_790_000_040_000, 60_000), 0))
+TASK = StageTask(UNREAD, (), (), Windows(Bucket(1_790_000_040_000, 60_000), 0))
 ALL = 10**9
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.identity import TableVersion
-from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import EXPIRING, LIVE, ROW, TOMBSTONE
+from ringsync.config import load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.types import ListType, MapType, Native, SetType
 from ringsync.images.from_changes import row_images_of
@@ -32,6 +33,7 @@ from ringsync.steps.passes.make import PassContext
 from ringsync.steps.passes.rows_after import AfterReader, Seen, complete_rows, images_after
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
+from tests.reconciled import merged
 from tests.replica.bases import state_of, write_base
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import INT, NOW, RING, TABLE, VERSION, Lake
@@ -66,9 +68,9 @@ def entry(number: int) -> bytes:
     return uuid.uuid1(node=number, clock_seq=number).bytes
 
 
-def row(table: TableSchema, content: Mapping[str, Any], digest: bytes = b"2" * 16) -> pa.RecordBatch:
+def row(table: TableSchema, content: Mapping[str, Any], digest: bytes = b"2" * 16) -> ChangeRows:
     found = Write(1, 1, "", AT).row(table, "a") | {"cells": [], "liveness": None, "deletion": None, "digest": digest}
-    return merge(pa.RecordBatch.from_pylist([found | content], STAGED_ROWS), table)
+    return merged(pa.RecordBatch.from_pylist([found | content], STAGED_ROWS), table)
 
 
 def selected(table: TableSchema, content: Mapping[str, Any], element_times: bool) -> pa.RecordBatch:
@@ -171,7 +173,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def reader_of(lake: Lake, table: TableSchema) -> AfterReader:
     version = TableVersion.first(table)
-    return AfterReader(str(lake.conf), version, "source", RING, control=None, replica=None, disagreed=True)  # type: ignore[arg-type]
+    return AfterReader(load_config(lake.conf), version, "source", RING, control=None, replica=None, disagreed=True)  # type: ignore[arg-type]
 
 
 def shown_by(monkeypatch: pytest.MonkeyPatch, images: pa.RecordBatch) -> Source:
@@ -210,6 +212,34 @@ def test_what_a_quorum_shows_waits_for_nobody(lake: Lake, monkeypatch: pytest.Mo
     shown_by(monkeypatch, after)
     found = images_after(reader_of(lake, case.table), row(case.table, case.change))
     assert (found.open.tolist(), found.visible.tolist()) == ([False], [case.after is not None])
+
+
+@pytest.mark.parametrize("name", ["list entry", "set element without times", "map value without times"])
+def test_with_after_image_replica_it_waits_as_well(lake: Lake, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    case = CASES[name]
+    before = selected(case.table, case.there, case.element_times)
+    source = shown_by(monkeypatch, before)
+    write_base(lake.conf.parent / "lake", case.table, pa.Table.from_batches([before]))
+    replica = state_of(lake.conf.parent / "lake", case.table)
+    reader = replace(reader_of(lake, case.table), mode="replica", replica=replica)
+    for source.all_alive in (False, True):
+        assert images_after(reader, row(case.table, case.change)).open.tolist() == [not source.all_alive]
+
+
+@pytest.mark.parametrize("all_alive", [False, True])
+def test_a_counter_waits_for_all_replicas_whatever_time_a_quorum_shows(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, all_alive: bool
+) -> None:
+    """Another replica has counted later: the time is newer, but the total lacks what only this one has."""
+    table = table_of(Native("counter"))
+
+    def counted(count: int, at: int) -> dict[str, Any]:
+        shard = uuid.UUID(int=count).bytes + (1).to_bytes(8) + count.to_bytes(8)
+        return cell("", at) | {"value": b"\0\1\0\0" + shard}
+
+    shown_by(monkeypatch, selected(table, {"cells": [counted(7, AT + 10)]}, True)).all_alive = all_alive
+    found = images_after(reader_of(lake, table), row(table, {"cells": [counted(5, AT)]}))
+    assert (found.open.tolist(), found.visible.tolist()) == ([not all_alive], [True])
 
 
 def test_an_entry_that_a_quorum_shows_waits_for_nobody(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +308,7 @@ def test_what_a_read_may_not_meet_waits(
     data, places = encode_blocks([VERSION.to_store(change_rows([write], TABLE))], rows_key("a", 1, "file"))
     lake.store.put(places[0].key, data)
     reader = replace(reader_of(lake, TABLE), version=VERSION, disagreed=False)
-    context = PassContext(str(lake.conf), reader, "test.shop.t", 1, "00000001", "", False, {}, 1)
+    context = PassContext(reader, "test.shop.t", 1, "00000001", "", False, {}, 1)
     reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 1, level=level)
     slices = [SliceOfBucket(str(NOW), (reading,), ())]
     found = close_slice(context, lake.store, StagedFiles(lake.store, VERSION), "0000", slices, by_arrival=False)
@@ -299,7 +329,7 @@ def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
     rows[1] |= {"kind": ROW, "clustering": bytes(4), "deletion": None}
     there = [Write(1, None, "shown", at).row(table, "a"), rows[1]]
     there[0] |= {"kind": ROW, "clustering": bytes(4), "deletion": None}
-    shown = row_images_of(merge(pa.RecordBatch.from_pylist(there, STAGED_ROWS), table), table, "raw")
+    shown = row_images_of(merged(pa.RecordBatch.from_pylist(there, STAGED_ROWS), table), table, "raw")
     by_key = {key: n for n, key in enumerate(shown["id"].to_pylist())}
 
     def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
@@ -314,7 +344,7 @@ def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
     batch = pa.RecordBatch.from_pylist(sorted(rows, key=lambda one: one["token"]), STAGED_ROWS)
     data, places = encode_blocks([version.to_store(batch)], rows_key("a", 1, "file"))
     lake.store.put(places[0].key, data)
-    context = PassContext(str(lake.conf), reader_of(lake, table), stream.topic, 1, "00000001", "", False, {}, 1)
+    context = PassContext(reader_of(lake, table), stream.topic, 1, "00000001", "", False, {}, 1)
     reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 2, level="ALL")
     bucket = str(Bucket(AT // 1000 // 60_000 * 60_000, 60_000))
     slices = [SliceOfBucket(bucket, (reading,), ())]

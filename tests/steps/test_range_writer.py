@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringsync.ring.coverage import fraction, intersection, union
-from ringsync.ring.tokens import TokenRange
+from ringsync.ring.tokens import TokenRange, fraction, intersection, union
 from ringsync.steps.bootstrap.task import Behind, RangeWriter
 
 Row = tuple[int, int]

@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from ringsync.changes.identity import TableVersion
-from ringsync.changes.reconcile.rows import merge
+from ringsync.config import load_config
 from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import deletions_key
 from ringsync.ledger.staging import encode_rows
 from ringsync.steps.passes.rows_after import AfterReader, images_after
 from ringsync.storage.local import LocalStore
+from tests.reconciled import merged, merged_batch
 from tests.replica.bases import state_of, write_base
 from tests.steps.late_files import RangeDelete, Write, change_rows
 from tests.steps.test_close import RING, TABLE
@@ -31,7 +32,7 @@ def reader(tmp_path: Path) -> AfterReader:
     )
     write_base(tmp_path / "lake", TABLE, row_image_schema(TABLE).empty_table())
     version, state = TableVersion.first(TABLE), state_of(tmp_path / "lake", TABLE)
-    return AfterReader(str(conf), version, "replica", RING, control=None, replica=state)  # type: ignore[arg-type]
+    return AfterReader(load_config(conf), version, "replica", RING, control=None, replica=state)  # type: ignore[arg-type]
 
 
 def test_a_row_that_a_pass_before_has_deleted_is_not_there(reader: AfterReader, tmp_path: Path) -> None:
@@ -39,16 +40,14 @@ def test_a_row_that_a_pass_before_has_deleted_is_not_there(reader: AfterReader, 
     in_range, outside, other = Write(2, 3, "deleted", T), Write(2, 5, "left", T), Write(3, 1, "left", T)
     before = change_rows([Write(1, None, None, T + 10), RangeDelete(2, 2, 4, T + 10)], TABLE)
     key = deletions_key(TABLE.table_id, 1, "x")
-    LocalStore(tmp_path / "lake").put(key, encode_rows(reader.version.to_store(merge(before, TABLE))))
+    LocalStore(tmp_path / "lake").put(key, encode_rows(reader.version.to_store(merged_batch(before, TABLE))))
     own = RangeDelete(3, 7, 9, T + 1)
-    merged = merge(change_rows([deleted, left, in_range, outside, other, own], TABLE), TABLE)
-    known = images_after(replace(reader, deletions=((key, T + 10),)), merged)
+    rows = merged(change_rows([deleted, left, in_range, outside, other, own], TABLE), TABLE)
+    known = images_after(replace(reader, deletions=((key, T + 10),)), rows)
     shown = {
         (image["id"], image["seq"]): image["v"] if visible else None
-        for image, visible, kind in zip(
-            known.images.to_pylist(), known.visible, merged["kind"].to_pylist(), strict=True
-        )
+        for image, visible, kind in zip(known.images.to_pylist(), known.visible, rows.kind.tolist(), strict=True)
         if kind == 0
     }
     assert shown == {(1, 1): None, (1, 2): "left", (2, 3): None, (2, 5): "left", (3, 1): "left"}
-    assert images_after(reader, merged).visible.sum() == 5
+    assert images_after(reader, rows).visible.sum() == 5

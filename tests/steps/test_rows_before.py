@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from ringsync.changes.identity import TableVersion
+from ringsync.changes.schema import EXPIRING
+from ringsync.config import load_config
 from ringsync.cql.types import Native
 from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import Pass
@@ -28,8 +30,10 @@ from ringsync.steps.passes.rows_after import AfterReader, NoReplicaError
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
+from tests.newest_model import NewestModel
 from tests.replica.bases import NOW_MS, state_of, write_base
 from tests.steps.late_files import RangeDelete, Write, change_rows
+from tests.stream_model import StreamModel
 
 INT, TEXT = Native("int"), Native("text")
 KEY = (Column("id", "partition_key", INT), Column("seq", "clustering", INT))
@@ -57,7 +61,7 @@ class Lake:
         self.stream.put_schemas(1, *(make(table, "test", "exact") for make in (key_schema, envelope_schema)))
         write_base(self.folder, table, pa.Table.from_batches([], row_image_schema(table)))
         version = TableVersion.first(table)
-        self.reader = AfterReader(str(conf), version, "none", RING, None, None, before=True, expand=True)  # type: ignore[arg-type]
+        self.reader = AfterReader(load_config(conf), version, "none", RING, None, None, before=True, expand=True)  # type: ignore[arg-type]
         self.passes: list[Pass] = []
 
     def make(self, changes: Sequence[Change | pa.RecordBatch], **reader: Any) -> tuple[PassContext, Outputs]:
@@ -65,9 +69,7 @@ class Lake:
         batches = [one if isinstance(one, pa.RecordBatch) else change_rows([one], self.table) for one in changes]
         now = replace(self.reader, **{"replica": state_of(self.folder, self.table), **reader})
         attempt = f"{time.monotonic_ns():x}"
-        context = PassContext(
-            self.reader.config_path, now, self.stream.topic, len(self.passes) + 1, attempt, "", False, {}, 1
-        )
+        context = PassContext(now, self.stream.topic, len(self.passes) + 1, attempt, "", False, {}, 1)
         made = make_outputs(context, self.store, {"late": pa.concat_batches(batches)}, "0000")
         assert made.outputs is not None
         return context, made.outputs
@@ -99,6 +101,38 @@ def told(messages: list[Message]) -> list[tuple[Any, ...]]:
         before, after = (one["value"][name] and one["value"][name]["v"] for name in ("before", "after"))
         found.append((one["key"]["id"], one["key"].get("seq"), one["value"]["op"], before, after))
     return found
+
+
+@dataclass(frozen=True)
+class Expired(Write):
+    """``UPDATE … USING TTL``, ten seconds after it has expired."""
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        found = super().row(table, node)
+        ends = {"kind": EXPIRING, "ttl": 60, "local_deletion_time": int(time.time()) - 10}
+        return found | {"liveness": None, "cells": [cell | ends for cell in found["cells"]]}
+
+
+@dataclass(frozen=True)
+class KeyOnly(Write):
+    """``INSERT`` of a key and nothing else."""
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        return super().row(table, node) | {"cells": []}
+
+
+@pytest.mark.parametrize("first", [Expired(1, 1, "short", 10), Write(1, 1, "for ever", 5)])
+def test_a_row_is_told_without_what_has_expired_before(lake: Lake, first: Write) -> None:
+    lake.reader = replace(lake.reader, mode="replica")
+    messages = lake.publish(first)
+    if not isinstance(first, Expired):
+        messages += lake.publish(Expired(1, 1, "short", 10))
+    (inserted,) = lake.publish(KeyOnly(1, 1, "", 20))
+    assert told([inserted]) == [(1, 1, "c", None, None)]
+    messages.append(inserted)
+    now = int(time.time())
+    assert NewestModel(TABLE).apply_all(messages).rows(now) == {(1, 1): {}}
+    assert list(StreamModel(TABLE, True).apply_all(messages).rows(now)) == [(1, 1)]
 
 
 def test_before_is_the_row_that_was_there(lake: Lake) -> None:

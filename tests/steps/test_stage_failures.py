@@ -24,7 +24,7 @@ from ringsync.steps.stage import stage_task
 from ringsync.steps.stage.node_log import PATIENCE_MS
 from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, stage
 from ringsync.storage.local import LocalStore
-from tests.steps.test_stager import HOST, TABLES, WELL, Cluster, OneByOne, Sync
+from tests.steps.test_stager import HOST, TABLES, UNREAD, WELL, Cluster, OneByOne, Sync
 
 
 def test_a_page_that_cannot_be_read_is_an_error_of_its_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_a_page_that_cannot_be_read_is_an_error_of_its_segment(tmp_path: Path, m
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(stage_task, "open", lambda path, _: io.BufferedReader(Failing(path)), raising=False)
-    task = StageTask("", (), (), Windows(Bucket(1_790_000_040_000, 60_000), 0))
+    task = StageTask(UNREAD, (), (), Windows(Bucket(1_790_000_040_000, 60_000), 0))
     found = stage(StageWork("a", str(broken), Wanted(), 1), task, LocalStore(tmp_path / "lake"), None)
     assert found.unreadable == f"{broken} cannot be read: Input/output error"
 
@@ -53,7 +53,7 @@ def shrinks(*given, **also):
     os.truncate(sys.argv[1], 4096)
     return read(*given, **also)
 at.read_log = shrinks
-task = StageTask("", (), (), Windows(Bucket(1_790_000_040_000, 60_000), 0))
+task = StageTask(None, (), (), Windows(Bucket(1_790_000_040_000, 60_000), 0))
 print(stage(StageWork("a", sys.argv[1], Wanted(), 1), task, LocalStore(sys.argv[2]), None).counts["records"])
 """
 

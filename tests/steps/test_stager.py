@@ -38,6 +38,9 @@ from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
 
+UNREAD: Any = None
+"""The configuration: nothing here reads it."""
+
 FOLDER = DATA / "5.0-v7-plain"
 TABLES = tuple(parse_schema((FOLDER / "schema.cql").read_text(), "schema.cql").by_id().values())
 HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,))
@@ -119,10 +122,9 @@ class Sync:
         patch.setattr(commitlog_stage, "read_tables", lambda session: Schema(cluster.known))
         patch.setattr(commitlog_stage, "time", SimpleNamespace(time=lambda: self.now_s))
         patch.setattr(absent_tables, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        patch.setattr(stage_task, "load_config", lambda path: config)
         assert interval_at(int(NOW_S * 1000), 60_000)
         options = SimpleNamespace(queue="default")
-        application: Any = SimpleNamespace(config=config, config_path="", store=self.store, options=options)
+        application: Any = SimpleNamespace(config=config, store=self.store, options=options)
         self.errors = 0
         self.stager = Stager(application, cluster, OneByOne(), lambda errors, node: self.count(errors, node))
 
@@ -224,7 +226,7 @@ def test_who_stages_the_same_again_replaces_no_file_of_who_did_so_before(
     in_time, late = Windows(interval_at(int(NOW_S * 1000), 60_000), 0), Windows(Bucket(0, 60_000), 2**62)
     for windows in (in_time, late):
         kept = tuple(StagedTable(version_of(sync.store, table), False, None) for table in TABLES)
-        task = StageTask("", TABLES, kept, windows)
+        task = StageTask(UNREAD, TABLES, kept, windows)
         first, second = (stage(work, task, sync.store, None) for _ in range(2))
         assert first.counts["staged" if windows is in_time else "late"] > 0
         assert not set(first.files) & set(second.files)

@@ -41,8 +41,8 @@ def store(tmp_path: Path) -> MortalStore:
 
 
 def context(folder: Path, number: int, attempt: str, topic: str = TOPIC) -> PassContext:
-    reader = AfterReader(str(folder / "ringsync.yaml"), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-    return PassContext(str(folder / "ringsync.yaml"), reader, topic, number, attempt, "", False, {}, 1)
+    reader = AfterReader(load_config(folder / "ringsync.yaml"), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+    return PassContext(reader, topic, number, attempt, "", False, {}, 1)
 
 
 def publish(store: LocalStore, made_for: PassContext, writes: list[Write]) -> Pass | None:

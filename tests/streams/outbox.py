@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import ROW
 from ringsync.cql.types import Native
 from ringsync.images.from_changes import row_images_of
@@ -19,6 +17,7 @@ from ringsync.storage.local import LocalStore
 from ringsync.streams.change_messages import change_messages
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import Messages, envelope_schema, key_schema, snapshot_messages
+from tests.reconciled import merged
 from tests.steps.late_files import RangeDelete, Write, change_rows
 
 SERVER = "demo"
@@ -65,12 +64,12 @@ def notes(first: int, count: int, tokens: list[int] | None = None) -> Messages:
 
 def changes(*writes: Write | RangeDelete) -> Messages:
     """Messages of changes of NOTES that say what the changes say; ``v`` is the note."""
-    merged = merge(change_rows(writes, NOTES), NOTES)
-    is_row = merged["kind"].to_numpy() == ROW
-    images = row_images_of(merged, NOTES, "error").take(pa.array(np.cumsum(is_row) - 1, mask=~is_row))
-    visible = pc.list_value_length(merged["cells"]).to_numpy() > 0
+    rows = merged(change_rows(writes, NOTES), NOTES)
+    is_row = rows.kind == ROW
+    images = row_images_of(rows, NOTES, "error").take(pa.array(np.cumsum(is_row) - 1, mask=~is_row))
+    visible = np.bincount(rows.cells.row, minlength=len(rows)) > 0
     told: dict[str, Any] = {"processed_at_ms": 1, "schema_version": 1, "version": "0.1.0"}
-    return change_messages(merged, images, visible, NOTES, SERVER, "exact", hostnames=merged["node"], **told)
+    return change_messages(rows, images, visible, NOTES, SERVER, "exact", hostnames=rows.to_arrow()["node"], **told)
 
 
 def publish(stream: FileStream, bucket: str, *parts: Messages) -> None:

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from ringsync.avro.mapping import Mapping
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import logged_tables
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.changes.schema import RANGE_DELETION, TOMBSTONE
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.to_changes import change_rows_of
@@ -28,6 +29,7 @@ from tests.commitlog_model import cql_schema, replay, segment
 from tests.commitlogs.fixtures import fixture_named, unpacked
 from tests.cql.strategies import plain as arrow_plain
 from tests.oracle import Rows, hashable, identity
+from tests.reconciled import merged
 from tests.stream_model import Raw, StreamModel
 from tests.streams.change_images import decoded, images_of
 from tests.streams.test_messages import SPELLED, number, read, spelled
@@ -68,7 +70,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
 
 
 def messages_of(
-    changes: pa.RecordBatch,
+    changes: ChangeRows,
     after: pa.RecordBatch,
     visible: list[bool],
     table: TableSchema,
@@ -113,12 +115,12 @@ def whole_rows(changes: list[Change], table: TableSchema, model: Any) -> tuple[p
     return images_of(table, [row or {} for row in rows]), [row is not None for row in rows]
 
 
-def own_images(merged: pa.RecordBatch, table: TableSchema) -> tuple[pa.RecordBatch, list[bool]]:
+def own_images(rows: ChangeRows, table: TableSchema) -> tuple[pa.RecordBatch, list[bool]]:
     """What each change alone says of its row, and whether that is more than that it was deleted."""
-    of_rows = np.isin(merged["kind"].to_numpy(), (ROW, STATIC))
+    of_rows, batch = rows.of_row, rows.to_arrow()
     places = pa.array(np.cumsum(of_rows) - 1, mask=~of_rows)
-    parts = zip(*(merged[name].to_pylist() for name in ("cells", "complex_deletions", "liveness")), strict=True)
-    return row_images_of(merged, table, "raw").take(places), [any(one) for one in parts]
+    parts = zip(*(batch[name].to_pylist() for name in ("cells", "complex_deletions", "liveness")), strict=True)
+    return row_images_of(rows, table, "raw").take(places), [any(one) for one in parts]
 
 
 def expected_rows(changes: list[Change], table: TableSchema, model: Any, now: int) -> Rows:
@@ -180,14 +182,15 @@ def test_a_consumer_that_keeps_what_was_written_last_has_the_source_s_rows(log: 
     now = FIXTURE.selected["moment"]
     compared = 0
     for table, model in interesting(log):
-        rows, changes = log.of(table)
+        batch, changes = log.of(table)
+        rows = ChangeRows.of(batch)
         if complete:
             after, visible = whole_rows(changes, table, model)
         else:
             rows = merge(rows, table)
             after, visible = own_images(rows, table)
         messages = messages_of(rows, after, visible, table)
-        assert messages.event_ids.equals(rows["digest"])
+        assert messages.event_ids.equals(rows.to_arrow()["digest"])
         found = StreamModel(table, complete).apply_all(decoded_messages(messages, table)).rows(now)
         mine, its = comparable(found, table), comparable(expected_rows(changes, table, model, now), table)
         assert mine.keys() == its.keys(), table.name
@@ -201,16 +204,16 @@ def test_what_messages_say_of_deletions_and_static_cells(log: Log) -> None:
     found = {}
     for name in ("shop.orders", "shop.wide"):
         table = log.tables[name]
-        rows = merge(log.of(table)[0], table)
+        rows = merged(log.of(table)[0], table)
         queries = pa.array([f"query {i}" for i in range(len(rows))])
         messages = messages_of(rows, *own_images(rows, table), table, late=True, queries=queries)
         found[name] = decoded_messages(messages, table)
         for place, message in enumerate(found[name]):
             source = message["value"]["source"]
             assert (source["query"], source["late"], source["snapshot"]) == (f"query {place}", True, False)
-            assert (source["hostname"], source["pos"]) == (f"node{place % 3}", rows["position"][place].as_py())
+            assert (source["hostname"], source["pos"]) == (f"node{place % 3}", rows.position[place])
             assert source["ts_ms"] == source["ts_us"] // 1000
-            assert source["event_id"] == rows["digest"][place].as_py().hex()
+            assert source["event_id"] == rows.digest[place].tobytes().hex()
     orders = [(message["key"]["id"], message["key"]["seq"], message["value"]) for message in found["shop.orders"]]
 
     # What was static cells is an own row, of which nothing but the partition's deletion is left.
@@ -245,7 +248,7 @@ def test_what_messages_say_of_deletions_and_static_cells(log: Log) -> None:
 
 def test_classic_messages_of_changes_can_be_read(log: Log) -> None:
     table = log.tables["shop.orders"]
-    rows = merge(log.of(table)[0], table)
+    rows = merged(log.of(table)[0], table)
     exact, classic = (
         decoded_messages(messages_of(rows, *own_images(rows, table), table, mapping), table, mapping)
         for mapping in ("exact", "classic")
@@ -258,9 +261,9 @@ def test_the_key_of_a_change_is_that_of_the_row_whatever_their_spelling() -> Non
     """Changes, deleted elements and bounds of ranges, each spelled otherwise than the row."""
     names = [SPELLED.columns[place].name for place in (3, 4)]
     row = image_batch(SPELLED, spelled("1.0", "2.0", "30", "4.0"))
-    made = change_rows_of(row, SPELLED)
+    made = change_rows_of(row, SPELLED).to_arrow()
     (change,) = made.to_pylist()
-    other = change_rows_of(image_batch(SPELLED, spelled("1.0", "2.00", "3E+1", "4")), SPELLED).to_pylist()[0]
+    other = change_rows_of(image_batch(SPELLED, spelled("1.0", "2.00", "3E+1", "4")), SPELLED).to_arrow().to_pylist()[0]
     gone = [
         cell | {"kind": TOMBSTONE, "value": None, "local_deletion_time": 1, "timestamp": 9} for cell in other["cells"]
     ]
@@ -274,7 +277,7 @@ def test_the_key_of_a_change_is_that_of_the_row_whatever_their_spelling() -> Non
         schema=made.schema,
     )
     after = pa.concat_batches([row] * 3)
-    messages = decoded_messages(messages_of(changes, after, [True] * 3, SPELLED), SPELLED)
+    messages = decoded_messages(messages_of(ChangeRows.of(changes), after, [True] * 3, SPELLED), SPELLED)
     first, second, ranged = messages
     assert first["key"] == second["key"]
     clustering = {name: first["key"][name] for name in ("c", "t", "_x")}

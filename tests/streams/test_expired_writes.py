@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ringsync.changes.reconcile.rows import merge
+from ringsync.changes.batch import ChangeRows
 from ringsync.images.after import rows_after
 from tests.changes.test_after import (
     SCAN,
@@ -26,6 +26,7 @@ from tests.changes.test_after import (
     nothing,
 )
 from tests.newest_model import NewestModel
+from tests.reconciled import merged
 from tests.stream_model import StreamModel
 from tests.streams.test_change_messages import Change, decoded_messages, messages_of
 
@@ -33,16 +34,16 @@ NOW_S = 200
 ENTRY = uuid.UUID("50554d6e-29bb-11e5-b345-feff819cdc9f").bytes
 
 
-def written(at: int, expires_at: int | None, value: int, *, inserted: bool) -> pa.RecordBatch:
+def written(at: int, expires_at: int | None, value: int, *, inserted: bool) -> ChangeRows:
     """A row and the static cell of its partition, with cells in all columns."""
     cells = [cell(L, value, at, ENTRY, expires_at), cell(V, value, at, None, expires_at)]
     cells.append(cell(Z, value, at, int_bytes(7), expires_at))
     row = {"cells": cells, "write_time": at} | (insertion(at, expires_at) if inserted else {})
     static = {"c": None, "cells": [cell(S, value, at, None, expires_at)], "write_time": at}
-    return merge(changes(static, row), TABLE)
+    return merged(changes(static, row), TABLE)
 
 
-def told(rows: pa.RecordBatch, after: pa.RecordBatch, *, visible: bool, now_s: int = NOW_S) -> list[Change]:
+def told(rows: ChangeRows, after: pa.RecordBatch, *, visible: bool, now_s: int = NOW_S) -> list[Change]:
     """The messages of a static cell and a row."""
     shown = [visible] * len(rows)
     return decoded_messages(messages_of(rows, after, shown, TABLE, processed_at_ms=now_s * 1000), TABLE)

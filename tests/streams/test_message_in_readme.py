@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.columns import logged_tables
-from ringsync.changes.reconcile.rows import merge
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.images.after import rows_after
 from ringsync.images.from_changes import row_images_of
@@ -19,6 +18,7 @@ from ringsync.streams.change_messages import change_messages
 from ringsync.streams.messages import envelope_schema, key_schema
 from tests.commitlog_model import cql_schema
 from tests.commitlog_model.write import UpdateWriter, mutation, record, segment
+from tests.reconciled import merged
 from tests.streams.test_messages import read
 
 README = Path(__file__).parents[2] / "README.md"
@@ -48,7 +48,7 @@ def logged() -> bytes:
 def test_the_message_in_the_readme() -> None:
     (table,) = parse_schema(SCHEMA, "schema.cql").tables
     (found,) = read_log(logged(), f"CommitLog-7-{SEGMENT}.log", logged_tables([table])).batches
-    inserted, updated = (merge(found.rows.slice(place, 1), table) for place in (0, 1))
+    inserted, updated = (merged(found.rows.slice(place, 1), table) for place in (0, 1))
     before = row_images_of(inserted, table, "error")
     after = rows_after(before, updated, table, live_known_from_us=0, misfits="error").images
     told: dict[str, Any] = {"hostnames": pa.array(["10.0.0.7"]), "processed_at_ms": 1790845321000}

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
-from fastavro import parse_schema, schemaless_reader
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.write import Writer
 from isal import isal_zlib
 
 from ringsync.avro.mapping import without_logical_types
+from ringsync.cql.codec.encode import offsets_of
 from ringsync.cql.natives import AvroSchema
 
 Codec = Literal["null", "deflate"]
@@ -72,8 +72,10 @@ class ContainerWriter:
         """
         for count, data in _blocks(rows, self._rows_per_block):
             block = self._compressed(data)
-            for part in (_zigzag(count), _zigzag(len(block)), block, self._sync):
-                self._file.write(part)
+            for number in (count, len(block)):
+                schemaless_writer(self._file, _LONG, number)
+            self._file.write(block)
+            self._file.write(self._sync)
         self.rows += len(rows)
 
     def finish(self) -> bytes:
@@ -129,25 +131,11 @@ def _raw_deflate(data: memoryview) -> bytes:
     return isal_zlib.compress(data, level=_DEFLATE_LEVEL, wbits=-15)
 
 
-def _zigzag(number: int) -> bytes:
-    """Encode a number that is not negative as an Avro long."""
-    rest = number << 1
-    encoded = bytearray()
-    while rest > 0x7F:
-        encoded.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    encoded.append(rest)
-    return bytes(encoded)
-
-
 def _blocks(rows: pa.Array, rows_per_block: int) -> Iterator[tuple[int, memoryview]]:
     """Cut the array's buffer at row boundaries. Yield the number of rows and the bytes of each block."""
     if rows.null_count:
         raise ValueError(f"{rows.null_count} of {len(rows)} rows are null: a container file holds only encoded rows")
-    width = np.int64 if pa.types.is_large_binary(rows.type) else np.int32
-    _, offset_buffer, data_buffer = rows.buffers()
-    offsets = np.frombuffer(offset_buffer, width)[rows.offset : rows.offset + len(rows) + 1]
-    data = memoryview(data_buffer or b"")
+    offsets, data = offsets_of(rows), memoryview(rows.buffers()[2] or b"")
     for first in range(0, len(rows), rows_per_block):
         last = min(first + rows_per_block, len(rows))
         yield last - first, data[offsets[first] : offsets[last]]

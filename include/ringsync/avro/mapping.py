@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -17,23 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.avro.rows import encode_rows
+from ringsync.cql import types as cql
 from ringsync.cql.codec.encode import encode
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.natives import NATIVES, AvroSchema
-from ringsync.cql.types import (
-    CqlType,
-    CustomType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-    tuple_field_name,
-)
 
 Mapping = Literal["exact", "classic"]
+AvroRecord = dict[str, Any]
 
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 """Names that no record may have in any namespace (Avro specification, "Names")."""
@@ -50,7 +41,7 @@ class AvroMappingError(ValueError):
     """An error: the chosen mapping cannot express a value. The message names the value and says what to do."""
 
 
-def avro_type(cql_type: CqlType, mapping: Mapping, path: str) -> AvroSchema:
+def avro_type(cql_type: cql.CqlType, mapping: Mapping, path: str) -> AvroSchema:
     """Return the Avro type of a CQL type, not nullable at the top.
 
     Records get the namespace ``path``, which grows by a name at each level (a field's name, or ``element``, ``key``,
@@ -61,24 +52,24 @@ def avro_type(cql_type: CqlType, mapping: Mapping, path: str) -> AvroSchema:
     if _is_opaque(cql_type, mapping):
         return "bytes"
     match cql_type:
-        case Native(name):
+        case cql.Native(name):
             schema = _native_type(name, mapping)
             if isinstance(schema, AnyMapping) and schema["type"] == "record":
                 return record(schema["name"], path, schema["fields"])
             return schema
-        case ListType(element) | SetType(element) | VectorType(element):
+        case cql.ListType(element) | cql.SetType(element) | cql.VectorType(element):
             items = avro_type(element, mapping, f"{path}.element")
             return {"type": "array", "items": _in_collection(cql_type, items)}
-        case MapType(key, value):
+        case cql.MapType(key, value):
             values = _in_collection(cql_type, avro_type(value, mapping, f"{path}.value"))
             if _is_text(key):
                 return {"type": "map", "values": values}
             keys = {"name": "key", "type": avro_type(key, mapping, f"{path}.key")}
             return {"type": "array", "items": record("entry", path, [keys, {"name": "value", "type": values}])}
-        case TupleType(fields):
-            names = [tuple_field_name(i) for i in range(len(fields))]
+        case cql.TupleType(fields):
+            names = [cql.tuple_field_name(i) for i in range(len(fields))]
             return record("tuple", path, _nullable_fields(names, names, fields, mapping, path))
-        case UserType(name=name, field_names=cql_names, field_types=types):
+        case cql.UserType(name=name, field_names=cql_names, field_types=types):
             inner = _nullable_fields(portable_names(cql_names), cql_names, types, mapping, path)
             return record(portable_names([name], reserved=_PRIMITIVES)[0], path, inner)
     raise AssertionError(f"no Avro type for {cql_type!r}")
@@ -98,7 +89,7 @@ def nullable_field(name: str, cql_name: str, avro: AvroSchema) -> dict[str, Any]
     return {"name": name, "type": ["null", avro], "default": None, **attribute}
 
 
-def avro_values(cql_type: CqlType, mapping: Mapping, values: pa.Array) -> pa.Array:
+def avro_values(cql_type: cql.CqlType, mapping: Mapping, values: pa.Array) -> pa.Array:
     """Convert a column of row images to the form that :func:`ringsync.avro.rows.encode_rows` takes.
 
     :param values: array of ``arrow_type(cql_type)``
@@ -106,21 +97,24 @@ def avro_values(cql_type: CqlType, mapping: Mapping, values: pa.Array) -> pa.Arr
     :raises AvroMappingError: classic only: a varint is no long, or a decimal is no finite double
     """
     if _is_opaque(cql_type, mapping):
-        return values if isinstance(cql_type, CustomType) else encode(cql_type, values)
+        return values if isinstance(cql_type, cql.CustomType) else encode(cql_type, values)
     match cql_type:
-        case Native(name):
+        case cql.Native(name):
             return _native_values(name, mapping, values)
-        case ListType(element) | SetType(element) | VectorType(element):
+        case cql.ListType(element) | cql.SetType(element) | cql.VectorType(element):
             offsets, first, last = _offsets(values)
             items = avro_values(element, mapping, values.values[first:last])
             return pa.ListArray.from_arrays(offsets, items, mask=values.is_null())
-        case MapType(key, value):
+        case cql.MapType(key, value):
             offsets, first, last = _offsets(values)
             keys, items = _map_parts(values)
             keys = avro_values(key, mapping, keys[first:last])
             items = avro_values(value, mapping, items[first:last])
-            return _map_array(key, offsets, keys, items, values.is_null())
-        case TupleType(types) | UserType(field_types=types):
+            if _is_text(key):
+                return pa.MapArray.from_arrays(offsets, keys, items, mask=values.is_null())
+            entries = pa.StructArray.from_arrays([keys, items], names=["key", "value"])
+            return pa.ListArray.from_arrays(offsets, entries, mask=values.is_null())
+        case cql.TupleType(types) | cql.UserType(field_types=types):
             names = [field.name for field in values.type]
             fields = [avro_values(kind, mapping, values.field(i)) for i, kind in enumerate(types)]
             return pa.StructArray.from_arrays(fields, names=names, mask=values.is_null())
@@ -144,27 +138,27 @@ def without_logical_types(schema: AvroSchema) -> AvroSchema:
     return [without_logical_types(branch) for branch in schema]
 
 
-def _is_opaque(cql_type: CqlType, mapping: Mapping) -> bool:
+def _is_opaque(cql_type: cql.CqlType, mapping: Mapping) -> bool:
     """Tell whether values stay Cassandra's bytes in this mapping."""
-    if isinstance(cql_type, CustomType):
+    if isinstance(cql_type, cql.CustomType):
         return True
-    if mapping == "exact" or isinstance(cql_type, Native | VectorType):
+    if mapping == "exact" or isinstance(cql_type, cql.Native | cql.VectorType):
         return False
-    return isinstance(cql_type, TupleType) or cql_type.frozen
+    return isinstance(cql_type, cql.TupleType) or cql_type.frozen
 
 
-def _is_text(cql_type: CqlType) -> bool:
-    return isinstance(cql_type, Native) and NATIVES[cql_type.name].is_text
+def _is_text(cql_type: cql.CqlType) -> bool:
+    return isinstance(cql_type, cql.Native) and NATIVES[cql_type.name].is_text
 
 
-def _in_collection(collection: CqlType, inner: AvroSchema) -> AvroSchema:
+def _in_collection(collection: cql.CqlType, inner: AvroSchema) -> AvroSchema:
     """Return the type of an element. Only frozen collections can hold nulls; multi-cell ones and vectors cannot."""
-    frozen = isinstance(collection, ListType | SetType | MapType) and collection.frozen
+    frozen = isinstance(collection, cql.ListType | cql.SetType | cql.MapType) and collection.frozen
     return ["null", inner] if frozen else inner
 
 
 def _nullable_fields(
-    names: Sequence[str], cql_names: Sequence[str], types: Sequence[CqlType], mapping: Mapping, path: str
+    names: Sequence[str], cql_names: Sequence[str], types: Sequence[cql.CqlType], mapping: Mapping, path: str
 ) -> list[AvroSchema]:
     return [
         nullable_field(name, cql_name, avro_type(kind, mapping, f"{path}.{name}"))
@@ -184,7 +178,7 @@ def _native_values(name: str, mapping: Mapping, values: pa.Array) -> pa.Array:
         case {"logicalType": "big-decimal"}:
             return _big_decimals(name, values)
         case "bytes" if arrow != pa.binary():
-            return encode(Native(name), values)
+            return encode(cql.Native(name), values)
         case "double" if arrow == pa.string():
             return _doubles(values)
         case "long" if arrow == pa.string():
@@ -195,7 +189,7 @@ def _native_values(name: str, mapping: Mapping, values: pa.Array) -> pa.Array:
 
 
 def _big_decimals(name: str, values: pa.Array) -> pa.Array:
-    unscaled, scale = encode(Native(name), values), np.zeros(len(values), np.int32)
+    unscaled, scale = encode(cql.Native(name), values), np.zeros(len(values), np.int32)
     if NATIVES[name].codec == "decimal":
         unscaled, scale = _unscaled_and_scale(unscaled)
     unscaled = pc.fill_null(unscaled, b"")
@@ -225,7 +219,7 @@ def _doubles(values: pa.Array) -> pa.Array:
     doubles = values.cast(pa.float64())
     outside = pc.invert(pc.is_finite(doubles))
     if pc.any(outside).as_py():
-        _refuse(values.filter(outside)[0], "decimal", "a finite double")
+        _refuse(values.filter(outside)[0].as_py(), "decimal", "a finite double")
     return doubles
 
 
@@ -233,21 +227,15 @@ def _longs(values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.int64())
     except pa.ArrowInvalid:
-        _refuse(next(v for v in values if v.is_valid and not _is_long(v)), "varint", "a long of 64 bits")
+        texts = values.drop_null().to_pylist()
+        _refuse(next(text for text in texts if not -(2**63) <= Decimal(text) < 2**63), "varint", "a long of 64 bits")
 
 
-def _is_long(text: pa.Scalar) -> bool:
-    try:
-        text.cast(pa.int64())
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _refuse(value: pa.Scalar, cql: str, avro: str) -> None:
-    text = value.as_py()
+def _refuse(text: str, cql_name: str, avro: str) -> None:
     shown = text if len(text) <= 60 else f"{text[:57]}… ({len(text)} characters)"
-    raise AvroMappingError(f"the {cql} {shown} is not {avro}, as the mapping 'classic' wants: use the mapping 'exact'")
+    raise AvroMappingError(
+        f"the {cql_name} {shown} is not {avro}, as the mapping 'classic' wants: use the mapping 'exact'"
+    )
 
 
 def _offsets(values: pa.Array) -> tuple[pa.Array, int, int]:
@@ -262,17 +250,3 @@ def _map_parts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     if pa.types.is_map(values.type):
         return values.keys, values.items
     return values.values.field("key"), values.values.field("value")
-
-
-def _map_array(key: CqlType, offsets: pa.Array, keys: pa.Array, items: pa.Array, mask: pa.Array) -> pa.Array:
-    """Make an Avro map if the keys are text; otherwise a list of entries."""
-    if _is_text(key):
-        return pa.MapArray.from_arrays(offsets, keys, items, mask=mask)
-    return pa.ListArray.from_arrays(offsets, _entry_structs(keys, items), mask=mask)
-
-
-def _entry_structs(keys: pa.Array, items: pa.Array) -> pa.Array:
-    return pa.StructArray.from_arrays([keys, items], names=["key", "value"])
-
-
-AvroRecord = dict[str, Any]

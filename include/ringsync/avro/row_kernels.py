@@ -26,6 +26,9 @@ from ringsync.compiled.memory import (
     store64,
 )
 
+INTEGERS, FIXED, BYTES = range(3)
+"""Kinds of values: int64; numbers of ``size`` bytes; byte strings, by their int64 offsets."""
+
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def zigzag(value: int) -> int:
@@ -61,75 +64,14 @@ def write_branch(p: int, null_branch: int, valid: bool) -> int:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def measure_integers(data: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int) -> int:
-    """Add the lengths of int64 values at ``data``."""
-    branch = 1 if null_branch >= 0 else 0
-    for row in range(rows):
-        length = load64_native(lengths + 8 * row)
-        if length < 0:
-            continue
-        if is_valid(bitmap, first_bit + row):
-            length += varint_length(zigzag(load64_native(data + 8 * row)))
-        elif branch == 0:
-            return row
-        store64(lengths + 8 * row, length + branch)
-    return -1
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def write_integers(data: int, bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int) -> None:
-    """Write int64 values at ``data`` as zigzag varints."""
-    for row in range(rows):
-        p = load64_native(cursors + 8 * row)
-        if p == 0:
-            continue
-        valid = is_valid(bitmap, first_bit + row)
-        p = write_branch(p, null_branch, valid)
-        if valid:
-            p = write_varint(p, zigzag(load64_native(data + 8 * row)))
-        store64(cursors + 8 * row, p)
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def measure_fixed_width(width: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int) -> int:
-    """Add ``width`` for each value."""
-    branch = 1 if null_branch >= 0 else 0
-    for row in range(rows):
-        length = load64_native(lengths + 8 * row)
-        if length < 0:
-            continue
-        if is_valid(bitmap, first_bit + row):
-            length += width
-        elif branch == 0:
-            return row
-        store64(lengths + 8 * row, length + branch)
-    return -1
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def write_fixed_width(
-    data: int, width: int, bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int
-) -> None:
-    """Copy values of ``width`` bytes each from ``data``."""
-    for row in range(rows):
-        p = load64_native(cursors + 8 * row)
-        if p == 0:
-            continue
-        valid = is_valid(bitmap, first_bit + row)
-        p = write_branch(p, null_branch, valid)
-        if valid:
-            copy_exactly(p, data + width * row, width)
-            p += width
-        store64(cursors + 8 * row, p)
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def measure_bytes(
-    offsets: int, size: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int
+def measure_values(
+    kind: int, values: int, size: int, bitmap: int, first_bit: int, null_branch: int, rows: int, lengths: int
 ) -> int:
-    """Add the lengths of byte strings, given by their int64 offsets.
+    """Add the lengths of numbers or byte strings.
 
-    :param size: required length of byte strings without a length prefix; −1: all have a length prefix
+    :param kind: INTEGERS, FIXED or BYTES
+    :param values: address of the first row's number or, for BYTES, of its int64 offset
+    :param size: bytes of each value, for FIXED and BYTES; −1: byte strings have a length prefix
     """
     branch = 1 if null_branch >= 0 else 0
     for row in range(rows):
@@ -137,12 +79,17 @@ def measure_bytes(
         if length < 0:
             continue
         if is_valid(bitmap, first_bit + row):
-            value = load64_native(offsets + 8 * row + 8) - load64_native(offsets + 8 * row)
-            if size < 0:
-                length += varint_length(zigzag(value))
-            elif value != size:
-                return row
-            length += value
+            if kind == INTEGERS:
+                length += varint_length(zigzag(load64_native(values + 8 * row)))
+            elif kind == FIXED:
+                length += size
+            else:
+                value = load64_native(values + 8 * row + 8) - load64_native(values + 8 * row)
+                if size < 0:
+                    length += varint_length(zigzag(value))
+                elif value != size:
+                    return row
+                length += value
         elif branch == 0:
             return row
         store64(lengths + 8 * row, length + branch)
@@ -150,10 +97,10 @@ def measure_bytes(
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def write_bytes(
-    offsets: int, data: int, size: int, bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int
+def write_values(
+    kind: int, values: int, size: int, data: int, bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int
 ) -> None:
-    """Write byte strings from ``data``, with their length prefixes if ``size`` is −1."""
+    """Write numbers as zigzag varints (INTEGERS) or as they are (FIXED), or byte strings, which are in ``data``."""
     for row in range(rows):
         p = load64_native(cursors + 8 * row)
         if p == 0:
@@ -161,12 +108,18 @@ def write_bytes(
         valid = is_valid(bitmap, first_bit + row)
         p = write_branch(p, null_branch, valid)
         if valid:
-            start = load64_native(offsets + 8 * row)
-            length = load64_native(offsets + 8 * row + 8) - start
-            if size < 0:
-                p = write_varint(p, zigzag(length))
-            copy_exactly(p, data + start, length)
-            p += length
+            if kind == INTEGERS:
+                p = write_varint(p, zigzag(load64_native(values + 8 * row)))
+            elif kind == FIXED:
+                copy_exactly(p, values + size * row, size)
+                p += size
+            else:
+                start = load64_native(values + 8 * row)
+                length = load64_native(values + 8 * row + 8) - start
+                if size < 0:
+                    p = write_varint(p, zigzag(length))
+                copy_exactly(p, data + start, length)
+                p += length
         store64(cursors + 8 * row, p)
 
 
@@ -187,15 +140,6 @@ def measure_record(bitmap: int, first_bit: int, null_branch: int, rows: int, len
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def add_lengths(inner: int, rows: int, lengths: int) -> None:
-    """Add the lengths of the fields in rows that have a record."""
-    for row in range(rows):
-        added = load64_native(inner + 8 * row)
-        if added > 0:
-            store64(lengths + 8 * row, load64_native(lengths + 8 * row) + added)
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def write_record(bitmap: int, first_bit: int, null_branch: int, rows: int, cursors: int, inner: int) -> None:
     """Write the union's branch. ``inner`` becomes the cursors of the fields, 0 if there is no record."""
     for row in range(rows):
@@ -208,15 +152,6 @@ def write_record(bitmap: int, first_bit: int, null_branch: int, rows: int, curso
         store64(cursors + 8 * row, p)
         if valid:
             store64(inner + 8 * row, p)
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def advance_cursors(inner: int, rows: int, cursors: int) -> None:
-    """Move the cursors of rows that have a record past the fields."""
-    for row in range(rows):
-        p = load64_native(inner + 8 * row)
-        if p != 0:
-            store64(cursors + 8 * row, p)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.avro import row_kernels as kernels
+from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import address
 from ringsync.cql.codec.encode import bitmap_of, first_value, numbers_of
 from ringsync.cql.natives import AvroSchema
-
-Int64Array = npt.NDArray[np.int64]
 
 NOT_NULLABLE = -1
 HIDDEN_LENGTH = -1
@@ -73,28 +71,17 @@ class _Values:
     null_branch: int
     array: pa.Array
 
-    @property
-    def validity(self) -> tuple[int, int]:
-        """The address of the validity bitmap (0: nothing is null), and the bit of the first row."""
-        return bitmap_of(self.array)
-
 
 @dataclass(frozen=True)
-class _Integers(_Values):
-    """int64 values, written as zigzag varints."""
+class _Scalars(_Values):
+    """Numbers or byte strings.
 
+    :ivar kind: ``INTEGERS``: int64, written as zigzag varints; ``FIXED``: written exactly as in memory; ``BYTES``:
+        large_binary
+    :ivar size: bytes of each value; for BYTES also LENGTH_PREFIXED: written after their length
+    """
 
-@dataclass(frozen=True)
-class _FixedWidth(_Values):
-    """Values of one length, written exactly as in memory."""
-
-    width: int
-
-
-@dataclass(frozen=True)
-class _Bytes(_Values):
-    """large_binary values: of ``size`` bytes each, or LENGTH_PREFIXED: written after their length."""
-
+    kind: int
     size: int
 
 
@@ -114,12 +101,12 @@ class _Items(_Values):
     :ivar item_lengths: bytes of each item; the first sweep fills it for the second
     """
 
-    offsets: Int64Array
+    offsets: Integers
     parts: tuple[_Node, ...]
-    item_lengths: Int64Array
+    item_lengths: Integers
 
 
-_Node = _Integers | _FixedWidth | _Bytes | _Record | _Items
+_Node = _Scalars | _Record | _Items
 
 
 def _node(schema: AvroSchema, values: pa.Array, path: str, named: dict[str, AvroSchema]) -> _Node:
@@ -135,7 +122,7 @@ def _node(schema: AvroSchema, values: pa.Array, path: str, named: dict[str, Avro
         named[attributes["name"]] = attributes
         named[f"{attributes.get('namespace', '')}.{attributes['name']}"] = attributes
     if pa.types.is_null(values.type):
-        return _Bytes(path, null_branch, pa.nulls(len(values), pa.large_binary()), LENGTH_PREFIXED)
+        return _Scalars(path, null_branch, pa.nulls(len(values), pa.large_binary()), kernels.BYTES, LENGTH_PREFIXED)
     try:
         if kind == "record":
             return _record(attributes, values, path, null_branch, named)
@@ -160,14 +147,13 @@ def _scalar(attributes: Mapping[str, Any], values: pa.Array, path: str, null_bra
     """Cast a column to the Arrow type that the kernels read for this Avro type."""
     kind = attributes["type"]
     if kind in ("int", "long"):
-        return _Integers(path, null_branch, _integers(attributes, values))
-    if kind in ("string", "bytes"):
-        return _Bytes(path, null_branch, values.cast(pa.large_binary()), LENGTH_PREFIXED)
-    if kind == "fixed":
-        return _Bytes(path, null_branch, values.cast(pa.large_binary()), attributes["size"])
+        return _Scalars(path, null_branch, _integers(attributes, values), kernels.INTEGERS, 8)
+    if kind in ("string", "bytes", "fixed"):
+        size = attributes["size"] if kind == "fixed" else LENGTH_PREFIXED
+        return _Scalars(path, null_branch, values.cast(pa.large_binary()), kernels.BYTES, size)
     if kind in _FIXED_WIDTH:
         wanted = _FIXED_WIDTH[kind]
-        return _FixedWidth(path, null_branch, values.cast(wanted), wanted.bit_width // 8)
+        return _Scalars(path, null_branch, values.cast(wanted), kernels.FIXED, wanted.bit_width // 8)
     raise ValueError(f"Avro field {path}: the Avro type {kind!r} cannot be written")
 
 
@@ -218,22 +204,18 @@ def _items(
     return _Items(path, null_branch, values, offsets - first, parts, np.full(last - first, HIDDEN_LENGTH))
 
 
-def _measure(node: _Node, lengths: Int64Array) -> None:
+def _measure(node: _Node, lengths: Integers) -> None:
     """Make the first sweep: add the node's length in each row to ``lengths``, except in rows with HIDDEN_LENGTH."""
-    rows = (*node.validity, node.null_branch, len(lengths), address(lengths))
+    rows = (*bitmap_of(node.array), node.null_branch, len(lengths), address(lengths))
     match node:
-        case _Integers(array=array):
-            bad_row = kernels.measure_integers(first_value(array, 8), *rows)
-        case _FixedWidth(width=width):
-            bad_row = kernels.measure_fixed_width(width, *rows)
-        case _Bytes(array=array, size=size):
-            bad_row = kernels.measure_bytes(first_value(array, 8), size, *rows)
+        case _Scalars():
+            bad_row = kernels.measure_values(*_values_of(node), *rows)
         case _Record():
             inner = np.empty(len(lengths), np.int64)
             bad_row = kernels.measure_record(*rows, address(inner))
             for field in node.fields if bad_row < 0 else ():
                 _measure(field, inner)
-            kernels.add_lengths(address(inner), len(lengths), address(lengths))
+            lengths += np.maximum(inner, 0, out=inner)
         case _Items(offsets=offsets, item_lengths=item_lengths):
             bad_row = kernels.reveal_items(address(offsets), *rows, address(item_lengths))
             for part in node.parts if bad_row < 0 else ():
@@ -246,23 +228,25 @@ def _measure(node: _Node, lengths: Int64Array) -> None:
         raise ValueError(f"Avro field {node.path}: the value of entry {bad_row} {problem}")
 
 
-def _write(node: _Node, cursors: Int64Array) -> None:
+def _values_of(node: _Scalars) -> tuple[int, int, int]:
+    """Return the first arguments of the kernels: kind, address of the first number or offset, size."""
+    return node.kind, first_value(node.array, 8 if node.kind == kernels.BYTES else node.size), node.size
+
+
+def _write(node: _Node, cursors: Integers) -> None:
     """Make the second sweep: write each row's value at its cursor and move the cursor, except at HIDDEN_ADDRESS."""
-    rows = (*node.validity, node.null_branch, len(cursors), address(cursors))
+    rows = (*bitmap_of(node.array), node.null_branch, len(cursors), address(cursors))
     match node:
-        case _Integers(array=array):
-            kernels.write_integers(first_value(array, 8), *rows)
-        case _FixedWidth(array=array, width=width):
-            kernels.write_fixed_width(first_value(array, width), width, *rows)
-        case _Bytes(array=array, size=size):
-            data = array.buffers()[2]
-            kernels.write_bytes(first_value(array, 8), data.address if data else 0, size, *rows)
+        case _Scalars():
+            data = node.array.buffers()[2] if node.kind == kernels.BYTES else None
+            kernels.write_values(*_values_of(node), data.address if data else 0, *rows)
         case _Record():
             inner = np.empty(len(cursors), np.int64)
             kernels.write_record(*rows, address(inner))
             for field in node.fields:
                 _write(field, inner)
-            kernels.advance_cursors(address(inner), len(cursors), address(cursors))
+            # Rows that have a record go on behind its fields.
+            np.maximum(cursors, inner, out=cursors)
         case _Items(offsets=offsets, item_lengths=item_lengths):
             item_cursors = np.full(len(item_lengths), HIDDEN_ADDRESS)
             kernels.write_items(address(offsets), *rows, address(item_lengths), address(item_cursors))

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.avro import to_json_kernels as kernels
-from ringsync.avro.connect_schema import connect_schema, full_name, not_null
 from ringsync.avro.mapping import AvroRecord
+from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import PADDING, address, padded
 from ringsync.cql.codec.text_forms import DIGITS_PER_BYTE
 
@@ -27,14 +27,20 @@ JsonConverter = Callable[[Sequence[bytes]], list[bytes]]
 _ROOM = 8 << 20
 """Bytes of output at once, unless a single message is longer."""
 
-_OF_KIND = {
-    "boolean": kernels.BOOLEAN,
-    "bytes": kernels.BYTES,
-    "int": kernels.LONG,
-    "long": kernels.LONG,
-    "string": kernels.TEXT,
+_PRIMITIVES = {
+    "boolean": ("boolean", kernels.BOOLEAN, 0),
+    "bytes": ("bytes", kernels.BYTES, 0),
+    "double": ("double", kernels.FLOAT, 8),
+    "float": ("float", kernels.FLOAT, 4),
+    "int": ("int32", kernels.LONG, 0),
+    "long": ("int64", kernels.LONG, 0),
+    "string": ("string", kernels.TEXT, 0),
 }
-_FLOAT_BYTES = {"double": 8, "float": 4}
+"""Connect's name of each Avro type, the instruction that writes its values, and the instruction's number ``a``."""
+_CONNECT_NAMES = {
+    "date": "org.apache.kafka.connect.data.Date",
+    "timestamp-millis": "org.apache.kafka.connect.data.Timestamp",
+}
 
 
 def json_converter(schema: AvroRecord, *, with_schema: bool = True) -> JsonConverter:
@@ -46,7 +52,7 @@ def json_converter(schema: AvroRecord, *, with_schema: bool = True) -> JsonConve
     :param with_schema: False: the payload alone is written
     """
     program = _Program()
-    program.write(f'{{"schema":{_compact(connect_schema(schema))},"payload":' if with_schema else "")
+    program.write(f'{{"schema":{_compact(_connect(schema, {}))},"payload":' if with_schema else "")
     _compile(schema, program, {})
     program.write("}" if with_schema else "")
     instructions, literals, depth = program.finished()
@@ -64,6 +70,42 @@ def json_converter(schema: AvroRecord, *, with_schema: bool = True) -> JsonConve
         return texts
 
     return convert
+
+
+def _connect(schema: Any, records: dict[str, Any]) -> dict[str, Any]:
+    """Convert a schema with its logical types to the form of JsonConverter. Structs are repeated at each use."""
+    if isinstance(schema, list):
+        return {**_connect(_not_null(schema), records), "optional": True}
+    if isinstance(schema, str):
+        if schema not in _PRIMITIVES:
+            return _connect(records[schema], records)
+        return {"type": _PRIMITIVES[schema][0], "optional": False}
+    match schema["type"]:
+        case "record":
+            records[_full_name(schema)] = schema
+            fields = [{"field": f["name"], **_connect(f["type"], records)} for f in schema["fields"]]
+            return {"type": "struct", "name": _full_name(schema), "optional": False, "fields": fields}
+        case "array":
+            return {"type": "array", "items": _connect(schema["items"], records), "optional": False}
+        case "map":
+            keys = {"type": "string", "optional": False}
+            return {"type": "map", "keys": keys, "values": _connect(schema["values"], records), "optional": False}
+    logical = schema.get("logicalType")
+    if logical == "big-decimal":
+        return _connect("string", records)
+    name = {"name": _CONNECT_NAMES[logical]} if logical in _CONNECT_NAMES else {}
+    return {**_connect(schema["type"], records), **name}
+
+
+def _not_null(union: list[Any]) -> Any:
+    """Return the other branch of a union with null; messages have no other unions."""
+    (other,) = (branch for branch in union if branch != "null")
+    return other
+
+
+def _full_name(record: AvroRecord) -> str:
+    """Return the name by which a schema uses a record again."""
+    return f"{record['namespace']}.{record['name']}" if "namespace" in record else str(record["name"])
 
 
 class _Program:
@@ -100,7 +142,7 @@ class _Program:
         self._depth += levels
         self._deepest = max(self._deepest, self._depth)
 
-    def finished(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], int]:
+    def finished(self) -> tuple[Integers, npt.NDArray[np.uint8], int]:
         """Return instructions, int64[count, 3]; literals; the deepest nesting of arrays and maps."""
         self.add(kernels.END)
         return np.array(self._instructions, np.int64), padded(bytes(self._literals)), self._deepest
@@ -115,12 +157,14 @@ class _Program:
 def _compile(schema: Any, program: _Program, records: dict[str, Any]) -> None:
     if isinstance(schema, list):
         union = program.add(kernels.UNION, schema.index("null"))
-        _compile(not_null(schema), program, records)
+        _compile(_not_null(schema), program, records)
         program.go_here(union)
+    elif isinstance(schema, str) and schema in _PRIMITIVES:
+        program.add(*_PRIMITIVES[schema][1:])
     elif isinstance(schema, str):
-        _compile_named(schema, program, records)
+        _compile(records[schema], program, records)
     elif schema["type"] == "record":
-        records[full_name(schema)] = schema
+        records[_full_name(schema)] = schema
         for place, field in enumerate(schema["fields"]):
             program.write(f"{',' if place else '{'}{_compact(field['name'])}:")
             _compile(field["type"], program, records)
@@ -133,15 +177,6 @@ def _compile(schema: Any, program: _Program, records: dict[str, Any]) -> None:
         program.add(kernels.DECIMAL)
     else:
         _compile(schema["type"], program, records)
-
-
-def _compile_named(name: str, program: _Program, records: dict[str, Any]) -> None:
-    if name in _FLOAT_BYTES:
-        program.add(kernels.FLOAT, _FLOAT_BYTES[name])
-    elif name in _OF_KIND:
-        program.add(_OF_KIND[name])
-    else:
-        _compile(records[name], program, records)
 
 
 def _compile_items(brackets: str, after_key: str, inner: Any, program: _Program, records: dict[str, Any]) -> None:
@@ -160,11 +195,11 @@ def _compile_items(brackets: str, after_key: str, inner: Any, program: _Program,
 
 
 def _written(
-    instructions: npt.NDArray[np.int64],
+    instructions: Integers,
     literals: npt.NDArray[np.uint8],
     depth: int,
     buffer: npt.NDArray[np.uint8],
-    offsets: npt.NDArray[np.int64],
+    offsets: Integers,
     first: int,
     room: int,
 ) -> list[bytes]:
@@ -197,8 +232,8 @@ def _written(
 
 def _with_floats(
     output: npt.NDArray[np.uint8],
-    ends: npt.NDArray[np.int64],
-    noted: npt.NDArray[np.int64],
+    ends: Integers,
+    noted: Integers,
     buffer: npt.NDArray[np.uint8],
 ) -> list[bytes]:
     """Cut the output into messages, and insert the digits of its floats.
@@ -220,7 +255,7 @@ def _with_floats(
     return pc.binary_join(whole, b"").to_pylist()  # type: ignore[no-any-return]
 
 
-def _texts_of(noted: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> pa.Array:
+def _texts_of(noted: Integers, buffer: npt.NDArray[np.uint8]) -> pa.Array:
     """Write the digits of floats."""
     texts, rows = [], []
     for width, kind in ((4, np.float32), (8, np.float64)):
@@ -241,7 +276,7 @@ def _float_texts(values: pa.Array) -> pa.Array:
     return texts
 
 
-def _cut(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
+def _cut(output: npt.NDArray[np.uint8], ends: Integers) -> pa.Array:
     """Cut bytes into an array of values, by the end of each."""
     offsets = np.concatenate([[0], ends]).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(output)])

@@ -35,6 +35,11 @@ class LoggedColumn:
         return is_multicell(self.type)
 
     @property
+    def is_list(self) -> bool:
+        """Whether its cells are entries of a list: no SELECT tells which entry is which."""
+        return self.is_multicell and isinstance(self.type, ListType)
+
+    @property
     def is_counter(self) -> bool:
         return self.type == COUNTER
 

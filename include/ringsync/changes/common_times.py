@@ -166,7 +166,3 @@ def _most_common(pairs: int, count: int) -> int:
         if seen > most or (seen == most and greater):
             best, best_writetime, best_expiry, most = entry, writetime, expiry, seen
     return best
-
-
-NO_EXPIRY = -1
-"""Expiry of a cell that does not expire. ``_x.<column>.e`` has it if the row's common value is an expiry."""

@@ -1,137 +1,142 @@
-"""The cells of many rows in one flat array: row images are built from it and taken apart into it."""
+"""The cells of many rows in flat arrays: row images are built from them and taken apart into them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ringsync.changes.columns import columns_of
-from ringsync.changes.common_times import NO_EXPIRY
-from ringsync.changes.schema import CELL, COMPLEX_DELETION
-from ringsync.compiled.arrow import Integers, Mask, int64_array, integers, runs, starts_of, valid_mask
+from ringsync.changes.schema import NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE, UNKNOWN_TTL
+from ringsync.compiled.arrow import Integers, Mask, runs
+from ringsync.cql.cells import Cells, joined_cells, no_cells
 from ringsync.schema.table import TableSchema
 
 Places = npt.NDArray[np.int64]
+Chosen = npt.NDArray[np.integer[Any]]
 
-UNKNOWN_TTL = -1
-"""``ttl`` of a cell, or of a row's liveness, whose write time is unknown: it is ``timestamp`` or earlier."""
-
-_EVER, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class FlatCells:
-    """Cells, or complex deletions, of many rows.
+class FlatDeletions:
+    """Complex deletions of many rows.
 
-    :ivar row: number of each cell's row
-    :ivar cells: structs of type ``CELL`` or ``COMPLEX_DELETION``
+    :ivar row: number of each one's row
+    :ivar column: number of the column (:func:`ringsync.changes.columns.columns_of`)
+    :ivar timestamp: µs
+    :ivar local: local deletion time, s since the epoch
     """
 
     row: Places
-    cells: pa.StructArray
+    column: Integers
+    timestamp: Integers
+    local: Integers
 
-    def take(self, places: npt.NDArray[np.integer[Any]]) -> FlatCells:
-        """Take the cells at these places."""
-        return FlatCells(self.row[places], self.cells.take(pa.array(places)))
+    def take(self, places: Chosen) -> Self:
+        """Take those at these places."""
+        chosen: Self = taken(self, places)
+        return chosen
 
-    def where(self, mask: Mask) -> FlatCells:
-        """Keep the cells for which the mask is true."""
-        return self.take(np.flatnonzero(mask))
+    def where(self, mask: Mask) -> Self:
+        """Keep those for which the mask is true."""
+        return self if mask.all() else self.take(np.flatnonzero(mask))
 
-    def integers(self, name: str) -> Integers:
-        """Return a field of integers, with 0 for null."""
-        return integers(self.cells.field(name))
+    def moved(self, shift: int) -> Self:
+        """Return the same for rows that come ``shift`` rows later."""
+        return replace(self, row=self.row + shift)
 
-    @property
-    def expiries(self) -> Integers:
-        """The expiry of each cell that is no tombstone: s since the epoch, or NO_EXPIRY."""
-        local = self.cells.field("local_deletion_time")
-        return np.where(valid_mask(local), integers(local), NO_EXPIRY)
+
+@dataclass(frozen=True)
+class FlatCells(FlatDeletions):
+    """Cells of many rows.
+
+    :ivar local: of a tombstone its local deletion time, of an expiring cell its expiry, s since the epoch; else
+        NO_EXPIRY
+    :ivar ttl: s; NO_TTL, or UNKNOWN_TTL: the write time is not known, it is ``timestamp`` or earlier
+    :ivar kind: LIVE, EXPIRING or TOMBSTONE
+    :ivar path: null for columns of one cell
+    :ivar value: null for tombstones
+    """
+
+    ttl: Integers
+    kind: Integers
+    path: Cells
+    value: Cells
 
     @property
     def unknown(self) -> Mask:
         """Whether the write time of each cell is unknown."""
-        ttl = self.cells.field("ttl")
-        unknown: Mask = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
-        return unknown
-
-    def lists(self, rows: int) -> pa.ListArray:
-        """Collect the cells of each of ``rows`` rows in a list. Cells of one row keep their order."""
-        order = np.argsort(self.row, kind="stable")
-        return pa.ListArray.from_arrays(
-            starts_of(np.bincount(self.row, minlength=rows)), self.cells.take(pa.array(order))
-        )
+        return np.asarray(self.ttl == UNKNOWN_TTL)
 
 
-def flat(lists: pa.ListArray) -> FlatCells:
-    """Flatten the cells, or complex deletions, of change rows, sorted by row."""
-    counts = np.diff(integers(lists.offsets))
-    counts[~valid_mask(lists)] = 0
-    return FlatCells(np.repeat(np.arange(len(lists)), counts), lists.flatten())
+def taken(columns: Any, places: Chosen) -> Any:
+    """Take the rows at these places.
+
+    :param columns: a dataclass of columns of equal length: arrays, :class:`Cells`, other such dataclasses, or None
+    """
+    if columns is None or isinstance(columns, np.ndarray):
+        return None if columns is None else columns[places]
+    if isinstance(columns, Cells):
+        return columns.take(places)
+    return type(columns)(*(taken(getattr(columns, field.name), places) for field in fields(columns)))
 
 
-def cell_array(
-    column: Integers,
-    path: pa.Array,
-    value: pa.Array,
-    timestamp: Integers,
-    ttl: pa.Array,
-    local_deletion_time: pa.Array,
-    kind: Integers,
-) -> pa.StructArray:
-    """Make cells from their fields."""
-    everywhere = np.ones(len(column), np.bool_)
-    arrays = [
-        int64_array(column, everywhere).cast(pa.int32()),
-        path,
-        value,
-        int64_array(timestamp, everywhere),
-        ttl,
-        local_deletion_time,
-        int64_array(kind, everywhere).cast(pa.int8()),
-    ]
-    return pa.StructArray.from_arrays(arrays, fields=list(CELL))
+def joined(parts: Sequence[Any]) -> Any:
+    """Concatenate at least one part: such columns as :func:`taken` takes."""
+    first = parts[0]
+    if first is None or isinstance(first, np.ndarray):
+        return None if first is None else np.concatenate(parts)
+    if isinstance(first, Cells):
+        return joined_cells(parts)
+    return type(first)(*(joined([getattr(part, field.name) for part in parts]) for field in fields(first)))
 
 
-def deletion_array(column: Integers, timestamp: pa.Array, local_deletion_time: pa.Array) -> pa.StructArray:
-    """Make complex deletions from their fields."""
-    number = int64_array(column, np.ones(len(column), np.bool_)).cast(pa.int32())
-    return pa.StructArray.from_arrays([number, timestamp, local_deletion_time], fields=list(COMPLEX_DELETION))
+def no_flat_cells() -> FlatCells:
+    """Return no cells."""
+    nothing = np.zeros(0, np.int64)
+    return FlatCells(nothing, nothing, nothing, nothing, nothing, nothing, no_cells(0), no_cells(0))
 
 
-def kept(cells: FlatCells, table: TableSchema) -> FlatCells:
+def together(parts: Sequence[FlatCells]) -> FlatCells:
+    """Concatenate cells."""
+    cells: FlatCells = joined([no_flat_cells(), *parts])
+    return cells
+
+
+def tombstones(row: Places, column: Integers, timestamp: Integers, local: Integers, path: Cells) -> FlatCells:
+    """Make tombstones of cells."""
+    count = len(row)
+    none, kind = np.full(count, NO_TTL), np.full(count, TOMBSTONE)
+    return FlatCells(row, column, timestamp, local, none, kind, path, no_cells(count))
+
+
+def expiries(cells: FlatCells) -> Integers:
+    """Return the expiry of each cell that is no tombstone: s since the epoch, or NO_EXPIRY."""
+    return np.where(cells.kind == TOMBSTONE, NO_EXPIRY, cells.local)
+
+
+Parts = TypeVar("Parts", bound=FlatDeletions)
+
+
+def kept(parts: Parts, table: TableSchema) -> Parts:
     """Leave out cells of dropped columns, and cells from before their column was dropped and added again."""
     dropped = {column.name: column.dropped_at for column in table.dropped}
-    limits = [_NEVER if column.dropped else dropped.get(column.name, _EVER) for column in columns_of(table)]
-    if set(limits) <= {_EVER}:
-        return cells
-    newer = cells.integers("timestamp") > np.array(limits, np.int64)[cells.integers("column")]
-    return cells if newer.all() else cells.where(newer)
+    limits = [_FOREVER if column.dropped else dropped.get(column.name, NEVER) for column in columns_of(table)]
+    if set(limits) <= {NEVER}:
+        return parts
+    return parts.where(parts.timestamp > np.array(limits, np.int64)[parts.column])
 
 
-def by_column(cells: FlatCells, count: int) -> list[FlatCells]:
-    """Split the cells by column, for ``count`` columns. Cells of one column keep their order."""
-    column = cells.integers("column")
-    order = np.argsort(column, kind="stable")
-    ordered = cells.take(order)
-    limits = np.searchsorted(column[order], np.arange(count + 1))
-    return [
-        FlatCells(ordered.row[start:end], ordered.cells.slice(start, end - start))
-        for start, end in itertools.pairwise(limits.tolist())
-    ]
-
-
-def together(parts: Sequence[FlatCells], kind: pa.DataType) -> FlatCells:
-    """Concatenate cells of type ``CELL``, or complex deletions of type ``COMPLEX_DELETION``."""
-    rows = [part.row for part in parts]
-    arrays = [pa.array([], kind), *(part.cells for part in parts)]
-    return FlatCells(np.concatenate([np.zeros(0, np.int64), *rows]), pa.concat_arrays(arrays))
+def by_column(parts: Parts, count: int) -> list[Parts]:
+    """Split cells or complex deletions by column, for ``count`` columns. Those of one column keep their order."""
+    order = np.argsort(parts.column, kind="stable")
+    limits = np.searchsorted(parts.column[order], np.arange(count + 1))
+    return [parts.take(order[start:end]) for start, end in itertools.pairwise(limits.tolist())]
 
 
 def shown_by(cells: FlatCells, source: Places) -> FlatCells:
@@ -143,11 +148,12 @@ def shown_by(cells: FlatCells, source: Places) -> FlatCells:
     counts = np.bincount(cells.row, minlength=len(source))
     starts = np.cumsum(counts) - counts
     shown = counts[source]
-    return FlatCells(np.repeat(np.arange(len(source)), shown), cells.cells.take(pa.array(runs(starts[source], shown))))
+    return replace(cells.take(runs(starts[source], shown)), row=np.repeat(np.arange(len(source)), shown))
 
 
-def spread(values: pa.Array, rows: Places, count: int) -> pa.Array:
+def spread(values: Cells, rows: Places, count: int) -> Cells:
     """Place values at their rows. The other rows of ``count`` are null."""
-    places = np.full(count, -1)
-    places[rows] = np.arange(len(rows))
-    return values.take(pa.array(places, mask=places < 0))
+    cells = no_cells(count)
+    offsets, lengths = cells.offsets, cells.lengths
+    offsets[rows], lengths[rows] = values.offsets, values.lengths
+    return Cells(values.buffer, offsets, lengths)

@@ -32,13 +32,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import LoggedColumn, columns_of
-from ringsync.changes.flat import by_column, flat, spread
+from ringsync.changes.flat import FlatCells, FlatDeletions, by_column
 from ringsync.changes.keys.order import path_type
-from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.schema import DELETION, EXPIRING, KINDS, LIVENESS, RANGE_DELETION, TOMBSTONE
-from ringsync.compiled.arrow import Places, integers, starts_of
-from ringsync.cql.cells import cells_of
+from ringsync.compiled.arrow import array_of, list_of, placed, structs_of
+from ringsync.cql.cells import Cells, raw_values
 from ringsync.cql.codec.decode import decode
 from ringsync.cql.counters import counter_totals
 from ringsync.cql.identifiers import portable_names
@@ -75,17 +76,18 @@ def typed_rows(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
 
     :param rows: batch of ``CHANGE_ROWS``, all of this table
     """
-    keys = cells_of(rows["partition_key"])
-    parts = [keys] if len(table.partition_key) == 1 else composite_parts(keys, len(table.partition_key))
+    change_rows = ChangeRows.of(rows)
+    parts = partition_parts(change_rows.partition_key, table)
     arrays = [decode(column.type, cells).values for column, cells in zip(table.partition_key, parts, strict=True)]
     kinds = rows["kind"]
     is_range = pc.equal(kinds, RANGE_DELETION)
-    start, values = _bound(rows["clustering"], table)
-    end, _ = _bound(rows["range_end"], table)
+    start, values = _bound(change_rows.clustering, table)
+    end, _ = _bound(change_rows.range_end, table)
     arrays += [pc.if_else(is_range, pa.scalar(None, array.type), array) for array in values]
     columns = columns_of(table)
-    for column, cells in zip(columns, by_column(flat(rows["cells"]), len(columns)), strict=True):
-        arrays.append(_column(rows, column, cells.cells, cells.row))
+    parts_of = (by_column(of_all, len(columns)) for of_all in (change_rows.cells, change_rows.complex_deletions))
+    for column, cells, deletions in zip(columns, *parts_of, strict=True):
+        arrays.append(_column(column, cells, deletions, len(rows)))
     limits = pa.StructArray.from_arrays([start, end], fields=list(_range_type(table)))
     arrays += [
         pa.array(KINDS).take(kinds),
@@ -115,24 +117,18 @@ def _range_type(table: TableSchema) -> pa.StructType:
     return pa.struct([pa.field("start", bound), pa.field("end", bound)])
 
 
-def _bound(encoded: pa.Array, table: TableSchema) -> tuple[pa.StructArray, list[pa.Array]]:
+def _bound(cells: Cells, table: TableSchema) -> tuple[pa.StructArray, list[pa.Array]]:
     """Decode one side of ranges, or the clustering of rows. Return it as a struct, and its columns."""
-    cells = cells_of(encoded)
-    there = cells.lengths >= 0
     # Null has no bytes to read a count from.
-    rows = np.flatnonzero(there)
-    counts, parts, ends = clustering_parts(only(cells, rows), len(table.clustering))
-    places = np.full(len(encoded), -1)
-    places[rows] = np.arange(len(rows))
-    take = pa.array(places, mask=~there)
-    columns = [
-        decode(column.type, part).values.take(take) for column, part in zip(table.clustering, parts, strict=True)
-    ]
-    last = only(cells, rows)
-    inclusive = (ends == last.lengths) | (last.buffer[last.offsets + np.minimum(ends, last.lengths - 1)] > 0)
-    more = [pa.array(counts.astype(np.int32)).take(take), pa.array(inclusive).take(take)]
-    bound = pa.StructArray.from_arrays([*columns, *more], fields=list(_range_type(table).field("start").type))
-    return bound, columns
+    rows = np.flatnonzero(cells.lengths >= 0)
+    there = cells.take(rows)
+    counts, parts, ends = clustering_parts(there, len(table.clustering))
+    decoded = [decode(column.type, part).values for column, part in zip(table.clustering, parts, strict=True)]
+    inclusive = (ends == there.lengths) | (there.buffer[there.offsets + np.minimum(ends, there.lengths - 1)] > 0)
+    values = [*decoded, pa.array(counts.astype(np.int32)), pa.array(inclusive)]
+    columns = [placed(value, rows, len(cells)) for value in values]
+    bound = pa.StructArray.from_arrays(columns, fields=list(_range_type(table).field("start").type))
+    return bound, columns[: len(decoded)]
 
 
 def _cell_type(column: LoggedColumn) -> pa.StructType:
@@ -154,23 +150,21 @@ def _column_type(column: LoggedColumn) -> pa.DataType:
     return pa.struct([("deletion", DELETION), ("cells", pa.list_(cell))]) if column.is_multicell else cell
 
 
-def _column(rows: pa.RecordBatch, column: LoggedColumn, cells: pa.StructArray, row_of_cell: Places) -> pa.Array:
-    """Make a column of all rows from its cells and the row of each cell."""
+def _column(column: LoggedColumn, cells: FlatCells, deletions: FlatDeletions, count: int) -> pa.Array:
+    """Make a column of ``count`` rows from its cells and complex deletions."""
     typed = _cells(column, cells)
-    count = len(rows)
     if not column.is_multicell:
-        return spread(typed, row_of_cell, count)
-    starts = starts_of(np.bincount(row_of_cell, minlength=count))
-    lists = pa.ListArray.from_arrays(starts, typed, pa.list_(typed.type))
-    deletions = _complex_deletions(rows["complex_deletions"], column, count)
-    touched = pc.or_(pc.greater(pc.list_value_length(lists), 0), deletions.is_valid())
-    values = pa.StructArray.from_arrays([deletions, lists], fields=list(_column_type(column)))
+        return placed(typed, cells.row, count)
+    lists = list_of(np.bincount(cells.row, minlength=count), typed)
+    times = [array_of(deletions.timestamp), array_of(deletions.local)]
+    deleted = placed(structs_of(DELETION, times), deletions.row, count)
+    touched = pc.or_(pc.greater(pc.list_value_length(lists), 0), deleted.is_valid())
+    values = pa.StructArray.from_arrays([deleted, lists], fields=list(_column_type(column)))
     return pc.if_else(touched, values, pa.scalar(None, values.type))
 
 
-def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
-    kinds, locals_ = integers(cells.field("kind")), cells.field("local_deletion_time")
-    raw = cells.field("value")
+def _cells(column: LoggedColumn, cells: FlatCells) -> pa.StructArray:
+    raw = raw_values(cells.value)
     value_type = column.value_type
     misfits = None
     if value_type is None:
@@ -178,25 +172,17 @@ def _cells(column: LoggedColumn, cells: pa.StructArray) -> pa.StructArray:
     elif column.is_counter:
         values = counter_totals(raw)
     else:
-        decoded = decode(value_type, cells_of(raw))
+        decoded = decode(value_type, cells.value)
         values, misfits = decoded.values, decoded.misfits
-    kept = pa.nulls(len(cells), pa.binary()) if misfits is None else pc.if_else(pa.array(misfits), raw, None)
+    ends = cells.kind == EXPIRING
     arrays: Sequence[pa.Array] = [
         values,
-        kept,
-        cells.field("timestamp"),
-        cells.field("ttl"),
-        pc.if_else(pa.array(kinds == EXPIRING), locals_, None),
-        pa.array(kinds == TOMBSTONE),
+        pa.nulls(len(raw), pa.binary()) if misfits is None else pc.if_else(pa.array(misfits), raw, None),
+        array_of(cells.timestamp),
+        array_of(cells.ttl.astype(np.int32), ends),
+        array_of(cells.local, ends),
+        pa.array(cells.kind == TOMBSTONE),
     ]
-    path = path_type(column.type) if column.is_multicell else None
-    if path is not None:
-        arrays = [decode(path, cells_of(cells.field("path"))).values, *arrays]
+    if column.is_multicell:
+        arrays = [decode(path_type(column.type), cells.path).values, *arrays]
     return pa.StructArray.from_arrays(arrays, fields=list(_cell_type(column)))
-
-
-def _complex_deletions(lists: pa.ListArray, column: LoggedColumn, count: int) -> pa.StructArray:
-    every = flat(lists)
-    deletions = every.where(every.integers("column") == column.number)
-    fields = [deletions.cells.field("timestamp"), deletions.cells.field("local_deletion_time")]
-    return spread(pa.StructArray.from_arrays(fields, fields=list(DELETION)), deletions.row, count)

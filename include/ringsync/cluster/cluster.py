@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cassandra import DriverException, InvalidRequest, RequestExecutionException
@@ -17,12 +17,9 @@ PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 def read_ring(session: Session, keyspace: str) -> RingSnapshot:
     """Read the ring as one node of the cluster sees it now; the driver says which nodes are alive.
 
-    :param session: result of :func:`ringsync.cluster.session.connect`
-    :param keyspace: keyspace whose replication the ring has
     :raises RingError: the partitioner is not Murmur3Partitioner, or the keyspace does not exist
     """
-    hosts = read_hosts(session)
-    return RingSnapshot(hosts, read_replications(session, [keyspace])[keyspace])
+    return RingSnapshot(read_hosts(session), read_replications(session, [keyspace])[keyspace])
 
 
 def read_hosts(session: Session) -> tuple[Host, ...]:
@@ -36,8 +33,10 @@ def read_hosts(session: Session) -> tuple[Host, ...]:
         raise RingError(f"the cluster uses {local.partitioner}; ringsync reads clusters with Murmur3Partitioner only")
     session.cluster.refresh_nodes()
     known = {host.host_id: host for host in session.cluster.metadata.all_hosts()}
+    # A joining node has no tokens yet, and peers may hold incomplete rows of former nodes.
+    usable = (row for row in (local, *peers) if row.host_id and row.tokens and row.data_center and row.rack)
     # The policy asks nodes of the local datacenter only, so whoever answers is of it.
-    hosts = [_host(row, known, local.data_center) for row in _usable((local, *peers))]
+    hosts = [_host(row, known, local.data_center) for row in usable]
     return tuple(sorted(hosts, key=lambda host: host.id))
 
 
@@ -85,18 +84,11 @@ def _read_hosts(session: Session) -> tuple[Any, list[Any]]:
     return answer.one(), peers
 
 
-def _usable(rows: Iterable[Any]) -> Iterator[Any]:
-    """Select hosts that own tokens: a joining node has none yet, and peers may hold incomplete rows of former nodes."""
-    return (row for row in rows if row.host_id and row.tokens and row.data_center and row.rack)
-
-
 def read_size_estimate(session: Session, keyspace: str, table: str) -> SizeEstimate | None:
     """Ask every live node for its own ``system.size_estimates``; None: no node has any.
 
     Each node estimates its primary ranges every five minutes, from flushed data only. Ranges without an estimate, for
     example of a node that is down, are taken to be as dense as the others.
-
-    :param session: result of :func:`ringsync.cluster.session.connect`
     """
     rows: dict[tuple[str, str], tuple[int, int]] = {}
     for host in session.cluster.metadata.all_hosts():
@@ -119,7 +111,6 @@ def read_size_estimate(session: Session, keyspace: str, table: str) -> SizeEstim
 def read_settings(session: Session, host_id: str, names: Sequence[str]) -> dict[str, str]:
     """Ask a node for its settings (Cassandra 4.0 and later).
 
-    :param host_id: id of the node
     :param names: names of settings as in cassandra.yaml
     :returns: values by name, without settings that the node does not have; nothing if the node cannot be asked
     """

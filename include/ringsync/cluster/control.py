@@ -22,8 +22,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -132,7 +132,6 @@ class ControlServer:
         """Follow the limits of the object store from now on, shared with the other runs that follow them.
 
         :param run: unique name of the run, legal as part of an object's key
-        :param fallback: limits while the store has none
         :raises ValueError: the name is illegal; errors of the store are logged, never raised
         """
         watch = LimitsWatch(store, self.limiter, run, fallback)
@@ -156,7 +155,6 @@ class ControlServer:
             _start("control-connection", self._serve, accepted, peer[0])
 
     def _serve(self, accepted: socket.socket, peer: str) -> None:
-        """Serve one connection from its first byte to its last."""
         with _connection(accepted) as connection:
             try:
                 name = self._greet(connection)
@@ -165,14 +163,10 @@ class ControlServer:
                     "the control server refused a connection from %s: %s", peer, str(error) or "wrong greeting"
                 )
                 return
-            client = self._join(name, connection)
-            try:
-                # The client closes the connection, or dies, or the server is at its end.
-                with suppress(EOFError, OSError, ClosedError):
-                    while True:
-                        connection.send_bytes(self._answer(client.account, connection.recv_bytes()))
-            finally:
-                self._leave(name, connection)
+            # The client closes the connection, or dies, or the server is at its end.
+            with self._joined(name, connection) as account, suppress(EOFError, OSError, ClosedError):
+                while True:
+                    connection.send_bytes(self._answer(account, connection.recv_bytes()))
 
     def _greet(self, connection: Connection) -> str:
         """Let both sides prove that they know the key, and return the client's name."""
@@ -183,23 +177,23 @@ class ControlServer:
         _patience(connection, None)
         return name
 
-    def _join(self, name: str, connection: Connection) -> _Client:
+    @contextmanager
+    def _joined(self, name: str, connection: Connection) -> Iterator[Account]:
         with self._lock:
-            client = self._clients.setdefault(name, _Client(self.limiter.account()))
+            client = self._clients.setdefault(name, _Client(Account(self.limiter)))
             client.connections += 1
             self._connections.add(connection)
             if self._ended.is_set():
                 _hang_up(connection)
-            return client
-
-    def _leave(self, name: str, connection: Connection) -> None:
-        with self._lock:
-            self._connections.discard(connection)
-            client = self._clients[name]
-            client.connections -= 1
-            if not client.connections:
-                del self._clients[name]
-                client.account.close()
+        try:
+            yield client.account
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+                client.connections -= 1
+                if not client.connections:
+                    del self._clients[name]
+                    client.account.close()
 
     def _answer(self, account: Account, message: bytes) -> bytes:
         try:
@@ -233,10 +227,10 @@ class _Client:
 
 
 class ControlClient:
-    """A task's client of the driver, for permission to query the cluster (``Permits`` in limits.py) and for calls.
+    """A task's client of the driver, for calls and as :class:`ringsync.cluster.limits.Permits`, which ask the driver.
 
     Several threads may use it; one may report the page that another asked for. When the client is closed or its process
-    dies, the driver takes back all permission that it granted to the client.
+    dies, the driver takes back all permission that it granted to the client. Permits raise the errors of :meth:`call`.
 
     :raises DriverGoneError: no process listens at the address
     :raises ControlError: the process at the address refuses the key
@@ -266,16 +260,13 @@ class ControlClient:
                 _hang_up(connection)
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
-        """Do :meth:`ringsync.cluster.limits.Permits.ask` in the driver; raise the errors of :meth:`call`."""
         granted: int | None = self._request("ask", {"rows": rows, "wait": wait})
         return granted
 
     def answered(self, rows: int, size: int) -> None:
-        """Do :meth:`ringsync.cluster.limits.Permits.answered` in the driver; raise the errors of :meth:`call`."""
         self._request("answered", {"rows": rows, "size": size})
 
     def failed(self, overloaded: bool) -> None:
-        """Do :meth:`ringsync.cluster.limits.Permits.failed` in the driver; raise the errors of :meth:`call`."""
         self._request("failed", {"overloaded": overloaded})
 
     def call(self, name: str, /, **content: Any) -> dict[str, Any]:
@@ -330,18 +321,17 @@ class ControlClient:
         return DriverGoneError(f"the driver at {self._address.host}:{self._address.port} is gone: {reason}")
 
 
-def put_limits(store: ObjectStore, limits: Limits) -> None:
-    """Set the limits of all runs; running scans follow within seconds.
-
-    :raises StorageError: an error of the store
-    """
-    store.put(LIMITS_KEY, limits.to_json().encode())
+def put_limits(store: ObjectStore, limits: Limits | None) -> None:
+    """Set the limits of all runs; running scans follow within seconds. None: the configuration's hold again."""
+    if limits is None:
+        store.delete(LIMITS_KEY)
+    else:
+        store.put(LIMITS_KEY, limits.to_json().encode())
 
 
 def get_limits(store: ObjectStore) -> Limits | None:
     """Read the limits that were set; None: none were set, and the configuration's hold.
 
-    :raises StorageError: an error of the store
     :raises LimitsError: the object does not hold limits
     """
     try:
@@ -350,14 +340,7 @@ def get_limits(store: ObjectStore) -> Limits | None:
         return None
 
 
-def reset_limits(store: ObjectStore) -> None:
-    """Remove the limits that were set: the configuration's limits hold again.
-
-    :raises StorageError: an error of the store
-    """
-    store.delete(LIMITS_KEY)
-
-
+@dataclass
 class LimitsWatch:
     """A watch that sets a limiter to this run's share of the limits in the object store.
 
@@ -366,26 +349,19 @@ class LimitsWatch:
     fails, the watch logs it and the last known limits hold. While a run cannot renew its object, the others take it for
     dead.
 
-    :param run: name of this run
-    :param fallback: limits while the store has none
-    :param clock: monotonic clock, seconds
+    :ivar fallback: limits while the store has none
     :raises ValueError: the name cannot be part of an object's key
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        limiter: Limiter,
-        run: str,
-        fallback: Limits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store = store
-        self._limiter = limiter
-        self._key = check_key(f"{RUNS_PREFIX}{run}.json")
-        self._fallback = fallback
-        self._clock = clock
-        self._limits = fallback
+    store: ObjectStore
+    limiter: Limiter
+    run: str
+    fallback: Limits
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._key = check_key(f"{RUNS_PREFIX}{self.run}.json")
+        self._limits = self.fallback
         self._runs = 1
         self._beat_at: float | None = None
         self._seen: dict[str, tuple[str, float]] = {}
@@ -396,7 +372,7 @@ class LimitsWatch:
         try:
             self._beat()
             self._runs = self._count()
-            self._limits = get_limits(self._store) or self._fallback
+            self._limits = get_limits(self.store) or self.fallback
             if self._failing:
                 _log.info("the limits can be read again")
             self._failing = False
@@ -405,34 +381,34 @@ class LimitsWatch:
                 _log.warning("the limits cannot be read, the last known ones hold: %s", error)
             self._failing = True
         share = self._limits.share(self._runs)
-        if share != self._limiter.limits:
+        if share != self.limiter.limits:
             _log.info("limits of this run, one of %d: %s", self._runs, share)
-            self._limiter.limits = share
+            self.limiter.limits = share
 
     def end(self) -> None:
         """Remove this run's object, so that the others need not wait until it proves dead."""
         try:
-            self._store.delete(self._key)
+            self.store.delete(self._key)
         except Exception as error:
             _log.warning(
                 "%s could not be removed, so other runs keep a share for this run for a while: %s", self._key, error
             )
 
     def _beat(self) -> None:
-        now = self._clock()
+        now = self.clock()
         if self._beat_at is None or now - self._beat_at >= BEAT_INTERVAL_S:
-            self._store.put(self._key, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
+            self.store.put(self._key, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
             self._beat_at = now
 
     def _count(self) -> int:
         """Count the live runs, this run included."""
-        now = self._clock()
+        now = self.clock()
         previous, self._seen = self._seen, {}
-        for stat in self._store.list(RUNS_PREFIX):
+        for stat in self.store.list(RUNS_PREFIX):
             version, changed_at = previous.get(stat.key, ("", now))
             self._seen[stat.key] = (stat.version, changed_at if version == stat.version else now)
             if now - changed_at >= FORGOTTEN_AFTER_S and version == stat.version:
-                self._store.delete(stat.key)
+                self.store.delete(stat.key)
         others = [at for key, (_, at) in self._seen.items() if key != self._key]
         return 1 + sum(now - changed_at < DEAD_AFTER_S for changed_at in others)
 

@@ -81,7 +81,6 @@ class Limits:
     def share(self, parts: int) -> Limits:
         """Divide the limits among runs; each run may have at least one request at a time.
 
-        :param parts: number of runs
         :raises ValueError: there are no runs
         """
         if parts < 1:
@@ -117,14 +116,13 @@ class Limits:
 class Permits(Protocol):
     """Permission to query the cluster for pages, shared by all tasks of a scan.
 
-    Call exactly one ``answered`` or ``failed`` for each ``ask`` that was granted.
+    Call exactly one ``answered`` or ``failed`` for each ``ask`` that was granted; one too many is a RuntimeError.
     """
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
         """Ask permission for one page.
 
         :param rows: rows wanted, at least 1
-        :param wait: whether to wait for permission
         :returns: most rows that the page may have (<= rows, >= 1); None: only with ``wait=False``, if the page would
             have to wait
         """
@@ -132,7 +130,6 @@ class Permits(Protocol):
     def answered(self, rows: int, size: int) -> None:
         """Report that the page came.
 
-        :param rows: rows of the page
         :param size: size of the page, bytes
         """
 
@@ -194,37 +191,74 @@ class _Charge:
 
 
 class Account:
-    """One client's open requests (:meth:`Limiter.account`), for any number of threads."""
+    """One client's open requests, which can be given back together; for any number of threads."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
-        self.charges: list[_Charge] = []
-        self.closed = False
+        self._charges: list[_Charge] = []
+        self._closed = False
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
         """Do :meth:`Permits.ask`.
 
         :raises ClosedError: the account is closed, perhaps since this call began to wait
         """
-        return self._limiter.grant(self, rows, wait)
+        if rows < 1:
+            raise ValueError(f"a page of {rows} rows cannot be asked for")
+        limiter = self._limiter
+        with limiter.lock:
+            turn = threading.Condition(limiter.lock)
+            limiter.turns.append(turn)
+            try:
+                while True:
+                    if self._closed:
+                        raise ClosedError("a closed account was asked for permission to read a page")
+                    charge = limiter.charge(rows)
+                    delay = limiter.delay(charge) if limiter.turns[0] is turn else _RECHECK_S
+                    if delay <= _TOLERANCE_S:
+                        limiter.spend(charge)
+                        self._charges.append(charge)
+                        return charge.rows
+                    if not wait:
+                        return None
+                    turn.wait(min(delay, _RECHECK_S))
+            finally:
+                limiter.turns.remove(turn)
+                limiter.call_next()
 
     def answered(self, rows: int, size: int) -> None:
-        """Do :meth:`Permits.answered`.
-
-        :raises RuntimeError: no page is on the way
-        """
-        self._limiter.settle(self, rows, size)
+        """Do :meth:`Permits.answered`."""
+        with self._limiter.lock:
+            # The caller does not say which page it was. Take the smallest that allowed so many rows: then the charges
+            # left cover all rows that may still come.
+            charge = self._end([charge for charge in self._charges if charge.rows >= rows])
+            self._limiter.settle(charge, rows, size)
+            self._limiter.call_next()
 
     def failed(self, overloaded: bool) -> None:
-        """Do :meth:`Permits.failed`; the page stays charged, since the cluster may have worked for it.
-
-        :raises RuntimeError: no page is on the way
-        """
-        self._limiter.give_back(self, overloaded)
+        """Do :meth:`Permits.failed`; the page stays charged, since the cluster may have worked for it."""
+        with self._limiter.lock:
+            if overloaded:
+                self._limiter.back_off()
+            self._end(self._charges)
+            self._limiter.call_next()
 
     def close(self) -> None:
         """Give back the requests of a client that is gone, and wake its waiting threads."""
-        self._limiter.close_account(self)
+        with self._limiter.lock:
+            self._closed = True
+            self._limiter.running -= len(self._charges)
+            self._charges.clear()
+            for turn in self._limiter.turns:
+                turn.notify()
+
+    def _end(self, among: list[_Charge]) -> _Charge:
+        if not self._charges:
+            raise RuntimeError("answered or failed was called without a page being on the way")
+        charge = min(among or self._charges[:1], key=lambda charge: charge.rows)
+        self._charges.remove(charge)
+        self._limiter.running -= 1
+        return charge
 
 
 class Limiter:
@@ -232,17 +266,18 @@ class Limiter:
 
     An overload halves the number of requests that may be on the way, at most once in ``BACK_OFF_INTERVAL_S``, and stops
     requests for ``PAUSE_S``. The number recovers by one in ``RECOVERY_S``. This works without configured limits, too.
-    The limiter starts with nothing saved, so that many short scans do not add up to many bursts.
+    The limiter starts with nothing saved, so that many short scans do not add up to many bursts. It is an account
+    itself, for a reader that shares it with nobody. Accounts hold its lock while they use it.
 
-    :param clock: monotonic clock, seconds
+    :ivar running: number of requests on the way
     """
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or Limits()
         self._clock = clock
-        self._lock = threading.Lock()
-        self._turns: deque[threading.Condition] = deque()
-        self._running = 0
+        self.lock = threading.Lock()
+        self.turns: deque[threading.Condition] = deque()
+        self.running = 0
         now = clock()
         self._rows = _Savings(0.0, now)
         self._bytes = _Savings(0.0, now)
@@ -250,7 +285,8 @@ class Limiter:
         self._bearable = math.inf
         self._bearable_at = now
         self._backed_off_at = self._paused_until = -math.inf
-        self._own = Account(self)
+        own = Account(self)
+        self.ask, self.answered, self.failed = own.ask, own.answered, own.failed
 
     @property
     def limits(self) -> Limits:
@@ -259,95 +295,18 @@ class Limiter:
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
-        with self._lock:
+        with self.lock:
             self._earn()
             self._limits = limits
-            self._call_next()
-
-    @property
-    def running(self) -> int:
-        """Number of requests on the way."""
-        return self._running
+            self.call_next()
 
     @property
     def concurrency(self) -> float:
         """Most requests on the way at once, by the limit and the cluster's overloads; infinity: no limit."""
-        with self._lock:
+        with self.lock:
             return self._concurrency(self._clock())
 
-    def account(self) -> Account:
-        """Make the account of one client; its requests can be given back together."""
-        return Account(self)
-
-    def ask(self, rows: int, wait: bool = True) -> int | None:
-        """Do :meth:`Permits.ask`."""
-        return self._own.ask(rows, wait)
-
-    def answered(self, rows: int, size: int) -> None:
-        """Do :meth:`Permits.answered`."""
-        self._own.answered(rows, size)
-
-    def failed(self, overloaded: bool) -> None:
-        """Do :meth:`Permits.failed`."""
-        self._own.failed(overloaded)
-
-    def grant(self, account: Account, rows: int, wait: bool) -> int | None:
-        """Do :meth:`Account.ask`."""
-        if rows < 1:
-            raise ValueError(f"a page of {rows} rows cannot be asked for")
-        with self._lock:
-            turn = threading.Condition(self._lock)
-            self._turns.append(turn)
-            try:
-                while True:
-                    if account.closed:
-                        raise ClosedError("a closed account was asked for permission to read a page")
-                    charge = self._charge(rows)
-                    delay = self._delay(charge) if self._turns[0] is turn else _RECHECK_S
-                    if delay <= _TOLERANCE_S:
-                        self._spend(charge)
-                        account.charges.append(charge)
-                        return charge.rows
-                    if not wait:
-                        return None
-                    turn.wait(min(delay, _RECHECK_S))
-            finally:
-                self._turns.remove(turn)
-                self._call_next()
-
-    def settle(self, account: Account, rows: int, size: int) -> None:
-        """Do :meth:`Account.answered`."""
-        with self._lock:
-            # The caller does not say which page it was. Take the smallest that allowed so many rows: then the charges
-            # left cover all rows that may still come.
-            fitting = [charge for charge in account.charges if charge.rows >= rows]
-            charge = self._end(account, fitting)
-            self._earn()
-            self._rows.spend((rows - charge.rows) * charge.row_price)
-            self._bytes.spend((size - charge.size) * charge.byte_price)
-            if rows:
-                self._seen_rows = _MEMORY * self._seen_rows + rows
-                self._seen_bytes = _MEMORY * self._seen_bytes + size
-            self._call_next()
-
-    def give_back(self, account: Account, overloaded: bool) -> None:
-        """Do :meth:`Account.failed`."""
-        with self._lock:
-            if overloaded:
-                self._back_off(self._clock())
-            self._end(account, account.charges)
-            self._call_next()
-
-    def close_account(self, account: Account) -> None:
-        """Do :meth:`Account.close`."""
-        with self._lock:
-            account.closed = True
-            self._running -= len(account.charges)
-            account.charges.clear()
-            for turn in self._turns:
-                turn.notify()
-
-    def _charge(self, rows: int) -> _Charge:
+    def charge(self, rows: int) -> _Charge:
         """Return the charge of the page that a request for so many rows gets now."""
         row_price = 1 / self._limits.rows_per_s if self._limits.rows_per_s else 0.0
         byte_price = 1 / self._limits.bytes_per_s if self._limits.bytes_per_s else 0.0
@@ -361,10 +320,10 @@ class Limiter:
         rows = min(rows, max(1, int(PAGE_S / (byte_price * width)))) if width else rows
         return _Charge(rows, rows * width, row_price, byte_price)
 
-    def _delay(self, charge: _Charge) -> float:
+    def delay(self, charge: _Charge) -> float:
         """Return the seconds until the page may be requested, if nothing else happens."""
         now = self._earn()
-        if self._running >= self._concurrency(now):
+        if self.running >= self._concurrency(now):
             return _RECHECK_S
         return max(
             self._paused_until - now,
@@ -372,18 +331,20 @@ class Limiter:
             self._bytes.wait_for(charge.size * charge.byte_price),
         )
 
-    def _spend(self, charge: _Charge) -> None:
+    def spend(self, charge: _Charge) -> None:
+        """Begin a page."""
         self._rows.spend(charge.rows * charge.row_price)
         self._bytes.spend(charge.size * charge.byte_price)
-        self._running += 1
+        self.running += 1
 
-    def _end(self, account: Account, among: list[_Charge]) -> _Charge:
-        if not account.charges:
-            raise RuntimeError("answered or failed was called without a page being on the way")
-        charge = min(among, key=lambda charge: charge.rows) if among else account.charges[0]
-        account.charges.remove(charge)
-        self._running -= 1
-        return charge
+    def settle(self, charge: _Charge, rows: int, size: int) -> None:
+        """Give back what a page cost less than its charge, or take the rest, and learn the size of a row."""
+        self._earn()
+        self._rows.spend((rows - charge.rows) * charge.row_price)
+        self._bytes.spend((size - charge.size) * charge.byte_price)
+        if rows:
+            self._seen_rows = _MEMORY * self._seen_rows + rows
+            self._seen_bytes = _MEMORY * self._seen_bytes + size
 
     def _earn(self) -> float:
         now = self._clock()
@@ -401,13 +362,16 @@ class Limiter:
         self._bearable_at += recovered * RECOVERY_S
         return min(self._bearable, self._limits.concurrent_requests or math.inf)
 
-    def _back_off(self, now: float) -> None:
+    def back_off(self) -> None:
+        """Ask the cluster less hard."""
+        now = self._clock()
         if now - self._backed_off_at < BACK_OFF_INTERVAL_S:
             return
-        self._bearable = max(1.0, min(self._concurrency(now), self._running) // 2)
+        self._bearable = max(1.0, min(self._concurrency(now), self.running) // 2)
         self._bearable_at = self._backed_off_at = now
         self._paused_until = now + PAUSE_S
 
-    def _call_next(self) -> None:
-        if self._turns:
-            self._turns[0].notify()
+    def call_next(self) -> None:
+        """Wake the thread whose turn it is."""
+        if self.turns:
+            self.turns[0].notify()

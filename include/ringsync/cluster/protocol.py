@@ -86,7 +86,7 @@ def scan_protocol(now: int | None) -> type[_ProtocolHandler]:
 
 
 class RawSession:
-    """A session whose pages are bytes, for reads as of any moment: see :meth:`at`.
+    """A session whose pages are bytes, for reads as of any moment (:class:`SessionAt`).
 
     :param session: session of the driver, for exclusive use
     """
@@ -95,10 +95,6 @@ class RawSession:
         self.session = session
         self.lock = Lock()
         self.statements: dict[str, Any] = {}
-
-    def at(self, now: int | None) -> SessionAt:
-        """Return the session as of a moment (:func:`scan_protocol`), without new connections."""
-        return SessionAt(self, now)
 
 
 class SessionAt:

@@ -34,18 +34,11 @@ _USER_TYPES = "SELECT type_name, field_names, field_types, keyspace_name FROM sy
 _OF_TABLE = " WHERE keyspace_name = %s AND table_name = %s"
 
 
-class UnknownTableError(SchemaError):
-    """There is no such table; the message lists similar names."""
-
-
 def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
     """Read a table's schema, its user-defined types resolved.
 
     :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
-    :param keyspace: keyspace's name, unquoted, in its exact case
-    :param table: table's name, unquoted, in its exact case
-    :raises UnknownTableError: there is no such keyspace or table
-    :raises SchemaError: it is a view, in a system keyspace, or has COMPACT STORAGE
+    :raises SchemaError: there is no such table, or it is a view, in a system keyspace, or has COMPACT STORAGE
     :raises CqlTypeError: this version does not know the type of a column
     """
     name = f"{printable(keyspace)}.{printable(table)}"
@@ -134,7 +127,6 @@ def _build(
     dropped: Iterable[Any],
     user_types: Mapping[str, UserType],
 ) -> TableSchema:
-    """Build the table from its rows of ``system_schema``."""
     description = {
         "keyspace": keyspace,
         "table": name,
@@ -184,7 +176,7 @@ def _explain_missing(session: Any, keyspace: str, table: str) -> SchemaError:
         hint = "the cluster has no tables of its own yet"
     exists = any(existing == keyspace for existing, _ in tables)
     missing = "" if exists else f" (nor a keyspace {printable(keyspace)} with tables)"
-    return UnknownTableError(f"there is no table {name}{missing}; {hint}")
+    return SchemaError(f"there is no table {name}{missing}; {hint}")
 
 
 def near_names(keyspace: str, table: str, existing: list[tuple[str, str]]) -> list[str]:

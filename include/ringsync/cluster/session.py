@@ -12,17 +12,12 @@ from typing import Any
 
 from cassandra import AuthenticationFailed, ConsistencyLevel, Unauthorized, UnresolvableContactPoints
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import (
-    EXEC_PROFILE_DEFAULT,
-    Cluster,
-    ExecutionProfile,
-    NoHostAvailable,
-    Session,
-)
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, TokenAwarePolicy
 from cassandra.query import named_tuple_factory
 
 from ringsync.cluster.connection import PageConnection
+from ringsync.config.sections import Tls
 
 NATIVE_PROTOCOL = 5
 """First protocol version that can read as of a given moment (``now_in_seconds``); Cassandra 4.0 and later speak it."""
@@ -39,40 +34,8 @@ class UnreachableError(ClusterError):
     """No contact point serves us now: none answers, or those that do cannot check the password."""
 
 
-class WrongPasswordError(ClusterError):
-    """The cluster refused the user name and password, or requires them."""
-
-
 class NoPermissionError(ClusterError):
     """The user may not do this; the message names the GRANT that is missing."""
-
-
-class TlsError(ClusterError):
-    """The encrypted connection failed."""
-
-
-class ProtocolVersionError(ClusterError):
-    """The cluster is too old."""
-
-
-class UnknownDatacenterError(ClusterError):
-    """The configured local datacenter does not exist; the message lists the existing ones."""
-
-
-@dataclass(frozen=True)
-class TlsSettings:
-    """The files of an encrypted connection, all PEM.
-
-    :ivar ca_file: certificates to trust; None: the operating system's
-    :ivar certificate_file: our own certificate, for clusters that ask for one
-    :ivar key_file: private key of our certificate
-    :ivar verify_hostname: whether the node's certificate must name the address that we connect to
-    """
-
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
-    verify_hostname: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,7 +45,6 @@ class ClusterSettings:
     :ivar contact_points: addresses or names of nodes, all in the local datacenter
     :ivar local_datacenter: name of the datacenter; None: that of the first contact point that answers
     :ivar consistency_level: consistency level of reads, a name of ``cassandra.ConsistencyLevel``
-    :ivar page_size: rows per result page
     """
 
     contact_points: tuple[str, ...]
@@ -90,7 +52,7 @@ class ClusterSettings:
     local_datacenter: str | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    tls: TlsSettings | None = None
+    tls: Tls | None = None
     consistency_level: str = "LOCAL_QUORUM"
     page_size: int = 5000
     request_timeout_s: float = 30.0
@@ -126,7 +88,8 @@ _sessions: dict[tuple[int, ClusterSettings], Session] = {}
 def connect(settings: ClusterSettings) -> Session:
     """Return the process's session for these settings; the first call opens it.
 
-    :raises ClusterError: the cluster cannot be reached or refuses us; always a subclass
+    :raises UnreachableError: no contact point answered
+    :raises ClusterError: the cluster refuses us, or TLS fails
     """
     # The key has the process id, since a forked worker must not use its parent's sockets.
     key = (os.getpid(), settings)
@@ -146,7 +109,6 @@ def close_all() -> None:
 def explained_errors(user: str | None) -> Iterator[None]:
     """Turn the driver's refusals inside the block into errors that name the remedy.
 
-    :param user: name of the connected user
     :raises NoPermissionError: the user lacks a permission
     """
     try:
@@ -166,7 +128,7 @@ def _open(settings: ClusterSettings) -> Session:
             ssl_context=_tls_context(settings.tls) if settings.tls else None,
             execution_profiles={
                 EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory),
-                SCAN_PROFILE: _profile(settings, _undecoded),
+                SCAN_PROFILE: _profile(settings, lambda names, rows: rows),
             },
             connection_class=PageConnection,
             connect_timeout=settings.connect_timeout_s,
@@ -179,7 +141,8 @@ def _open(settings: ClusterSettings) -> Session:
         raise UnreachableError(f"no such host: {points} (cassandra.contact_points)") from error
     try:
         session = cluster.connect()
-        _check_datacenter(cluster, settings)
+        if problem := _wrong_datacenter(cluster, settings):
+            raise problem
     except NoHostAvailable as error:
         explained = _wrong_datacenter(cluster, settings) or _explain(error, settings)
         cluster.shutdown()
@@ -200,60 +163,53 @@ def _profile(settings: ClusterSettings, row_factory: Callable[[Any, Any], Any]) 
     )
 
 
-def _undecoded(names: Any, rows: Any) -> Any:
-    return rows
-
-
-def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
+def _tls_context(tls: Tls) -> ssl.SSLContext:
     for path in (tls.ca_file, tls.certificate_file, tls.key_file):
         if path and not os.access(path, os.R_OK):
-            raise TlsError(f"cannot read the TLS file {path} (cassandra.tls)")
+            raise ClusterError(f"cannot read the TLS file {path} (cassandra.tls)")
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
         if tls.certificate_file:
             context.load_cert_chain(tls.certificate_file, tls.key_file)
     except ssl.SSLError as error:
-        raise TlsError(f"the files of cassandra.tls are not usable PEM certificates and keys: {error}") from error
+        raise ClusterError(f"the files of cassandra.tls are not usable PEM certificates and keys: {error}") from error
     context.check_hostname = tls.verify_hostname
     return context
-
-
-def _check_datacenter(cluster: Cluster, settings: ClusterSettings) -> None:
-    if problem := _wrong_datacenter(cluster, settings):
-        raise problem
 
 
 def _wrong_datacenter(cluster: Cluster, settings: ClusterSettings) -> ClusterError | None:
     existing = sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter})
     if not existing or settings.local_datacenter in (None, *existing):
         return None
-    return UnknownDatacenterError(
+    return ClusterError(
         f"the cluster has no datacenter {settings.local_datacenter} (cassandra.local_datacenter); "
         f"it has {', '.join(existing)}"
     )
 
 
 def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
-    """Explain why connecting failed, from the driver's errors by node."""
     causes = error.errors if isinstance(error.errors, dict) else {}
     refusals = [str(cause) for cause in causes.values() if isinstance(cause, AuthenticationFailed)]
     if refusals and settings.username is None:
-        return WrongPasswordError(
+        return ClusterError(
             "the cluster requires a user name and password: set cassandra.username and cassandra.password"
         )
     # All else that Cassandra calls "Bad credentials" may pass: replicas of system_auth are down, or too slow.
     if any("incorrect" in refusal for refusal in refusals):
-        return WrongPasswordError(
+        return ClusterError(
             f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
         )
     for endpoint, cause in causes.items():
         if "explicitly set client protocol_version" in str(cause):
-            return ProtocolVersionError(
+            return ClusterError(
                 f"{endpoint} does not speak native protocol {NATIVE_PROTOCOL}: ringsync needs Cassandra 4.0 or newer"
             )
         # The driver wraps ssl.SSLError into an OSError that keeps only its text: "[SSL: …] why (_ssl.c:1006)".
         if match := re.search(r"\[SSL[^\]]*\] (.*?)( \(_ssl\.c:\d+\))?$", _reason(cause)):
-            return TlsError(f"TLS with {endpoint} failed: {match.group(1)}; {_tls_hint(match.group(1))}")
+            hint = "check that the node speaks TLS on this port, and whether it requires cassandra.tls.certificate_file"
+            if "certificate verify failed" in match.group(1):
+                hint = "check cassandra.tls.ca_file and cassandra.tls.verify_hostname"
+            return ClusterError(f"TLS with {endpoint} failed: {match.group(1)}; {hint}")
     reasons = [f"{endpoint} ({_reason(cause)})" for endpoint, cause in causes.items()]
     points = ", ".join(f"{point}:{settings.port}" for point in settings.contact_points)
     hint = "check cassandra.contact_points and cassandra.port, whether the node runs, and firewalls"
@@ -269,12 +225,6 @@ def _reason(cause: object) -> str:
     text = getattr(cause, "strerror", None) or str(cause)
     match = re.search(r"Last error: (.*)", text)
     return (match.group(1) if match else text).strip() or type(cause).__name__
-
-
-def _tls_hint(reason: str) -> str:
-    if "certificate verify failed" in reason:
-        return "check cassandra.tls.ca_file and cassandra.tls.verify_hostname"
-    return "check that the node speaks TLS on this port, and whether it requires cassandra.tls.certificate_file"
 
 
 def _missing_permission(user: str | None, message: str) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,42 @@ def integers(array: pa.Array) -> Integers:
     return np.where(valid_mask(array), values, 0) if array.null_count else values
 
 
-def int64_array(values: Integers, valid: npt.NDArray[np.bool_]) -> pa.Array:
-    """Make an Arrow array of integers, null where they are not ``valid``.
+def filled(array: pa.Array, missing: int) -> Integers:
+    """Return an integer array as int64, with ``missing`` for null."""
+    values = integers(array)
+    return np.where(valid_mask(array), values, missing) if array.null_count else values
 
-    ``pa.array`` would import pandas, which takes a worker as long as everything else.
-    """
-    buffers = [bitmap(valid), pa.py_buffer(np.ascontiguousarray(values))]
-    return pa.Array.from_buffers(pa.int64(), len(values), buffers)
+
+def array_of(values: npt.NDArray[np.integer[Any]], valid: Mask | None = None) -> pa.Array:
+    """Make an Arrow array of integers, null where they are not ``valid``."""
+    buffers = [None if valid is None or valid.all() else bitmap(valid), pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def list_of(counts: npt.NDArray[np.integer[Any]], values: pa.Array, valid: Mask | None = None) -> pa.ListArray:
+    """Make lists of ``counts`` values each, null where they are not ``valid``."""
+    buffers = [None if valid is None else bitmap(valid), starts_of(counts).buffers()[1]]
+    return pa.Array.from_buffers(pa.list_(values.type), len(counts), buffers, children=[values])
+
+
+def structs_of(kind: pa.StructType, children: Sequence[pa.Array], valid: Mask | None = None) -> pa.StructArray:
+    """Make structs of their fields, null where they are not ``valid``."""
+    buffers = [None if valid is None or valid.all() else bitmap(valid)]
+    return pa.Array.from_buffers(kind, len(children[0]), buffers, children=list(children))
+
+
+def rows_of_lists(lists: pa.ListArray) -> tuple[Integers, pa.Array]:
+    """Flatten lists: the number of each value's list, and the values."""
+    counts = np.diff(integers(lists.offsets))
+    counts[~valid_mask(lists)] = 0
+    return np.repeat(np.arange(len(lists)), counts), lists.flatten()
+
+
+def placed(values: pa.Array, rows: npt.NDArray[np.integer[Any]], count: int) -> pa.Array:
+    """Place values at their rows. The other rows of ``count`` are null."""
+    places = np.full(count, -1)
+    places[rows] = np.arange(len(rows))
+    return values.take(array_of(places, places >= 0))
 
 
 def bitmap(mask: npt.NDArray[np.bool_]) -> pa.Buffer:

@@ -66,25 +66,15 @@ def crc32_by_tables(tables: int, p: int, length: int, crc: int) -> int:
     end = p + length
     while end - p >= 8:
         word = load64_native(p) ^ state
-        state = (
-            _entry(tables, 7, word)
-            ^ _entry(tables, 6, word >> 8)
-            ^ _entry(tables, 5, word >> 16)
-            ^ _entry(tables, 4, word >> 24)
-            ^ _entry(tables, 3, word >> 32)
-            ^ _entry(tables, 2, word >> 40)
-            ^ _entry(tables, 1, word >> 48)
-            ^ _entry(tables, 0, word >> 56)
-        )
+        state = 0
+        for byte in range(8):
+            state ^= _entry(tables, 7 - byte, word >> (8 * byte))
         p += 8
     if end - p >= 4:
         word = load32_native(p) ^ state
-        state = (
-            _entry(tables, 3, word)
-            ^ _entry(tables, 2, word >> 8)
-            ^ _entry(tables, 1, word >> 16)
-            ^ _entry(tables, 0, word >> 24)
-        )
+        state = 0
+        for byte in range(4):
+            state ^= _entry(tables, 3 - byte, word >> (8 * byte))
         p += 4
     while p < end:
         state = _entry(tables, 0, state ^ load8(p)) ^ (state >> 8)

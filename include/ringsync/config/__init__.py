@@ -13,56 +13,32 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from ringsync.config.secrets import ConfigError, Secret, Section, connection_variable
-from ringsync.config.sections import (
-    Airflow,
-    Cassandra,
-    ClusterLimits,
-    Replica,
-    Scan,
-    ServerName,
-    State,
-    Store,
-    Stream,
-    Tls,
-    Verify,
-)
-from ringsync.config.sync import DEFAULT_QUEUE, AfterImage, BucketBy, Kafka, Metrics, Sync
+import ringsync.config.sections as sections
+from ringsync.config.sections import ConfigError, Section, Tls, connection_variable
+from ringsync.config.sync import DEFAULT_QUEUE, Kafka, Metrics, Sync
 
-__all__ = [
-    "DEFAULT_QUEUE",
-    "AfterImage",
-    "BucketBy",
-    "Config",
-    "ConfigError",
-    "Kafka",
-    "Secret",
-    "Sync",
-    "Tls",
-    "connection_variable",
-    "load_config",
-]
+__all__ = ["DEFAULT_QUEUE", "Config", "ConfigError", "Kafka", "Tls", "connection_variable", "load_config"]
 
 
 class Config(Section):
     """Everything in ringsync.yaml."""
 
-    server_name: ServerName
-    cassandra: Cassandra
-    store: Store
-    stream: Stream = Stream()
-    replica: Replica = Replica()
-    scan: Scan = Scan()
-    limits: ClusterLimits = ClusterLimits()
-    state: State = State()
-    verify: Verify = Verify()
+    server_name: sections.ServerName
+    cassandra: sections.Cassandra
+    store: sections.Store
+    stream: sections.Stream = sections.Stream()
+    replica: sections.Replica = sections.Replica()
+    scan: sections.Scan = sections.Scan()
+    limits: sections.ClusterLimits = sections.ClusterLimits()
+    state: sections.State = sections.State()
+    verify: sections.Verify = sections.Verify()
     commitlog_processor_window_count: Annotated[int, Field(ge=1, le=100)] = 5
     commitlog_processor_window_interval_ms: Annotated[int, Field(ge=1000)] = 60_000
     out_of_sequence_processor_poll_interval_ms: Annotated[int, Field(ge=100)] = 10_000
     sync: Sync = Sync()
     kafka: Kafka | None = None
     metrics: Metrics = Metrics()
-    airflow: Airflow = Airflow()
+    airflow: sections.Airflow = sections.Airflow()
 
     @model_validator(mode="after")
     def _digests_outlive_open_buckets(self) -> Config:
@@ -99,11 +75,10 @@ def load_config(path: str | Path) -> Config:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: the configuration must be a mapping of keys, see config/ringsync.yaml")
     try:
-        config = Config.model_validate(document)
+        return Config.model_validate(document, context=path.resolve().parent)
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors()]
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from None
-    return _with_absolute_paths(config, path.resolve().parent)
 
 
 def _explain(problem: Any) -> str:
@@ -132,27 +107,3 @@ def _known_keys(location: list[str]) -> list[str]:
             kind for kind in (annotation, *getattr(annotation, "__args__", ())) if hasattr(kind, "model_fields")
         )
     return list(model.model_fields)
-
-
-def _with_absolute_paths(config: Config, folder: Path) -> Config:
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else str(folder / path)
-
-    def absolutes(section: Any, *names: str) -> Any:
-        return section and section.model_copy(update={name: absolute(getattr(section, name)) for name in names})
-
-    def connection(section: Any) -> Any:
-        tls = absolutes(section.tls, "ca_file", "certificate_file", "key_file")
-        return section.model_copy(update={"password": absolutes(section.password, "file"), "tls": tls})
-
-    url = config.store.url if "://" in config.store.url else str(absolute(config.store.url))
-    store = absolutes(config.store, "gcs_credentials_file").model_copy(update={"url": url})
-    updates: dict[str, Any] = {
-        "cassandra": connection(config.cassandra),
-        "store": store,
-        "sync": absolutes(config.sync, "cdc_raw", "keystore"),
-        "kafka": config.kafka and connection(config.kafka),
-        "metrics": absolutes(config.metrics, "prometheus_file"),
-        "airflow": config.airflow.model_copy(update={"password": absolutes(config.airflow.password, "file")}),
-    }
-    return config.model_copy(update=updates)

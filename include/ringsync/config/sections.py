@@ -1,21 +1,96 @@
-"""The sections of ringsync.yaml: source, store, replica, scan, state, verification, Airflow."""
+"""The sections of ringsync.yaml: source, store, replica, scan, state, verification, Airflow; references to secrets."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from ringsync.config.secrets import Secret, Section
+
+class ConfigError(ValueError):
+    """The configuration is wrong: the message names the file, the key and what to do."""
+
+
+class Section(BaseModel):
+    """A section of the configuration: it is frozen, refuses unknown keys and converts nothing silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _absolute(path: str, info: ValidationInfo) -> str:
+    return path if info.context is None else str(info.context / path)
+
+
+def _absolute_url(url: str, info: ValidationInfo) -> str:
+    return url if "://" in url else _absolute(url, info)
+
+
+Filename = Annotated[str, AfterValidator(_absolute)]
+"""Path of a file or folder; relative paths begin in the folder that is the validation's context, if there is one."""
+
+
+class Secret(Section):
+    """A reference to a secret, by exactly one of the three keys."""
+
+    env: str | None = None
+    file: Filename | None = None
+    airflow_connection: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_plain_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict | Secret):
+            raise ValueError(
+                "do not write the secret itself here: write {env: NAME}, {file: PATH} or {airflow_connection: ID}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Secret:
+        if sum(value is not None for value in (self.env, self.file, self.airflow_connection)) != 1:
+            raise ValueError("a secret is a reference with exactly one of the keys env, file, airflow_connection")
+        return self
+
+    def resolve(self, key: str) -> str:
+        """Read the secret.
+
+        :param key: configuration key, for the error message
+        :raises ConfigError: the variable is not set, or the file cannot be read
+        """
+        if self.file is not None:
+            try:
+                return Path(self.file).read_text().rstrip("\n")
+            except OSError as error:
+                raise ConfigError(f"{key}: cannot read the secret's file {self.file}: {error.strerror}") from None
+        variable = self.env or connection_variable(self.airflow_connection or "")
+        if variable not in os.environ:
+            remedy = f"the DAGs set it from the Airflow connection {self.airflow_connection}; elsewhere set it yourself"
+            raise ConfigError(
+                f"{key}: environment variable {variable} is not set" + (self.env is None) * f" ({remedy})"
+            )
+        return os.environ[variable]
+
+
+def connection_variable(connection_id: str) -> str:
+    """Name the environment variable in which the DAGs pass an Airflow connection's password to a Spark application."""
+    return "RINGSYNC_PASSWORD_" + re.sub(r"\W", "_", connection_id).upper()
 
 
 class Tls(Section):
-    """TLS of a connection; the section switches it on."""
+    """TLS of a connection, with PEM files; the section switches it on.
 
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
+    :ivar ca_file: certificates to trust; None: the operating system's
+    :ivar certificate_file: our own certificate, for servers that ask for one
+    :ivar key_file: private key of our certificate
+    :ivar verify_hostname: whether the server's certificate must name the address that we connect to
+    """
+
+    ca_file: Filename | None = None
+    certificate_file: Filename | None = None
+    key_file: Filename | None = None
     verify_hostname: bool = True
 
 
@@ -60,10 +135,10 @@ class Cassandra(Section):
 class Store(Section):
     """The object store: a local directory or a GCS bucket."""
 
-    url: str
+    url: Annotated[str, AfterValidator(_absolute_url)]
     gcs_project: str | None = None
     gcs_endpoint: str | None = None
-    gcs_credentials_file: str | None = None
+    gcs_credentials_file: Filename | None = None
 
 
 class Stream(Section):

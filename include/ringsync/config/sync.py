@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ringsync.config.secrets import Secret, Section
-from ringsync.config.sections import Tls
+from ringsync.config.sections import Filename, Secret, Section, Tls
 from ringsync.cql.identifiers import parse_table_name, parse_table_pattern
 
 AfterImage = Literal["source", "replica", "none"]
@@ -51,7 +50,7 @@ class TableSync(Section):
 
 
 class Sync(Section):
-    """The loops from the commit logs to messages and replica."""
+    """The loops from the commit logs to messages and replica. Methods name tables ``keyspace.table`` as in CQL."""
 
     run_s: Annotated[float, Field(gt=0)] = 600.0
     poll_interval_ms: Annotated[int, Field(ge=100)] = 1000
@@ -62,8 +61,8 @@ class Sync(Section):
     queue_of_node: dict[str, Annotated[str, AfterValidator(_checked_queue)]] = Field(default_factory=dict)
     datacenters: Annotated[tuple[str, ...], Field(strict=False)] = ()
     stage_cores: Annotated[int, Field(ge=1)] = 2
-    cdc_raw: str | None = None
-    keystore: str | None = None
+    cdc_raw: Filename | None = None
+    keystore: Filename | None = None
     include: Annotated[tuple[Pattern, ...], Field(min_length=1, strict=False)] = EVERY_TABLE
     exclude: Annotated[tuple[Pattern, ...], Field(strict=False)] = ()
     tables: dict[Pattern, TableSync] = Field(default_factory=dict)
@@ -82,17 +81,14 @@ class Sync(Section):
         return self.queue_of_node.get(host_id) or self.queue_of_node.get(address) or DEFAULT_QUEUE
 
     def follows(self, table: str) -> bool:
-        """Tell whether the sync follows a table with ``cdc = true``: it is included and not excluded.
-
-        :param table: ``keyspace.table`` as in CQL
-        """
+        """Tell whether the sync follows a table with ``cdc = true``: it is included and not excluded."""
         name = _checked_pattern(table)
         return any(_names(p, name) for p in self.include) and not any(_names(p, name) for p in self.exclude)
 
     def useless_patterns(self, tables: Collection[str]) -> list[str]:
         """List the keys whose patterns match no table.
 
-        :param tables: names of the tables with ``cdc = true``, ``keyspace.table`` as in CQL
+        :param tables: names of the tables with ``cdc = true``
         :returns: keys with their patterns, e.g. ``sync.exclude: shop.tmp_*``
         """
         keys = {"include": self.include, "exclude": self.exclude, "tables": tuple(self.tables)}
@@ -104,25 +100,16 @@ class Sync(Section):
         ]
 
     def after_image_of(self, table: str) -> AfterImage:
-        """Return the source of the row after a change.
-
-        :param table: ``keyspace.table`` as in CQL
-        """
+        """Return the source of the row after a change."""
         return self._of(table).after_image or self.after_image
 
     def expand_deletions_of(self, table: str) -> bool:
-        """Tell whether each row that a deletion of a partition or range removed gets its own message.
-
-        :param table: ``keyspace.table`` as in CQL
-        """
+        """Tell whether each row that a deletion of a partition or range removed gets its own message."""
         of_table = self._of(table).expand_deletions
         return self.expand_deletions if of_table is None else of_table
 
     def bucket_by_of(self, table: str) -> BucketBy:
-        """Tell whether a table's changes go into buckets by their write time or by their arrival.
-
-        :param table: ``keyspace.table`` as in CQL
-        """
+        """Tell whether a table's changes go into buckets by their write time or by their arrival."""
         return self._of(table).bucket_by
 
     def _of(self, table: str) -> TableSync:
@@ -175,4 +162,4 @@ class Kafka(Section):
 class Metrics(Section):
     """A further place for the loops' numbers, besides the status objects and Airflow's own metrics."""
 
-    prometheus_file: str | None = None
+    prometheus_file: Filename | None = None

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.compiled.arrow import valid_mask
+from ringsync.compiled.arrow import Integers, Mask, bitmap, integers, valid_mask
 from ringsync.compiled.memory import PADDING, address, padded
-from ringsync.cql.codec.gather import count_nulls, gather_bytes, sum_lengths
+from ringsync.cql.codec.gather import gather_bytes, sum_lengths
 
 NULL_LENGTH = -1
 """Length of a null; a length of 0 is an empty value."""
@@ -52,9 +52,43 @@ class Cells:
         """Take the cells at these places."""
         return Cells(self.buffer, self.offsets[places], self.lengths[places])
 
-    def without(self, rows: npt.NDArray[np.bool_]) -> Cells:
+    def without(self, rows: Mask) -> Cells:
         """Make the cells in these rows null."""
         return Cells(self.buffer, self.offsets, np.where(rows, np.int32(NULL_LENGTH), self.lengths))
+
+
+def no_cells(count: int) -> Cells:
+    """Return as many nulls."""
+    return Cells(padded(b""), np.zeros(count, np.int32), np.full(count, NULL_LENGTH, np.int32))
+
+
+def joined_cells(parts: Sequence[Cells]) -> Cells:
+    """Concatenate cells. Their bytes are copied unless all parts share one buffer.
+
+    :raises ValueError: the values together exceed the 2 GiB that 32-bit offsets reach
+    """
+    filled = [part for part in parts if len(part)]
+    lengths = np.concatenate([part.lengths for part in parts])
+    buffers = {address(part.buffer): part.buffer for part in filled if (part.lengths > 0).any()}
+    if len(buffers) <= 1:
+        (buffer,) = buffers.values() or [padded(b"")]
+        parts = [part if address(part.buffer) in buffers else no_cells(len(part)) for part in parts]
+        return Cells(buffer, np.concatenate([part.offsets for part in parts]), lengths)
+    starts = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0), dtype=np.int64)])
+    if starts[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"{len(lengths)} values have {starts[-1]} bytes together: pass fewer rows at once")
+    data, offsets, at = np.empty(int(starts[-1]) + PADDING, np.uint8), starts[:-1].astype(np.int32), 0
+    for part in filled:
+        base, part_offsets, part_lengths, count = part.arguments
+        gather_bytes(base, part_offsets, part_lengths, count, address(offsets) + 4 * at, address(data))
+        at += count
+    return Cells(data, offsets, lengths)
+
+
+def codes(parts: Sequence[Cells]) -> list[Integers]:
+    """Number values: equal ones have equal numbers, also in different parts. Null is a value."""
+    numbers = integers(raw_values(joined_cells(parts)).dictionary_encode("encode").indices)
+    return np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def gathered(cells: Cells) -> tuple[pa.Buffer, pa.Buffer]:
@@ -74,8 +108,9 @@ def gathered(cells: Cells) -> tuple[pa.Buffer, pa.Buffer]:
 
 def validity(cells: Cells) -> tuple[pa.Buffer | None, int]:
     """Return Arrow's validity bitmap (None: no nulls) and the number of nulls."""
-    nulls = count_nulls(cells.arguments[2], len(cells))
-    return (pa.py_buffer(np.packbits(cells.lengths >= 0, bitorder="little")) if nulls else None), nulls
+    present = cells.lengths >= 0
+    nulls = len(cells) - int(np.count_nonzero(present))
+    return (bitmap(present) if nulls else None), nulls
 
 
 def raw_values(cells: Cells, kind: pa.DataType = _BINARY) -> pa.Array:

@@ -16,6 +16,8 @@ unset update use using view where with
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 """Words that are names only in quotes (C: cql3/reserved_keywords.txt)."""
 _NAME = re.compile(r'\s*("(?:[^"]|"")+"|[A-Za-z]\w*)\s*')
+_TABLE_NAME = re.compile(rf"{_NAME.pattern}\.{_NAME.pattern}")
+_NAMES = re.compile(rf"{_NAME.pattern}(?:,{_NAME.pattern})*")
 _PIECE = re.compile(r'"(?:[^"]|"")+"|\w+|\*', re.ASCII)
 _PATTERN = re.compile(rf"\s*((?:{_PIECE.pattern})+)\s*\.\s*((?:{_PIECE.pattern})+)\s*", re.ASCII)
 
@@ -30,11 +32,8 @@ def parse_table_name(text: str) -> tuple[str, str]:
 
     :raises ValueError: the text is not two identifiers joined by a dot
     """
-    first = _NAME.match(text)
-    if first and text[first.end() : first.end() + 1] == ".":
-        second = _NAME.fullmatch(text, first.end() + 1)
-        if second:
-            return _unquote(first.group(1)), _unquote(second.group(1))
+    if match := _TABLE_NAME.fullmatch(text):
+        return _unquote(match[1]), _unquote(match[2])
     raise ValueError(f"{text!r} is not a table name: write keyspace.table, e.g. shop.orders")
 
 
@@ -103,16 +102,8 @@ def parse_column_names(text: str) -> tuple[str, ...]:
 
     :raises ValueError: the text is not identifiers joined by commas
     """
-    names = []
-    position = 0
-    while match := _NAME.match(text, position):
-        names.append(_unquote(match.group(1)))
-        position = match.end()
-        if position == len(text):
-            return tuple(names)
-        if text[position] != ",":
-            break
-        position += 1
+    if _NAMES.fullmatch(text):
+        return tuple(map(_unquote, _NAME.findall(text)))
     raise ValueError(f"{text!r} is not a list of columns: write name, name, …")
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
+from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import KERNEL, address, load8, load32_native, load64_native, store64
 from ringsync.cql.codec.encode import offsets_of
-
-Int64Array = npt.NDArray[np.int64]
 
 LOWEST_TOKEN = -(2**63)
 HIGHEST_TOKEN = 2**63 - 1
@@ -22,7 +20,7 @@ _MIX_1 = 0xFF51AFD7ED558CCD - 2**64
 _MIX_2 = 0xC4CEB9FE1A85EC53 - 2**64
 
 
-def murmur3_128(values: pa.Array) -> tuple[Int64Array, Int64Array]:
+def murmur3_128(values: pa.Array) -> tuple[Integers, Integers]:
     """Compute the standard MurmurHash3 x64_128 with seed 0. Cassandra's differs, see :func:`tokens`.
 
     :param values: binary array without nulls
@@ -32,7 +30,7 @@ def murmur3_128(values: pa.Array) -> tuple[Int64Array, Int64Array]:
     return _hash(values, sign_extend=False)
 
 
-def tokens(partition_keys: pa.Array) -> Int64Array:
+def tokens(partition_keys: pa.Array) -> Integers:
     """Compute the Murmur3Partitioner's token of each partition key.
 
     A token is the first half of a MurmurHash3 that takes the bytes after the last 16-byte block as signed numbers, a
@@ -48,7 +46,7 @@ def tokens(partition_keys: pa.Array) -> Int64Array:
     return hashes
 
 
-def _hash(values: pa.Array, sign_extend: bool) -> tuple[Int64Array, Int64Array]:
+def _hash(values: pa.Array, sign_extend: bool) -> tuple[Integers, Integers]:
     if values.null_count:
         raise ValueError(f"{values.null_count} of {len(values)} values are null: there is nothing to hash")
     if not pa.types.is_binary(values.type):

@@ -31,16 +31,19 @@ DATE_EPOCH = 2**31
 """The unsigned number that stands for 1970-01-01 (org.apache.cassandra.serializers.SimpleDateSerializer)."""
 
 
+_STRING = pa.string()
+
+
 @dataclass(frozen=True)
 class NativeType:
     """A native type.
 
     :ivar name: CQL name
-    :ivar arrow: Arrow type of the values, in row images and in the lake
     :ivar codec: conversion between bytes and that Arrow type
     :ivar text: printed form of the values
     :ivar exact: Avro type in the mapping ``exact``; a record has no namespace yet
     :ivar classic: Avro type in the mapping ``classic``; None: the same
+    :ivar arrow: Arrow type of the values, in row images and in the lake
     :ivar width: bytes of each value; 0: they differ
     :ivar has_prefix: whether vectors, commit logs and SSTables write the length before a value; they do so for some
         types whose values have one length (C: AbstractType.valueLengthIfFixed)
@@ -51,11 +54,11 @@ class NativeType:
     """
 
     name: str
-    arrow: pa.DataType
     codec: Codec
     text: Text
     exact: AvroSchema
     classic: AvroSchema | None = None
+    arrow: pa.DataType = _STRING
     width: int = 0
     has_prefix: bool = True
     order: int = BYTES
@@ -84,12 +87,16 @@ def _number(
 ) -> NativeType:
     """Make a type whose values have the same length in Cassandra and in Arrow."""
     width = arrow.bit_width // 8
-    return NativeType(name, arrow, codec, text, exact, classic, width, has_prefix, order, misfit, sample)
+    return NativeType(name, codec, text, exact, classic, arrow, width, has_prefix, order, misfit, sample)
 
 
-_STRING = pa.string()
-_UUID = {"type": "string", "logicalType": "uuid"}
-_SOME_UUID = "50554d6e-29bb-11e5-b345-feff819cdc9f"
+def _uuid(name: str, order: int, literal: str) -> NativeType:
+    schema, sample = {"type": "string", "logicalType": "uuid"}, "50554d6e-29bb-11e5-b345-feff819cdc9f"
+    return NativeType(
+        name, "uuid", "quoted", schema, "bytes", width=16, has_prefix=False, order=order, sample=sample, literal=literal
+    )
+
+
 _BIG_DECIMAL = {"type": "bytes", "logicalType": "big-decimal"}
 _DATE, _TIME = {"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "time-nanos"}
 _TIMESTAMP = {"type": "long", "logicalType": "timestamp-millis"}
@@ -104,7 +111,6 @@ _DURATION_RECORD = {
 _ALL = (
     NativeType(
         "ascii",
-        _STRING,
         "ascii",
         "string",
         "string",
@@ -113,13 +119,13 @@ _ALL = (
         literal="''",
     ),
     _number("bigint", pa.int64(), "bare", "long"),
-    NativeType("blob", pa.binary(), "blob", "blob", "bytes", sample=b"\x01", literal="0x"),
+    NativeType("blob", "blob", "blob", "bytes", arrow=pa.binary(), sample=b"\x01", literal="0x"),
     NativeType(
         "boolean",
-        pa.bool_(),
         "boolean",
         "bare",
         "boolean",
+        arrow=pa.bool_(),
         width=1,
         has_prefix=False,
         order=BOOLEAN,
@@ -132,7 +138,6 @@ _ALL = (
     _number("date", pa.date32(), "date", _DATE, "int", codec="date", order=UNSIGNED, has_prefix=True),
     NativeType(
         "decimal",
-        _STRING,
         "decimal",
         "bare",
         _BIG_DECIMAL,
@@ -144,11 +149,11 @@ _ALL = (
     _number("double", pa.float64(), "float", "double", order=FLOAT),
     NativeType(
         "duration",
-        _DURATION,
         "duration",
         "duration",
         _DURATION_RECORD,
         "bytes",
+        arrow=_DURATION,
         misfit="a duration that is not three numbers in their shortest form, within the ranges CQL gives them",
         sample={"months": 1, "days": 2, "nanoseconds": 3},
         literal="0s",
@@ -156,7 +161,6 @@ _ALL = (
     _number("float", pa.float32(), "float", "float", order=FLOAT),
     NativeType(
         "inet",
-        _STRING,
         "inet",
         "inet",
         "string",
@@ -166,9 +170,7 @@ _ALL = (
     ),
     _number("int", pa.int32(), "bare", "int"),
     _number("smallint", pa.int16(), "bare", "int", has_prefix=True),
-    NativeType(
-        "text", _STRING, "text", "string", "string", misfit="a text that is not valid UTF-8", sample="ä", literal="''"
-    ),
+    NativeType("text", "text", "string", "string", misfit="a text that is not valid UTF-8", sample="ä", literal="''"),
     _number("time", pa.int64(), "time", _TIME, "long", order=UNSIGNED, has_prefix=True),
     _number(
         "timestamp",
@@ -180,36 +182,11 @@ _ALL = (
         misfit="a timestamp beyond what 64 bits of microseconds reach",
         sample=1_000,
     ),
-    NativeType(
-        "timeuuid",
-        _STRING,
-        "uuid",
-        "quoted",
-        _UUID,
-        "bytes",
-        16,
-        False,
-        TIMEUUID,
-        sample=_SOME_UUID,
-        literal="00000000-0000-1000-8000-000000000000",
-    ),
+    _uuid("timeuuid", TIMEUUID, "00000000-0000-1000-8000-000000000000"),
     _number("tinyint", pa.int8(), "bare", "int", has_prefix=True),
-    NativeType(
-        "uuid",
-        _STRING,
-        "uuid",
-        "quoted",
-        _UUID,
-        "bytes",
-        16,
-        False,
-        UUID,
-        sample=_SOME_UUID,
-        literal="00000000-0000-0000-0000-000000000000",
-    ),
+    _uuid("uuid", UUID, "00000000-0000-0000-0000-000000000000"),
     NativeType(
         "varint",
-        _STRING,
         "varint",
         "bare",
         _BIG_DECIMAL,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, NoReturn, TypeVar
+
+Read = TypeVar("Read")
 
 _TOKEN = re.compile(
     r"""
@@ -106,6 +109,13 @@ class Tokens:
         if not self.next.is_name:
             self.fail(expected)
         return self.take().value
+
+    def listed(self, read: Callable[[], Read]) -> list[Read]:
+        """Read one thing or several, with commas between them."""
+        things = [read()]
+        while self.accept(","):
+            things.append(read())
+        return things
 
     def fail(self, expected: str) -> NoReturn:
         """Raise an error that says what was expected instead of the next token."""

@@ -178,13 +178,8 @@ def arrow_type(cql_type: CqlType) -> pa.DataType:
             return pa.map_(arrow_type(key), arrow_type(value))
         case TupleType(fields):
             return pa.struct([(tuple_field_name(i), arrow_type(field)) for i, field in enumerate(fields)])
-        case UserType():
-            return pa.struct(
-                [
-                    (name, arrow_type(field))
-                    for name, field in zip(portable_names(cql_type.field_names), cql_type.field_types, strict=True)
-                ]
-            )
+        case UserType(field_names=names, field_types=fields):
+            return pa.struct(list(zip(portable_names(names), map(arrow_type, fields), strict=True)))
         case CustomType():
             return pa.binary()
 
@@ -243,7 +238,8 @@ class _Parser:
         raise UnknownTypeError(f"CQL type {self.tokens.text!r}: unknown type {name!r}")
 
     def parametrised(self, start: Token, frozen: bool) -> CqlType:
-        parts = self.arguments(frozen or start.value in ("frozen", "tuple"))
+        inside_frozen = frozen or start.value in ("frozen", "tuple")
+        parts = self.tokens.listed(lambda: self.type(inside_frozen))
         match start.value, parts:
             case "frozen", [inner]:
                 return inner
@@ -256,12 +252,6 @@ class _Parser:
             case "tuple", _:
                 return TupleType(tuple(parts))
         self.tokens.error(f"{start.value!r} does not take {len(parts)} parameters", start)
-
-    def arguments(self, frozen: bool) -> list[CqlType]:
-        types = [self.type(frozen)]
-        while self.tokens.accept(","):
-            types.append(self.type(frozen))
-        return types
 
     def vector(self) -> VectorType:
         element = self.type(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from ringsync.compiled.arrow import pooled
+from ringsync.compiled.arrow import Integers, pooled
 from ringsync.compiled.memory import (
     KERNEL,
     PADDING,
@@ -31,8 +32,8 @@ from ringsync.compiled.memory import (
     store64,
 )
 from ringsync.cql.cells import Cells
-from ringsync.cql.codec.decode import Decoded, decode
-from ringsync.cql.codec.gather import MAX_MILLISECONDS, has_high_bit, mark_invalid_text
+from ringsync.cql.codec.decode import Decoded, decode, has_high_bit
+from ringsync.cql.codec.gather import MAX_MILLISECONDS, mark_invalid_text
 from ringsync.cql.codec.text_forms import UUID_ROOM, uuid_characters
 from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
 from ringsync.cql.types import CqlType, Native
@@ -95,7 +96,7 @@ def _way(native: NativeType) -> int:
 def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequence[int]) -> PageColumns | None:
     """Decode pages if all values fit their types; None: some value does not."""
     # Columns that are decoded after the pass need all cells in one buffer, with spare bytes at its end.
-    joined = join_pages(pages).buffer if _CELL in ways else None
+    joined = join_pages(pages) if _CELL in ways else None
     bodies = [np.frombuffer(page, np.uint8) for page in pages] if joined is None else [joined[:-PADDING]]
     counts = [page_rows(body, len(types)) for body in bodies]
     rows = sum(counts)
@@ -110,7 +111,7 @@ def _decode_usual(pages: Sequence[Page], types: Sequence[CqlType], ways: Sequenc
     decoded = []
     for place, (kind, way) in enumerate(zip(types, ways, strict=True)):
         if way == _CELL and joined is not None:
-            column = decode(kind, Cells(joined, room.offsets[place], room.lengths[place]))
+            column = decode(kind, Cells(joined, *room.parts[place]))
             if column.misfits is not None:
                 return None
             decoded.append(column)
@@ -131,30 +132,25 @@ class _Room:
 
     :ivar table: int64[columns, 6], see ``_ENTRY``
     :ivar valid: uint8[columns, bytes], validity bitmaps
-    :ivar offsets: int32[rows] offsets of cells, for columns that are decoded after the pass
-    :ivar lengths: int32[rows] lengths of cells, for the same columns
-    :ivar values: Arrow buffers of columns that the pass stores
-    :ivar starts: Arrow's offsets of columns of texts
+    :ivar parts: memory of each column. If the column is decoded after the pass: offsets and lengths of its cells,
+        int32[rows] each; otherwise Arrow's buffers: the values, and the offsets if they are texts
     """
 
-    table: npt.NDArray[np.int64]
+    table: Integers
     valid: npt.NDArray[np.uint8]
-    offsets: dict[int, npt.NDArray[np.int32]]
-    lengths: dict[int, npt.NDArray[np.int32]]
-    values: dict[int, pa.Buffer]
-    starts: dict[int, pa.Buffer]
+    parts: list[Any]
 
     def buffers(self, place: int, way: int) -> list[pa.Buffer]:
         """Return Arrow's buffers of a column that the pass stored, without the validity bitmap."""
         if way not in (_TEXT, _UUID):
-            return [self.values[place]]
+            return list(self.parts[place])
         size = int(self.table[place, _SIZE // 8])
-        np.frombuffer(self.starts[place], np.int32)[-1:] = size
-        data = self.values[place]
+        data, starts = self.parts[place]
+        np.frombuffer(starts, np.int32)[-1:] = size
         if way == _TEXT:
             # There was room for all bytes of all pages. A batch that waits must not keep so much memory.
             data.resize(size + PADDING, shrink_to_fit=True)
-        return [self.starts[place], data.slice(0, size)]
+        return [starts, data.slice(0, size)]
 
 
 def _room(ways: Sequence[int], rows: int, size: int) -> _Room:
@@ -164,39 +160,33 @@ def _room(ways: Sequence[int], rows: int, size: int) -> _Room:
     """
     if size > np.iinfo(np.int32).max:
         raise ValueError(f"{rows} rows have {size} bytes together: pass fewer pages at once (2 GiB at most)")
-    room = _Room(
-        np.zeros((len(ways), _ENTRY // 8), np.int64),
-        np.full((len(ways), (rows + 7) // 8), 255, np.uint8),
-        {},
-        {},
-        {},
-        {},
-    )
-    for place, way in enumerate(ways):
-        second = 0
+    table = np.zeros((len(ways), _ENTRY // 8), np.int64)
+    valid = np.full((len(ways), (rows + 7) // 8), 255, np.uint8)
+    parts: list[Any] = []
+    for way, entry, bitmap in zip(ways, table, valid, strict=True):
+        entry[0], entry[_VALID // 8] = way, address(bitmap)
         if way == _CELL:
-            room.offsets[place], room.lengths[place] = pooled(2 * rows, np.int32).reshape(2, rows)
-            first, second = address(room.offsets[place]), address(room.lengths[place])
-        elif way in (_TEXT, _UUID):
+            parts.append(pooled(2 * rows, np.int32).reshape(2, rows))
+            entry[1:3] = [address(numbers) for numbers in parts[-1]]
+            continue
+        if way in (_TEXT, _UUID):
             capacity = size if way == _TEXT else rows * UUID_ROOM
-            room.values[place] = pa.allocate_buffer(capacity + PADDING, resizable=True)
-            room.starts[place] = pa.allocate_buffer(4 * rows + 4)
-            first, second = room.values[place].address, room.starts[place].address
+            parts.append([pa.allocate_buffer(capacity + PADDING, resizable=True), pa.allocate_buffer(4 * rows + 4)])
         else:
-            room.values[place] = pa.allocate_buffer(rows * _VALUE_WIDTH[way])
-            first = room.values[place].address
-        room.table[place, :4] = way, first, second, address(room.valid[place])
-    return room
+            parts.append([pa.allocate_buffer(rows * _VALUE_WIDTH[way])])
+        entry[1 : 1 + len(parts[-1])] = [buffer.address for buffer in parts[-1]]
+    return _Room(table, valid, parts)
 
 
 def _is_text(buffers: Sequence[pa.Buffer], rows: int, native: NativeType) -> bool:
     """Tell whether all values are valid UTF-8, or ASCII for this type."""
     starts, data = buffers
-    if not has_high_bit(data.address, data.size):
+    if not has_high_bit(data):
         return True
     limits, misfits = np.frombuffer(starts, np.int32), np.zeros(rows, np.bool_)
     cells = Cells(np.frombuffer(data, np.uint8), limits[:-1], np.diff(limits))
-    return not mark_invalid_text(*cells.arguments, int(native.codec == "ascii"), address(misfits))
+    mark_invalid_text(*cells.arguments, int(native.codec == "ascii"), address(misfits))
+    return not misfits.any()
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

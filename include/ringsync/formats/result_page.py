@@ -7,31 +7,21 @@ its bytes (native_protocol_v5.spec, section 4.2.5.2).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from ringsync.compiled.arrow import pooled
-from ringsync.compiled.memory import KERNEL, PADDING, address, load32_signed, store32
+from ringsync.compiled.memory import KERNEL, PADDING, address, load32_signed, padded, store32
 from ringsync.cql.cells import Cells
 
 Page = bytes | memoryview
 """The body of a result page."""
 
 
-@dataclass(frozen=True)
-class PaddedPage:
-    """The body of a result page, ready for the kernels.
-
-    :ivar buffer: bytes of the page, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes
-    """
-
-    buffer: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.buffer) - PADDING
+PaddedPage = npt.NDArray[np.uint8]
+"""The same, followed by :data:`~ringsync.compiled.memory.PADDING` spare bytes, as the kernels need it."""
 
 
 def join_pages(bodies: Sequence[Page]) -> PaddedPage:
@@ -44,7 +34,7 @@ def join_pages(bodies: Sequence[Page]) -> PaddedPage:
         start, end = end, end + len(body) - 4
         buffer[start:end] = np.frombuffer(body, np.uint8, offset=4)
     buffer[end:] = 0
-    return PaddedPage(buffer)
+    return buffer
 
 
 def page_cells(body: Page | PaddedPage, column_count: int) -> tuple[int, list[Cells]]:
@@ -55,8 +45,8 @@ def page_cells(body: Page | PaddedPage, column_count: int) -> tuple[int, list[Ce
     :returns: number of rows, and the cells of each column in the order of the result
     :raises ValueError: the page is malformed or cut off; the message names the byte position
     """
-    page = body if isinstance(body, PaddedPage) else _padded(body)
-    buffer, size = page.buffer, len(page)
+    buffer = body if isinstance(body, np.ndarray) else padded(body)
+    size = len(buffer) - PADDING
     rows = page_rows(buffer[:size], column_count)
     offsets, lengths = pooled(2 * column_count * rows, np.int32).reshape(2, column_count, rows)
     base, first_offset, first_length = address(buffer), address(offsets), address(lengths)
@@ -96,13 +86,6 @@ def check_end(stop: int, size: int, rows: int, column_count: int) -> None:
             f"malformed result page: {size - stop} bytes are left at byte {stop}, "
             f"after {rows} rows of {column_count} columns"
         )
-
-
-def _padded(body: Page) -> PaddedPage:
-    buffer = pooled(len(body) + PADDING, np.uint8)
-    buffer[: len(body)] = np.frombuffer(body, np.uint8)
-    buffer[len(body) :] = 0
-    return PaddedPage(buffer)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

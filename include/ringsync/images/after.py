@@ -8,42 +8,31 @@ these meets a change that it decides about, the image is a guess and is reported
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.batch import ChangeRows, Deletion, concatenated, without_content
 from ringsync.changes.columns import LoggedColumn, columns_of
-from ringsync.changes.digest import DIGEST_BYTES
-from ringsync.changes.flat import UNKNOWN_TTL, FlatCells, Places, by_column, cell_array, flat, together
-from ringsync.changes.keys.order import clustering_order, path_type, value_order
+from ringsync.changes.flat import FlatCells, Places, by_column, together, tombstones
+from ringsync.changes.keys.order import clustering_order, path_type, value_keys
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.schema import (
-    CELL,
-    CHANGE_ROWS,
-    COMPLEX_DELETION,
-    DELETION,
-    EXPIRING,
-    LIVENESS,
-    PARTITION_DELETION,
-    ROW,
-    STATIC,
-    TOMBSTONE,
-)
-from ringsync.compiled.arrow import Mask, int64_array, integers, valid_mask
-from ringsync.cql.types import ListType
+from ringsync.changes.schema import EXPIRING, NEVER, PARTITION_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.compiled.arrow import Mask, array_of, filled, integers, valid_mask
+from ringsync.cql.cells import cells_of_values, codes, no_cells
 from ringsync.images.from_changes import Misfits, change_rows_of, images_of
-from ringsync.images.merge_column import is_placeholder, tombstone_lists
+from ringsync.images.merge_column import is_placeholder, tombstone_lists, tombstones_of
 from ringsync.images.schema import MERGE, NO_LIVENESS, ROW_TIMES, lake_names, row_image_schema
 from ringsync.images.times import or_nulls, struct_of
-from ringsync.images.to_cells import tombstone_cells, value_cells
+from ringsync.images.to_cells import value_cells
 from ringsync.images.to_changes import MICROS, has_clustering, image_keys
 from ringsync.schema.table import TableSchema
 
 _NONE = -1
-_NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -63,13 +52,13 @@ class RowsAfter:
 
 def rows_after(
     previous: pa.RecordBatch,
-    merged: pa.RecordBatch,
+    merged: ChangeRows,
     table: TableSchema,
     *,
     live_known_from_us: int,
     misfits: Misfits,
     doubtful: Mask | None = None,
-    deletions_known_from_us: int = _NEVER,
+    deletions_known_from_us: int = NEVER,
 ) -> RowsAfter:
     """Return the rows that changes touch, after them.
 
@@ -87,121 +76,81 @@ def rows_after(
     :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
     """
     known = change_rows_of(previous, table, unknown_at_us=live_known_from_us - 1)
-    changes = merged.select(CHANGE_ROWS.names)
-    both = merge(pa.concat_batches([known, changes]), table)
-    own = _rows_only(changes)
-    rows = _rows_only(_with_expected(both, changes, table))
-    changed = _digests(rows).any(axis=1)
-    touched = changed | _touched(rows, changes, previous)
+    both = merge(concatenated([known, replace(merged, node=None)]), table)
+    own = merged.where(merged.of_row)
+    rows = _with_expected(both, merged, table)
+    rows = rows.where(rows.of_row)
+    changed = rows.digest.any(axis=1)  # zero for what comes from images only
+    touched = changed | _touched(rows, merged, previous)
     change_of = np.where(changed, np.cumsum(changed) - 1, _NONE)[touched]
     if changed.sum() != len(own):
         raise ValueError(f"{len(own)} merged change rows became {int(changed.sum())}: they were not merged")
-    rows = rows.take(pa.array(np.flatnonzero(touched)))
+    rows = rows.where(touched)
     static_of = _static_of(rows)
     images = images_of(rows, table, misfits, static_of)
-    of_row = _is_row(changes)
-    doubts = np.zeros(len(own), np.bool_) if doubtful is None else doubtful[of_row]
+    doubts = np.zeros(len(own), np.bool_) if doubtful is None else doubtful[merged.of_row]
     unknown = _unknown(rows, own, change_of, static_of, doubts, table, deletions_known_from_us)
-    of_change = np.full(len(changes), _NONE)
-    of_change[of_row] = np.flatnonzero(change_of != _NONE)
+    of_change = np.full(len(merged), _NONE)
+    of_change[merged.of_row] = np.flatnonzero(change_of != _NONE)
     return RowsAfter(images, unknown, of_change)
 
 
-def _is_row(rows: pa.RecordBatch) -> Mask:
-    kinds = integers(rows["kind"])
-    return np.asarray((kinds == ROW) | (kinds == STATIC))
-
-
-def _rows_only(rows: pa.RecordBatch) -> pa.RecordBatch:
-    return rows.take(pa.array(np.flatnonzero(_is_row(rows))))
-
-
-def _digests(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    """Zero for what comes from images only."""
-    data = np.frombuffer(rows["digest"].buffers()[1], np.uint8) if len(rows) else np.empty(0, np.uint8)
-    start = DIGEST_BYTES * rows["digest"].offset
-    return data[start : start + DIGEST_BYTES * len(rows)].reshape(-1, DIGEST_BYTES)
-
-
-def _with_expected(both: pa.RecordBatch, changes: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) -> ChangeRows:
     """With a static row for every partition that has changes, if the table has static columns; and where partitions
     are rows with a row for every partition that was deleted: its deletion must be known later."""
-    keys = both["partition_key"]
     if not table.clustering:
-        wanted, kind = changes["partition_key"].filter(pc.equal(changes["kind"], PARTITION_DELETION)), ROW
+        wanted, kind = changes.where(changes.kind == PARTITION_DELETION), ROW
     elif table.of_kind("static"):
-        wanted, kind = changes["partition_key"], STATIC
+        wanted, kind = changes, STATIC
     else:
         return both
-    kinds = integers(both["kind"])
-    partition = integers(pc.dictionary_encode(keys).indices)
+    partition, wanted_partitions = codes([both.partition_key, wanted.partition_key])
     _, first = np.unique(partition, return_index=True)
-    has_it = np.zeros(len(first), np.bool_)
-    has_it[partition[kinds == kind]] = True
-    lacking = first[~has_it]
-    lacking = lacking[pc.is_in(keys.take(pa.array(lacking)), wanted).to_numpy(zero_copy_only=False)]
+    has_it = np.isin(partition[first], partition[both.kind == kind])
+    lacking = first[~has_it & np.isin(partition[first], wanted_partitions)]
     if not len(lacking):
         return both
     # A partition's deletion comes first in it, and is the deletion of what is made here.
-    rows = both.take(pa.array(lacking))
-    count = len(rows)
-    is_deletion = pc.equal(rows["kind"], PARTITION_DELETION)
-    clustering = pa.array([None if table.clustering else bytes(4)], pa.binary())
-    made = {
-        "kind": pa.array(np.full(count, kind, np.int8)),
-        "clustering": clustering.take(pa.array(np.zeros(count, np.int64))),
-        "range_end": pa.nulls(count, pa.binary()),
-        "liveness": pa.nulls(count, LIVENESS),
-        "deletion": pc.if_else(is_deletion, rows["deletion"], pa.scalar(None, DELETION)),
-        "cells": _empty_lists(CELL, count),
-        "complex_deletions": _empty_lists(COMPLEX_DELETION, count),
-        "digest": pa.array([bytes(DIGEST_BYTES)], pa.binary(DIGEST_BYTES)).take(pa.array(np.zeros(count, np.int64))),
-        "position": pa.array(np.full(count, _NONE)),
-    }
-    arrays = [made.get(name, rows[name]) for name in rows.schema.names]
-    together = pa.concat_batches([both, pa.RecordBatch.from_arrays(arrays, schema=rows.schema)])
+    rows = both.take(lacking)
+    is_deletion, count = rows.kind == PARTITION_DELETION, len(rows)
+    no_columns = cells_of_values([bytes(4)]).take(np.zeros(count, np.int64))
+    made = without_content(
+        rows,
+        kind=np.full(count, kind),
+        clustering=no_cells(count) if table.clustering else no_columns,
+        deletion=Deletion(np.where(is_deletion, rows.deletion.timestamp, NEVER), rows.deletion.local * is_deletion),
+        digest=np.zeros((count, 2), np.uint64),
+        position=np.full(count, _NONE),
+    )
     places = np.concatenate([np.arange(len(both)) + 0.0, lacking + np.where(is_deletion, 0.5, -0.5)])
-    return together.take(pa.array(np.argsort(places, kind="stable")))
+    return concatenated([both, made]).take(np.argsort(places, kind="stable"))
 
 
-def _empty_lists(kind: pa.DataType, count: int) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], kind))
-
-
-def _touched(rows: pa.RecordBatch, changes: pa.RecordBatch, previous: pa.RecordBatch) -> Mask:
+def _touched(rows: ChangeRows, changes: ChangeRows, previous: pa.RecordBatch) -> Mask:
     """Rows that none of the changes is of: all of a partition that was deleted or whose static cells changed, what a
     range deletion hits, and the static cells of partitions with changes."""
-    kinds = integers(changes["kind"])
-    whole = changes["partition_key"].take(pa.array(np.flatnonzero((kinds == PARTITION_DELETION) | (kinds == STATIC))))
-    keys, position = rows["partition_key"], integers(rows["position"])
-    in_whole, in_any = (
-        pc.is_in(keys, value_set).to_numpy(zero_copy_only=False) for value_set in (whole, changes["partition_key"])
-    )
-    deleted_at = pc.struct_field(previous["_row"], "deleted_at")
-    before = np.append(np.where(valid_mask(deleted_at), integers(deleted_at), _NEVER), _NEVER)
+    whole = (changes.kind == PARTITION_DELETION) | (changes.kind == STATIC)
+    partition, changed = codes([rows.partition_key, changes.partition_key])
+    before = np.append(filled(pc.struct_field(previous["_row"], "deleted_at"), NEVER), NEVER)
     # Of a row that no change is of, the position is the place of its image.
-    is_image = (position >= 0) & (position < len(previous))
-    hit = _deleted_at(rows) > before[np.where(is_image, position, len(previous))]
-    return np.asarray(in_whole | hit | (in_any & (integers(rows["kind"]) == STATIC)))
+    is_image = (rows.position >= 0) & (rows.position < len(previous))
+    hit = rows.deletion.timestamp > before[np.where(is_image, rows.position, len(previous))]
+    in_any = np.isin(partition, changed)
+    return np.asarray(np.isin(partition, changed[whole]) | hit | (in_any & (rows.kind == STATIC)))
 
 
-def _deleted_at(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    timestamp = rows["deletion"].flatten()[0]
-    return np.where(valid_mask(timestamp), integers(timestamp), _NEVER)
-
-
-def _static_of(rows: pa.RecordBatch) -> Places:
+def _static_of(rows: ChangeRows) -> Places:
     """For each row the static row of its partition, itself where there is none."""
-    partition = integers(pc.dictionary_encode(rows["partition_key"]).indices)
-    is_static = integers(rows["kind"]) == STATIC
+    (partition,) = codes([rows.partition_key])
+    is_static = rows.kind == STATIC
     found = np.full(int(partition.max(initial=-1)) + 1, _NONE)
     found[partition[is_static]] = np.flatnonzero(is_static)
     return np.where(found[partition] == _NONE, np.arange(len(rows)), found[partition])
 
 
 def _unknown(
-    rows: pa.RecordBatch,
-    own: pa.RecordBatch,
+    rows: ChangeRows,
+    own: ChangeRows,
     change_of: Places,
     static_of: Places,
     doubtful: Mask,
@@ -217,28 +166,24 @@ def _unknown(
     if table.has_counters:
         return np.ones(len(rows), np.bool_)
     columns = [column for column in columns_of(table) if not column.dropped]
-    cells = flat(rows["cells"])
-    alive = by_column(cells.where(cells.integers("kind") != TOMBSTONE), len(columns))
-    parts = [by_column(flat(own[name]), len(columns)) for name in ("cells", "complex_deletions")]
-    deleted = valid_mask(rows["deletion"])
+    alive = by_column(rows.cells.where(rows.cells.kind != TOMBSTONE), len(columns))
+    parts = [by_column(all_parts, len(columns)) for all_parts in (own.cells, own.complex_deletions)]
+    deleted = rows.deletion.there
     unknown, has_cell = np.append(doubtful, False)[change_of], np.zeros(len(rows), np.bool_)
-    for column, its in zip(columns, alive, strict=True):
+    for column, cells in zip(columns, alive, strict=True):
         if not column.is_static:
-            has_cell[its.row] = True
+            has_cell[cells.row] = True
         changed = np.zeros(len(own) + 1, np.bool_)
-        for part in parts:
-            changed[part[column.number].row] = True
-        untimed = _marked(its.row, its.unknown, len(rows))
-        unknown |= untimed & (changed[change_of] | deleted)
-        if column.is_multicell and isinstance(column.type, ListType):
-            nameless = _marked(its.row, is_placeholder(its.cells.field("path")), len(rows))
-            unknown |= nameless & changed[change_of]
-    timestamp, ttl, _ = rows["liveness"].flatten()
-    liveness_unknown = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
-    unknown |= liveness_unknown & ~has_cell & ((change_of != _NONE) | deleted)
+        for of_column in parts:
+            changed[of_column[column.number].row] = True
+        unknown |= _marked(cells.row, cells.unknown, len(rows)) & (changed[change_of] | deleted)
+        if column.is_list:
+            unknown |= _marked(cells.row, is_placeholder(cells.path), len(rows)) & changed[change_of]
+    liveness = rows.liveness
+    unknown |= liveness.unknown & ~has_cell & ((change_of != _NONE) | deleted)
     # A SELECT that showed it with cells did not prove that the row was inserted. (What inserts is doubtful itself.)
-    unproven = valid_mask(timestamp) & (integers(timestamp) < deletions_known_from_us)
-    takes = np.append(~valid_mask(own["liveness"]), False)[change_of]
+    unproven = liveness.there & (liveness.timestamp < deletions_known_from_us)
+    takes = np.append(~own.liveness.there, False)[change_of]
     unknown |= unproven & ~has_cell & takes
     return np.asarray(unknown | unknown[static_of])
 
@@ -288,12 +233,12 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
     row = [pc.struct_field(seen["_row"], name).take(all_seen) for name in ("writetime", "expires_at")]
     row += [pc.struct_field(after["_row"], "deleted_at"), _live(after, may_hide, live)]
     ended = np.where(found, live_expires_at, np.minimum(live_expires_at, read_at_us // MICROS))
-    merge["live_expires_at"] = int64_array(ended, may_hide & valid_mask(merge["live_expires_at"]))
-    merge["unseen_at"] = int64_array(np.full(len(after), read_at_us), ~found)
-    if _may_expire(after, table):
-        tombstones, deletions = tombstone_cells(after, table)
-        tombstones = together([tombstones, _ended_cells(after, is_row, seen, place, table)], CELL)
-        merge["tombstones"] = tombstone_lists(deletions, tombstones, table, len(after))
+    merge["live_expires_at"] = array_of(ended, may_hide & valid_mask(merge["live_expires_at"]))
+    merge["unseen_at"] = array_of(np.full(len(after), read_at_us), ~found)
+    if _may_expire(after, table).any():
+        kept_tombstones, deletions = tombstones_of(after["_merge"], table)
+        every = together([kept_tombstones, _ended_cells(after, is_row, seen, place, table)])
+        merge["tombstones"] = tombstone_lists(deletions, every, table, len(after))
     merge["entries"] = pa.nulls(len(after), MERGE.field("entries").type)
     arrays = [
         pa.StructArray.from_arrays(row, fields=list(ROW_TIMES)),
@@ -331,15 +276,32 @@ def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_u
 def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:
     """``_row.live``: where it is known and not kept there is none."""
     live = integers(pc.struct_field(after["_row"], "live"))
-    return int64_array(np.where(kept, live, NO_LIVENESS), known)
+    return array_of(np.where(kept, live, NO_LIVENESS), known)
 
 
-def _may_expire(images: pa.RecordBatch, table: TableSchema) -> bool:
-    """Tell whether there is any cell that expires."""
+def without_expired(images: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
+    """Return images without the cells that have expired: what a SELECT shows of rows that are there.
+
+    :param now_s: s since the epoch
+    """
+    may_end = np.flatnonzero(_may_expire(images, table))
+    rows = change_rows_of(images.take(array_of(may_end)), table, unknown_at_us=0, one_each=True)
+    ended = (rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)
+    if not ended.any():
+        return images
+    left = images_of(replace(rows, cells=rows.cells.where(~ended)), table, "raw", np.arange(len(rows)))
+    order = np.arange(len(images))
+    order[may_end] = len(images) + np.arange(len(rows))
+    (batch,) = pa.Table.from_batches([images, left]).take(array_of(order)).combine_chunks().to_batches()
+    return batch
+
+
+def _may_expire(images: pa.RecordBatch, table: TableSchema) -> Mask:
+    """Tell which images have a cell that expires, or may have one."""
     names = lake_names(table)
     ends = [pc.struct_field(images["_row"], "expires_at")]
     ends += [pc.struct_field(images["_x"], [names[column.name], "e"]) for column in table.value_columns]
-    return any(one.null_count < len(one) for one in ends)
+    return np.asarray(np.logical_or.reduce([valid_mask(expiries) for expiries in ends]))
 
 
 def _ended_cells(
@@ -355,11 +317,9 @@ def _ended_cells(
         if column.dropped or column.is_counter:
             continue
         cells = value_cells(after, table, column, None)
-        cells = cells.where((cells.integers("kind") == EXPIRING) & (is_row[cells.row] != column.is_static))
-        if column.is_multicell and isinstance(column.type, ListType):
-            cells = cells.where(~is_placeholder(cells.cells.field("path")))
-        found.append(cells)
-    return tombstones_of_ended(together(found, CELL), seen, place, table)
+        cells = cells.where((cells.kind == EXPIRING) & (is_row[cells.row] != column.is_static))
+        found.append(cells.where(~is_placeholder(cells.path)) if column.is_list else cells)
+    return tombstones_of_ended(together(found), seen, place, table)
 
 
 def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, table: TableSchema) -> FlatCells:
@@ -376,18 +336,8 @@ def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, t
             # What was seen at an unknown time is as new as can be.
             shown = value_cells(seen, table, column, _FOREVER)
             found.append(its.where(~_is_shown(its, place[its.row], shown, column)))
-    ended = together(found, CELL)
-    count = len(ended.row)
-    tombstones = cell_array(
-        ended.integers("column"),
-        ended.cells.field("path"),
-        pa.nulls(count, pa.binary()),
-        ended.integers("timestamp"),
-        pa.nulls(count, pa.int32()),
-        ended.cells.field("local_deletion_time"),
-        np.full(count, TOMBSTONE),
-    )
-    return FlatCells(ended.row, tombstones)
+    ended = together(found)
+    return tombstones(ended.row, ended.column, ended.timestamp, ended.local, ended.path)
 
 
 def _is_shown(cells: FlatCells, place: Places, shown: FlatCells, column: LoggedColumn) -> Mask:
@@ -397,10 +347,10 @@ def _is_shown(cells: FlatCells, place: Places, shown: FlatCells, column: LoggedC
     """
     row, path = np.concatenate([place, shown.row]), np.zeros(len(place) + len(shown.row), np.int64)
     # A SELECT does not tell which entry of a list is which.
-    if column.is_multicell and not isinstance(column.type, ListType):
-        paths = pa.concat_arrays([one.cells.field("path") for one in (cells, shown)])
-        path = integers(pc.dictionary_encode(value_order(paths, path_type(column.type))).indices)
+    if column.is_multicell and not column.is_list:
+        kind = path_type(column.type)
+        path = np.concatenate(codes([value_keys(one.path, kind) for one in (cells, shown)]))
     keys, key = np.unique(row * (path.max(initial=0) + 1) + path, return_inverse=True)
-    newest = np.full(len(keys), _NEVER)
-    np.maximum.at(newest, key[len(place) :], shown.integers("timestamp"))
-    return np.asarray(newest[key[: len(place)]] >= cells.integers("timestamp"))
+    newest = np.full(len(keys), NEVER)
+    np.maximum.at(newest, key[len(place) :], shown.timestamp)
+    return np.asarray(newest[key[: len(place)]] >= cells.timestamp)

@@ -13,22 +13,15 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.common_times import NO_CELL, ElementTimes
-from ringsync.changes.flat import (
-    UNKNOWN_TTL,
-    FlatCells,
-    Places,
-    by_column,
-    flat,
-    kept,
-    shown_by,
-    spread,
-)
+from ringsync.changes.flat import FlatCells, Places, by_column, kept, shown_by, spread
+from ringsync.changes.flat import expiries as expiries_of
 from ringsync.changes.keys.canonical import decoded_clustering
-from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
-from ringsync.changes.schema import ROW, STATIC, TOMBSTONE
-from ringsync.compiled.arrow import int64_array, integers, valid_mask
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
+from ringsync.changes.schema import ROW, TOMBSTONE
+from ringsync.compiled.arrow import array_of
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.codec.decode import Decoded, decode
 from ringsync.cql.codec.encode import frozen_values
@@ -52,7 +45,7 @@ __all__ = ["change_rows_of", "images_of", "row_images_of"]
 Misfits = Literal["error", "raw"]
 
 
-def row_images_of(merged: pa.RecordBatch, table: TableSchema, misfits: Misfits) -> pa.RecordBatch:
+def row_images_of(merged: ChangeRows, table: TableSchema, misfits: Misfits) -> pa.RecordBatch:
     """Convert the rows and static rows of merged change rows to images of what these change rows alone say.
 
     :param merged: result of :func:`ringsync.changes.reconcile.rows.merge`; each column's cells in the order of paths
@@ -60,21 +53,19 @@ def row_images_of(merged: pa.RecordBatch, table: TableSchema, misfits: Misfits) 
     :returns: images with ``row_image_schema(table)``, one for each row and static row, in their order
     :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
     """
-    kinds = integers(merged["kind"])
-    shown = np.flatnonzero((kinds == ROW) | (kinds == STATIC))
-    rows = merged if len(shown) == len(merged) else merged.take(pa.array(shown))
+    rows = merged.where(merged.of_row)
     return images_of(rows, table, misfits, np.arange(len(rows)))
 
 
-def images_of(rows: pa.RecordBatch, table: TableSchema, misfits: Misfits, static_of: Places) -> pa.RecordBatch:
+def images_of(rows: ChangeRows, table: TableSchema, misfits: Misfits, static_of: Places) -> pa.RecordBatch:
     """Convert rows and static rows to images, as :func:`row_images_of` does.
 
     :param static_of: index of the row whose static cells each row shows
     """
     count, names, schema = len(rows), lake_names(table), row_image_schema(table)
     columns = [column for column in columns_of(table) if not column.dropped]
-    cells = kept(flat(rows["cells"]), table)
-    there = cells.where(cells.integers("kind") != TOMBSTONE)
+    cells = kept(rows.cells, table)
+    there = cells.where(cells.kind != TOMBSTONE)
     live = dict(zip([column.name for column in columns], by_column(there, len(columns)), strict=True))
     for column in columns:
         if column.is_static:
@@ -96,53 +87,43 @@ def images_of(rows: pa.RecordBatch, table: TableSchema, misfits: Misfits, static
         )
         for column in table.columns
     ]
-    lists = {column.name: live[column.name] for column in columns if _is_list(column)}
-    merge = merge_column(rows, table, cells.where(cells.integers("kind") == TOMBSTONE), lists)
+    lists = {column.name: live[column.name] for column in columns if column.is_list}
+    merge = merge_column(rows, table, cells.where(cells.kind == TOMBSTONE), lists)
     values = [decoded[column.name].values for column in table.columns]
     x = or_nulls(struct_of(x_type, parts), x_type, count)
-    return pa.RecordBatch.from_arrays([rows["token"], *values, row, x, merge], schema=schema)
+    return pa.RecordBatch.from_arrays([array_of(rows.token), *values, row, x, merge], schema=schema)
 
 
-def _is_list(column: LoggedColumn) -> bool:
-    return column.is_multicell and isinstance(column.type, ListType)
-
-
-def _key_cells(rows: pa.RecordBatch, table: TableSchema) -> list[Cells]:
+def _key_cells(rows: ChangeRows, table: TableSchema) -> list[Cells]:
     """Return the key columns of each row; the clustering of static rows is null."""
-    keys = cells_of(rows["partition_key"])
-    parts = [keys] if len(table.partition_key) == 1 else composite_parts(keys, len(table.partition_key))
-    clusterings = cells_of(rows["clustering"])
-    there = np.flatnonzero(clusterings.lengths >= 0)
+    parts = partition_parts(rows.partition_key, table)
+    there = np.flatnonzero(rows.clustering.lengths >= 0)
     # A null clustering has no bytes that could be read as a count.
-    _, clustering, _ = clustering_parts(only(clusterings, there), len(table.clustering))
-    return parts + [cells_of(spread(raw_values(part), there, len(rows))) for part in clustering]
+    _, clustering, _ = clustering_parts(rows.clustering.take(there), len(table.clustering))
+    return parts + [spread(part, there, len(rows)) for part in clustering]
 
 
 def _values(column: LoggedColumn, cells: FlatCells, rows: int) -> Cells:
     """Return a column of all rows, serialised; null where there is no cell. For a counter it is the context."""
     if not column.is_multicell:
-        return cells_of(spread(cells.cells.field("value"), cells.row, rows))
+        return spread(cells.value, cells.row, rows)
     counts = np.bincount(cells.row, minlength=rows)
     present = np.flatnonzero(counts)
-    value, path = cells.cells.field("value"), cells.cells.field("path")
     if isinstance(column.type, UserType):
         number, row = _field_numbers(column, cells), np.searchsorted(present, cells.row)
-        parts = [
-            spread(value.filter(pa.array(number == field)), row[number == field], len(present))
-            for field in range(len(column.type.field_types))
-        ]
+        of_fields = [np.flatnonzero(number == field) for field in range(len(column.type.field_types))]
+        parts = [raw_values(spread(cells.value.take(at), row[at], len(present))) for at in of_fields]
         frozen = frozen_values(parts, np.ones(len(present), np.int64), counted=False)
     else:
-        parts = [value] if isinstance(column.type, ListType) else [path]
-        parts += [value] if isinstance(column.type, MapType) else []
-        frozen = frozen_values(parts, counts[present], counted=True)
-    return cells_of(spread(frozen, present, rows))
+        sides = {ListType: [cells.value], MapType: [cells.path, cells.value]}.get(type(column.type), [cells.path])
+        frozen = frozen_values([raw_values(side) for side in sides], counts[present], counted=True)
+    return spread(cells_of(frozen), present, rows)
 
 
 def _field_numbers(column: LoggedColumn, cells: FlatCells) -> Places:
     """Return the number of the field that each cell of a user-defined type belongs to."""
     assert isinstance(column.type, UserType)
-    paths = cells_of(cells.cells.field("path"))
+    paths = cells.path
     at = paths.offsets.astype(np.int64)
     number: Places = paths.buffer[at].astype(np.int64) << 8 | paths.buffer[at + 1]
     fields = len(column.type.field_types)
@@ -164,20 +145,18 @@ def _raw(raw: Cells, decoded: Decoded) -> pa.Array | None:
     return None if decoded.misfits is None else raw_values(raw.without(~decoded.misfits))
 
 
-def _refuse_misfits(
-    table: TableSchema, rows: pa.RecordBatch, raws: dict[str, Cells], decoded: dict[str, Decoded]
-) -> None:
+def _refuse_misfits(table: TableSchema, rows: ChangeRows, raws: dict[str, Cells], decoded: dict[str, Decoded]) -> None:
     for column in table.columns:
         misfits = decoded[column.name].misfits
         if misfits is not None:
             row = int(np.flatnonzero(misfits)[0])
-            key, clustering = (rows[name][row].as_py() for name in ("partition_key", "clustering"))
+            key, clustering = (cells.value(row) or b"" for cells in (rows.partition_key, rows.clustering))
             where = f"partition key 0x{key.hex()}" + (f", clustering 0x{clustering.hex()}" if table.clustering else "")
             raise unrepresentable(table, column, where, raws[column.name].value(row) or b"")
 
 
 def _times(
-    rows: pa.RecordBatch, columns: Sequence[LoggedColumn], cells: dict[str, FlatCells], decoded: dict[str, Decoded]
+    rows: ChangeRows, columns: Sequence[LoggedColumn], cells: dict[str, FlatCells], decoded: dict[str, Decoded]
 ) -> tuple[pa.Array, dict[str, Differences]]:
     """Return ``_row``, and ``d`` and ``e`` by column."""
     count = len(rows)
@@ -186,25 +165,22 @@ def _times(
     expiries = np.full((len(scalars), count), NO_CELL, np.int64)
     for place, column in enumerate(scalars):
         of_column = cells[column.name]
-        writetimes[place, of_column.row] = of_column.integers("timestamp")
-        expiries[place, of_column.row] = of_column.expiries
+        writetimes[place, of_column.row] = of_column.timestamp
+        expiries[place, of_column.row] = expiries_of(of_column)
     elements = {
         column.name: _element_times(column, cells[column.name], count) for column in columns if column.is_multicell
     }
     names = [column.name for column in scalars]
     values = {name: decoded[name] for name in elements}
     common, differences = differences_of(names, writetimes, expiries, elements, values, count)
-    deleted_at = rows["deletion"].flatten()[0]
+    deleted_at = array_of(rows.deletion.timestamp, rows.deletion.there)
     return row_times(common, deleted_at, live_times(rows)), differences
 
 
-def live_times(rows: pa.RecordBatch) -> pa.Array:
+def live_times(rows: ChangeRows) -> pa.Array:
     """Return ``_row.live`` of rows; null for static rows."""
-    timestamp, ttl, _ = rows["liveness"].flatten()
-    given = valid_mask(timestamp)
-    unknown = valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
-    live = np.where(given, integers(timestamp), NO_LIVENESS)
-    return int64_array(live, (integers(rows["kind"]) == ROW) & ~unknown)
+    live = np.where(rows.liveness.there, rows.liveness.timestamp, NO_LIVENESS)
+    return array_of(live, (rows.kind == ROW) & ~rows.liveness.unknown)
 
 
 def _element_times(column: LoggedColumn, cells: FlatCells, rows: int) -> ElementTimes:
@@ -212,7 +188,7 @@ def _element_times(column: LoggedColumn, cells: FlatCells, rows: int) -> Element
     unknown = np.bincount(cells.row, cells.unknown, rows) > 0
     known = cells.where(~unknown[cells.row]) if unknown.any() else cells
     counts = np.bincount(known.row, minlength=rows)
-    writetimes, expiries = known.integers("timestamp"), known.expiries
+    writetimes, expiries = known.timestamp, expiries_of(known)
     if isinstance(column.type, UserType):
         width = len(column.type.field_types)
         present = np.flatnonzero(counts)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.compiled.arrow import Mask, int64_array, integers, valid_mask
+from ringsync.compiled.arrow import Mask, array_of, integers, valid_mask
 from ringsync.cql.types import UserType
 from ringsync.images.keys import partition_digests
 from ringsync.images.schema import NO_LIVENESS, lake_names, row_image_schema
@@ -238,7 +238,7 @@ def _blanked_times(times: pa.Array, shown: Mask) -> pa.Array:
     if counts.sum() != len(shown):
         return times
     flat = times.flatten()
-    blanked = int64_array(integers(flat), valid_mask(flat) & shown)
+    blanked = array_of(integers(flat), valid_mask(flat) & shown)
     return _only(pa.ListArray.from_arrays(_offsets(counts), blanked, type=times.type), valid_mask(times))
 
 

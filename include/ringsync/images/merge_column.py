@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import columns_of
-from ringsync.changes.flat import FlatCells, Places, flat, kept
-from ringsync.compiled.arrow import Integers, Mask, bitmap, integers, runs, starts_of, valid_mask
+from ringsync.changes.flat import FlatCells, FlatDeletions, kept, together
+from ringsync.changes.flat import tombstones as tombstones_of_cells
+from ringsync.changes.schema import NO_EXPIRY
+from ringsync.compiled.arrow import (
+    Integers,
+    Mask,
+    array_of,
+    filled,
+    integers,
+    list_of,
+    rows_of_lists,
+    runs,
+    structs_of,
+    valid_mask,
+)
 from ringsync.compiled.memory import padded
-from ringsync.cql.cells import Cells, cells_of, raw_values
+from ringsync.cql.cells import Cells, cells_of, joined_cells, no_cells, raw_values
 from ringsync.images.schema import MERGE
 from ringsync.schema.table import TableSchema
 
@@ -21,7 +34,7 @@ _PATH_BYTES = 16
 
 
 def merge_column(
-    rows: pa.RecordBatch, table: TableSchema, tombstones: FlatCells, lists: Mapping[str, FlatCells]
+    rows: ChangeRows, table: TableSchema, tombstones: FlatCells, lists: Mapping[str, FlatCells]
 ) -> pa.Array:
     """Build ``_merge`` of the images of change rows; null if it has no content.
 
@@ -29,18 +42,18 @@ def merge_column(
     :param tombstones: tombstone cells of these rows, without dropped columns
     :param lists: live cells of the non-frozen lists, by column
     """
-    count = len(rows)
-    _, ttl, live_expires_at = rows["liveness"].flatten()
-    live_expires_at = pc.if_else(pc.is_valid(ttl), live_expires_at, pa.scalar(None, pa.int64()))
-    _, deletion_local = rows["deletion"].flatten()
-    fields = [live_expires_at, deletion_local, pa.nulls(count, pa.int64())]
-    deletions = kept(flat(rows["complex_deletions"]), table)
-    fields += [tombstone_lists(deletions, tombstones, table, count), _entries(lists, count)]
-    valid = np.logical_or.reduce([valid_mask(field) for field in fields])
-    return pa.Array.from_buffers(MERGE, count, [bitmap(valid)], children=fields)
+    count, expires_at = len(rows), rows.liveness.expires_at
+    fields = [
+        array_of(expires_at, expires_at != NO_EXPIRY),
+        array_of(rows.deletion.local, rows.deletion.there),
+        pa.nulls(count, pa.int64()),
+        tombstone_lists(kept(rows.complex_deletions, table), tombstones, table, count),
+        _entries(lists, count),
+    ]
+    return structs_of(MERGE, fields, np.logical_or.reduce([valid_mask(field) for field in fields]))
 
 
-def tombstone_lists(deletions: FlatCells, tombstones: FlatCells, table: TableSchema, count: int) -> pa.Array:
+def tombstone_lists(deletions: FlatDeletions, tombstones: FlatCells, table: TableSchema, count: int) -> pa.Array:
     """Build ``_merge.tombstones`` of ``count`` images, null where there are none.
 
     Complex deletions have no path and come before the tombstones of elements. Columns are in the order of numbers.
@@ -49,20 +62,19 @@ def tombstone_lists(deletions: FlatCells, tombstones: FlatCells, table: TableSch
     :param tombstones: tombstones of cells
     """
     names = pa.array([column.name for column in columns_of(table)], pa.string())
-    row = np.concatenate([deletions.row, tombstones.row])
-    column = np.concatenate([deletions.integers("column"), tombstones.integers("column")])
-    order = pa.array(np.lexsort((column, row)))
+    path = no_cells(len(deletions.row))
+    whole = tombstones_of_cells(deletions.row, deletions.column, deletions.timestamp, deletions.local, path)
+    every = together([whole, tombstones])
+    every = every.take(np.lexsort((every.column, every.row)))
+    kind = MERGE.field("tombstones").type.value_type
     fields = [
-        names.take(pa.array(column)),
-        pa.concat_arrays([pa.nulls(len(deletions.row), pa.binary()), tombstones.cells.field("path")]),
-        *(
-            pa.concat_arrays([part.cells.field(name) for part in (deletions, tombstones)])
-            for name in ("timestamp", "local_deletion_time")
-        ),
+        names.take(array_of(every.column)),
+        raw_values(every.path),
+        array_of(every.timestamp),
+        array_of(every.local),
     ]
-    kind = MERGE.field("tombstones").type
-    ordered = pa.StructArray.from_arrays(fields, fields=list(kind.value_type)).take(order)
-    return _lists(kind, np.bincount(row, minlength=count), ordered)
+    counts = np.bincount(every.row, minlength=count)
+    return list_of(counts, structs_of(kind, fields), counts > 0)
 
 
 def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
@@ -70,76 +82,64 @@ def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
     kind = MERGE.field("entries").type
     parts, row_of_part = [], [np.zeros(0, np.int64)]
     for name, cells in lists.items():
-        placeholders = np.bincount(cells.row, is_placeholder(cells.cells.field("path")), rows) > 0
-        known = cells.where(~placeholders[cells.row]) if placeholders.any() else cells
+        placeholders = np.bincount(cells.row, is_placeholder(cells.path), rows) > 0
+        known = cells.where(~placeholders[cells.row])
         counts = np.bincount(known.row, minlength=rows)
         present = np.flatnonzero(counts)
-        paths = pa.ListArray.from_arrays(starts_of(counts[present]), known.cells.field("path"))
-        names = pa.array([name], pa.string()).take(pa.array(np.zeros(len(present), np.int64)))
-        parts.append(pa.StructArray.from_arrays([names, paths], fields=list(kind.value_type)))
+        names = pa.array([name], pa.string()).take(array_of(np.zeros(len(present), np.int64)))
+        parts.append(structs_of(kind.value_type, [names, list_of(counts[present], raw_values(known.path))]))
         row_of_part.append(present)
     if not parts:
         return pa.nulls(rows, kind)
     row = np.concatenate(row_of_part)
-    ordered = pa.concat_arrays(parts).take(pa.array(np.argsort(row, kind="stable")))
-    return _lists(kind, np.bincount(row, minlength=rows), ordered)
+    ordered = pa.concat_arrays(parts).take(array_of(np.argsort(row, kind="stable")))
+    counts = np.bincount(row, minlength=rows)
+    return list_of(counts, ordered, counts > 0)
 
 
-def _lists(kind: pa.ListType, counts: Integers, values: pa.Array) -> pa.Array:
-    """Build lists of ``counts`` values each, null where there is none."""
-    buffers = [bitmap(counts > 0), starts_of(counts).buffers()[1]]
-    return pa.Array.from_buffers(kind, len(counts), buffers, children=[values])
-
-
-@dataclass(frozen=True)
-class Tombstones:
-    """The content of ``_merge.tombstones``, one entry per tombstone.
-
-    :ivar row: index of the image
-    :ivar names: name of the column
-    :ivar path: cell path; null: the tombstone is of the column
-    :ivar timestamp: time of the deletion, µs
-    :ivar local_deletion_time: local deletion time, s
-    """
-
-    row: Places
-    names: pa.Array
-    path: pa.Array
-    timestamp: pa.Array
-    local_deletion_time: pa.Array
-
-
-def tombstones_of(merge: pa.Array) -> Tombstones:
-    """Return the tombstones of images.
+def tombstones_of(merge: pa.Array, table: TableSchema) -> tuple[FlatCells, FlatDeletions]:
+    """Return the tombstones that images keep, of cells and of whole multi-cell columns, without dropped columns.
 
     :param merge: column ``_merge``
     """
-    tombstones = flat(merge.flatten()[3])
-    return Tombstones(tombstones.row, *tombstones.cells.flatten())
+    row, structs = rows_of_lists(merge.flatten()[3])
+    names, path, timestamp, local = structs.flatten()
+    columns = [column for column in columns_of(table) if not column.dropped]
+    known = pa.array([column.name for column in columns], pa.string())
+    number = filled(pc.index_in(names, known), -1)
+    paths = cells_of(path)
+    multicell = np.array([column.is_multicell for column in columns] + [False])[number]
+    every = tombstones_of_cells(row, number, integers(timestamp), integers(local), paths).where(number >= 0)
+    whole = (multicell & (paths.lengths < 0))[number >= 0]
+    complex_ = every.where(whole)
+    deletions = FlatDeletions(complex_.row, complex_.column, complex_.timestamp, complex_.local)
+    return every.where(~whole), deletions
 
 
-def entries_of(merge: pa.Array, column: str, counts: Integers) -> pa.Array:
+def entries_of(merge: pa.Array, column: str, counts: Integers) -> Cells:
     """Return the path of every entry of a list, row after row.
 
     :param merge: column ``_merge``
     :param column: CQL name of the list
     :param counts: number of entries of each row's list
-    :returns: binary paths; placeholders where the image does not know them
+    :returns: paths; placeholders where the image does not know them
     """
-    entries = flat(merge.flatten()[4])
-    names, paths = entries.cells.flatten()
+    row, entries = rows_of_lists(merge.flatten()[4])
+    names, paths = entries.flatten()
     of_column = np.flatnonzero(pc.equal(names, column).to_numpy(zero_copy_only=False))
-    rows, paths = entries.row[of_column], paths.take(pa.array(of_column))
+    rows, paths = row[of_column], paths.take(array_of(of_column))
     lengths = np.diff(integers(paths.offsets))
     told = np.flatnonzero(lengths == counts[rows])
     places = np.full(int(counts.sum()), -1)
     starts = np.cumsum(counts) - counts
     places[runs(starts[rows[told]], lengths[told])] = runs(integers(paths.offsets)[:-1][told], lengths[told])
-    own_paths = paths.flatten().take(pa.array(places, mask=places < 0))
-    return pc.coalesce(own_paths, placeholders(counts)) if (places < 0).any() else own_paths
+    known = cells_of(paths.flatten())
+    made = placeholders(counts)
+    paths_of_entries = joined_cells([known, made])
+    return paths_of_entries.take(np.where(places < 0, len(known) + np.arange(len(places)), places))
 
 
-def placeholders(counts: Integers) -> pa.Array:
+def placeholders(counts: Integers) -> Cells:
     """Make paths for list entries of unknown identity: in the order of the list, and before all paths of servers.
 
     They are timeuuids of time 0 whose version is 0, unlike that of any real one.
@@ -150,10 +150,10 @@ def placeholders(counts: Integers) -> pa.Array:
     made[:, 8:] = index.view(np.uint8).reshape(-1, 8) ^ 0x80
     starts = np.arange(len(index)) * _PATH_BYTES
     lengths = np.full(len(index), _PATH_BYTES)
-    return raw_values(Cells(padded(made.tobytes()), starts.astype(np.int32), lengths.astype(np.int32)))
+    return Cells(padded(made.tobytes()), starts.astype(np.int32), lengths.astype(np.int32))
 
 
-def is_placeholder(paths: pa.Array) -> Mask:
+def is_placeholder(paths: Cells) -> Mask:
     """Tell which paths of list cells are :func:`placeholders`."""
-    cells = cells_of(paths)
-    return np.asarray((cells.lengths == _PATH_BYTES) & (cells.buffer[cells.offsets.astype(np.int64) + 6] >> 4 == 0))
+    version = paths.buffer[paths.offsets.astype(np.int64) + 6] >> 4
+    return np.asarray((paths.lengths == _PATH_BYTES) & (version == 0))

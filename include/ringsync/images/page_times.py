@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from ringsync.changes.common_times import NO_CELL, NO_EXPIRY, ElementTimes
+from ringsync.changes.common_times import NO_CELL, ElementTimes
+from ringsync.changes.schema import NO_EXPIRY
 from ringsync.compiled.arrow import Integers, integers, valid_mask
 from ringsync.compiled.memory import KERNEL, address, is_valid, load32_native, load64_native, store64
 from ringsync.cql.codec.decode import Decoded

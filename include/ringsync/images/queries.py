@@ -7,17 +7,20 @@ because it remembers earlier changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.common_times import NO_CELL, NO_EXPIRY, ElementTimes, RowTimes, common_times
-from ringsync.changes.flat import UNKNOWN_TTL, flat, kept
-from ringsync.changes.schema import LIVENESS
+from ringsync.changes.batch import ChangeRows, Liveness
+from ringsync.changes.common_times import NO_CELL, ElementTimes, RowTimes, common_times
+from ringsync.changes.flat import expiries as expiries_of
+from ringsync.changes.flat import kept
+from ringsync.changes.schema import NO_EXPIRY, NO_TTL
 from ringsync.changes.text.assignments import assignments, deleted_names, live_cells
 from ringsync.changes.text.statements import Statements, cell_deletions, deletions_of_rows, row_keys, writes
-from ringsync.compiled.arrow import int64_array, integers, starts_of, valid_mask
+from ringsync.compiled.arrow import array_of, filled, integers, starts_of, valid_mask
 from ringsync.cql.text.literals import message_literals
 from ringsync.images.from_changes import change_rows_of
 from ringsync.schema.table import TableSchema
@@ -25,19 +28,19 @@ from ringsync.schema.table import TableSchema
 _BEGIN, _END = "BEGIN UNLOGGED BATCH ", "; APPLY BATCH"
 
 
-def queries(merged: pa.RecordBatch, table: TableSchema) -> pa.Array:
+def queries(merged: ChangeRows, table: TableSchema) -> pa.Array:
     """Write a statement, or a batch of several, for each merged change row.
 
     The result is null for rows that CQL cannot express: rows of tables with counters (statements add, but a change has
     the total), rows with a key that has no literal, and deletions of list entries.
 
-    :param merged: change rows (``CHANGE_ROWS``) of this table
+    :param merged: change rows of this table
     :returns: array of strings
     """
     if table.has_counters:
         return pa.nulls(len(merged), pa.string())
     keys = row_keys(merged, table, message_literals)
-    cells, deletions = (kept(flat(merged[name]), table) for name in ("cells", "complex_deletions"))
+    cells, deletions = kept(merged.cells, table), kept(merged.complex_deletions, table)
     live = live_cells(cells, deletions, table, message_literals)
     deleted = deleted_names(cells, deletions, table, live.whole, message_literals)
     statements = [
@@ -61,43 +64,36 @@ def snapshot_queries(images: pa.RecordBatch, table: TableSchema, unknown_at_us: 
     """
     rows = _with_liveness(change_rows_of(images, table, unknown_at_us=unknown_at_us), images)
     texts = queries(rows, table)
-    of_image = integers(rows["position"])
+    of_image = rows.position
     counts = np.bincount(of_image, valid_mask(texts), len(images))
     texts = pc.if_else(pa.array(counts[of_image] > 1), _unpacked(texts), texts)
     return _by_row([Statements(of_image, texts)], len(images))
 
 
-def _with_liveness(rows: pa.RecordBatch, images: pa.RecordBatch) -> pa.RecordBatch:
+def _with_liveness(rows: ChangeRows, images: pa.RecordBatch) -> ChangeRows:
     """Give change rows of unknown liveness the liveness that they probably have."""
-    ttl = rows["liveness"].field("ttl")
-    unknown = valid_mask(rows["liveness"]) & valid_mask(ttl) & (integers(ttl) == UNKNOWN_TTL)
-    of_cells, of_image = _times_of_most(rows), images["_row"].take(rows["position"])
+    unknown = rows.liveness.unknown
+    of_cells, of_image = _times_of_most(rows), images["_row"].take(array_of(rows.position))
     has_cells = of_cells.expiries != NO_CELL
     # If a row has static cells only, most cells of its image are static.
     writetime, expires_at = (pc.struct_field(of_image, name) for name in ("writetime", "expires_at"))
     guessed = unknown & (has_cells | valid_mask(writetime))
     timestamps = np.where(has_cells, of_cells.writetimes, integers(writetime))
-    expiries = np.where(has_cells, of_cells.expiries, integers(pc.fill_null(expires_at, NO_EXPIRY)))
-    expiring = expiries >= 0
-    fields = [
-        pa.array(timestamps),
-        int64_array(np.zeros(len(rows), np.int64), expiring).cast(pa.int32()),
-        int64_array(expiries, expiring),
-    ]
-    liveness = pa.StructArray.from_arrays(fields, fields=list(LIVENESS))
-    column = pc.if_else(pa.array(guessed), liveness, rows["liveness"])
-    return rows.set_column(rows.schema.get_field_index("liveness"), "liveness", column)
+    expiries = np.where(has_cells, of_cells.expiries, filled(expires_at, NO_EXPIRY))
+    liveness = Liveness(
+        np.where(guessed, timestamps, rows.liveness.timestamp),
+        np.where(guessed, NO_TTL, rows.liveness.ttl),
+        np.where(guessed, expiries, rows.liveness.expires_at),
+    )
+    return replace(rows, liveness=liveness)
 
 
-def _times_of_most(rows: pa.RecordBatch) -> RowTimes:
+def _times_of_most(rows: ChangeRows) -> RowTimes:
     """Find the times that most cells of each row have; cells of unknown times do not count."""
-    cells = flat(rows["cells"])
-    cells = cells.where(~cells.unknown)
+    cells = rows.cells.where(~rows.cells.unknown)
     starts = np.concatenate([[0], np.cumsum(np.bincount(cells.row, minlength=len(rows)))]).astype(np.int32)
     nothing = np.empty((0, len(rows)), np.int64)
-    return common_times(
-        nothing, nothing, [ElementTimes(starts, cells.integers("timestamp"), cells.expiries)], len(rows)
-    )
+    return common_times(nothing, nothing, [ElementTimes(starts, cells.timestamp, expiries_of(cells))], len(rows))
 
 
 def _unpacked(texts: pa.Array) -> pa.Array:

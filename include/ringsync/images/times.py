@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.changes.common_times import NO_CELL, NO_EXPIRY, ElementTimes, RowTimes, common_times
-from ringsync.compiled.arrow import Integers, Mask, bitmap, int64_array, integers, valid_mask
+from ringsync.changes.common_times import NO_CELL, ElementTimes, RowTimes, common_times
+from ringsync.changes.schema import NO_EXPIRY
+from ringsync.compiled.arrow import Integers, Mask, array_of, bitmap, integers, list_of, valid_mask
 from ringsync.cql.codec.decode import Decoded, misfit_reason
 from ringsync.images.schema import ROW_TIMES, lake_names
 from ringsync.schema.table import Column, TableSchema
@@ -111,24 +110,16 @@ def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> 
         given = np.zeros(len(present), np.bool_) if misfits is None else misfits.copy()
         given[rows[cell & differs]] = True
         kept = given[rows]
-        flat = int64_array(values[kept], cell[kept])
+        flat = array_of(values[kept], cell[kept])
         valid = given | unknown
         counts = np.where(given, np.diff(times.starts), 0)
-        lists.append(list_array(counts, valid, flat) if valid.any() else None)
+        lists.append(list_of(counts, flat, valid) if valid.any() else None)
     return lists[0], lists[1]
-
-
-def list_array(counts: npt.NDArray[np.integer[Any]], valid: Mask, flat: pa.Array) -> pa.Array:
-    """Build lists of ``counts`` elements each, null outside the mask ``valid``."""
-    starts = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    buffers = [bitmap(valid), pa.py_buffer(starts)]
-    return pa.Array.from_buffers(pa.list_(flat.type), len(counts), buffers, children=[flat])
 
 
 def _given(values: Integers, valid: Mask) -> pa.Array | None:
     """Return the values inside the mask, else null; None: they are null in all rows."""
-    return int64_array(values, valid) if valid.any() else None
+    return array_of(values, valid) if valid.any() else None
 
 
 def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None]) -> pa.Array | None:
@@ -166,8 +157,8 @@ def cell_times(batch: pa.RecordBatch, table: TableSchema, column: str) -> tuple[
         expiries = np.where(valid_mask(differences["e"]), integers(differences["e"]), integers(row["expires_at"]))
         expiring = valid_mask(differences["e"]) | valid_mask(row["expires_at"])
         return (
-            int64_array(writetimes, known),
-            int64_array(expiries, known & expiring & (expiries != NO_EXPIRY)),
+            array_of(writetimes, known),
+            array_of(expiries, known & expiring & (expiries != NO_EXPIRY)),
         )
     elements = valid_mask(value) & valid_mask(row["writetime"])
     writetimes = _absolute(differences["d"], row["writetime"], value, there, elements, relative=True)
@@ -194,7 +185,7 @@ def _absolute(
     valid[from_own] = valid_mask(flat) & (relative | (integers(flat) != NO_EXPIRY))
     if pa.types.is_struct(value.type):
         valid[~from_own] &= np.stack([valid_mask(field) for field in value.flatten()], axis=1)[alike].ravel()
-    return list_array(counts, there, int64_array(times, valid))
+    return list_of(counts, array_of(times, valid), there)
 
 
 def _element_counts(value: pa.Array) -> Integers:

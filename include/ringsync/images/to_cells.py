@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.columns import LoggedColumn, columns_of
-from ringsync.changes.flat import UNKNOWN_TTL, FlatCells, Places, cell_array, deletion_array
-from ringsync.changes.schema import EXPIRING, LIVE, TOMBSTONE
-from ringsync.compiled.arrow import Integers, Mask, int64_array, integers, runs, valid_mask
-from ringsync.cql.cells import cells_of, raw_values
+from ringsync.changes.columns import LoggedColumn
+from ringsync.changes.flat import FlatCells, Places
+from ringsync.changes.schema import EXPIRING, LIVE, NO_EXPIRY, NO_TTL, UNKNOWN_TTL
+from ringsync.compiled.arrow import Integers, Mask, integers, runs, valid_mask
+from ringsync.cql.cells import Cells, cells_of, cells_of_values, joined_cells, no_cells
 from ringsync.cql.codec.encode import encode
 from ringsync.cql.codec.split import split
 from ringsync.cql.types import CqlType, ListType, MapType, SetType, UserType
-from ringsync.images.merge_column import entries_of, tombstones_of
+from ringsync.images.merge_column import entries_of
 from ringsync.images.schema import lake_names
 from ringsync.images.times import cell_times
 from ringsync.schema.table import TableSchema
@@ -34,8 +35,8 @@ class Elements:
 
     row: Places
     place: Places
-    path: pa.Array
-    value: pa.Array
+    path: Cells
+    value: Cells
 
 
 def value_cells(
@@ -50,21 +51,19 @@ def value_cells(
     values = serialised(images, name, column.type)
     elements = _elements(images, column, values)
     writetimes, expiries, known = _times(images, table, column, elements)
-    count = len(elements.row)
     timestamps = writetimes if unknown_at_us is None else np.where(known, writetimes, unknown_at_us)
     expiring = known & (expiries >= 0)
-    ttl = np.where(known, 0, UNKNOWN_TTL)
-    cells = cell_array(
-        np.full(count, column.number),
+    cells = FlatCells(
+        elements.row,
+        np.full(len(elements.row), column.number),
+        timestamps,
+        np.where(expiring, expiries, NO_EXPIRY),
+        np.where(known, NO_TTL, UNKNOWN_TTL),
+        np.where(expiring, EXPIRING, LIVE),
         elements.path,
         elements.value,
-        timestamps,
-        int64_array(ttl, expiring | ~known).cast(pa.int32()),
-        int64_array(expiries, expiring),
-        np.where(expiring, EXPIRING, LIVE),
     )
-    flat_cells = FlatCells(elements.row, cells)
-    return flat_cells.where(known) if unknown_at_us is None and not known.all() else flat_cells
+    return cells.where(known) if unknown_at_us is None else cells
 
 
 def serialised(images: pa.RecordBatch, name: str, cql_type: CqlType) -> pa.Array:
@@ -76,39 +75,38 @@ def serialised(images: pa.RecordBatch, name: str, cql_type: CqlType) -> pa.Array
 
 
 def _elements(images: pa.RecordBatch, column: LoggedColumn, values: pa.Array) -> Elements:
+    cells = cells_of(values)
     if not column.is_multicell:
-        there = np.flatnonzero(valid_mask(values))
-        return Elements(there, there * 0, pa.nulls(len(there), pa.binary()), values.take(pa.array(there)))
+        there = np.flatnonzero(cells.lengths >= 0)
+        return Elements(there, there * 0, no_cells(len(there)), cells.take(there))
     assert isinstance(column.type, ListType | SetType | MapType | UserType)
-    parts = split(column.type, cells_of(values))
-    broken = parts.misfits & valid_mask(values)
+    parts = split(column.type, cells)
+    broken = parts.misfits & (cells.lengths >= 0)
     if broken.any():
-        value = values[int(np.flatnonzero(broken)[0])].as_py()
+        value = cells.value(int(np.flatnonzero(broken)[0])) or b""
         raise ValueError(f"column {column.name} holds 0x{value.hex()[:64]}, which is not a value of type {column.type}")
     if parts.starts is None:
-        return _fields([raw_values(cells) for cells in parts.cells])
+        return _fields(parts.cells)
     counts = np.diff(np.frombuffer(parts.starts, np.int32)).astype(np.int64)
     row = np.repeat(np.arange(len(values)), counts)
-    arrays = [raw_values(cells) for cells in parts.cells]
     match column.type:
         case SetType():
-            paths, items = arrays[0], pa.array([b""], pa.binary()).take(pa.array(row * 0))
+            paths, items = parts.cells[0], cells_of_values([b""]).take(row * 0)
         case MapType():
-            paths, items = arrays
+            paths, items = parts.cells
         case _:
-            paths, items = entries_of(images["_merge"], column.name, counts), arrays[0]
+            paths, items = entries_of(images["_merge"], column.name, counts), parts.cells[0]
     return Elements(row, runs(counts * 0, counts), paths, items)
 
 
-def _fields(fields: list[pa.Array]) -> Elements:
+def _fields(fields: Sequence[Cells]) -> Elements:
     """Return the fields of each row's user-defined type that are set."""
-    is_set = np.array([valid_mask(field) for field in fields]).T
+    is_set = np.array([field.lengths >= 0 for field in fields]).T
     row, field = np.nonzero(is_set)
-    # The concatenated array holds all rows of a field, field after field.
-    place = pa.array(field * len(is_set) + row)
-    numbers_ = np.arange(len(fields)).astype(">u2")
-    paths = pa.Array.from_buffers(pa.binary(2), len(fields), [None, pa.py_buffer(numbers_)]).cast(pa.binary())
-    return Elements(row, field, paths.take(pa.array(field)), pa.concat_arrays(fields).take(place))
+    # The joined cells hold all rows of a field, field after field.
+    place = field * len(is_set) + row
+    paths = cells_of_values([number.to_bytes(2) for number in range(len(fields))])
+    return Elements(row, field, paths.take(field), joined_cells(fields).take(place))
 
 
 def _times(
@@ -134,30 +132,3 @@ def _times(
         known_times.append(values[places])
         known &= told[row]
     return known_times[0], known_times[1], known
-
-
-def tombstone_cells(images: pa.RecordBatch, table: TableSchema) -> tuple[FlatCells, FlatCells]:
-    """Return the tombstones that images keep, of cells and of whole multi-cell columns, without dropped columns."""
-    tombstones = tombstones_of(images["_merge"])
-    columns = [column for column in columns_of(table) if not column.dropped]
-    names = pa.array([column.name for column in columns], pa.string())
-    number = integers(pc.fill_null(pc.index_in(tombstones.names, names), -1))
-    multicell = np.array([column.is_multicell for column in columns] + [False])[number]
-    complex_ = multicell & ~valid_mask(tombstones.path)
-    simple = np.flatnonzero((number >= 0) & ~complex_)
-    take = pa.array(simple)
-    cells = cell_array(
-        number[simple],
-        tombstones.path.take(take),
-        pa.nulls(len(simple), pa.binary()),
-        integers(tombstones.timestamp)[simple],
-        pa.nulls(len(simple), pa.int32()),
-        tombstones.local_deletion_time.take(take),
-        np.full(len(simple), TOMBSTONE),
-    )
-    whole = np.flatnonzero(complex_)
-    take = pa.array(whole)
-    deletions = deletion_array(
-        number[whole], tombstones.timestamp.take(take), tombstones.local_deletion_time.take(take)
-    )
-    return FlatCells(tombstones.row[simple], cells), FlatCells(tombstones.row[whole], deletions)

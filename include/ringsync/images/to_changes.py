@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.batch import ChangeRows, Deletion, Liveness
 from ringsync.changes.columns import columns_of
-from ringsync.changes.digest import DIGEST_BYTES
-from ringsync.changes.flat import UNKNOWN_TTL, FlatCells, Places, together
-from ringsync.changes.schema import (
-    CELL,
-    CHANGE_ROWS,
-    DELETION,
-    LIVENESS,
-    PARTITION_DELETION,
-    ROW,
-    STATIC,
-)
-from ringsync.compiled.arrow import Integers, Mask, int64_array, integers, valid_mask
+from ringsync.changes.flat import FlatCells, FlatDeletions, Parts, Places, together
+from ringsync.changes.schema import NEVER, NO_EXPIRY, NO_TTL, PARTITION_DELETION, ROW, STATIC, UNKNOWN_TTL
+from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, valid_mask
+from ringsync.cql.cells import cells_of, cells_of_values, no_cells
 from ringsync.cql.codec.encode import partition_key_bytes
+from ringsync.images.merge_column import tombstones_of
 from ringsync.images.schema import NO_LIVENESS, lake_names, row_image_schema
-from ringsync.images.to_cells import serialised, tombstone_cells, value_cells
+from ringsync.images.to_cells import serialised, value_cells
 from ringsync.schema.table import TableSchema
 
 MICROS = 1_000_000
@@ -45,7 +39,9 @@ class _Rows:
     of_static: Places
 
 
-def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us: int | None = None) -> pa.RecordBatch:
+def change_rows_of(
+    images: pa.RecordBatch, table: TableSchema, *, unknown_at_us: int | None = None, one_each: bool = False
+) -> ChangeRows:
     """Convert row images to equivalent change rows, which can be merged with later changes.
 
     The static cells of a partition become one static row, its known deletion a partition deletion. Empty rows and
@@ -55,41 +51,44 @@ def change_rows_of(images: pa.RecordBatch, table: TableSchema, *, unknown_at_us:
     :param images: row images of the table, one per key
     :param unknown_at_us: latest possible time of writes of unknown time (a row's own liveness, elements of collections
         in Cassandra 4), µs; they get it as timestamp, and UNKNOWN_TTL as mark. None: they are left out
-    :returns: ``CHANGE_ROWS``; ``position`` is the image's index, ``digest`` and ``schema_version`` are zero
+    :param one_each: make one change row of each image, with its static cells, also if there is nothing in it
+    :returns: change rows; ``position`` is the image's index, ``digest`` and ``schema_version`` are zero
     :raises ValueError: an image has no partition key
     """
     images = images.select(row_image_schema(table).names).cast(row_image_schema(table))
     keys, clusterings = image_keys(images, table)
-    rows = _rows(images, table, keys)
-    cells, deletions = tombstone_cells(images, table)
-    counters = {column.name for column in table.columns if column.is_counter}
-    columns = [column for column in columns_of(table) if not column.dropped and column.name not in counters]
+    rows = _one_each(images, table) if one_each else _rows(images, table, keys)
+    tombstones, deletions = tombstones_of(images["_merge"], table)
+    columns = [column for column in columns_of(table) if not column.dropped and not column.is_counter]
     values = [value_cells(images, table, column, unknown_at_us) for column in columns]
-    cells = _placed(together([*values, cells], CELL), rows, table)
-    deletions = _placed(deletions, rows, table)
+    cells, deletions = _placed(together([*values, tombstones]), rows, table), _placed(deletions, rows, table)
+    count, image = len(rows.image), rows.image
+    clustering = cells_of(clusterings).take(image).without(rows.kind != ROW)
     liveness, deletion = _liveness(images, rows, unknown_at_us), _deletion(images, rows)
-    count, image = len(rows.image), pa.array(rows.image)
-    columns_found = {
-        "table_id": _constant(bytes.fromhex(table.table_id), pa.binary(16), count),
-        "schema_version": _constant(0, pa.int32(), count),
-        "token": images["token"].take(image),
-        "partition_key": keys.take(image),
-        "kind": pa.array(rows.kind.astype(np.int8)),
-        "clustering": pc.if_else(pa.array(rows.kind == ROW), clusterings.take(image), pa.scalar(None, pa.binary())),
-        "range_end": pa.nulls(count, pa.binary()),
-        "write_time": pa.array(_write_times(cells, deletions, liveness, deletion)),
-        "liveness": liveness,
-        "deletion": deletion,
-        "cells": cells.lists(count),
-        "complex_deletions": deletions.lists(count),
-        "digest": _constant(bytes(DIGEST_BYTES), pa.binary(DIGEST_BYTES), count),
-        "file": _constant("", pa.string(), count),
-        "position": pa.array(rows.image),
-    }
-    converted = pa.RecordBatch.from_arrays([columns_found[name] for name in CHANGE_ROWS.names], schema=CHANGE_ROWS)
-    filled = [pc.greater(pc.list_value_length(converted[name]), 0) for name in ("cells", "complex_deletions")]
-    filled += [converted[name].is_valid() for name in ("liveness", "deletion")]
-    return converted.filter(pc.or_(pc.or_(filled[0], filled[1]), pc.or_(filled[2], filled[3])))
+    table_id = np.frombuffer(bytes.fromhex(table.table_id), np.int64)
+    converted = ChangeRows(
+        np.broadcast_to(table_id, (count, 2)),
+        np.zeros(count, np.int64),
+        integers(images["token"])[image],
+        cells_of(keys).take(image),
+        rows.kind,
+        clustering,
+        no_cells(count),
+        _write_times(cells, deletions, liveness, deletion),
+        liveness,
+        deletion,
+        cells,
+        deletions,
+        np.zeros((count, 2), np.uint64),
+        cells_of_values([b""]).take(np.zeros(count, np.int64)),
+        image,
+    )
+    if one_each:
+        return converted
+    has_content = liveness.there | deletion.there
+    for parts in (cells, deletions):
+        has_content[parts.row] = True
+    return converted.where(has_content)
 
 
 def image_keys(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.Array, pa.Array]:
@@ -104,7 +103,7 @@ def image_keys(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.Array, pa
 
 def _clusterings(columns: list[pa.Array], rows: int) -> pa.Array:
     """Write the number of columns, and each value with its length (:mod:`ringsync.changes.schema`)."""
-    parts = [_constant(len(columns).to_bytes(4, "little"), pa.binary(), rows)]
+    parts = [pa.array([len(columns).to_bytes(4, "little")]).take(array_of(np.zeros(rows, np.int64)))]
     for column in columns:
         lengths = pc.fill_null(pc.binary_length(column), -1).cast(pa.int32())
         fixed = pa.Array.from_buffers(pa.binary(4), rows, [None, lengths.buffers()[1]], offset=lengths.offset)
@@ -141,33 +140,35 @@ def _rows(images: pa.RecordBatch, table: TableSchema, keys: pa.Array) -> _Rows:
     return _Rows(image, kind, of[ROW], of[STATIC])
 
 
-def _placed(parts: FlatCells, rows: _Rows, table: TableSchema) -> FlatCells:
-    """Assign cells or complex deletions of images to change rows."""
-    is_static = np.array([column.is_static for column in columns_of(table)] + [False])[parts.integers("column")]
+def _one_each(images: pa.RecordBatch, table: TableSchema) -> _Rows:
+    every, is_row = np.arange(len(images)), has_clustering(images, table)
+    return _Rows(every, np.where(is_row, ROW, STATIC), np.where(is_row, every, _NONE), every)
+
+
+def _placed(parts: Parts, rows: _Rows, table: TableSchema) -> Parts:
+    """Assign cells or complex deletions of images to change rows, in the order of these."""
+    is_static = np.array([column.is_static for column in columns_of(table)] + [False])[parts.column]
     row = np.where(is_static, rows.of_static[parts.row], rows.of_row[parts.row])
-    return FlatCells(row, parts.cells).where(row != _NONE)
+    there = np.flatnonzero(row != _NONE)
+    order = there[np.argsort(row[there], kind="stable")]
+    return replace(parts.take(order), row=row[order])
 
 
-def _liveness(images: pa.RecordBatch, rows: _Rows, unknown_at_us: int | None) -> pa.StructArray:
+def _liveness(images: pa.RecordBatch, rows: _Rows, unknown_at_us: int | None) -> Liveness:
     """Return the liveness of rows; an unknown one that no read has refuted gets the latest possible time."""
-    image = rows.image
+    image, is_row = rows.image, rows.kind == ROW
     live = pc.struct_field(images["_row"], "live")
     expires_at, unseen_at = (pc.struct_field(images["_merge"], name) for name in ("live_expires_at", "unseen_at"))
-    known = valid_mask(live)[image] & (integers(live)[image] != NO_LIVENESS)
-    unknown = ~valid_mask(live)[image] & ~valid_mask(unseen_at)[image]
-    if unknown_at_us is None:
-        unknown = np.zeros(len(image), np.bool_)
-    expiring = known & valid_mask(expires_at)[image]
-    fields = [
-        pa.array(np.where(known, integers(live)[image], unknown_at_us or 0)),
-        int64_array(np.where(known, 0, UNKNOWN_TTL), expiring | unknown).cast(pa.int32()),
-        int64_array(integers(expires_at)[image], expiring),
-    ]
-    there = (rows.kind == ROW) & (known | unknown)
-    return pa.StructArray.from_arrays(fields, fields=list(LIVENESS), mask=pa.array(~there))
+    known = is_row & valid_mask(live)[image] & (integers(live)[image] != NO_LIVENESS)
+    unknown = is_row & ~valid_mask(live)[image] & ~valid_mask(unseen_at)[image] & (unknown_at_us is not None)
+    return Liveness(
+        np.where(known, integers(live)[image], np.where(unknown, unknown_at_us or 0, NEVER)),
+        np.where(unknown, UNKNOWN_TTL, NO_TTL),
+        np.where(known, filled(expires_at, NO_EXPIRY)[image], NO_EXPIRY),
+    )
 
 
-def _deletion(images: pa.RecordBatch, rows: _Rows) -> pa.StructArray:
+def _deletion(images: pa.RecordBatch, rows: _Rows) -> Deletion:
     """Return the deletions of rows and partitions; a static row has its partition's.
 
     An unknown local time is taken from the deletion's timestamp.
@@ -176,22 +177,13 @@ def _deletion(images: pa.RecordBatch, rows: _Rows) -> pa.StructArray:
     deleted_at = pc.struct_field(images["_row"], "deleted_at")
     local = pc.struct_field(images["_merge"], "deletion_local")
     at = integers(deleted_at)[image]
-    fields = [at, np.where(valid_mask(local)[image], integers(local)[image], np.maximum(at // MICROS, 0))]
     there = ((rows.kind != STATIC) | (rows.of_row[image] == _NONE)) & valid_mask(deleted_at)[image]
-    return pa.StructArray.from_arrays(
-        [pa.array(field) for field in fields], fields=list(DELETION), mask=pa.array(~there)
-    )
+    locals_ = np.where(valid_mask(local)[image], integers(local)[image], np.maximum(at // MICROS, 0))
+    return Deletion(np.where(there, at, NEVER), np.where(there, locals_, 0))
 
 
-def _write_times(cells: FlatCells, deletions: FlatCells, liveness: pa.Array, deletion: pa.Array) -> Integers:
-    newest = np.full(len(liveness), np.iinfo(np.int64).min)
+def _write_times(cells: FlatCells, deletions: FlatDeletions, liveness: Liveness, deletion: Deletion) -> Integers:
+    newest = np.maximum(liveness.timestamp, deletion.timestamp)
     for parts in (cells, deletions):
-        np.maximum.at(newest, parts.row, parts.integers("timestamp"))
-    for struct in (liveness, deletion):
-        there = valid_mask(struct)
-        newest[there] = np.maximum(newest, integers(struct.field("timestamp")))[there]
+        np.maximum.at(newest, parts.row, parts.timestamp)
     return newest
-
-
-def _constant(value: bytes | str | int, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.array([value], kind).take(pa.array(np.zeros(count, np.int64)))

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_name
-from ringsync.formats.commitlog.names import LogPosition, parse_position
+from ringsync.formats.commitlog.names import INDEX_SUFFIX, parse_position
 from ringsync.formats.keystores.lookup import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE, keys_in
 from ringsync.formats.keystores.passwords import KeystoreError
 from ringsync.inspect.commitlog import Inspection
-from ringsync.inspect.files import InspectError, find_indexes, find_segments, replaced
-from ringsync.inspect.idx import index_line, index_text, read_indexes
-from ringsync.inspect.outputs import CqlLines, JsonLines, Nothing, Output, arrow_file, parquet_file
+from ringsync.inspect.files import InspectError, find_files, index_text, read_indexes, replaced
+from ringsync.inspect.outputs import ArrowFile, CqlLines, JsonLines, Output
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.summary import summary_text
 from ringsync.inspect.tables import Tables, choose_tables
@@ -37,6 +37,7 @@ exit codes: 0 done; 1 done, but something was damaged or could not be decoded: s
 file, not a commit log, wrong schema; 4 interrupted"""
 
 Subparsers = Any
+T = TypeVar("T")
 
 
 def add_inspect(commands: Subparsers) -> None:
@@ -85,7 +86,7 @@ def _add_commitlog(kinds: Subparsers) -> None:
         dest="tables",
         action="append",
         default=[],
-        type=_table,
+        type=parsed(parse_table_name),
         metavar="KEYSPACE.TABLE",
         help="show only this table; may be given several times (default: all but Cassandra's own)",
     )
@@ -95,7 +96,7 @@ def _add_commitlog(kinds: Subparsers) -> None:
     log.add_argument(
         "--from",
         dest="start",
-        type=_position,
+        type=parsed(parse_position),
         metavar="[SEGMENT_ID:]POSITION",
         help="show only what lies behind this logical position",
     )
@@ -121,11 +122,11 @@ def _add_commitlog(kinds: Subparsers) -> None:
 
 def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitCode:
     problems = Problems()
-    try:
+    with _told_to(problems):
         if arguments.format in ("parquet", "arrow") and arguments.output is None:
             raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
         tables = choose_tables(_schema(arguments), arguments.tables)
-        paths = find_segments(arguments.paths)
+        paths = find_files(arguments.paths, "CommitLog-*.log")
         keys = keys_in(arguments.keystore, os.environ) if arguments.keystore else None
         with _target(arguments.output) as file, _progress(paths, arguments.output is None) as progress:
             output = _output(arguments, file, tables, problems)
@@ -134,24 +135,26 @@ def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> Exit
             output.close()
             if arguments.format == "summary":
                 file.write(summary_text(inspection.summary, tables.by_id).encode())
-    except (InspectError, SchemaError, KeystoreError) as error:
-        problems.unreadable(str(error))
-    except BrokenPipeError:
-        _forget_stdout()
     return problems.code
 
 
 def _inspect_idx(arguments: argparse.Namespace, _console: Console) -> ExitCode:
     problems = Problems()
-    show: Callable[[dict[str, Any]], str] = index_text if arguments.format == "text" else index_line
+    with _told_to(problems):
+        for index in read_indexes(find_files(arguments.paths, f"CommitLog-*{INDEX_SUFFIX}"), problems):
+            print(index_text(index) if arguments.format == "text" else json.dumps(index, separators=(",", ":")))
+    return problems.code
+
+
+@contextmanager
+def _told_to(problems: Problems) -> Iterator[None]:
     try:
-        for index in read_indexes(find_indexes(arguments.paths), problems):
-            print(show(index))
-    except InspectError as error:
+        yield
+    except (InspectError, SchemaError, KeystoreError) as error:
         problems.unreadable(str(error))
     except BrokenPipeError:
-        _forget_stdout()
-    return problems.code
+        # The reader of stdout has gone. Without this, Python complains at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _schema(arguments: argparse.Namespace) -> Schema:
@@ -185,11 +188,9 @@ def _output(arguments: argparse.Namespace, file: BinaryIO, tables: Tables, probl
             return JsonLines(file, tables, problems, arguments.raw)
         case "cql":
             return CqlLines(file, tables, problems, arguments.remaining_ttl)
-        case "arrow":
-            return arrow_file(file, tables)
-        case "parquet":
-            return parquet_file(file, tables)
-    return Nothing()
+        case "arrow" | "parquet" as kind:
+            return ArrowFile(file, tables, parquet=kind == "parquet")
+    return Output()
 
 
 @contextmanager
@@ -226,23 +227,16 @@ def _progress(paths: Sequence[Path], to_stdout: bool) -> Iterator[Callable[[Path
         yield advance
 
 
-def _forget_stdout() -> None:
-    """Redirect stdout to nowhere after its reader has gone; without this Python complains at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Make the type of an argument: argparse shows the messages of its own errors only."""
 
+    def parse_argument(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def _table(text: str) -> tuple[str, str]:
-    try:
-        return parse_table_name(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _position(text: str) -> LogPosition | int:
-    try:
-        return parse_position(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parse_argument
 
 
 def _contact_point(text: str) -> tuple[str, int | None]:

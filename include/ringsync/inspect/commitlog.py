@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.columns import LoggedTables
+from ringsync.changes.columns import LoggedTables, logged_tables
 from ringsync.formats.commitlog.index import SegmentIndex
 from ringsync.formats.commitlog.names import LogPosition, segment_id
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
@@ -20,6 +20,7 @@ from ringsync.inspect.outputs import Output
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.summary import Summary
 from ringsync.inspect.tables import Tables
+from ringsync.schema.system_tables import system_tables
 
 
 @dataclass
@@ -27,8 +28,6 @@ class Inspection:
     """Reader of segments, one after another.
 
     :ivar tables: the tables whose records are decoded, and the tables whose records are shown
-    :ivar output: target of the change rows
-    :ivar problems: list of what cannot be read
     :ivar ignore_index: whether to read segments to their end, including what was never synced
     :ivar key_of: function from an alias to its key, for encrypted segments
     :ivar progress: function that is called with the share of a segment that is read, 0…1
@@ -53,7 +52,7 @@ class Inspection:
                     f"position {start} of which of these {len(paths)} segments? Write SEGMENT_ID:POSITION"
                 )
             start = LogPosition(segment_id(paths[0].name) or 0, start)
-        logged = self.tables.logged
+        logged = logged_tables(list(self.tables.by_id.values()))
         for path in paths:
             after = _after(path, start)
             if after is not None:
@@ -81,7 +80,7 @@ class Inspection:
         last = read = 0
         for batch in log.batches:
             rows = batch.rows
-            if not self.tables.all_shown:
+            if len(self.tables.shown) < len(self.tables.by_id):
                 shown = pa.array([bytes.fromhex(table_id) for table_id in self.tables.shown], pa.binary(16))
                 rows = rows.filter(pc.is_in(rows["table_id"], shown))
             if len(rows):
@@ -101,7 +100,7 @@ class Inspection:
         columns = (undecoded[column].to_pylist() for column in ("position", "length", "reason", "table_id"))
         for position, length, reason, raw_id in zip(*columns, strict=True):
             table_id = raw_id.hex() if raw_id else ""
-            if raw_id and self.tables.is_system(table_id):
+            if table_id in system_tables():
                 records["system tables"] += 1
                 continue
             if reason == REASONS[UNKNOWN_TABLE]:

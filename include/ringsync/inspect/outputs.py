@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from dataclasses import dataclass
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +21,8 @@ TABLES_KEY = b"ringsync.tables"
 """Metadata key of an Arrow or Parquet file: JSON of keyspace, table and column names by table id."""
 
 
-class Output(Protocol):
-    """A target of change rows, in the order of the log."""
+class Output:
+    """A target of change rows, in the order of the log. This one drops them: only counts are wanted."""
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Write change rows."""
@@ -31,29 +31,29 @@ class Output(Protocol):
         """Write the rest: there are no more rows."""
 
 
-class JsonLines:
+@dataclass
+class JsonLines(Output):
     """One JSON object per change row (docs/inspect.md)."""
 
-    def __init__(self, file: BinaryIO, tables: Tables, problems: Problems, raw: bool) -> None:
-        self._file = file
-        self._tables = tables
-        self._problems = problems
-        self._raw = raw
+    file: BinaryIO
+    tables: Tables
+    problems: Problems
+    raw: bool
 
     def write(self, rows: pa.RecordBatch) -> None:
-        lines, malformed = json_lines(rows, self._tables.by_id, self._raw)
-        self._file.write("".join([f"{line}\n" for line in lines]).encode())
+        lines, malformed = json_lines(rows, self.tables.by_id, self.raw)
+        self.file.write("".join([f"{line}\n" for line in lines]).encode())
         for (table, column), count in malformed.items():
-            self._problems.imperfect(
+            self.problems.imperfect(
                 f"{rows['file'][0]}: {count} values of {table} {column} are no values of its type: null in the output, "
                 "with their raw bytes; is the schema of that day?"
             )
 
     def close(self) -> None:
-        self._file.flush()
+        self.file.flush()
 
 
-class CqlLines:
+class CqlLines(Output):
     """The statements that make the changes (docs/inspect.md)."""
 
     def __init__(self, file: BinaryIO, tables: Tables, problems: Problems, remaining_ttl: bool) -> None:
@@ -72,40 +72,20 @@ class CqlLines:
             )
 
 
-class ArrowFile:
-    """Unchanged change rows, with the names of tables and columns in the metadata."""
+class ArrowFile(Output):
+    """Unchanged change rows in an Arrow IPC or Parquet file, with the names of tables and columns in the metadata."""
 
-    def __init__(
-        self, file: BinaryIO, tables: Tables, writer: Callable[[BinaryIO, pa.Schema], pa.ipc.RecordBatchWriter]
-    ) -> None:
+    def __init__(self, file: BinaryIO, tables: Tables, parquet: bool) -> None:
         self._schema = CHANGE_ROWS.with_metadata({TABLES_KEY: _described(tables)})
-        self._writer = writer(file, self._schema)
+        self._writer = (
+            pq.ParquetWriter(file, self._schema, compression="zstd") if parquet else pa.ipc.new_file(file, self._schema)
+        )
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writer.write_batch(rows.replace_schema_metadata(self._schema.metadata))
 
     def close(self) -> None:
         self._writer.close()
-
-
-def arrow_file(file: BinaryIO, tables: Tables) -> Output:
-    """Begin an Arrow IPC file."""
-    return ArrowFile(file, tables, pa.ipc.new_file)
-
-
-def parquet_file(file: BinaryIO, tables: Tables) -> Output:
-    """Begin a Parquet file."""
-    return ArrowFile(file, tables, lambda target, schema: pq.ParquetWriter(target, schema, compression="zstd"))
-
-
-class Nothing:
-    """No output: only counts are wanted."""
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        """Drop the rows."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _described(tables: Tables) -> bytes:

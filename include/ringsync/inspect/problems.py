@@ -33,7 +33,6 @@ class Problems:
         """Report a part of a segment that cannot be read, or that the schema does not explain.
 
         :param position: logical position
-        :param length: length in bytes
         """
         self.code = max(self.code, ExitCode.COMPLETED_WITH_ERRORS)
         self._seen[file, reason] += 1

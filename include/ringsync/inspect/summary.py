@@ -43,9 +43,7 @@ class Summary:
 
     :ivar segments: a line for each segment
     :ivar records: number of records by outcome; they add up to all records
-    :ivar damages: number of damaged places
     :ivar lost_bytes: number of bytes that hold no readable record
-    :ivar tables: counts of each table, by table id
     """
 
     segments: list[str] = field(default_factory=list)

@@ -6,11 +6,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringsync.changes.columns import LoggedTables, logged_tables
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, near_names
 from ringsync.cql.identifiers import printable
 from ringsync.inspect.files import InspectError
-from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import Schema, TableSchema
 
 
@@ -19,27 +17,12 @@ class Tables:
     """The known tables.
 
     :ivar by_id: tables that can be decoded, by id; Cassandra's own only on request
-    :ivar shown: ids of the tables to show
     :ivar unreadable: reason why a known table cannot be decoded, by id
     """
 
     by_id: dict[str, TableSchema]
     shown: frozenset[str]
     unreadable: dict[str, str]
-
-    @property
-    def logged(self) -> LoggedTables:
-        """The decodable tables, as the reader takes them."""
-        return logged_tables(list(self.by_id.values()))
-
-    @property
-    def all_shown(self) -> bool:
-        """Whether the change rows of all decodable tables are to be shown."""
-        return len(self.shown) == len(self.by_id)
-
-    def is_system(self, table_id: str) -> bool:
-        """Tell whether an id belongs to one of Cassandra's own tables."""
-        return table_id in system_tables()
 
     def reason(self, table_id: str) -> str:
         """Explain why the records of a table cannot be decoded."""

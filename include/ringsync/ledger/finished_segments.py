@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.storage.port import ObjectStore, get_json
 
 REMEMBERED_S = 3600.0
 """Seconds that a node's commits keep saying that a segment is finished, for processes that do not know it yet."""
@@ -44,30 +44,20 @@ class SegmentIds:
 
 
 def finished_segments(store: ObjectStore, node: str) -> SegmentIds:
-    """Read the finished segments of a node that its commits need not name any more.
-
-    :param node: host id
-    """
-    try:
-        return SegmentIds(tuple((first, last) for first, last in json.loads(store.get(_key(node)))["ranges"]))
-    except NotFoundError:
-        return SegmentIds()
+    """Read the finished segments of a node that its commits need not name any more."""
+    document = get_json(store, _key(node)) or {"ranges": []}
+    return SegmentIds(tuple((first, last) for first, last in document["ranges"]))
 
 
 def fold_finished(store: ObjectStore, node: str, segments: Iterable[int]) -> SegmentIds:
     """Record segments as finished; then no commit needs to name them any more.
 
-    :param segments: ids of the segments
-    :raises VersionMismatchError: another process does the same; nothing was written
-    :raises AlreadyExistsError: the same
+    :raises AlreadyExistsError, VersionMismatchError: another process does the same; nothing was written
     """
     before = store.stat(_key(node))
     finished = finished_segments(store, node).with_ids(segments)
     document = json.dumps({"ranges": finished.ranges}).encode()
-    if before is None:
-        store.put(_key(node), document, if_absent=True)
-    else:
-        store.put(_key(node), document, if_version=before.version)
+    store.put(_key(node), document, if_absent=before is None, if_version=before.version if before else None)
     return finished
 
 

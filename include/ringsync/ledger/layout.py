@@ -46,10 +46,7 @@ def check_layout(store: ObjectStore) -> None:
 
 
 def _take_over(store: ObjectStore) -> None:
-    """Turn layout 1's positions in the nodes' logs into the first commit of each node.
-
-    :raises LayoutError: staged rows wait, and their columns are unknown
-    """
+    """Turn layout 1's positions in the nodes' logs into the first commit of each node."""
     keys = [stat.key for stat in store.list("staging/log/") if _OLD_COMMIT.fullmatch(stat.key)]
     documents = {key: json.loads(store.get(key)) for key in keys}
     waiting = sum(file["rows"] for commit in documents.values() for file in commit["files"] if file["bucket"])

@@ -77,14 +77,12 @@ class Pass:
     :ivar kind: kind of the pass; ``changes`` has messages and rows, ``rows`` has messages, the others have neither
     :ivar bootstrap: id of the bootstrap that the pass belongs to, whose topic gets the messages first; empty: none
     :ivar begin: for ``rows`` the number of the bootstrap's ``begin``, whose place in the stream they take
-    :ivar late: whether the rows were late
     :ivar created_at_ms: time of creation, ms since the epoch
     :ivar parts: parts of the pass's folder in the stream
     :ivar changes: keys of files of merged change rows
     :ivar deletions: keys of files with the pass's deletions of partitions and ranges; older rows may still come
     :ivar deleted_until_us: greatest timestamp of these deletions, µs; None: there are none, or it is not known
     :ivar digests: keys of the digests of the published rows, by bucket (or :data:`LATE`)
-    :ivar counts: counts of this pass by name
     """
 
     number: int
@@ -144,10 +142,7 @@ def check_goes_on(last: Pass | None) -> None:
 
 
 def _follows(store: ObjectStore, made: Pass) -> bool:
-    """Tell whether the pass before exists, or this is the table's first and there is none yet.
-
-    :raises TableReplacedError: the table has ended: nothing more may be published
-    """
+    """Tell whether the pass before exists, or this is the table's first and there is none yet."""
     if made.number == 1 or made.kind == "start":
         return not pass_numbers(store, made.table_id)
     try:
@@ -293,8 +288,6 @@ def mark(
 
     Later passes go to another stream after a begin or cut-over. A cut-over without rows ends an unfinished bootstrap.
 
-    :param now_ms: current time, ms since the epoch
-    :param parts: parts with the bootstrap's rows
     :param check: function that raises if the mark is not allowed. It is called after the last pass was read: if another
         process then adds a pass, it is called again. None: a cut-over checks that no other bootstrap has begun. Rows
         are always checked by :func:`check_rows`
@@ -377,7 +370,6 @@ def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, rea
     The scan may have missed rows that only some replicas had when they were published. Their later copies count as
     published already.
 
-    :param passes: passes of the table, by number
     :param begin: number of the pass that began the bootstrap
     :param reach_ms: time in which copies of published rows may still come, ms
     """

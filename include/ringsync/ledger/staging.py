@@ -79,10 +79,8 @@ class Bucket:
 class Place:
     """The place of a block.
 
-    :ivar key: key of the file in the object store
     :ivar start: byte of the file where the block begins
-    :ivar size: size of the block, bytes
-    :ivar crc32c: CRC-32C of the block
+    :ivar size: bytes
     """
 
     key: str
@@ -97,8 +95,6 @@ class Block:
 
     :ivar table_id: 32 hexadecimal digits
     :ivar version: number of the table's version that the rows were decoded with
-    :ivar bucket: name of the bucket
-    :ivar rows: number of rows
     :ivar ring: digest of the ring snapshot that has the token ranges; empty: the ring was not available
     :ivar sums: for each token range with rows its number, its count of rows, and the sums of the halves of their
         digests, without overflow
@@ -117,7 +113,6 @@ class Block:
 class LogPart:
     """A part of a segment that has been read.
 
-    :ivar segment: name of the segment
     :ivar start: logical position where reading began
     :ivar end: logical position where reading ended
     :ivar finished: whether the segment is complete and has been read to its end
@@ -137,12 +132,10 @@ class StageCommit:
     :ivar node: host id
     :ivar number: number of the commit among the node's
     :ivar read_at_ms: time of reading, ms since the epoch
-    :ivar parts: parts of segments that were read
     :ivar ends: position up to which each unfinished segment has been read, by segment id
     :ivar finished: times when segments were finished (ms since the epoch), by id, unless that was long ago
         (:mod:`ringsync.ledger.finished_segments`)
     :ivar counts: numbers of records and rows by outcome
-    :ivar blocks: blocks of the rows
     :ivar late: keys of files of late rows
     :ivar followed: whether the next commit was made; it may be removed by now
     """
@@ -259,7 +252,6 @@ def rows_keys(store: ObjectStore) -> list[str]:
 def commit_of_rows(key: str) -> tuple[str, int] | None:
     """Return node and number of the commit that a file of blocks was written for.
 
-    :param key: key of the file
     :returns: host id and number; None: an older version wrote the file, and its commit is unknown
     """
     match = _ROWS_KEY.fullmatch(key)
@@ -279,7 +271,6 @@ def encode_blocks(batches: Sequence[pa.RecordBatch], key: str) -> tuple[bytes, l
     """Encode batches of change rows as a file, an Arrow IPC stream, and return its bytes and each batch's place.
 
     :param batches: record batches of :data:`STAGED_ROWS`, at least one
-    :param key: key of the file
     """
     sink = pa.BufferOutputStream()
     ends = [STAGED_ROWS.serialize().size]
@@ -342,7 +333,8 @@ def retire_commit(store: ObjectStore, commit: StageCommit, *, keep: bool) -> Non
         store.put(commit.key, json.dumps(asdict(replace(commit, blocks=()))).encode())
     else:
         store.delete(commit.key)
-    remove_files(store, commit)
+    for key in commit.files:
+        store.delete(key)
 
 
 def mark_followed(store: ObjectStore, commit: StageCommit) -> StageCommit | None:
@@ -358,9 +350,3 @@ def mark_followed(store: ObjectStore, commit: StageCommit) -> StageCommit | None
     except VersionMismatchError:
         return None
     return marked
-
-
-def remove_files(store: ObjectStore, commit: StageCommit) -> None:
-    """Remove the files of a commit's blocks."""
-    for key in commit.files:
-        store.delete(key)

@@ -58,7 +58,8 @@ def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | Non
             return latest
         following = latest.followed_by(table) if latest else TableVersion.first(table)
         try:
-            store.put(_key(following), json.dumps(version_document(following)).encode(), if_absent=True)
+            key = f"{_folder(table.table_id)}{following.number:06}.json"
+            store.put(key, json.dumps(version_document(following)).encode(), if_absent=True)
         except AlreadyExistsError:
             continue
         return following
@@ -93,10 +94,7 @@ class CdcEnded:
             self._store.delete(f"{_ENDED}{table_id}.json")
 
     def at_ms(self, table_id: str, now_ms: int) -> int | None:
-        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed.
-
-        :param now_ms: current time, ms since the epoch
-        """
+        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed."""
         if table_id not in self._followed:
             return None
         if table_id not in self._ended:
@@ -109,7 +107,3 @@ class CdcEnded:
 
 def _folder(table_id: str) -> str:
     return f"schemas/{table_id}/"
-
-
-def _key(version: TableVersion) -> str:
-    return f"{_folder(version.table_id)}{version.number:06}.json"

@@ -45,8 +45,6 @@ def topic_owners(store: ObjectStore, topic: str) -> list[TopicOwner]:
 def take_topic(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> None:
     """Give the topic to this table before its first pass, unless it has the topic already. Repeating it is safe.
 
-    :param topic: topic of the table's changes
-    :param now_ms: current time, ms since the epoch
     :raises TableReplacedError: a newer table has the topic; an id does not get it a second time
     """
     while True:

@@ -36,7 +36,6 @@ class Try:
     def of(changes: str) -> Try:
         """Return the try that has written a file of changes.
 
-        :param changes: key of the file
         :raises ValueError: this is the key of another file
         """
         match = _CHANGES.search(changes)

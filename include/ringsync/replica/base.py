@@ -55,6 +55,11 @@ def own_properties(configuration: Mapping[str, str]) -> dict[str, str]:
     return {k.removeprefix(PROPERTY_PREFIX): v for k, v in configuration.items() if k.startswith(PROPERTY_PREFIX)}
 
 
+def properties_of(table: DeltaSnapshot) -> dict[str, str]:
+    """Return ringsync's properties of a Delta table, without their prefix."""
+    return own_properties(table.metadata.get("configuration") or {})
+
+
 def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> None:
     """Check that ``uri`` holds a replica of this very table, of any schema.
 
@@ -88,7 +93,7 @@ def replaced_table(before: DeltaSnapshot, table: TableSchema) -> dict[str, Any] 
     :returns: ``table_id`` of the former table, and the Delta ``version`` under which its replica stays readable until
         its files are removed; None: there is no base, or it is this table's own
     """
-    found = own_properties(before.metadata.get("configuration") or {})
+    found = properties_of(before)
     if before.version < 0 or found.get("table_id") == table.table_id:
         return None
     return {"table_id": found.get("table_id", "unknown"), "version": before.version}

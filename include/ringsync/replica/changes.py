@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +29,7 @@ from ringsync.replica.base import (
     changes_folder,
     check_same_schema,
     identity,
-    own_properties,
+    properties_of,
 )
 from ringsync.replica.delta_log import (
     ConcurrentCommitError,
@@ -129,12 +131,6 @@ def replica_state(
     return _state(store, table, base, changes, options or {}) if base.version >= 0 else None
 
 
-def applied_pass(store: ObjectStore, table: TableSchema) -> int:
-    """Return the number of the last pass that the replica contains; 0: none, or no replica."""
-    state = replica_state(store, table)
-    return state.applied if state else 0
-
-
 def append_pass(
     store: ObjectStore,
     table: TableSchema,
@@ -157,7 +153,7 @@ def append_pass(
     :raises ReplicaMismatchError: the replica belongs to another table id or schema
     """
     folder = changes_folder(table.keyspace, table.name)
-    for _ in range(ATTEMPTS):
+    for _ in _attempts(store, table):
         base, changes = _snapshots(store, table)
         now = _state(store, table, base, changes, seen.options)
         if (now.base, now.applied) != (seen.base, seen.applied):
@@ -188,7 +184,7 @@ def append_pass(
         if version % CHECKPOINT_COMMITS == 0:
             write_checkpoint(now.changes_uri, now.options)
         return version
-    raise ConcurrentCommitError(f"{store.uri(folder)}: other writers committed first {ATTEMPTS} times: try again later")
+    raise AssertionError("the last attempt raises")
 
 
 def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
@@ -196,18 +192,12 @@ def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
 
     :param now_ms: current time, ms since the epoch
     """
-    for _ in range(ATTEMPTS):
+    for _ in _attempts(store, table):
         base, changes = _snapshots(store, table)
         if _belong_together(base, changes):
             return
-        try:
+        with suppress(ConcurrentCommitError):
             _begin(store, table, base, changes, now_ms)
-        except ConcurrentCommitError:
-            continue
-    raise ConcurrentCommitError(
-        f"{store.uri(changes_folder(table.keyspace, table.name))}: other writers committed first {ATTEMPTS} times: "
-        "try again later"
-    )
 
 
 def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, now_ms: int) -> None:
@@ -220,23 +210,17 @@ def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, n
     :raises ConcurrentCommitError: another writer has changed the base since ``seen``; nothing was emptied
     """
     no_base = {"configuration": {f"{PROPERTY_PREFIX}base": f"none-{table.table_id}"}}
-    for _ in range(ATTEMPTS):
+    for _ in _attempts(store, table):
         base, changes = _snapshots(store, table)
         if base.version != seen.version:
             raise ConcurrentCommitError(
                 f"{store.uri(base_folder(table.keyspace, table.name))} now has version {base.version}, not "
                 f"{seen.version}: another writer has changed the replica; try again if the change is still wanted"
             )
-        if own_properties(changes.metadata.get("configuration") or {}).get("table_id") == table.table_id:
+        if properties_of(changes).get("table_id") == table.table_id:
             return
-        try:
+        with suppress(ConcurrentCommitError):
             _begin(store, table, replace(base, metadata=no_base), changes, now_ms)
-        except ConcurrentCommitError:
-            continue
-    raise ConcurrentCommitError(
-        f"{store.uri(changes_folder(table.keyspace, table.name))}: other writers committed first {ATTEMPTS} times: "
-        "try again later"
-    )
 
 
 def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState) -> None:
@@ -244,8 +228,7 @@ def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState) -> No
 
     :raises StaleStateError: a bootstrap has replaced the base
     """
-    base = read_snapshot(store, base_folder(table.keyspace, table.name))
-    _check_same_base(own_properties(base.metadata.get("configuration") or {}), seen, seen.base_uri)
+    _check_same_base(read_snapshot(store, base_folder(table.keyspace, table.name)), seen, seen.base_uri)
 
 
 def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, now_ms: int) -> None:
@@ -259,25 +242,33 @@ def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, no
     :raises StaleStateError: a bootstrap has replaced the base; nothing was removed
     """
     folder = changes_folder(table.keyspace, table.name)
-    for _ in range(ATTEMPTS):
+    for _ in _attempts(store, table):
         changes = read_snapshot(store, folder)
-        _check_same_base(own_properties(changes.metadata.get("configuration") or {}), seen, seen.changes_uri)
+        _check_same_base(changes, seen, seen.changes_uri)
         merged = [file for file in changes.files if _last_pass_in(file) <= seen.applied]
         if not merged:
             return
-        try:
+        with suppress(ConcurrentCommitError):
             remove(store, folder, changes, merged, now_ms=now_ms)
-        except ConcurrentCommitError:
-            continue
-        return
-    raise ConcurrentCommitError(f"{seen.changes_uri}: other writers committed first {ATTEMPTS} times: try again later")
+            return
 
 
-def _check_same_base(found: Mapping[str, str], seen: ReplicaState, uri: str) -> None:
-    if found.get("base", "") != seen.base:
+def _attempts(store: ObjectStore, table: TableSchema) -> Iterator[None]:
+    """Let the caller try a commit to the changes table again while others commit.
+
+    :raises ConcurrentCommitError: there were ``ATTEMPTS`` tries
+    """
+    yield from repeat(None, ATTEMPTS)
+    uri = store.uri(changes_folder(table.keyspace, table.name))
+    raise ConcurrentCommitError(f"{uri}: other writers committed first {ATTEMPTS} times: try again later")
+
+
+def _check_same_base(table: DeltaSnapshot, seen: ReplicaState, uri: str) -> None:
+    base = properties_of(table).get("base", "")
+    if base != seen.base:
         raise StaleStateError(
-            f"{uri} now belongs to base {found.get('base', '')}, not to {seen.base}: a bootstrap has replaced the "
-            "replica. Try again if the change is still wanted"
+            f"{uri} now belongs to base {base}, not to {seen.base}: a bootstrap has replaced the replica. Try again if "
+            "the change is still wanted"
         )
 
 
@@ -319,8 +310,7 @@ def _snapshots(
 
 def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: DeltaSnapshot, now_ms: int) -> None:
     """Empty or create the changes table for this base. Its first pass is the one that the base names."""
-    found = own_properties(base.metadata.get("configuration") or {})
-    own = {**identity(table), "base": found.get("base", "")}
+    own = {**identity(table), "base": properties_of(base).get("base", "")}
     replace_all(
         store,
         changes_folder(table.keyspace, table.name),
@@ -337,7 +327,7 @@ def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: 
         transaction=f"base-{own['base']}",
         now_ms=now_ms,
         deletion_vectors=False,
-        also={SYNC: _from_pass(base) - 1, AS_OF: _as_of_us(base)},
+        also=_first_versions(base),
     )
 
 
@@ -349,9 +339,12 @@ def _state(
     options: Mapping[str, str],
 ) -> ReplicaState:
     uri = store.uri(base_folder(table.keyspace, table.name))
-    found = own_properties(base.metadata.get("configuration") or {})
+    found = properties_of(base)
     check_same_schema(uri, found, table)
     belongs = _belong_together(base, changes)
+    versions = {**_first_versions(base), **(changes.transactions if belongs else {})}
+    # Bases of older versions do not say when their knowledge of deletions begins: then when reading them ended.
+    deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
     written = [int(file["modificationTime"]) for file in changes.files] if belongs else []
     return ReplicaState(
         base_uri=uri,
@@ -359,10 +352,10 @@ def _state(
         base=found.get("base", ""),
         base_version=base.version,
         changes_version=changes.version if belongs else -1,
-        applied=changes.transactions[SYNC] if belongs else _from_pass(base) - 1,
-        as_of_us=changes.transactions.get(AS_OF, _as_of_us(base)) if belongs else _as_of_us(base),
+        applied=versions[SYNC],
+        as_of_us=versions[AS_OF],
         live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
-        deletions_known_from_us=max(_deletions_from_us(base), base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
+        deletions_known_from_us=max(deletions_from_us, base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
         changed_rows=changes.rows if belongs else 0,
         changed_bytes=changes.bytes if belongs else 0,
@@ -374,20 +367,12 @@ def _state(
 
 
 def _belong_together(base: DeltaSnapshot, changes: DeltaSnapshot) -> bool:
-    of_changes, of_base = (own_properties(table.metadata.get("configuration") or {}) for table in (changes, base))
+    of_changes, of_base = properties_of(changes), properties_of(base)
     names = ("table_id", "schema_digest", "base")
     return changes.version >= 0 and all(of_changes.get(name, "") == of_base.get(name, "") for name in names)
 
 
-def _from_pass(base: DeltaSnapshot) -> int:
-    return int(own_properties(base.metadata.get("configuration") or {}).get("from_pass", "1"))
-
-
-def _as_of_us(base: DeltaSnapshot) -> int:
-    return int(own_properties(base.metadata.get("configuration") or {}).get("as_of_us", "0"))
-
-
-def _deletions_from_us(base: DeltaSnapshot) -> int:
-    """Return when the base's knowledge of deletions begins; for bases of older versions, when reading it ended."""
-    found = own_properties(base.metadata.get("configuration") or {})
-    return int(found.get("deletions_from_us") or found.get("read_until_us") or _as_of_us(base))
+def _first_versions(base: DeltaSnapshot) -> dict[str, int]:
+    """Return the versions of the changes table's transactions before its first pass, which the base names."""
+    found = properties_of(base)
+    return {SYNC: int(found.get("from_pass", "1")) - 1, AS_OF: int(found.get("as_of_us", "0"))}

@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from ringsync.compiled.arrow import Integers
 from ringsync.images.digests import row_digests
 from ringsync.images.keys import comparable
 from ringsync.images.schema import lake_names
 from ringsync.schema.table import TableSchema
-
-Int64Array = npt.NDArray[np.int64]
 
 CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
 
@@ -59,12 +57,13 @@ def range_checksums(
     return sum_up(partial.toArrow(), edges)
 
 
-def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges: Int64Array) -> pa.RecordBatch:
+def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges: Integers) -> pa.RecordBatch:
     """Compute the partial checksums of these rows, by range; :func:`sum_up` adds them up.
 
     :param rows: result of :func:`ringsync.images.live.shown_rows`
     """
-    counted = _columns_with_cells(table)
+    names = lake_names(table)
+    counted = [names[column.name] for column in table.value_columns]
     sums = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
     for batch in rows:
         _add_batch(sums, comparable(batch, table), edges, counted)
@@ -73,7 +72,7 @@ def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges:
     return pa.record_batch(columns, names=["range", *CHECKSUM_FIELDS])
 
 
-def sum_up(partial: pa.Table, edges: Int64Array) -> pa.Table:
+def sum_up(partial: pa.Table, edges: Integers) -> pa.Table:
     """Add up partial checksums, given in any order, to the checksums of all ranges."""
     total = np.zeros((len(CHECKSUM_FIELDS), len(edges) - 1), np.int64)
     ranges = partial["range"].to_numpy()
@@ -83,7 +82,7 @@ def sum_up(partial: pa.Table, edges: Int64Array) -> pa.Table:
     return pa.table([np.arange(len(edges) - 1), *total], names=["range", *CHECKSUM_FIELDS])
 
 
-def check_boundaries(boundaries: Sequence[int]) -> Int64Array:
+def check_boundaries(boundaries: Sequence[int]) -> Integers:
     """Return the boundaries as an array.
 
     :raises ValueError: the boundaries are not two or more rising tokens
@@ -94,20 +93,10 @@ def check_boundaries(boundaries: Sequence[int]) -> Int64Array:
     return edges
 
 
-def range_indexes(tokens: pa.Array, edges: Int64Array) -> Int64Array:
-    """Return the index of each token's range, start excluded, end included; -1 or ``len(edges) - 1`` outside."""
-    indexes: Int64Array = np.searchsorted(edges, tokens.to_numpy(zero_copy_only=False), side="left") - 1
-    return indexes
-
-
-def _columns_with_cells(table: TableSchema) -> list[str]:
-    names = lake_names(table)
-    return [names[column.name] for column in table.value_columns]
-
-
-def _add_batch(sums: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64Array, counted: Sequence[str]) -> None:
+def _add_batch(sums: Integers, batch: pa.RecordBatch, edges: Integers, counted: Sequence[str]) -> None:
     """Add the checksums of a batch's rows to the sums so far, range by range."""
-    ranges = range_indexes(batch["token"], edges)
+    # The start of a range is excluded, the end included.
+    ranges = np.searchsorted(edges, batch["token"].to_numpy(zero_copy_only=False), side="left") - 1
     inside = np.flatnonzero((ranges >= 0) & (ranges < len(edges) - 1))
     if not len(inside):
         return
@@ -124,7 +113,7 @@ def _add_batch(sums: npt.NDArray[np.int64], batch: pa.RecordBatch, edges: Int64A
         sums[4 + half, touched] += np.add.reduceat(digests, starts)
 
 
-def _live_cells(batch: pa.RecordBatch, columns: Sequence[str]) -> Int64Array:
+def _live_cells(batch: pa.RecordBatch, columns: Sequence[str]) -> Integers:
     """Count the live cells of each row: one per column with a value, or one per element of a multi-cell column."""
     total = np.zeros(batch.num_rows, np.int64)
     times = batch["_cells"]
@@ -139,13 +128,13 @@ def _live_cells(batch: pa.RecordBatch, columns: Sequence[str]) -> Int64Array:
     return total
 
 
-def _elements(values: pa.Array) -> Int64Array:
+def _elements(values: pa.Array) -> Integers:
     """Count the elements of a list or map, or the fields of a user-defined type that are set; 0 for null."""
     if pa.types.is_struct(values.type):
         total = np.zeros(len(values), np.int64)
         for field in values.flatten():
             total += field.is_valid().to_numpy(zero_copy_only=False)
         return total
-    lengths: Int64Array = np.diff(values.offsets.to_numpy()).astype(np.int64)
+    lengths: Integers = np.diff(values.offsets.to_numpy()).astype(np.int64)
     lengths[values.is_null().to_numpy(zero_copy_only=False)] = 0
     return lengths

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.compiled.arrow import Mask
+from ringsync.compiled.arrow import Integers, Mask
 from ringsync.images.keys import key_digests, partition_digests
-from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.images.schema import row_image_schema
+from ringsync.images.to_changes import has_clustering
 from ringsync.replica.base import check_same_schema, own_properties
 from ringsync.replica.changes import VERSION, ReplicaState, changes_schema, delta_path
 from ringsync.schema.table import TableSchema
@@ -44,7 +44,7 @@ class _Wanted:
     """
 
     table: TableSchema
-    tokens: npt.NDArray[np.int64]
+    tokens: Integers
     keys: pa.Array
     whole: pa.Array
     partitions: pa.Array | None
@@ -55,8 +55,7 @@ class _Wanted:
         if self.partitions is None:
             return wanted, np.zeros_like(wanted)
         among = _is_in(partition_digests(rows, self.table), self.partitions)
-        first = lake_names(self.table)[self.table.clustering[0].name]
-        alone = ~(_valid(rows[first]) | _valid(pc.struct_field(rows["_x"], [first, "raw"])))
+        alone = ~has_clustering(rows, self.table)
         return wanted | (among & alone), among & ~wanted & ~alone
 
 
@@ -67,7 +66,6 @@ def previous_images(
 
     If the table has static columns, each partition of ``keys`` also gives its row without clustering, and one other
     row if it has any: all rows of a partition show its static cells, and a new row needs them.
-
 
     :param state: :func:`ringsync.replica.changes.replica_state`
     :param keys: keys of the rows wanted: ``token``, the key columns and ``_x`` as in
@@ -166,7 +164,7 @@ def _one_each(batches: list[pa.RecordBatch], table: TableSchema) -> list[pa.Reco
 def copied_images(
     state: ReplicaState, table: TableSchema, version: int, keys: pa.RecordBatch, partitions: pa.Array | None = None
 ) -> pa.RecordBatch | None:
-    """What a bootstrap has copied of rows and of whole partitions, as :func:`previous_images`.
+    """Read what a bootstrap has copied of rows and of whole partitions, like :func:`previous_images`.
 
     :param version: version of the base that the bootstrap made
     :returns: None: the table had other columns then, or the version cannot be read any more
@@ -193,7 +191,7 @@ def _open(uri: str, version: int, state: ReplicaState) -> Any:
     return DeltaTable(delta_path(uri), version=version, storage_options=dict(state.options))
 
 
-def _read(table: Any, schema: pa.Schema, tokens: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _read(table: Any, schema: pa.Schema, tokens: Integers) -> Iterator[pa.RecordBatch]:
     """Read all rows with these tokens."""
     for first in range(0, len(tokens), TOKENS_AT_ONCE):
         some = tokens[first : first + TOKENS_AT_ONCE].tolist()
@@ -231,9 +229,4 @@ def _first_batch(rows: pa.Table, table: TableSchema) -> pa.RecordBatch:
 
 def _is_in(values: pa.Array, among: pa.Array) -> Mask:
     mask: Mask = pc.is_in(values, among).to_numpy(zero_copy_only=False)
-    return mask
-
-
-def _valid(values: pa.Array) -> Mask:
-    mask: Mask = pc.is_valid(values).to_numpy(zero_copy_only=False)
     return mask

@@ -15,21 +15,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BooleanType, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import BooleanType
 
-from ringsync.compiled.arrow import integers, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, integers, valid_mask
 from ringsync.images.keys import same_key_sql
 from ringsync.images.live import live_rows
-from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.images.schema import row_image_schema
 from ringsync.images.times import cell_times
+from ringsync.images.to_changes import has_clustering
 from ringsync.replica.base import base_folder
 from ringsync.replica.changes import VERSION, ReplicaState, check_base, forget_merged, write_checkpoint
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
-from ringsync.replica.session import limit_batches, to_spark_schema
+from ringsync.replica.session import limit_batches
 from ringsync.replica.table import ReplicaTable, newest_changes
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
@@ -169,10 +170,10 @@ def _with_dead(images: DataFrame, table: TableSchema, dead_since_s: int, now_s: 
                 [*batch.columns, pa.array(dead)], schema=batch.schema.append(pa.field("#dead", pa.bool_()))
             )
 
-    return images.mapInArrow(mark, StructType([*to_spark_schema(row_image_schema(table))]).add("#dead", BooleanType()))
+    return images.mapInArrow(mark, from_arrow_schema(row_image_schema(table)).add("#dead", BooleanType()))
 
 
-def dead_for_good(images: pa.RecordBatch, table: TableSchema, dead_since_s: int, now_s: int) -> npt.NDArray[np.bool_]:
+def dead_for_good(images: pa.RecordBatch, table: TableSchema, dead_since_s: int, now_s: int) -> Mask:
     """Find the dead rows that died so long ago that no copy of an older write can be left.
 
     :param dead_since_s: seconds since the epoch; a row with a later deletion or expiry is not dead for good
@@ -180,19 +181,15 @@ def dead_for_good(images: pa.RecordBatch, table: TableSchema, dead_since_s: int,
     """
     images = images.cast(row_image_schema(table))
     shown = live_rows(images, table, now_s)
-    alive = shown["#alive"]
-    if table.clustering and table.of_kind("static"):
-        # Static cells live in the image without clustering; a row that only repeats them may go.
-        name = lake_names(table)[table.clustering[0].name]
-        alone = pc.and_(pc.is_null(images[name]), pc.is_null(pc.struct_field(images["_x"], [name, "raw"])))
-        alive = pc.or_(alive, pc.and_(shown["#static"], alone))
-    dead: npt.NDArray[np.bool_] = ~alive.to_numpy(zero_copy_only=False)
+    alive, static = (shown[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
+    # Static cells live in the image without clustering; a row that only repeats them may go.
+    dead: Mask = ~(alive | (static & ~has_clustering(images, table)))
     if dead.any():
         dead &= _last_death(images, table) <= dead_since_s
     return dead
 
 
-def _last_death(images: pa.RecordBatch, table: TableSchema) -> npt.NDArray[np.int64]:
+def _last_death(images: pa.RecordBatch, table: TableSchema) -> Integers:
     """Return when the last part of each dead row died; the far future if that is unknown."""
     merge, row = images["_merge"], images["_row"]
     deletion, unseen = (pc.struct_field(merge, name) for name in ("deletion_local", "unseen_at"))

@@ -6,11 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-import pyarrow as pa
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 LEAN_CONF: dict[str, str] = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Options for applications that run under about a minute: the start needs a third of the CPU seconds.
@@ -112,8 +109,3 @@ def _initial_conf() -> SparkConf:
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     return SparkConf()
-
-
-def to_spark_schema(schema: pa.Schema) -> StructType:
-    """Return the Spark schema that holds the same values as this Arrow schema; timestamps are instants."""
-    return from_arrow_schema(schema)

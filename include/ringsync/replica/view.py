@@ -20,19 +20,20 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ringsync.images.live import live_rows, live_schema
 from ringsync.images.schema import lake_names
-from ringsync.replica.session import to_spark_schema
 from ringsync.replica.table import ReplicaTable
 from ringsync.schema.table import TableSchema
 
 
-def live(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
+def live(rows: DataFrame, table: TableSchema, now_s: int | None) -> DataFrame:
     """Select the rows that are alive at a moment.
 
     :param rows: row images; computed once, but three times if the table has static and clustering columns
-    :param now_s: the moment, seconds since the epoch; a cell with ``expires_at <= now_s`` is dead, as in Cassandra
+    :param now_s: the moment, seconds since the epoch; a cell with ``expires_at <= now_s`` is dead, as in Cassandra.
+        None: the moment when the rows are read
     """
     marked = _marked(rows, table, now_s)
     if table.of_kind("static") and table.clustering:
@@ -58,10 +59,7 @@ def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: 
     :param name: name of the view
     :raises ReplicaMismatchError: the replica belongs to a table that was dropped and created again
     """
-    marked = _marked(ReplicaTable(uri, table).read_images(spark), table, None)
-    with_static_rows = bool(table.of_kind("static") and table.clustering)
-    shown = _with_static_rows(marked, table) if with_static_rows else _shown(marked.where("`#alive`"), table)
-    shown.createOrReplaceTempView(name)
+    live(ReplicaTable(uri, table).read_images(spark), table, None).createOrReplaceTempView(name)
 
 
 def _marked(rows: DataFrame, table: TableSchema, now_s: int | None) -> DataFrame:
@@ -72,7 +70,7 @@ def _marked(rows: DataFrame, table: TableSchema, now_s: int | None) -> DataFrame
         for batch in batches:
             yield live_rows(batch, table, moment)
 
-    return rows.mapInArrow(mark, to_spark_schema(live_schema(table)))
+    return rows.mapInArrow(mark, from_arrow_schema(live_schema(table)))
 
 
 def _shown(marked: DataFrame, table: TableSchema) -> DataFrame:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -105,84 +105,54 @@ def replicas(ring: RingSnapshot) -> tuple[tuple[TokenRange, tuple[Host, ...]], .
 
     :raises RingError: the replication strategy is unknown, no node holds the keyspace, or the ring is broken
     """
-    choose = {"SimpleStrategy": _simple, "NetworkTopologyStrategy": _by_topology, "EverywhereStrategy": _everywhere}
     strategy = ring.replication.strategy
-    if strategy not in choose:
+    if strategy not in ("SimpleStrategy", "NetworkTopologyStrategy", "EverywhereStrategy"):
         raise RingError(f"replication strategy {strategy} is not supported: its replicas cannot be computed")
     ranges = token_ranges(ring)
-    hosts = [host for _, host in ring.owners]
-    limits = _limits(ring)
-    if strategy != "EverywhereStrategy" and not any(limits.replicas.values()):
-        named = ", ".join(name for name, _ in ring.replication.factors if name) or "nothing"
-        existing = ", ".join(sorted({host.datacenter for host in hosts}))
-        raise RingError(f"no node holds the keyspace: it is replicated to {named}; the cluster has {existing}")
-    return tuple(
-        (token_range, tuple(choose[strategy](_clockwise(hosts, i), limits))) for i, token_range in enumerate(ranges)
-    )
-
-
-def _clockwise(hosts: Sequence[Host], first: int) -> Iterator[Host]:
-    return (hosts[(first + i) % len(hosts)] for i in range(len(hosts)))
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """The number of replicas and of racks in each datacenter ("": the whole ring)."""
-
-    replicas: Mapping[str, int]
-    racks: Mapping[str, int]
-
-
-def _limits(ring: RingSnapshot) -> _Limits:
-    wanted: dict[str, int] = {}
-    racks: dict[str, int] = {}
+    clockwise = [host for _, host in ring.owners]
     owners = [host for host in ring.hosts if host.tokens]
-    for datacenter, factor in ring.replication.factors:
-        members = [host for host in owners if datacenter in ("", host.datacenter)]
-        wanted[datacenter] = min(factor, len(members))
-        racks[datacenter] = len({host.rack for host in members})
-    return _Limits(wanted, racks)
+    factors = (("", len(owners)),) if strategy == "EverywhereStrategy" else ring.replication.factors
+    members = {name: [host for host in owners if name in ("", host.datacenter)] for name, _ in factors}
+    wanted = {name: min(factor, len(members[name])) for name, factor in factors}
+    if not any(wanted.values()):
+        named = ", ".join(name for name, _ in factors if name) or "nothing"
+        existing = ", ".join(sorted({host.datacenter for host in owners}))
+        raise RingError(f"no node holds the keyspace: it is replicated to {named}; the cluster has {existing}")
+    racks = {name: len({host.rack for host in members[name]}) if name else 0 for name in wanted}
+    return tuple((part, tuple(_holders(clockwise, i, wanted, racks))) for i, part in enumerate(ranges))
 
 
-def _simple(clockwise: Iterable[Host], limits: _Limits) -> list[Host]:
-    """Take the next different hosts around the ring (C: SimpleStrategy.calculateNaturalReplicas)."""
-    holders: list[Host] = []
-    for host in clockwise:
-        if len(holders) == limits.replicas[""]:
-            break
-        if host not in holders:
-            holders.append(host)
-    return holders
+def _holders(hosts: Sequence[Host], first: int, wanted: Mapping[str, int], racks: Mapping[str, int]) -> list[Host]:
+    """Take the next hosts around the ring, in each datacenter on different racks.
 
+    Racks repeat only if the datacenter has fewer racks than replicas, as often as racks are missing. Without
+    datacenters racks do not count (C: NetworkTopologyStrategy.DatacenterEndpoints,
+    SimpleStrategy.calculateNaturalReplicas).
 
-def _by_topology(clockwise: Iterable[Host], limits: _Limits) -> list[Host]:
-    """Take the next hosts on different racks in each datacenter (C: NetworkTopologyStrategy.DatacenterEndpoints).
-
-    Racks repeat only if the datacenter has fewer racks than replicas, as often as racks are missing.
+    :param hosts: owners of all tokens in ring order
+    :param first: place of the first host to take
+    :param wanted: number of replicas by datacenter; "": in the whole ring
+    :param racks: number of racks by datacenter; "": 0
     """
-    missing = dict(limits.replicas)
-    repeats = {datacenter: count - limits.racks[datacenter] for datacenter, count in missing.items()}
-    racks: set[tuple[str, str]] = set()
+    missing = dict(wanted)
+    repeats = {name: count - racks[name] for name, count in wanted.items()}
+    used: set[tuple[str, str]] = set()
     holders: list[Host] = []
-    for host in clockwise:
-        datacenter = host.datacenter
-        if missing.get(datacenter, 0) <= 0 or host in holders:
+    for i in range(len(hosts)):
+        host = hosts[(first + i) % len(hosts)]
+        name = "" if "" in missing else host.datacenter
+        if missing.get(name, 0) <= 0 or host in holders:
             continue
-        if (datacenter, host.rack) in racks:
-            if repeats[datacenter] <= 0:
+        if (name, host.rack) in used:
+            if repeats[name] <= 0:
                 continue
-            repeats[datacenter] -= 1
-        racks.add((datacenter, host.rack))
-        missing[datacenter] -= 1
+            repeats[name] -= 1
+        used.add((name, host.rack))
+        missing[name] -= 1
         holders.append(host)
         if not any(missing.values()):
             break
     return holders
-
-
-def _everywhere(clockwise: Iterable[Host], limits: _Limits) -> list[Host]:
-    """Take all hosts, nearest first."""
-    return list(dict.fromkeys(clockwise))
 
 
 def parse_replication(options: Mapping[str, str]) -> Replication:

@@ -98,13 +98,8 @@ def plan_splits(
             # A task reads two ranges at a time, so that its server need not wait for it.
             ranges = tuple(replace(ranges[0], range=half) for half in ranges[0].range.split(2))
         fraction = share.width / RING_WIDTH
-        splits.append(
-            Split(
-                ranges,
-                round(estimate.partitions * fraction) if estimate else None,
-                round(estimate.bytes * fraction) if estimate else None,
-            )
-        )
+        sizes = (round(estimate.partitions * fraction), round(estimate.bytes * fraction)) if estimate else ()
+        splits.append(Split(ranges, *sizes))
     return _interleave(splits)
 
 

@@ -1,7 +1,12 @@
-"""Tokens and token ranges of Cassandra's Murmur3Partitioner."""
+"""Tokens, token ranges and sets of tokens of Cassandra's Murmur3Partitioner.
+
+Sets are the parts of the ring that have been read, and those that are left. They are compared by the tokens that they
+cover, never by the bounds of ranges. So the work of one run also counts for a run that cuts the ring elsewhere.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MIN_TOKEN = -(2**63)
@@ -76,3 +81,45 @@ WHOLE_RING = TokenRange(MIN_TOKEN, MIN_TOKEN)
 
 def _wrapped(number: int) -> int:
     return (number - MIN_TOKEN) % RING_WIDTH + MIN_TOKEN
+
+
+TokenSet = tuple[TokenRange, ...]
+"""Disjoint token ranges without wrap, in token order."""
+
+
+def union(ranges: Iterable[TokenRange]) -> TokenSet:
+    """Return the tokens in any of the ranges, as the fewest possible ranges."""
+    joined: list[TokenRange] = []
+    for part in sorted(piece for token_range in ranges for piece in token_range.unwrap()):
+        if joined and part.start <= joined[-1].end:
+            joined[-1] = TokenRange(joined[-1].start, max(joined[-1].end, part.end))
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def intersection(ranges: Iterable[TokenRange], others: Iterable[TokenRange]) -> TokenSet:
+    """Return the tokens in both sets."""
+    shared: list[TokenRange] = []
+    waiting = list(reversed(union(others)))
+    for part in union(ranges):
+        while waiting and waiting[-1].start < part.end:
+            other = waiting[-1]
+            if max(part.start, other.start) < min(part.end, other.end):
+                shared.append(TokenRange(max(part.start, other.start), min(part.end, other.end)))
+            if other.end > part.end:
+                break
+            waiting.pop()
+    return tuple(shared)
+
+
+def subtract(ranges: Iterable[TokenRange], covered: Iterable[TokenRange]) -> TokenSet:
+    """Return the tokens of the ranges that are not covered."""
+    holes = union(covered)
+    gaps = zip([MIN_TOKEN, *(hole.end for hole in holes)], [*(hole.start for hole in holes), MAX_TOKEN], strict=True)
+    return intersection(ranges, [TokenRange(start, end) for start, end in gaps if start < end])
+
+
+def fraction(ranges: Iterable[TokenRange]) -> float:
+    """Return the part of the whole ring that the ranges cover, 0…1."""
+    return sum(part.width for part in union(ranges)) / RING_WIDTH

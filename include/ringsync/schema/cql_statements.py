@@ -115,69 +115,69 @@ class TableText:
         return f"{printable(self.keyspace)}.{printable(self.name)}"
 
 
-class Statements:
-    """The content of a text's statements; the later of two statements counts.
+class Statements(SchemaTokens):
+    """A reader of a text's statements, with their content; the later of two statements counts.
 
+    :param text: CQL statements and comments
+    :param source_name: name of the file, for messages
     :ivar user_types: name token and fields, by keyspace and type name
     :ivar tables: tables by id, or by keyspace and name if the text has no id
     :ivar newest: table or view that was created last, by keyspace and name
     :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write
     """
 
-    def __init__(self, tokens: SchemaTokens) -> None:
-        self.tokens = tokens
+    def __init__(self, text: str, source_name: str) -> None:
+        super().__init__(text, source_name)
         self.keyspace: str | None = None
         self.user_types: dict[str, dict[str, tuple[Token, list[ColumnText]]]] = {}
         self.tables: dict[tuple[str, ...], TableText] = {}
         self.newest: dict[tuple[str, str], TableText] = {}
-        while tokens.next.kind != "end":
+        while self.next.kind != "end":
             self.statement()
 
     def statement(self) -> None:
         """Read one statement and its semicolon; the last one may lack it."""
-        tokens = self.tokens
-        if tokens.accept("create"):
-            tokens.accept("or", "replace")
+        if self.accept("create"):
+            self.accept("or", "replace")
             self.create()
-        elif tokens.accept("alter"):
-            if tokens.accept("table"):
+        elif self.accept("alter"):
+            if self.accept("table"):
                 self.alter_table()
             else:
                 self.pass_over("ALTER", "TABLE (DESCRIBE and snapshots write every change of a type into its CREATE)")
-        elif tokens.accept("use"):
-            self.keyspace = tokens.name("a keyspace")
-        elif tokens.next.value in ("grant", "revoke") and tokens.next.kind == "name":
-            tokens.skip_until(";")
-        elif tokens.next.text != ";":
-            tokens.fail("a statement that DESCRIBE or a snapshot writes: CREATE …, ALTER TABLE … or USE")
-        if tokens.next.kind != "end":
-            tokens.expect(";")
+        elif self.accept("use"):
+            self.keyspace = self.name("a keyspace")
+        elif self.next.value in ("grant", "revoke") and self.next.kind == "name":
+            self.skip_until(";")
+        elif self.next.text != ";":
+            self.fail("a statement that DESCRIBE or a snapshot writes: CREATE …, ALTER TABLE … or USE")
+        if self.next.kind != "end":
+            self.expect(";")
 
     def create(self) -> None:
-        tokens = self.tokens
-        if tokens.accept("table") or tokens.accept("columnfamily"):
+        if self.accept("table") or self.accept("columnfamily"):
             self.create_table()
-        elif tokens.accept("type"):
+        elif self.accept("type"):
             self.create_type()
-        elif tokens.accept("materialized", "view"):
+        elif self.accept("materialized", "view"):
             self.create_view()
         else:
             self.pass_over("CREATE", "TABLE, TYPE, MATERIALIZED VIEW, KEYSPACE, INDEX, FUNCTION, …")
 
     def pass_over(self, verb: str, expected: str) -> None:
-        token = self.tokens.next
+        token = self.next
         if token.kind != "name" or token.value not in _NO_TABLES[verb]:
-            self.tokens.fail(f"after {verb}: {expected}")
-        self.tokens.skip_until(";")
+            self.fail(f"after {verb}: {expected}")
+        self.skip_until(";")
 
     def qualified_name(self, what: str) -> tuple[str, str]:
         """Read ``keyspace.name``, or a name after USE."""
-        start = self.tokens.next
-        name = self.tokens.name(what)
-        if self.tokens.accept("."):
-            return name, self.tokens.name(what)
+        start = self.next
+        name = self.name(what)
+        if self.accept("."):
+            return name, self.name(what)
         if self.keyspace is None:
-            self.tokens.error(
+            self.error(
                 f"{what} without its keyspace: write the keyspace before {start.text} and a dot, "
                 "or USE and the keyspace before the statement",
                 start,
@@ -185,230 +185,211 @@ class Statements:
         return self.keyspace, name
 
     def create_type(self) -> None:
-        self.tokens.accept("if", "not", "exists")
-        start = self.tokens.next
+        self.accept("if", "not", "exists")
+        start = self.next
         keyspace, name = self.qualified_name("a type's name")
-        self.tokens.expect("(")
-        fields = [self.field(keyspace)]
-        while self.tokens.accept(","):
-            fields.append(self.field(keyspace))
-        self.tokens.expect(")")
+        self.expect("(")
+        fields = self.listed(lambda: self.field(keyspace))
+        self.expect(")")
         self.user_types.setdefault(keyspace, {})[name] = (start, fields)
 
     def create_table(self) -> None:
-        tokens = self.tokens
-        tokens.accept("if", "not", "exists")
-        table = TableText(tokens.next, *self.qualified_name("a table's name"))
-        tokens.expect("(")
+        self.accept("if", "not", "exists")
+        table = TableText(self.next, *self.qualified_name("a table's name"))
+        self.expect("(")
         while True:
-            if tokens.accept("primary", "key"):
+            if self.accept("primary", "key"):
                 self.primary_key(table)
             else:
                 self.column(table)
-            if tokens.accept(")"):
+            if self.accept(")"):
                 break
             # Some patch versions of Cassandra omit the comma between dropped columns.
-            if not tokens.accept(",") and not tokens.next.is_name:
-                tokens.fail("a comma or )")
-        if tokens.accept("with"):
+            if not self.accept(",") and not self.next.is_name:
+                self.fail("a comma or )")
+        if self.accept("with"):
             self.options(table)
         self.keep(table)
 
     def create_view(self) -> None:
-        tokens = self.tokens
-        tokens.accept("if", "not", "exists")
-        view = TableText(tokens.next, *self.qualified_name("a view's name"))
-        tokens.expect("as", "select")
-        if not tokens.accept("*"):
-            view.selected = self.names("a column's name")
-        tokens.expect("from")
+        self.accept("if", "not", "exists")
+        view = TableText(self.next, *self.qualified_name("a view's name"))
+        self.expect("as", "select")
+        if not self.accept("*"):
+            view.selected = self.names()
+        self.expect("from")
         view.base = self.qualified_name("a table's name")
-        tokens.skip_until("primary", ";")
-        tokens.expect("primary", "key")
+        self.skip_until("primary", ";")
+        self.expect("primary", "key")
         self.primary_key(view)
-        if tokens.accept("with"):
+        if self.accept("with"):
             self.options(view)
         self.keep(view)
 
     def keep(self, table: TableText) -> None:
         if not table.partition_key:
-            self.tokens.error(f"{table.full_name} has no PRIMARY KEY", table.start)
+            self.error(f"{table.full_name} has no PRIMARY KEY", table.start)
         for name in () if table.base else (*table.partition_key, *table.clustering):
             if name not in table.columns:
-                self.tokens.error(f"{table.full_name} has no column {name}, which its PRIMARY KEY names", table.start)
+                self.error(f"{table.full_name} has no column {name}, which its PRIMARY KEY names", table.start)
         self.tables[(table.table_id,) if table.table_id else (table.keyspace, table.name)] = table
         self.newest[table.keyspace, table.name] = table
 
-    def names(self, what: str) -> list[str]:
-        names = [self.tokens.name(what)]
-        while self.tokens.accept(","):
-            names.append(self.tokens.name(what))
-        return names
+    def names(self) -> list[str]:
+        return self.listed(lambda: self.name("a column's name"))
 
     def primary_key(self, table: TableText) -> None:
         """Read the columns after PRIMARY KEY: ``((a, b), c, d)``."""
-        tokens = self.tokens
         if table.partition_key:
-            tokens.error(f"{table.full_name} has a second PRIMARY KEY", tokens.next)
-        tokens.expect("(")
-        if tokens.accept("("):
-            table.partition_key = self.names("a column's name")
-            tokens.expect(")")
+            self.error(f"{table.full_name} has a second PRIMARY KEY", self.next)
+        self.expect("(")
+        if self.accept("("):
+            table.partition_key = self.names()
+            self.expect(")")
         else:
-            table.partition_key = [tokens.name("a column's name")]
-        if tokens.accept(","):
-            table.clustering = self.names("a column's name")
-        tokens.expect(")")
+            table.partition_key = [self.name("a column's name")]
+        if self.accept(","):
+            table.clustering = self.names()
+        self.expect(")")
 
     def field(self, keyspace: str) -> ColumnText:
-        start = self.tokens.next
-        return ColumnText(start, self.tokens.name("a name"), self.type_text(keyspace))
+        start = self.next
+        return ColumnText(start, self.name("a name"), self.type_text(keyspace))
 
     def column(self, table: TableText) -> None:
         """Read ``name type [STATIC] [MASKED WITH …] [PRIMARY KEY]``."""
-        tokens = self.tokens
         column = self.field(table.keyspace)
-        static = tokens.accept("static")
-        if tokens.accept("masked", "with") and not tokens.accept("default"):
+        static = self.accept("static")
+        if self.accept("masked", "with") and not self.accept("default"):
             self.function_call()
-        if tokens.accept("primary", "key"):
+        if self.accept("primary", "key"):
             if table.partition_key:
-                tokens.error(f"{table.full_name} has a second PRIMARY KEY", column.start)
+                self.error(f"{table.full_name} has a second PRIMARY KEY", column.start)
             table.partition_key = [column.name]
         if column.name in table.columns:
-            tokens.error(f"{table.full_name} has two columns {column.name}", column.start)
+            self.error(f"{table.full_name} has two columns {column.name}", column.start)
         table.columns[column.name] = ColumnText(column.start, column.name, column.type_text, static)
 
     def function_call(self) -> None:
-        self.tokens.name("a function's name")
-        if self.tokens.accept("."):
-            self.tokens.name("a function's name")
-        self.tokens.expect("(")
-        self.tokens.skip_until(")")
-        self.tokens.expect(")")
+        self.name("a function's name")
+        if self.accept("."):
+            self.name("a function's name")
+        self.expect("(")
+        self.skip_until(")")
+        self.expect(")")
 
     def type_text(self, keyspace: str) -> str:
         """Read a type as text for ``parse_type``: without the keyspace of user-defined types."""
-        tokens = self.tokens
         parts = []
         depth = 0
         while True:
             parts.append(self.type_word(keyspace, inside=depth > 0))
-            if tokens.accept("<"):
+            if self.accept("<"):
                 parts.append("<")
                 depth += 1
                 if depth > DEEPEST_TYPE:
-                    tokens.error(f"types are nested more than {DEEPEST_TYPE} deep", tokens.next)
+                    self.error(f"types are nested more than {DEEPEST_TYPE} deep", self.next)
                 continue
-            while depth and tokens.accept(">"):
+            while depth and self.accept(">"):
                 parts.append(">")
                 depth -= 1
             if not depth:
                 return "".join(parts)
-            tokens.expect(",")
+            self.expect(",")
             parts.append(", ")
 
     def type_word(self, keyspace: str, inside: bool) -> str:
         """Read a type's name, a class in quotes or, inside a type, a vector's dimension."""
-        tokens = self.tokens
-        token = tokens.next
+        token = self.next
         dimension = inside and token.kind == "number" and len(token.text) < 10
         if not (token.is_name or token.kind == "string" or dimension):
-            tokens.fail("a type")
-        tokens.take()
-        if token.is_name and tokens.accept("."):
+            self.fail("a type")
+        self.take()
+        if token.is_name and self.accept("."):
             if token.value != keyspace:
-                tokens.error(f"a type of keyspace {token.text} cannot be used in keyspace {printable(keyspace)}", token)
-            token = tokens.next
-            tokens.name("a type's name")
+                self.error(f"a type of keyspace {token.text} cannot be used in keyspace {printable(keyspace)}", token)
+            token = self.next
+            self.name("a type's name")
         return f"'{token.value}'" if token.kind == "string" else token.text
 
     def options(self, table: TableText) -> None:
         """Read the options after WITH."""
-        tokens = self.tokens
         while True:
-            if tokens.accept("compact", "storage"):
+            if self.accept("compact", "storage"):
                 table.compact = True
-            elif tokens.accept("clustering", "order", "by"):
+            elif self.accept("clustering", "order", "by"):
                 self.clustering_order(table)
-            elif tokens.accept("id", "="):
+            elif self.accept("id", "="):
                 table.table_id = self.table_id()
             else:
-                tokens.name("an option")
-                tokens.expect("=")
-                tokens.skip_until("and", ";")
-            if not tokens.accept("and"):
+                self.name("an option")
+                self.expect("=")
+                self.skip_until("and", ";")
+            if not self.accept("and"):
                 return
 
     def clustering_order(self, table: TableText) -> None:
-        tokens = self.tokens
-        tokens.expect("(")
-        while True:
-            start = tokens.next
-            name = tokens.name("a clustering column")
-            if name not in table.clustering and not table.compact:
-                tokens.error(f"{name} is no clustering column of {table.full_name}", start)
-            table.descending[name] = tokens.accept("desc")
-            if not table.descending[name]:
-                tokens.accept("asc")
-            if not tokens.accept(","):
-                break
-        tokens.expect(")")
+        self.expect("(")
+        self.listed(lambda: self.column_order(table))
+        self.expect(")")
+
+    def column_order(self, table: TableText) -> None:
+        start = self.next
+        name = self.name("a clustering column")
+        if name not in table.clustering and not table.compact:
+            self.error(f"{name} is no clustering column of {table.full_name}", start)
+        table.descending[name] = self.accept("desc")
+        if not table.descending[name]:
+            self.accept("asc")
 
     def table_id(self) -> str:
-        token = self.tokens.next
+        token = self.next
         digits = token.value.replace("-", "").lower()
         if token.kind not in ("uuid", "string") or len(digits) != 32 or set(digits) - set("0123456789abcdef"):
-            self.tokens.fail("a table's id such as 5a1c395e-b41f-11e5-9f22-ba0be0483c18")
-        self.tokens.take()
+            self.fail("a table's id such as 5a1c395e-b41f-11e5-9f22-ba0be0483c18")
+        self.take()
         return digits
 
     def alter_table(self) -> None:
-        tokens = self.tokens
-        tokens.accept("if", "exists")
-        start = tokens.next
+        self.accept("if", "exists")
+        start = self.next
         keyspace, name = self.qualified_name("a table's name")
         table = self.newest.get((keyspace, name))
         if table is None:
-            tokens.error(f"there is no CREATE TABLE of {printable(keyspace)}.{printable(name)} before this", start)
-        if tokens.accept("drop"):
+            self.error(f"there is no CREATE TABLE of {printable(keyspace)}.{printable(name)} before this", start)
+        if self.accept("drop"):
             self.drop_columns(table)
-        elif tokens.accept("add"):
+        elif self.accept("add"):
             self.add_columns(table)
-        elif tokens.accept("with"):
+        elif self.accept("with"):
             self.options(table)
         else:
-            tokens.fail("ADD, DROP or WITH (DESCRIBE and snapshots write every other change into CREATE TABLE)")
+            self.fail("ADD, DROP or WITH (DESCRIBE and snapshots write every other change into CREATE TABLE)")
 
     def drop_columns(self, table: TableText) -> None:
-        tokens = self.tokens
-        tokens.accept("if", "exists")
-        start = tokens.next
-        if tokens.accept("("):
-            names = self.names("a column's name")
-            tokens.expect(")")
-        else:
-            names = self.names("a column's name")
-        if not tokens.accept("using", "timestamp"):
-            tokens.fail("USING TIMESTAMP and the µs of the drop, as DESCRIBE … WITH INTERNALS and snapshots write it")
+        self.accept("if", "exists")
+        start = self.next
+        parenthesised = self.accept("(")
+        names = self.names()
+        if parenthesised:
+            self.expect(")")
+        if not self.accept("using", "timestamp"):
+            self.fail("USING TIMESTAMP and the µs of the drop, as DESCRIBE … WITH INTERNALS and snapshots write it")
         dropped_at = self.timestamp()
         for name in names:
             if name not in table.columns or name in (*table.partition_key, *table.clustering):
-                tokens.error(f"{table.full_name} has no static or regular column {name}", start)
+                self.error(f"{table.full_name} has no static or regular column {name}", start)
             table.dropped[name] = (table.columns.pop(name), dropped_at)
 
     def timestamp(self) -> int:
-        digits = self.tokens.next.text.removeprefix("-")
+        digits = self.next.text.removeprefix("-")
         if not digits.isdecimal() or len(digits) > 19 or int(digits) >= 1 << 63:
-            self.tokens.fail("a timestamp in µs")
-        return int(self.tokens.take().text)
+            self.fail("a timestamp in µs")
+        return int(self.take().text)
 
     def add_columns(self, table: TableText) -> None:
-        tokens = self.tokens
-        tokens.accept("if", "not", "exists")
-        parenthesised = tokens.accept("(")
-        self.column(table)
-        while tokens.accept(","):
-            self.column(table)
+        self.accept("if", "not", "exists")
+        parenthesised = self.accept("(")
+        self.listed(lambda: self.column(table))
         if parenthesised:
-            tokens.expect(")")
+            self.expect(")")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ringsync.cql.types import CqlType, CqlTypeError, Native, UserType, parse_type, types_inside
-from ringsync.schema.table import Column, DroppedColumn, TableSchema
+from ringsync.schema.table import Column, ColumnKind, DroppedColumn, TableSchema
 
-_KIND_ORDER = ("partition_key", "clustering", "static", "regular")
+_KIND_ORDER: tuple[ColumnKind, ...] = ("partition_key", "clustering", "static", "regular")
 
 
 class UserTypeError(CqlTypeError):
@@ -21,29 +21,18 @@ class UserTypeError(CqlTypeError):
 
 def describe(table: TableSchema) -> dict[str, Any]:
     """Describe a table by JSON values; :func:`from_description` gives back an equal table."""
-    positions = dict.fromkeys(_KIND_ORDER, 0)
-    columns = []
-    for column in table.columns:
-        columns.append(
-            {
-                "name": column.name,
-                "kind": column.kind,
-                "position": positions[column.kind],
-                "type": str(column.type),
-                "descending": column.descending,
-            }
-        )
-        positions[column.kind] += 1
     user_types: dict[str, list[list[str]]] = {}
-    for column in table.columns:
-        _collect_user_types(column.type, user_types)
-    for dropped in table.dropped:
-        _collect_user_types(dropped.type, user_types)
+    for cql_type in [column.type for column in table.columns] + [old.type for old in table.dropped]:
+        _collect_user_types(cql_type, user_types)
     return {
         "keyspace": table.keyspace,
         "table": table.name,
         "table_id": table.table_id,
-        "columns": columns,
+        "columns": [
+            {"name": c.name, "kind": kind, "position": position, "type": str(c.type), "descending": c.descending}
+            for kind in _KIND_ORDER
+            for position, c in enumerate(table.of_kind(kind))
+        ],
         "dropped": [
             {"name": old.name, "kind": old.kind, "type": str(old.type), "dropped_at": old.dropped_at}
             for old in table.dropped
@@ -105,8 +94,8 @@ def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str
     resolved: dict[str, UserType] = {}
     while pending:
         problem: UserTypeError | None = None
-        done = []
-        for name, pairs in pending.items():
+        before = len(pending)
+        for name, pairs in list(pending.items()):
             try:
                 types = tuple(parse_type(text, resolved) for _, text in pairs)
             except CqlTypeError as error:
@@ -114,11 +103,9 @@ def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str
                 problem.__cause__ = error
                 continue
             resolved[name] = UserType(keyspace, name, tuple(field for field, _ in pairs), types)
-            done.append(name)
-        if problem and not done:
-            raise problem
-        for name in done:
             del pending[name]
+        if problem and len(pending) == before:
+            raise problem
     return resolved
 
 

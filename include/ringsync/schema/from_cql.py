@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlType, CqlTypeError, UnknownTypeError, UserType, parse_type
-from ringsync.schema.cql_statements import ColumnText, SchemaTokens, Statements, TableText
+from ringsync.schema.cql_statements import ColumnText, Statements, TableText
 from ringsync.schema.description import UserTypeError, parse_dropped_type, resolve_user_types
 from ringsync.schema.table import Column, DroppedColumn, Schema, SchemaError, TableSchema, UnreadableTable
 
@@ -27,13 +27,12 @@ def parse_schema(text: str, source_name: str) -> Schema:
     :param source_name: name of the file, for messages
     :raises SchemaTextError: the text has anything else; the message has file, line, column, and what was expected
     """
-    tokens = SchemaTokens(text, source_name)
-    statements = Statements(tokens)
+    statements = Statements(text, source_name)
     user_types = {keyspace: _resolve(statements, keyspace) for keyspace in statements.user_types}
     tables, unreadable = [], []
     for table in statements.tables.values():
         try:
-            tables.append(_build(tokens, _with_columns(statements, table), user_types.get(table.keyspace, {})))
+            tables.append(_build(statements, _with_columns(statements, table), user_types.get(table.keyspace, {})))
         except _UnreadableError as reason:
             unreadable.append(UnreadableTable(table.keyspace, table.name, table.table_id, str(reason)))
     return Schema(tuple(tables), tuple(unreadable))
@@ -52,7 +51,7 @@ def _resolve(statements: Statements, keyspace: str) -> dict[str, UserType]:
             return resolve_user_types(keyspace, fields)
         except UserTypeError as error:
             if not isinstance(error.__cause__, UnknownTypeError):
-                statements.tokens.error(str(error), texts[error.name][0])
+                statements.error(str(error), texts[error.name][0])
             del fields[error.name]
 
 
@@ -71,15 +70,15 @@ def _with_columns(statements: Statements, table: TableText) -> TableText:
         raise _UnreadableError(f"is a materialised view of {name}, whose CREATE TABLE is missing: add it to the text")
     for name in base.columns if table.selected is None else table.selected:
         if name not in base.columns:
-            statements.tokens.error(f"{base.full_name} has no column {name}, which its view selects", table.start)
+            statements.error(f"{base.full_name} has no column {name}, which its view selects", table.start)
         table.columns[name] = base.columns[name]
     for name in (*table.partition_key, *table.clustering):
         if name not in table.columns:
-            statements.tokens.error(f"{table.full_name} lacks {name}, which its PRIMARY KEY names", table.start)
+            statements.error(f"{table.full_name} lacks {name}, which its PRIMARY KEY names", table.start)
     return table
 
 
-def _build(tokens: SchemaTokens, text: TableText, user_types: Mapping[str, UserType]) -> TableSchema:
+def _build(statements: Statements, text: TableText, user_types: Mapping[str, UserType]) -> TableSchema:
     def parsed(column: ColumnText, parse: Callable[[str, Mapping[str, UserType]], CqlType] = parse_type) -> CqlType:
         try:
             return parse(column.type_text, user_types)
@@ -89,7 +88,7 @@ def _build(tokens: SchemaTokens, text: TableText, user_types: Mapping[str, UserT
                 f"add what DESCRIBE KEYSPACE {printable(text.keyspace)} WITH INTERNALS prints"
             ) from error
         except CqlTypeError as error:
-            tokens.error(f"column {column.name} of {text.full_name}: {error}", column.start)
+            statements.error(f"column {column.name} of {text.full_name}: {error}", column.start)
 
     keys = (*text.partition_key, *text.clustering)
     others = sorted((c for c in text.columns.values() if c.name not in keys), key=lambda c: c.name.encode())

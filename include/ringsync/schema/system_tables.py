@@ -34,17 +34,12 @@ _NAMES = {
 """Tables of Cassandra 3.0 to 5.0, by keyspace."""
 
 
-def system_table_id(keyspace: str, table: str) -> str:
-    """Compute the id of one of Cassandra's own tables, in hex (Java's ``UUID.nameUUIDFromBytes`` of both names)."""
-    digest = hashlib.md5((keyspace + table).encode(), usedforsecurity=False).digest()
-    return uuid.UUID(bytes=digest, version=3).hex
-
-
 @lru_cache(maxsize=1)
 def system_tables() -> dict[str, tuple[str, str]]:
-    """Return keyspace and name of Cassandra's own tables, 3.0 to 5.0, by id (32 hexadecimal digits)."""
-    return {
-        system_table_id(keyspace, table): (keyspace, table)
-        for keyspace, names in _NAMES.items()
-        for table in names.split()
-    }
+    """Return keyspace and name of Cassandra's own tables, 3.0 to 5.0, by id (32 hexadecimal digits).
+
+    The id is Java's ``UUID.nameUUIDFromBytes`` of both names.
+    """
+    tables = [(keyspace, table) for keyspace, names in _NAMES.items() for table in names.split()]
+    digests = [hashlib.md5("".join(table).encode(), usedforsecurity=False).digest() for table in tables]
+    return {uuid.UUID(bytes=digest, version=3).hex: table for digest, table in zip(digests, tables, strict=True)}

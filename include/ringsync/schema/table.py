@@ -138,7 +138,8 @@ class TableSchema:
         names = {column.name for column in self.columns}
         description = [
             [self.keyspace, self.name, self.table_id],
-            *[[c.name, c.kind, _describe(c.type), c.descending] for c in self.columns],
+            # A type's repr has the fields of user-defined types, so that a changed field changes the digest.
+            *[[c.name, c.kind, repr(c.type), c.descending] for c in self.columns],
             *[[before.name, before.dropped_at] for before in self.dropped if before.name in names],
         ]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
@@ -188,8 +189,3 @@ class Schema:
                 "DESCRIBE SCHEMA WITH INTERNALS prints, or the schema.cql of a snapshot"
             )
         return by_id
-
-
-def _describe(cql_type: CqlType) -> str:
-    """Write a type with the fields of user-defined types, so that a changed field changes the digest."""
-    return repr(cql_type)

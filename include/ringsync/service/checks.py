@@ -1,19 +1,21 @@
 """Checks before ``cdcservice start`` starts anything: cluster, object store, brokers, registry.
 
-Each check returns remarks for the operator, or raises an error that says which key or address is wrong and what to do.
+Each check returns remarks for the operator, or raises an error that says which key or address is wrong and what to do;
+ConfigError if a password cannot be read or the store cannot be opened.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import requests
 from cassandra import DriverException, OperationTimedOut, RequestExecutionException, Unauthorized
-from cassandra.cluster import NoHostAvailable
+from cassandra.cluster import NoHostAvailable, Session
 
 from ringsync.cluster.session import ClusterError, connect, endpoint_of, explained_errors
 from ringsync.config import Config
@@ -32,6 +34,7 @@ _SETTINGS = (
     *("cdc_enabled", "cdc_raw_directory", "cdc_block_writes", "cdc_total_space", "cdc_total_space_in_mb"),
     *("commitlog_sync_period", "commitlog_sync_period_in_ms"),
 )
+_NO_ANSWER = (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException)
 _DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -43,7 +46,6 @@ class CheckError(Exception):
 class Node:
     """A node of the cluster.
 
-    :ivar endpoint: ``address:port``
     :ivar settings: the node's settings by their names in cassandra.yaml; None: it is down and was not asked
     :ivar queue: the queue whose worker reads its log; None: ``sync.datacenters`` leaves it out
     """
@@ -71,24 +73,30 @@ def check_cluster(config: Config) -> list[str]:
 
     :raises ClusterError: unreachable, no login, no rights
     :raises CheckError: no node captures changes
-    :raises ConfigError: the password cannot be read
+    """
+    with _asked(config) as session:
+        nodes = read_nodes(session, config.sync)
+        rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
+        names = sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)
+        tables = {f"{printable(keyspace)}.{printable(table)}": (keyspace, table) for keyspace, table in names}
+        for table, name in tables.items():
+            if config.sync.follows(table):
+                check_readable(session, *name)
+    return [*tell_tables([*tables], config.sync), *judge_nodes(nodes, config)]
+
+
+@contextmanager
+def _asked(config: Config) -> Iterator[Session]:
+    """Connect to the cluster, and explain the errors of asking it.
+
+    :raises ClusterError: unreachable, no login, no rights
     """
     session = connect(cluster_settings(config))
     try:
         with explained_errors(config.cassandra.username):
-            nodes = [read_node(session, host, config.sync) for host in session.cluster.metadata.all_hosts()]
-            tables = tables_with_cdc(session)
-            for keyspace, table in tables:
-                if config.sync.follows(full_name(keyspace, table)):
-                    check_readable(session, keyspace, table)
-    except (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException) as error:
+            yield session
+    except _NO_ANSWER as error:
         raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
-    return [*tell_tables([full_name(*table) for table in tables], config.sync), *judge_nodes(nodes, config)]
-
-
-def full_name(keyspace: str, table: str) -> str:
-    """Return ``keyspace.table`` as in CQL."""
-    return f"{printable(keyspace)}.{printable(table)}"
 
 
 def tell_tables(tables: Sequence[str], sync: Sync) -> list[str]:
@@ -121,33 +129,30 @@ def longest_sync_period_ms(config: Config) -> int:
     """Return the longest time, in ms, from a write until all live nodes have it in their readable logs.
 
     :raises ClusterError: the cluster does not answer
-    :raises ConfigError: the password cannot be read
     """
-    session = connect(cluster_settings(config))
-    try:
-        with explained_errors(config.cassandra.username):
-            nodes = [read_node(session, host, config.sync) for host in session.cluster.metadata.all_hosts()]
-    except (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException) as error:
-        raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
-    return max(node.sync_period_ms for node in nodes)
+    with _asked(config) as session:
+        return max(node.sync_period_ms for node in read_nodes(session, config.sync))
 
 
-def read_node(session: Any, host: Any, sync: Sync) -> Node:
-    """Read a node's settings; each node knows only its own.
+def read_nodes(session: Session, sync: Sync) -> list[Node]:
+    """Read the settings of all nodes; each node knows only its own.
 
-    :param host: a host as the driver knows it
     :raises Unauthorized: we may not read system_views
     """
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
-    is_read = not sync.datacenters or host.datacenter in sync.datacenters
-    queue = sync.queue_of(str(host.endpoint.address), str(host.host_id)) if is_read else None
-    try:
-        rows = session.execute(f"SELECT name, value FROM system_views.settings WHERE name IN ({names})", host=host)
-    except Unauthorized:
-        raise
-    except (NoHostAvailable, OperationTimedOut, RequestExecutionException, DriverException):
-        return Node(endpoint_of(host), None, queue)
-    return Node(endpoint_of(host), {row.name: row.value for row in rows if row.value is not None}, queue)
+    cql = f"SELECT name, value FROM system_views.settings WHERE name IN ({names})"
+    nodes = []
+    for host in session.cluster.metadata.all_hosts():
+        is_read = not sync.datacenters or host.datacenter in sync.datacenters
+        queue = sync.queue_of(str(host.endpoint.address), str(host.host_id)) if is_read else None
+        try:
+            settings = {row.name: row.value for row in session.execute(cql, host=host) if row.value is not None}
+        except Unauthorized:
+            raise
+        except _NO_ANSWER:
+            settings = None
+        nodes.append(Node(endpoint_of(host), settings, queue))
+    return nodes
 
 
 def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
@@ -202,12 +207,6 @@ def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
             raise CheckError(f"queue {queue}: {same_folder(sharing, folder)}; none of their logs would be read")
 
 
-def tables_with_cdc(session: Any) -> list[tuple[str, str]]:
-    """List keyspace and name of the tables with ``cdc = true``."""
-    rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
-    return sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)
-
-
 def check_readable(session: Any, keyspace: str, table: str) -> None:
     """Check that we may select from a table; query a token that no row has.
 
@@ -228,7 +227,6 @@ def check_store(config: Config) -> list[str]:
 
     :raises StorageError: it cannot be used
     :raises CheckError: it returns other content than was put
-    :raises ConfigError: it cannot be opened
     """
     store = store_of(config)
     key, content = f"control/probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
@@ -245,7 +243,6 @@ def check_kafka(config: Config) -> list[str]:
     """Check that the brokers answer and take transactions, if brokers are configured.
 
     :raises CheckError: they do not answer, refuse us, or take no transactions
-    :raises ConfigError: the password cannot be read
     """
     settings = kafka_settings(config)
     if settings is None:

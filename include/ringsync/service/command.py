@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +22,6 @@ from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.service.workers import Told, told_by_workers, wait_for_workers
-from ringsync.state.session import StateError
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
@@ -48,6 +47,7 @@ WAIT_TIMEOUT_S = 1800.0
 """Seconds that ``wait`` waits by default: six times as long as buckets of the default length are open."""
 
 Subparsers = Any
+Command = Callable[[argparse.Namespace, Console], ExitCode]
 
 
 def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -55,56 +55,52 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
 
     :param add_conf: function that adds the option ``--conf``
     """
-    start = commands.add_parser(
+
+    def add(
+        name: str, run: Command, help: str, about: str, epilog: str = EXIT_CODES, timeout_s: float = 0.0
+    ) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=about, epilog=epilog)
+        add_conf(parser)
+        if timeout_s:
+            told = "wait so long (default: %(default).0f s)"
+            parser.add_argument("--timeout", type=_seconds, default=timeout_s, metavar="S", help=told)
+        parser.set_defaults(command=run)
+        return parser
+
+    start = add(
         "start",
-        help="follow the commit logs",
-        description="Check configuration, cluster, object store, brokers and Airflow, start the sync, and wait until "
-        "the worker of each queue has found that it can list, read and delete in cdc_raw of its nodes.",
-        epilog=EXIT_CODES,
+        _start,
+        "follow the commit logs",
+        "Check configuration, cluster, object store, brokers and Airflow, start the sync, and wait until the worker of "
+        "each queue has found that it can list, read and delete in cdc_raw of its nodes.",
+        timeout_s=START_TIMEOUT_S,
     )
-    add_conf(start)
     start.add_argument("--check", action="store_true", help="check only, start nothing")
-    start.add_argument(
-        "--timeout", type=_seconds, default=START_TIMEOUT_S, metavar="S", help="wait so long (default: %(default).0f s)"
-    )
-    start.set_defaults(command=_start)
-
-    stop = commands.add_parser(
+    add(
         "stop",
-        help="stop following the commit logs",
-        description="Let the loops finish their cycle, and start nothing more.",
-        epilog=EXIT_CODES,
+        _stop,
+        "stop following the commit logs",
+        "Let the loops finish their cycle, and start nothing more.",
+        timeout_s=STOP_TIMEOUT_S,
     )
-    add_conf(stop)
-    stop.add_argument(
-        "--timeout", type=_seconds, default=STOP_TIMEOUT_S, metavar="S", help="wait so long (default: %(default).0f s)"
-    )
-    stop.set_defaults(command=_stop)
-
-    status = commands.add_parser(
+    status = add(
         "status",
-        help="lag, backlog and what is wrong",
-        description="Show how the sync stands: docs/sync.md tells what each number means.",
-        epilog=EXIT_CODES,
+        _status,
+        "lag, backlog and what is wrong",
+        "Show how the sync stands: docs/sync.md tells what each number means.",
     )
-    add_conf(status)
     form = status.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything as one JSON object")
     form.add_argument("--prometheus", action="store_true", help="the numbers as Prometheus reads them")
-    status.set_defaults(command=_status)
-
-    wait = commands.add_parser(
+    add(
         "wait",
-        help="wait until all that was written before now is published",
-        description="Wait until all that was written before now is in the streams, the replicas and Kafka, while "
-        "others go on writing. docs/sync.md tells how long that takes, and what it takes for granted.",
-        epilog=WAIT_EXIT_CODES,
+        _wait,
+        "wait until all that was written before now is published",
+        "Wait until all that was written before now is in the streams, the replicas and Kafka, while others go on "
+        "writing. docs/sync.md tells how long that takes, and what it takes for granted.",
+        WAIT_EXIT_CODES,
+        WAIT_TIMEOUT_S,
     )
-    add_conf(wait)
-    wait.add_argument(
-        "--timeout", type=_seconds, default=WAIT_TIMEOUT_S, metavar="S", help="wait so long (default: %(default).0f s)"
-    )
-    wait.set_defaults(command=_wait)
 
 
 def _seconds(text: str) -> float:
@@ -118,17 +114,13 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     checks = {**CHECKS, "airflow": check_airflow}
     failed = [name for name, check in checks.items() if not _passes(name, check, config, console)]
     if failed:
-        _say(console, f"nothing was started: {', '.join(failed)}")
+        say(console, f"nothing was started: {', '.join(failed)}")
         return ExitCode.FATAL
     if arguments.check:
         return _check_workers(config, console)
-    try:
-        # The loops would do it, too, but two that create a table at the same moment may make two of it.
-        create_state(connect(cluster_settings(config)), config)
-    except (ClusterError, StateError) as error:
-        print(f"ringsync: error: {error}", file=sys.stderr, flush=True)
-        return ExitCode.FATAL
-    store, client = store_of(config), _client(config)
+    # The loops would do it, too, but two that create a table at the same moment may make two of it.
+    create_state(connect(cluster_settings(config)), config)
+    store, client = store_of(config), client_of(config)
     expected = expected_loops(config.sync.queues)
     before = read_statuses(store)
     for loop in before:
@@ -137,10 +129,10 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     store.delete(STOP_KEY)
     for dag in DAGS:
         client.set_paused(dag, False)
-    _say(console, f"started: {', '.join(DAGS)}; cdcservice status shows how they stand")
+    say(console, f"started: {', '.join(DAGS)}; cdcservice status shows how they stand")
     queues = config.sync.queues
     seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
-    told = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: _say(console, text))
+    told = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
     return _tell_of_workers(told, console)
 
 
@@ -150,21 +142,20 @@ def _check_workers(config: Config, console: Console) -> ExitCode:
     alive = {loop: status for loop, status in statuses.items() if age_s(status, now_s) < STALE_AFTER_S}
     told = told_by_workers(alive, config.sync.queues, {})
     for queue in told.silent:
-        _say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
-    return (
-        _tell_of_workers(Told({}, told.refused, told.usable), console) if told.usable or told.refused else ExitCode.OK
-    )
+        say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
+    if not (told.usable or told.refused):
+        return ExitCode.OK
+    return _tell_of_workers(replace(told, silent={}), console)
 
 
 def _tell_of_workers(told: Told, console: Console) -> ExitCode:
-    """Print what the workers have reported."""
     wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in told.silent.items()]
     for problem in (*told.refused, *wrong):
-        print(f"ringsync: error: {problem}", file=sys.stderr, flush=True)
+        say_error(problem)
     if told.refused or told.silent:
-        _say(console, "the workers go on trying; what can be read is published")
+        say(console, "the workers go on trying; what can be read is published")
         return ExitCode.COMPLETED_WITH_ERRORS
-    _say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(told.usable) or 'no node is read'}")
+    say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(told.usable) or 'no node is read'}")
     return ExitCode.OK
 
 
@@ -172,10 +163,10 @@ def _passes(name: str, check: Callable[[Config], list[str]], config: Config, con
     try:
         remarks = check(config)
     except (CheckError, ConfigError, ClusterError, StorageError, AirflowError) as error:
-        print(f"ringsync: error: {error}", file=sys.stderr, flush=True)
+        say_error(error)
         return False
     for remark in remarks:
-        _say(console, f"{name}: {remark}")
+        say(console, f"{name}: {remark}")
     return True
 
 
@@ -185,27 +176,26 @@ def check_airflow(config: Config) -> list[str]:
     :raises AirflowError: it does not answer, refuses us, or lacks a DAG
     :raises ConfigError: the password cannot be read
     """
-    client = _client(config)
+    client = client_of(config)
     paused = [dag for dag in DAGS if client.is_paused(dag)]
     return [f"{client.url} has the DAGs" + (f", paused: {', '.join(paused)}" if paused else ", all running")]
 
 
 def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
-    store, client = store_of(config), _client(config)
+    store, client = store_of(config), client_of(config)
     # First of all: with this object the loops end even while Airflow is away.
     store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
     for dag in DAGS:
         client.set_paused(dag, True)
     busy = wait_until_idle(client, arguments.timeout, console)
     if busy:
-        print(
-            f"ringsync: error: after {arguments.timeout:.0f} s there still run: {', '.join(busy)}; they end when they "
-            "are done, nothing new begins",
-            file=sys.stderr,
+        say_error(
+            f"after {arguments.timeout:.0f} s there still run: {', '.join(busy)}; they end when they are done, nothing "
+            "new begins"
         )
         return ExitCode.COMPLETED_WITH_ERRORS
-    _say(console, "stopped; cdc_raw of the nodes fills until cdcservice start")
+    say(console, "stopped; cdc_raw of the nodes fills until cdcservice start")
     return ExitCode.OK
 
 
@@ -225,7 +215,7 @@ def wait_until_idle(
         if clock() >= end:
             return busy
         if busy != told:
-            _say(console, f"waiting for {', '.join(busy)}")
+            say(console, f"waiting for {', '.join(busy)}")
             told = busy
         sleep(1.0)
     return []
@@ -241,7 +231,7 @@ def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     dags: dict[str, DagHealth] = {}
     unknown: list[str] = []
     try:
-        client = _client(config)
+        client = client_of(config)
         dags.update({dag: DagHealth(client.is_paused(dag), client.newest_run(dag)) for dag in DAGS})
     except AirflowError as error:
         unknown.append(str(error))
@@ -257,48 +247,54 @@ def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
         print(json.dumps(document, indent=2))
     else:
         for line in status_lines(statuses, dags, now_s):
-            _say(console, line)
+            say(console, line)
         for problem in wrong:
-            _say(console, f"! {problem}")
+            say(console, f"! {problem}")
         if not wrong:
-            _say(console, "all is well")
+            say(console, "all is well")
     return ExitCode.COMPLETED_WITH_ERRORS if wrong else ExitCode.OK
 
 
 def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
     began_s = time.time()
     config = load_config(arguments.conf)
-    try:
-        synced_ms = int(began_s * 1000) + longest_sync_period_ms(config)
-    except ClusterError as error:
-        print(f"ringsync: error: {error}", file=sys.stderr, flush=True)
-        return ExitCode.FATAL
+    synced_ms = int(began_s * 1000) + longest_sync_period_ms(config)
     told = ""
 
     def tell(left: str) -> None:
         nonlocal told
         if left != told:
-            _say(console, f"waiting: {left}")
+            say(console, f"waiting: {left}")
             told = left
 
     waited = wait_until_published(
         store_of(config), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell
     )
     if waited.left:
-        print(f"ringsync: error: not all is published: {waited.left}", file=sys.stderr, flush=True)
+        say_error(f"not all is published: {waited.left}")
         return ExitCode.COMPLETED_WITH_ERRORS
     for note in waited.notes:
-        _say(console, note)
+        say(console, note)
     moment = datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds")
     places = "streams, replicas and Kafka" if config.kafka else "streams and replicas"
-    _say(console, f"what was written before {moment} is in {places}, {time.time() - began_s:.0f} s later")
+    say(console, f"what was written before {moment} is in {places}, {time.time() - began_s:.0f} s later")
     return ExitCode.OK
 
 
-def _client(config: Config) -> AirflowClient:
+def client_of(config: Config) -> AirflowClient:
+    """Make the client of the configured Airflow.
+
+    :raises ConfigError: the password cannot be read
+    """
     airflow = config.airflow
     return AirflowClient(airflow.url, airflow.username, airflow.password.resolve("airflow.password"))
 
 
-def _say(console: Console, text: str) -> None:
+def say(console: Console, text: str) -> None:
+    """Print a line as it is."""
     console.print(text, markup=False, highlight=False)
+
+
+def say_error(error: object) -> None:
+    """Print an error on stderr."""
+    print(f"ringsync: error: {error}", file=sys.stderr, flush=True)

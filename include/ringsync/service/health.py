@@ -46,9 +46,7 @@ def problems(
 
     :param statuses: what the loops last said
     :param dags: what Airflow says of the DAGs that could be asked
-    :param queues: names of the workers' queues
     :param stopped: whether ``cdcservice stop`` was the last word
-    :param now_s: seconds since the epoch
     """
     if stopped:
         return ["stopped: cdc_raw of the nodes fills until cdcservice start"]
@@ -101,18 +99,13 @@ def _told(loop: str, status: Status) -> Iterator[str]:
             yield f"{where}: {one['error']}"
         if one.get("errors"):
             yield f"{where}: {one['errors']:,} records cannot be decoded: table processor_error"
-    yield from _waiting(loop, status)
+    for node, reason in status.get("unread", {}).items():
+        yield f"node {node}: {reason}; its token ranges are published one window later"
+    yield from unpublished(loop, status, HOMELESS_MS)
     for table, one in status.get("tables", {}).items():
         for key, value in one.items():
             if key.endswith("error") and value:
                 yield f"{table}: {value}"
-
-
-def _waiting(loop: str, status: Status) -> Iterator[str]:
-    """Return what ``bucket_close`` says of what it cannot publish, or must wait for."""
-    for node, reason in status.get("unread", {}).items():
-        yield f"node {node}: {reason}; its token ranges are published one window later"
-    yield from unpublished(loop, status, HOMELESS_MS)
 
 
 def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[str]:

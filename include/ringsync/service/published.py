@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
 
 from ringsync.config.sync import Sync
 from ringsync.ledger.followed import followed_tables
@@ -61,7 +62,6 @@ class Left:
 class Seen:
     """The state of the sync at a moment.
 
-    :ivar statuses: the last status of each loop, by loop
     :ivar plan: the newest plan; None: there is none yet
     :ivar followed: ids of tables that ``bucket_close`` has to follow to their end, planned or not
     """
@@ -82,70 +82,52 @@ class Seen:
         return tables
 
 
-@dataclass
-class _Eyes:
-    """The view of the store; each plan, which may be large, is read once."""
-
-    store: ObjectStore
-    key: str = ""
-    plan: SyncPlan | None = None
-
-    def look(self) -> Seen:
-        """Read the present state of the sync.
-
-        :raises StorageError: the store cannot be read
-        """
-        keys = [stat.key for stat in self.store.list("plans/sync/")]
-        if keys and keys[-1] != self.key:
-            with suppress(NotFoundError):  # it is old, and removed since: the next look finds a newer one
-                self.plan, self.key = SyncPlan.from_json(self.store.get(keys[-1])), keys[-1]
-        return Seen(read_statuses(self.store), self.plan, followed_tables(self.store).keys())
-
-
 class _NotPublishedError(Exception):
     """Waiting longer is of no use; the message says what is left."""
 
 
 @dataclass
 class _Patience:
-    """Waiting for one step after the other.
-
-    :ivar end: time to give up, seconds since the epoch
-    """
+    """Waiting for one step after the other, until ``end``, seconds since the epoch."""
 
     store: ObjectStore
     end: float
     tell: Callable[[str], None]
     clock: Callable[[], float]
     sleep: Callable[[float], None]
-    began: float = field(init=False)
-    eyes: _Eyes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.began, self.eyes = self.clock(), _Eyes(self.store)
+    began: float
+    plan: SyncPlan | None = None
+    plan_key: str = ""
 
     def until_nothing(self, left: Callable[[Seen], Iterable[Left]]) -> Seen:
-        """Look again and again until nothing is left.
+        """Look again and again until nothing is left, and return the state then.
 
-        :returns: the state in which nothing was left
         :raises _NotPublishedError: the time is over, or a loop that has to do the work does not run
         """
         while True:
-            seen = self.eyes.look()
+            seen = self._look()
             undone = list(left(seen))
             if not undone:
                 return seen
             if self.store.stat(STOP_KEY) is not None:
                 raise _NotPublishedError(f"the sync is stopped: cdcservice start. {undone[0].reason}")
-            silent = {work.loop: self._silence_s(seen, work.loop) for work in undone}
-            loop = max(silent, key=lambda loop: silent[loop])
+            silences = [(self._silence_s(seen, work.loop), work.loop) for work in undone]
+            silent_s, loop = max(silences, key=itemgetter(0))
             reason = undone[0].reason
-            if silent[loop] > STALE_AFTER_S:
-                reason = f"{loop} does not run: no sign of life for {silent[loop]:.0f} s"
-            if silent[loop] > GIVE_UP_AFTER_S or self.clock() >= self.end:
+            if silent_s > STALE_AFTER_S:
+                reason = f"{loop} does not run: no sign of life for {silent_s:.0f} s"
+            if silent_s > GIVE_UP_AFTER_S or self.clock() >= self.end:
                 raise _NotPublishedError(reason)
             self.tell(reason)
             self.sleep(_POLL_S)
+
+    def _look(self) -> Seen:
+        """Read the present state of the sync, and each plan, which may be large, once."""
+        keys = [stat.key for stat in self.store.list("plans/sync/")]
+        if keys and keys[-1] != self.plan_key:
+            with suppress(NotFoundError):  # it is old, and removed since: the next look finds a newer one
+                self.plan, self.plan_key = SyncPlan.from_json(self.store.get(keys[-1])), keys[-1]
+        return Seen(read_statuses(self.store), self.plan, followed_tables(self.store).keys())
 
     def _silence_s(self, seen: Seen, loop: str) -> float:
         status, now_s = seen.statuses.get(loop), self.clock()
@@ -165,12 +147,10 @@ def wait_until_published(
     """Wait until all that the nodes had synced to their commit logs by a moment is in streams, replicas and Kafka.
 
     :param synced_ms: time of the last write plus the nodes' ``commitlog_sync_period``, ms since the epoch
-    :param timeout_s: seconds until waiting is given up
-    :param kafka: whether Kafka is configured
     :param tell: function that is called with what is left, again and again
     :raises StorageError: the store cannot be read
     """
-    patience = _Patience(store, clock() + timeout_s, tell, clock, sleep)
+    patience = _Patience(store, clock() + timeout_s, tell, clock, sleep, began=clock())
 
     def now_ms() -> int:
         return int(clock() * 1000) + CLOCKS_MS
@@ -267,24 +247,21 @@ def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
     yield from _unseen(seen)
     planned = {table.schema.full_name for table in seen.plan.tables} if seen.plan else set()
     for table in sorted(passes):
-        status = seen.tables.get(table)
-        if status is None:
+        if (status := seen.tables.get(table)) is None:
             if table in planned:  # a table that is not planned has come to its end
                 yield Left(CLOSE, "bucket_close has not looked since")
-            continue
-        if status.get("bootstrap"):
+        elif status.get("bootstrap"):
             yield Left(CLOSE, f"{table} is being bootstrapped ({status['bootstrap']}): its changes wait")
-            continue
-        if status.get("error"):  # maybe its passes could not even be looked up
+        elif status.get("error"):  # maybe its passes could not even be looked up
             yield Left(CLOSE, f"{table}: {status['error']}")
-            continue
-        last = passes[table] = int(status["last_pass"]) if (known := passes[table]) is None else known
-        if status.get("published_pass", last) < last:
-            yield Left(CLOSE, f"the stream of {table} has pass {status['published_pass']} of {last}")
-        elif status.get("replica_error"):
-            yield Left(CLOSE, f"the replica of {table} is not kept in step: {status['replica_error']}")
-        elif status["replica_pass"] is not None and status["replica_pass"] < last:
-            yield Left(CLOSE, f"the replica of {table} has pass {status['replica_pass']} of {last}")
+        else:
+            last = passes[table] = int(status["last_pass"]) if (known := passes[table]) is None else known
+            if status.get("published_pass", last) < last:
+                yield Left(CLOSE, f"the stream of {table} has pass {status['published_pass']} of {last}")
+            elif status.get("replica_error"):
+                yield Left(CLOSE, f"the replica of {table} is not kept in step: {status['replica_error']}")
+            elif status["replica_pass"] is not None and status["replica_pass"] < last:
+                yield Left(CLOSE, f"the replica of {table} has pass {status['replica_pass']} of {last}")
 
 
 def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> Iterator[Left]:
@@ -325,6 +302,5 @@ def _notes(seen: Seen) -> Iterator[str]:
 
 def _error(status: Status) -> str:
     """Return a table's error, except Kafka's."""
-    return next(
-        (str(value) for key, value in status.items() if key.endswith("error") and value and "kafka" not in key), ""
-    )
+    errors = (str(value) for key, value in status.items() if key.endswith("error") and "kafka" not in key and value)
+    return next(errors, "")

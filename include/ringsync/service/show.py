@@ -17,42 +17,33 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
 
     :param now_s: present time, seconds since the epoch
     """
-    yield from _table(("DAG", "state", "tasks"), [_dag(dag, health) for dag, health in dags.items()])
+    yield from _table("DAG, state, tasks", [_dag(dag, health) for dag, health in dags.items()])
     bootstraps = {key: status for key, status in statuses.items() if key.startswith(BOOTSTRAPS)}
     yield from _table(
-        ("loop", "last sign of life"),
+        "loop, last sign of life",
         [(loop, f"{age_s(status, now_s):.0f} s ago") for loop, status in statuses.items() if loop not in bootstraps],
     )
     yield from _table(
-        ("bootstrap of", "step", "copied", "id", "last sign of life"),
-        [_bootstrap(status, now_s) for status in bootstraps.values()],
+        "bootstrap of, step, copied, id, last sign of life",
+        [
+            (told["table"], told["step"], f"{told['fraction']:.0%}", told["bootstrap"], _ago(told["at_ms"], now_s))
+            for told in bootstraps.values()
+        ],
     )
     nodes = [node for status in statuses.values() for node in status.get("nodes", {}).items()]
     yield from _table(
-        ("node", "state", "segment", "position", "backlog MB", "records", "rows", "late", "errors"),
+        "node, state, segment, position, backlog MB, records, rows, late, errors",
         [_node(host, node) for host, node in nodes],
     )
     tables = [table for status in statuses.values() for table in status.get("tables", {}).items()]
     yield from _table(
-        (
-            *(
-                "table",
-                "lag p50 s",
-                "p99 s",
-                "agreement s",
-                "open buckets",
-                "oldest",
-                "last pass",
-                "replica",
-                "to kafka",
-            ),
-            *("rows", "duplicates", "only one replica"),
-        ),
+        "table, lag p50 s, p99 s, agreement s, open buckets, oldest, last pass, replica, to kafka, rows, duplicates, "
+        "only one replica",
         [_published(name, table, now_s) for name, table in tables],
     )
     if late := statuses.get("out_of_sequence/queue"):
         yield from _table(
-            ("late rows waiting", "oldest", "published", "duplicates"),
+            "late rows waiting, oldest, published, duplicates",
             [(late.get("waiting"), _ago(late.get("oldest_ms"), now_s), late.get("published"), late.get("duplicates"))],
         )
 
@@ -65,11 +56,6 @@ def _dag(dag: str, health: DagHealth) -> Row:
         for task in health.run.tasks
     )
     return dag, f"paused ({health.run.state})" if health.paused else health.run.state, tasks
-
-
-def _bootstrap(status: Status, now_s: float) -> Row:
-    told = (status["table"], status["step"], f"{status['fraction']:.0%}", status["bootstrap"])
-    return *told, f"{duration(age_s(status, now_s))} ago"
 
 
 def _node(host: str, node: Status) -> Row:
@@ -99,12 +85,15 @@ def _ago(moment_ms: int | None, now_s: float) -> str | None:
     return None if moment_ms is None else f"{duration(max(0.0, now_s - moment_ms / 1000))} ago"
 
 
-def _table(head: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of a table with columns as wide as needed; nothing if there are no rows."""
+def _table(head: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of a table with columns as wide as needed; nothing if there are no rows.
+
+    :param head: names of the columns, with commas between
+    """
     if not rows:
         return
-    texts = [list(head), *([_text(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in texts) for column in range(len(head))]
+    texts = [head.split(", "), *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for line in texts:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
     yield ""

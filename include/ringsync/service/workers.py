@@ -28,7 +28,6 @@ class Told:
 def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> Told:
     """Collect what the stages of all queues say of their nodes; nodes that are down are left out.
 
-    :param statuses: the last status of each loop
     :param queues: ``config.sync.queues``
     :param before: ``at_ms`` of statuses of an earlier run, by queue; they do not count
     """
@@ -70,8 +69,6 @@ def wait_for_workers(
 ) -> Told:
     """Wait until the worker of each queue has looked at ``cdc_raw`` of its nodes.
 
-    :param before: see :func:`told_by_workers`
-    :param timeout_s: seconds until waiting is given up
     :param tell: function that is called with what is waited for
     :returns: the last reports
     :raises StorageError: the store cannot be read

@@ -47,17 +47,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from ringsync.sources.segments import (
-    LogOptions,
-    LogTables,
-    SegmentPart,
-    find_parts,
-    find_tables,
-    log_options,
-    read_part,
-    read_problems,
-    row_schema,
-)
+from ringsync.sources import segments
 
 OPTIONS = ("path", "schema", "config", "tables", "table", "keystore", "from", "to", "index", "damage", "rows")
 CHOICES = {"index": ("obey", "ignore"), "damage": ("fail", "skip"), "rows": ("changes", "problems")}
@@ -72,29 +62,25 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._tables: LogTables | None = None
+        self._tables: segments.LogTables | None = None
 
     @classmethod
     def name(cls) -> str:
         return "cassandra_commitlog"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(row_schema(self._log_options(), self._log_tables()))
+        return from_arrow_schema(segments.row_schema(self._log_options(), self._log_tables()))
 
     def reader(self, schema: StructType) -> CommitLogReader:
         return CommitLogReader(self._log_options(), self._log_tables())
 
-    def _log_options(self) -> LogOptions:
-        self._check_options()
-        return log_options({name.lower(): str(value) for name, value in self.options.items()})
-
-    def _log_tables(self) -> LogTables:
+    def _log_tables(self) -> segments.LogTables:
         """Find the tables, once: Spark's columns and the rows must have one schema."""
         if self._tables is None:
-            self._tables = find_tables(self._log_options())
+            self._tables = segments.find_tables(self._log_options())
         return self._tables
 
-    def _check_options(self) -> None:
+    def _log_options(self) -> segments.LogOptions:
         options = {name.lower(): str(value) for name, value in self.options.items()}
         for name, value in options.items():
             if name not in OPTIONS:
@@ -111,30 +97,31 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
             raise OptionError("cassandra_commitlog needs either the option schema or the option config")
         if "table" in options and ("tables" in options or options.get("rows") == "problems"):
             raise OptionError("option table of cassandra_commitlog does not go with tables, nor with rows=problems")
+        return segments.log_options(options)
 
 
 @dataclass
 class PartPartition(InputPartition):  # type: ignore[misc]
     """The input of one task: a segment or a part of it."""
 
-    part: SegmentPart
+    part: segments.SegmentPart
 
 
+@dataclass
 class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     """A reader that reads each part of each segment in its own task."""
 
-    def __init__(self, options: LogOptions, tables: LogTables) -> None:
-        self._options = options
-        self._tables = tables
+    options: segments.LogOptions
+    tables: segments.LogTables
 
     def partitions(self) -> list[PartPartition]:
-        return [PartPartition(part) for part in find_parts(self._options)]
+        return [PartPartition(part) for part in segments.find_parts(self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Without segments Spark invents a partition.
         if isinstance(partition, PartPartition):
-            read = read_problems if self._options.rows == "problems" else read_part
-            for rows in read(self._options, self._tables, partition.part):
+            read = segments.read_problems if self.options.rows == "problems" else segments.read_part
+            for rows in read(self.options, self.tables, partition.part):
                 yield rows.cast(_without_fixed_lengths(rows.schema))
 
 

@@ -85,10 +85,8 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         """
         if self._plan is None:
             self._check_options()
-            if "plan" in self.options:
-                self._plan = ScanPlan.from_json(self.options["plan"])
-            else:
-                self._plan = self._make_plan()
+            given = self.options.get("plan")
+            self._plan = ScanPlan.from_json(given) if given is not None else self._make_plan()
         return self._plan
 
     def _make_plan(self) -> ScanPlan:
@@ -145,26 +143,21 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
         # Without splits Spark invents a partition.
         if not isinstance(partition, SplitPartition):
             return
+        from ringsync.cluster.limits import Limiter
         from ringsync.config import load_config
 
         config = load_config(self._config_path)
-        yield from bounded(read_split(config, self._plan, partition.split, self._permits(config)))
-
-    def _permits(self, config: Config) -> Permits:
-        """Return a task's share of the limits, as if all tasks ran at once: it cannot ask a driver for more."""
-        from ringsync.cluster.limits import Limiter
-
-        return Limiter(cluster_limits(config).share(self._tasks))
+        # A task cannot ask a driver for permits: it has its share of the limits, as if all tasks ran at once.
+        permits = Limiter(cluster_limits(config).share(self._tasks))
+        yield from bounded(read_split(config, self._plan, partition.split, permits))
 
 
 def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -> Iterator[pa.RecordBatch]:
     """Read the row images of a split, in token order.
 
-    :param config: configuration with the connection to the cluster
-    :param plan: plan with table, moment and consistency; its splits are ignored
-    :param permits: permits for the pages
-    :raises ClusterError: the cluster cannot be reached, or a range cannot be read
-    :raises UnrepresentableValueError: an Arrow type cannot hold a value, and the plan refuses such values
+    Arguments and errors are those of :func:`ringsync.sources.scan.images.read_images`.
+
+    :raises ScanError: a range cannot be read
     """
     from ringsync.sources.scan.images import read_images
     from ringsync.sources.scan.scan import ScanError, Unread

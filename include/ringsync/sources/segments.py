@@ -65,8 +65,6 @@ class LogOptions:
 class SegmentPart:
     """A segment, or some of its sections.
 
-    :ivar file: path of the segment
-    :ivar wanted: part of the segment to read
     :ivar to: logical position after which no record is read
     """
 
@@ -114,7 +112,7 @@ class _Found:
     """A segment file.
 
     :ivar file: path, or ``gs://…``
-    :ivar size: size in bytes
+    :ivar size: bytes
     :ivar index: content of the ``_cdc.idx``; None: the segment has none
     """
 
@@ -124,7 +122,6 @@ class _Found:
 
     @property
     def segment_id(self) -> int:
-        """Id in the segment's name."""
         number = segment_id(_name_of(self.file))
         if number is None:
             raise ValueError(f"{self.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
@@ -188,14 +185,8 @@ def _store_of(path: str, options: LogOptions) -> tuple[ObjectStore, str]:
     from ringsync.storage import open_store
 
     bucket, _, prefix = path.removeprefix("gs://").partition("/")
-    settings = load_config(options.config).store if options.config else None
-    store = open_store(
-        f"gs://{bucket}",
-        gcs_endpoint=settings.gcs_endpoint if settings else None,
-        gcs_project=settings.gcs_project if settings else None,
-        gcs_credentials_file=settings.gcs_credentials_file if settings else None,
-    )
-    return store, prefix.rstrip("/")
+    settings = dict(load_config(options.config).store) if options.config else {}
+    return open_store(**{**settings, "url": f"gs://{bucket}"}), prefix.rstrip("/")
 
 
 def _name_of(file: str) -> str:
@@ -320,7 +311,6 @@ class LogTables:
     """The tables of the schema.
 
     :ivar logged: all tables, since a mutation may have any
-    :ivar chosen: tables that the options name
     """
 
     logged: tuple[TableSchema, ...]

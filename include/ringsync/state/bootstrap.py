@@ -4,9 +4,7 @@
     one row per table: its latest bootstrap, the specification and the state.
 ``bootstrap_range``
     the range ledger, one partition per bootstrap: its owner and attempt (static), and one row per committed range
-
     with the files that hold the range's rows. A range without a row has not been read, even if files exist.
-
 
 A run takes over a bootstrap by raising its attempt with a conditional write. Every commit of a range is conditional on
 that attempt, so that a run that was thought dead can add nothing after another has taken over.
@@ -15,9 +13,10 @@ that attempt, so that a run that was thought dead can add nothing after another 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC
+from typing import Any
 
 from cassandra.cluster import Session
 
@@ -47,7 +46,6 @@ class Bootstrap:
     :ivar id: unique id; part of the names of its files
     :ivar state: :data:`SCANNING`, :data:`PUBLISHING`, :data:`COMPLETED` or :data:`CANCELLED`
     :ivar specification: table, selection and form of the copy, as JSON; a run with the same one continues it
-    :ivar run: run that started it
     :ivar as_of: time of the start, seconds since the epoch: it may or may not contain cells written later
     """
 
@@ -80,21 +78,15 @@ class CommittedRange:
 
 
 class BootstrapState:
-    """The tables ``bootstrap`` and ``bootstrap_range``.
+    """The tables ``bootstrap`` and ``bootstrap_range``. Repeating what is recorded here is safe.
 
-    :param session: session with the driver's default row factory
-    :param keyspace: name of ringsync's own keyspace
-    :param sleep: function that waits, given seconds
+    :param session, keyspace, sleep: those of :class:`StateSession`
     """
 
     def __init__(self, session: Session, keyspace: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self._state = StateSession(session, keyspace, sleep)
         self._keyspace = self._state.keyspace
         self.session = session
-
-    def create(self, replication: Mapping[str, str]) -> None:
-        """Create missing tables, and the keyspace if it is missing: see :meth:`StateSession.create`."""
-        self._state.create(replication)
 
     def find(self, keyspace: str, table: str) -> Bootstrap | None:
         """Read the table's latest bootstrap; None: it has none."""
@@ -129,7 +121,7 @@ class BootstrapState:
         )
 
     def publishing(self, bootstrap: Bootstrap) -> None:
-        """Record that everything is copied: the bootstrap can no longer be cancelled. Repeating it is safe.
+        """Record that everything is copied: the bootstrap can no longer be cancelled.
 
         :raises LostOwnershipError: the bootstrap was cancelled, or the table has another one now
         """
@@ -140,7 +132,7 @@ class BootstrapState:
             )
 
     def cancel(self, bootstrap: Bootstrap, *, gone: bool = False) -> bool:
-        """Record that the bootstrap is cancelled. Repeating it is safe.
+        """Record that the bootstrap is cancelled.
 
         :param gone: whether the table was dropped: then even a bootstrap that has copied everything cannot be finished
         :returns: False: everything is copied already, or the table has another bootstrap
@@ -156,7 +148,7 @@ class BootstrapState:
         )
 
     def complete(self, bootstrap: Bootstrap) -> None:
-        """Record that the bootstrap has completed. Repeating it is safe.
+        """Record that the bootstrap has completed.
 
         :raises LostOwnershipError: the table has another bootstrap now
         """
@@ -170,9 +162,7 @@ class BootstrapState:
 
     def alive(self, bootstrap_id: str) -> str | None:
         """Return the run that worked on this bootstrap in the last :data:`HEARTBEAT_TTL_S` seconds; None: no run."""
-        row = self._state.execute(
-            f"SELECT alive FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1", (bootstrap_id,)
-        ).one()
+        row = _static(self._state, "alive", bootstrap_id)
         return row.alive if row else None
 
     def take_over(self, bootstrap_id: str, owner: str) -> RangeLedger:
@@ -182,10 +172,7 @@ class BootstrapState:
         :raises StateError: the cluster refuses or fails
         """
         while True:
-            row = self._state.execute(
-                f"SELECT attempt FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1",
-                (bootstrap_id,),
-            ).one()
+            row = _static(self._state, "attempt", bootstrap_id)
             last = row.attempt if row else None
             attempt = (last or 0) + 1
             if self._state.conditional(
@@ -195,6 +182,11 @@ class BootstrapState:
                 lambda found, attempt=attempt: (found.get("owner"), found.get("attempt")) == (owner, attempt),  # type: ignore[misc]
             ):
                 return RangeLedger(self._state, bootstrap_id, owner, attempt)
+
+
+def _static(state: StateSession, columns: str, bootstrap_id: str) -> Any:
+    cql = f"SELECT {columns} FROM {state.keyspace}.bootstrap_range WHERE bootstrap_id = %s LIMIT 1"
+    return state.execute(cql, (bootstrap_id,)).one()
 
 
 class RangeLedger:
@@ -246,9 +238,7 @@ class RangeLedger:
 
         :raises LostOwnershipError: another run has taken over
         """
-        row = self._state.execute(
-            f"SELECT owner, attempt FROM {self._table} WHERE bootstrap_id = %s LIMIT 1", (self.bootstrap_id,)
-        ).one()
+        row = _static(self._state, "owner, attempt", self.bootstrap_id)
         if row is None or (row.owner, row.attempt) != (self.owner, self.attempt):
             other = f"attempt {row.attempt} ({row.owner})" if row else "nobody"
             raise LostOwnershipError(

@@ -38,11 +38,8 @@ class Shard:
 
     :ivar file: key of the file with the change rows
     :ivar number: number of the shard in the file, from 0
-    :ivar shards: number of shards of the file
     :ivar admitted_ms: time of admission, ms since the epoch
     :ivar due_ms: time of the next look at the rows, ms since the epoch
-    :ivar attempts: number of looks so far
-    :ivar waiting: number of rows that wait
     """
 
     file: str
@@ -55,10 +52,9 @@ class Shard:
 
 
 class OutOfSequence:
-    """The table ``out_of_sequence``.
+    """The table ``out_of_sequence``. Each method raises :class:`ringsync.state.session.StateError` as that module says.
 
-    :param session: session with the driver's default row factory
-    :param keyspace: name of ringsync's own keyspace
+    :param session, keyspace: those of :class:`ringsync.state.session.StateSession`
     """
 
     def __init__(self, session: Session, keyspace: str) -> None:
@@ -70,14 +66,11 @@ class OutOfSequence:
     ) -> tuple[Shard, ...]:
         """Put rows of a file into the queue. Repeating it writes the same rows.
 
-        :param file: key of the file
         :param rows: all change rows of the file
         :param wanted: mask of the rows to publish
-        :param now_ms: current time, ms since the epoch
-        :param due_ms: time of the next look at the rows, ms since the epoch
         :returns: all shards of the file
-        :raises StateError: the cluster refuses or fails
         """
+        cql = f"INSERT INTO {self._table} (late_file, shard, {', '.join(_COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         count = max(1, -(-len(rows) // SHARD_ROWS))
         shards = []
         # Shard 0 comes last: a file counts as admitted once it is there.
@@ -85,14 +78,10 @@ class OutOfSequence:
             part = slice(number * SHARD_ROWS, (number + 1) * SHARD_ROWS)
             chosen = rows.take(pa.array(np.flatnonzero(wanted[part]) + part.start))
             shards.append(Shard(file, number, count, now_ms, due_ms, 1, len(chosen)))
-            self._insert(shards[-1], chosen)
+            columns = (chosen[name].to_pylist() for name in _COLUMNS)
+            self._write_rows(cql, ((file, number, *row) for row in zip(*columns, strict=True)))
             self._write_times([shards[-1]])
         return tuple(reversed(shards))
-
-    def _insert(self, shard: Shard, rows: pa.RecordBatch) -> None:
-        cql = f"INSERT INTO {self._table} (late_file, shard, {', '.join(_COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        columns = (rows[name].to_pylist() for name in _COLUMNS)
-        self._write_rows(cql, ((shard.file, shard.number, *row) for row in zip(*columns, strict=True)))
 
     def _write_rows(self, cql: str, rows: Iterable[Sequence[Any]]) -> None:
         remaining = iter(rows)
@@ -110,11 +99,7 @@ class OutOfSequence:
         )
 
     def find(self, files: Sequence[str]) -> Mapping[str, tuple[Shard, ...]]:
-        """Read the shards of these files, empty ones included. A file without shards was not admitted.
-
-        :param files: keys of the files
-        :raises StateError: the cluster refuses or fails
-        """
+        """Read the shards of these files, empty ones included. A file without shards was not admitted."""
         first = self._shards((file, 0) for file in files)
         rest = self._shards((shard.file, number) for shard in first for number in range(1, shard.shards))
         shards_of: dict[str, tuple[Shard, ...]] = {}
@@ -129,19 +114,14 @@ class OutOfSequence:
         )
         answers = self._state.read_all(self._state.bind(cql, key) for key in keys)
         return [
-            Shard(
-                *(row.late_file, row.shard, row.shards, _ms(row.admitted_at), _ms(row.due), row.attempts, row.waiting)
-            )
+            Shard(row.late_file, row.shard, row.shards, _ms(row.admitted_at), _ms(row.due), row.attempts, row.waiting)
             for rows in answers
             for row in rows
             if row.shards is not None
         ]
 
     def digests(self, shards: Sequence[Shard]) -> list[list[bytes]]:
-        """Read the digests of each shard's waiting rows.
-
-        :raises StateError: the cluster refuses or fails
-        """
+        """Read the digests of each shard's waiting rows."""
         cql = f"SELECT digest FROM {self._table} WHERE late_file = ? AND shard = ?"
         answers = self._state.read_all(self._state.bind(cql, (shard.file, shard.number)) for shard in shards)
         return [[row.digest for row in rows if row.digest is not None] for rows in answers]
@@ -153,8 +133,7 @@ class OutOfSequence:
 
         :param solved: digests of the published rows
         :param left: number of rows that still wait
-        :param due_ms: time of the next look at these, ms since the epoch
-        :raises StateError: the cluster refuses or fails
+        :param due_ms: as in :class:`Shard`
         """
         if left:
             cql = f"DELETE FROM {self._table} WHERE late_file = ? AND shard = ? AND digest = ?"
@@ -167,8 +146,6 @@ class OutOfSequence:
         """Delete the partitions of a file without waiting rows. Remove the file afterwards, in this order.
 
         A kill between both leaves a file that is not admitted, but whose rows are all published.
-
-        :raises StateError: the cluster refuses or fails
         """
         cql = f"DELETE FROM {self._table} WHERE late_file = ? AND shard = ?"
         # Shard 0 comes last: without it the others would not be found again.
@@ -177,5 +154,4 @@ class OutOfSequence:
 
 
 def _ms(moment: datetime) -> int:
-    """Convert the driver's timestamp to ms since the epoch."""
     return round(moment.replace(tzinfo=UTC).timestamp() * 1000)

@@ -24,10 +24,9 @@ _ROWS_AT_ONCE = 100
 
 
 class ErrorTable:
-    """The table ``processor_error``.
+    """The table ``processor_error``. Each method raises :class:`ringsync.state.session.StateError` as that module says.
 
-    :param session: session with the driver's default row factory
-    :param keyspace: name of ringsync's own keyspace
+    :param session, keyspace: those of :class:`ringsync.state.session.StateSession`
     :param store: object store for large mutations
     """
 
@@ -42,7 +41,6 @@ class ErrorTable:
         :param errors: batch of :data:`ringsync.formats.commitlog.reader.UNDECODED`, with the segment's name as
             ``file``; ``raw`` is null for damaged bytes
         :param node: host id of the node whose log has the records
-        :raises StateError: the cluster refuses or fails
         :raises UnavailableError: the object store does not take a large mutation
         """
         cql = (
@@ -63,10 +61,7 @@ class ErrorTable:
                 yield *(row[name] for name in ("file", "position", "length", "reason", "table_id", "raw")), key
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """Count the kept records by node and reason, for people. It reads all rows, but not their bytes.
-
-        :raises StateError: the cluster refuses or fails
-        """
+        """Count the kept records by node and reason, for people. It reads all rows, but not their bytes."""
         segments = next(self._state.read_all([self._state.bind(f"SELECT DISTINCT node, file FROM {self._table}", ())]))
         of_segment = f"SELECT node, reason FROM {self._table} WHERE node = ? AND file = ?"
         counts: Counter[tuple[str, str]] = Counter()

@@ -172,7 +172,6 @@ class StateSession:
                     raise StateError(
                         f"keyspace {self.keyspace} has other tables than this version of ringsync makes: {error}"
                     ) from error
-                self._sleep(delay)
             except _UNCERTAIN as error:
                 delay = next(delays, None)
                 if delay is None:
@@ -180,7 +179,7 @@ class StateSession:
                         f"keyspace {self.keyspace} could not be used in {len(RETRY_DELAYS_S) + 1} attempts: "
                         f"{type(error).__name__}: {error}"
                     ) from error
-                self._sleep(delay)
+            self._sleep(delay)
 
 
 TABLES = {

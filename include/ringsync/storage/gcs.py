@@ -24,18 +24,7 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from ringsync.storage.port import (
-    AlreadyExistsError,
-    ChecksumError,
-    NotFoundError,
-    Stat,
-    UnavailableError,
-    VersionMismatchError,
-    check_conditions,
-    check_key,
-    check_prefix,
-    is_legal_key,
-)
+import ringsync.storage.port as port
 
 _TOKEN = "ringsync-put"
 _TIMEOUT_SECONDS = (10, 60)
@@ -48,7 +37,7 @@ _CREDENTIALS = (
 
 
 class GcsStore:
-    """Objects below a prefix of a bucket.
+    """Objects below a prefix of a bucket; the methods are those of :class:`ringsync.storage.port.ObjectStore`.
 
     :param bucket: name of an existing bucket
     :param prefix: prefix of all objects' names, without slashes at its ends; may be empty
@@ -71,7 +60,7 @@ class GcsStore:
         retry_seconds: float = 60.0,
         page_size: int | None = None,
     ) -> None:
-        self.url = f"gs://{bucket}/{check_key(prefix)}" if prefix else f"gs://{bucket}"
+        self.url = f"gs://{bucket}/{port.check_key(prefix)}" if prefix else f"gs://{bucket}"
         self._root = f"{prefix}/" if prefix else ""
         self._service = endpoint or "Google Cloud Storage"
         self._name = bucket
@@ -92,15 +81,13 @@ class GcsStore:
         return _client(*self._account).bucket(self._name)
 
     def uri(self, key: str) -> str:
-        """Do :meth:`ringsync.storage.port.ObjectStore.uri`."""
-        return f"{self.url}/{check_key(key)}"
+        return f"{self.url}/{port.check_key(key)}"
 
-    def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> Stat:
-        """Do :meth:`ringsync.storage.port.ObjectStore.put`."""
+    def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> port.Stat:
         blob = self._blob(key)
-        check_conditions(if_absent, if_version)
+        port.check_conditions(if_absent, if_version)
         if if_version is not None and not (if_version.isascii() and if_version.isdigit() and int(if_version)):
-            raise VersionMismatchError(f"{self.url}/{key}: no object here ever had the version {if_version!r}")
+            raise port.VersionMismatchError(f"{self.url}/{key}: no object here ever had the version {if_version!r}")
         generation = 0 if if_absent else int(if_version) if if_version is not None else None
         if generation is not None:
             blob.metadata = {_TOKEN: uuid.uuid4().hex}
@@ -118,48 +105,36 @@ class GcsStore:
             except exceptions.NotFound:
                 # For an upload this means that the bucket is missing, or the generation to replace.
                 self._check_bucket()
-                raise VersionMismatchError(f"{self.url}/{key} is not there, {if_version} was expected") from None
+                raise port.VersionMismatchError(f"{self.url}/{key} is not there, {if_version} was expected") from None
             stat = _stat(key, blob)
             if stat.crc32c != google_crc32c.value(data):
                 # The real service refuses such an upload; an emulator may not.
                 blob.delete(if_generation_match=int(stat.version), **self._bounds)
-                raise ChecksumError(f"{self.url}/{key}: damaged on the way to the service; put it again")
+                raise port.ChecksumError(f"{self.url}/{key}: damaged on the way to the service; put it again")
             return stat
 
     def say(self, key: str, data: bytes) -> None:
-        """Do :meth:`ringsync.storage.port.ObjectStore.say`."""
         self.put(key, data)
 
     def get(self, key: str) -> bytes:
-        """Do :meth:`ringsync.storage.port.ObjectStore.get`."""
-        blob = self._blob(key)
-        with self._explained(key):
-            try:
-                data: bytes = blob.download_as_bytes(checksum="crc32c", raw_download=True, **self._bounds)
-                return data
-            except exceptions.NotFound:
-                self._check_bucket()
-                raise NotFoundError(f"{self.url}/{key} is not there") from None
+        return self._download(self._blob(key), key, checksum="crc32c")
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
-        """Do :meth:`ringsync.storage.port.ObjectStore.get_range`."""
         blob = self._blob(key)
-        if size < 1:
-            return b""
+        return self._download(blob, key, start=start, end=start + size - 1, checksum=None) if size > 0 else b""
+
+    def _download(self, blob: Any, key: str, **part: Any) -> bytes:
         with self._explained(key):
             try:
-                data: bytes = blob.download_as_bytes(
-                    start=start, end=start + size - 1, checksum=None, raw_download=True, **self._bounds
-                )
+                data: bytes = blob.download_as_bytes(raw_download=True, **part, **self._bounds)
                 return data
             except exceptions.RequestRangeNotSatisfiable:
                 return b""
             except exceptions.NotFound:
                 self._check_bucket()
-                raise NotFoundError(f"{self.url}/{key} is not there") from None
+                raise port.NotFoundError(f"{self.url}/{key} is not there") from None
 
-    def stat(self, key: str) -> Stat | None:
-        """Do :meth:`ringsync.storage.port.ObjectStore.stat`."""
+    def stat(self, key: str) -> port.Stat | None:
         name = self._blob(key).name
         with self._explained(key):
             blob = self._bucket.get_blob(name, **self._bounds)
@@ -168,9 +143,8 @@ class GcsStore:
                 return None
             return _stat(key, blob)
 
-    def list(self, prefix: str = "", start: str = "") -> list[Stat]:
-        """Do :meth:`ringsync.storage.port.ObjectStore.list`."""
-        names, first = self._root + check_prefix(prefix), self._root + check_prefix(start)
+    def list(self, prefix: str = "", start: str = "") -> list[port.Stat]:
+        names, first = self._root + port.check_prefix(prefix), self._root + port.check_prefix(start)
         with self._explained(prefix):
             blobs = self._bucket.client.list_blobs(
                 self._bucket,
@@ -182,11 +156,10 @@ class GcsStore:
             named = [(blob.name.removeprefix(self._root), blob) for blob in blobs]
         self._bucket_was_seen = True
         # Other programs put names here that are not keys: the Hadoop connector marks folders by "folder/".
-        stats = (_stat(key, blob) for key, blob in named if is_legal_key(key))
+        stats = (_stat(key, blob) for key, blob in named if port.is_legal_key(key))
         return sorted(stats, key=lambda stat: stat.key)
 
     def delete(self, key: str) -> bool:
-        """Do :meth:`ringsync.storage.port.ObjectStore.delete`."""
         blob = self._blob(key)
         with self._explained(key):
             try:
@@ -197,9 +170,9 @@ class GcsStore:
                 return False
 
     def _blob(self, key: str) -> Any:
-        return self._bucket.blob(self._root + check_key(key))
+        return self._bucket.blob(self._root + port.check_key(key))
 
-    def _own_put(self, key: str, metadata: dict[str, str], data: bytes, if_version: str | None) -> Stat:
+    def _own_put(self, key: str, metadata: dict[str, str], data: bytes, if_version: str | None) -> port.Stat:
         """After a refused put, return the object if we wrote it with a request whose answer was lost."""
         blob = self._bucket.get_blob(self._root + key, **self._bounds)
         if blob is not None and (blob.metadata or {}).get(_TOKEN) == metadata[_TOKEN]:
@@ -207,9 +180,9 @@ class GcsStore:
             if stat.crc32c == google_crc32c.value(data):
                 return stat
         if if_version is None:
-            raise AlreadyExistsError(f"{self.url}/{key} is there already")
+            raise port.AlreadyExistsError(f"{self.url}/{key} is there already")
         there = "is not there" if blob is None else f"has version {blob.generation}"
-        raise VersionMismatchError(f"{self.url}/{key} {there}, {if_version} was expected")
+        raise port.VersionMismatchError(f"{self.url}/{key} {there}, {if_version} was expected")
 
     def _check_bucket(self) -> None:
         """Distinguish a missing object from a missing bucket by a list, for which we have the rights anyway."""
@@ -224,22 +197,28 @@ class GcsStore:
         try:
             yield
         except DataCorruption as error:
-            raise ChecksumError(f"{where}: the bytes received are not those that were written; read again") from error
+            raise port.ChecksumError(
+                f"{where}: the bytes received are not those that were written; read again"
+            ) from error
         except exceptions.NotFound as error:
-            raise UnavailableError(f"{where}: there is no bucket of this name; create it or mend the URL") from error
+            raise port.UnavailableError(
+                f"{where}: there is no bucket of this name; create it or mend the URL"
+            ) from error
         except (exceptions.Unauthorized, google.auth.exceptions.GoogleAuthError) as error:
-            raise UnavailableError(f"{where}: the service does not accept the credentials; {_CREDENTIALS}") from error
+            raise port.UnavailableError(
+                f"{where}: the service does not accept the credentials; {_CREDENTIALS}"
+            ) from error
         except exceptions.Forbidden as error:
             remedy = "grant the account the role Storage Object Admin (roles/storage.objectAdmin) on the bucket"
-            raise UnavailableError(f"{where}: the service refuses access (403); {remedy}") from error
+            raise port.UnavailableError(f"{where}: the service refuses access (403); {remedy}") from error
         except exceptions.BadRequest as error:
             if "crc32c" in str(error).lower():
-                raise ChecksumError(f"{where}: damaged on the way to the service; put it again") from error
-            raise UnavailableError(f"{where}: the service refuses the request: {error.message}") from error
+                raise port.ChecksumError(f"{where}: damaged on the way to the service; put it again") from error
+            raise port.UnavailableError(f"{where}: the service refuses the request: {error.message}") from error
         except (exceptions.GoogleAPIError, requests.RequestException, OSError) as error:
             cause = getattr(error, "cause", None) or error
             remedy = "see to the network and the address, then try again"
-            raise UnavailableError(f"{where}: {self._service} does not serve: {cause}; {remedy}") from error
+            raise port.UnavailableError(f"{where}: {self._service} does not serve: {cause}; {remedy}") from error
 
 
 def _client(project: str | None, endpoint: str | None, credentials_file: str | None) -> Any:
@@ -254,13 +233,15 @@ def _client(project: str | None, endpoint: str | None, credentials_file: str | N
             return storage.Client.from_service_account_json(credentials_file, project=project)
         return storage.Client(project=project)
     except OSError as error:
-        raise UnavailableError(f"Google credentials {credentials_file}: {error.strerror}; {_CREDENTIALS}") from error
+        raise port.UnavailableError(
+            f"Google credentials {credentials_file}: {error.strerror}; {_CREDENTIALS}"
+        ) from error
     except ValueError:
         # The cause is left out: it may quote the file.
-        raise UnavailableError(f"{credentials_file} is no service account's key file; {_CREDENTIALS}") from None
+        raise port.UnavailableError(f"{credentials_file} is no service account's key file; {_CREDENTIALS}") from None
     except google.auth.exceptions.GoogleAuthError as error:
-        raise UnavailableError(f"no Google credentials found; {_CREDENTIALS}") from error
+        raise port.UnavailableError(f"no Google credentials found; {_CREDENTIALS}") from error
 
 
-def _stat(key: str, blob: Any) -> Stat:
-    return Stat(key, int(blob.size), int.from_bytes(base64.b64decode(blob.crc32c), "big"), str(blob.generation))
+def _stat(key: str, blob: Any) -> port.Stat:
+    return port.Stat(key, int(blob.size), int.from_bytes(base64.b64decode(blob.crc32c), "big"), str(blob.generation))

@@ -29,19 +29,7 @@ from stat import S_ISREG
 
 import google_crc32c
 
-from ringsync.storage.port import (
-    HIDDEN_FOLDER,
-    AlreadyExistsError,
-    ChecksumError,
-    NotFoundError,
-    Stat,
-    UnavailableError,
-    VersionMismatchError,
-    check_conditions,
-    check_key,
-    check_prefix,
-    is_legal_key,
-)
+import ringsync.storage.port as port
 
 LOCK_SECONDS = 60.0
 """So long a writer waits for another: as long as the client of Google Cloud Storage repeats a request."""
@@ -91,8 +79,10 @@ class _Link:
 class LocalStore:
     """Objects as files below one folder. The first put makes the folder.
 
-    Symbolic links inside the folder are not followed, so that no key leads out of it; the folder itself may be one.
-    Since a file cannot be a folder, too, ``a`` and ``a/b`` cannot both be objects here.
+    The methods are those of :class:`ringsync.storage.port.ObjectStore`; ``stat`` and ``list`` read files made by others
+    for their checksums, and ``delete`` removes folders that become empty, too. Symbolic links inside the folder are not
+    followed, so that no key leads out of it; the folder itself may be one. Since a file cannot be a folder, too, ``a``
+    and ``a/b`` cannot both be objects here.
 
     :param path: absolute path of the folder, on a file system with hard links and ``flock``
     :raises ValueError: the path is relative, or the root of the file system
@@ -112,16 +102,14 @@ class LocalStore:
         return f"file://{self.path}"
 
     def uri(self, key: str) -> str:
-        """Do :meth:`ringsync.storage.port.ObjectStore.uri`."""
-        return f"{self.url}/{check_key(key)}"
+        return f"{self.url}/{port.check_key(key)}"
 
-    def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> Stat:
-        """Do :meth:`ringsync.storage.port.ObjectStore.put`."""
-        check_key(key)
-        check_conditions(if_absent, if_version)
+    def put(self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None) -> port.Stat:
+        port.check_key(key)
+        port.check_conditions(if_absent, if_version)
         with self._explained(key), self._locked(key) as shard:
             self._check_conditions(key, if_absent, if_version)
-            stat = Stat(key, len(data), google_crc32c.value(data), uuid.uuid4().hex)
+            stat = port.Stat(key, len(data), google_crc32c.value(data), uuid.uuid4().hex)
             name = f"{_hash(key)}-{stat.version}-{stat.crc32c:08x}"
             try:
                 self._write(shard, name, data, stat)
@@ -135,10 +123,9 @@ class LocalStore:
             return stat
 
     def say(self, key: str, data: bytes) -> None:
-        """Do :meth:`ringsync.storage.port.ObjectStore.say`."""
-        check_key(key)
-        hashed, stat = _hash(key), Stat(key, len(data), google_crc32c.value(data), uuid.uuid4().hex)
-        with self._explained(key), self._folder([HIDDEN_FOLDER, hashed[:_SHARD_DIGITS]], create=True) as shard:
+        port.check_key(key)
+        hashed, stat = _hash(key), port.Stat(key, len(data), google_crc32c.value(data), uuid.uuid4().hex)
+        with self._explained(key), self._folder([port.HIDDEN_FOLDER, hashed[:_SHARD_DIGITS]], create=True) as shard:
             name = f"{hashed}-{stat.version}-{stat.crc32c:08x}.new"
             try:
                 self._write(shard, name, data, stat)
@@ -148,53 +135,48 @@ class LocalStore:
                     os.unlink(name, dir_fd=shard)
 
     def get(self, key: str) -> bytes:
-        """Do :meth:`ringsync.storage.port.ObjectStore.get`."""
-        check_key(key)
+        port.check_key(key)
         with self._explained(key):
             found = self._look_up(key, read=True)
         if found is None:
-            raise NotFoundError(f"{self.url}/{key} is not there")
+            raise port.NotFoundError(f"{self.url}/{key} is not there")
         stat, data = found
         if google_crc32c.value(data) != stat.crc32c:
-            raise ChecksumError(
+            raise port.ChecksumError(
                 f"{self.url}/{key} is damaged: its CRC-32C is {google_crc32c.value(data):08x}, "
                 f"but {stat.crc32c:08x} was written; restore it or remove it"
             )
         return data
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
-        """Do :meth:`ringsync.storage.port.ObjectStore.get_range`."""
-        check_key(key)
+        port.check_key(key)
         with self._explained(key):
             try:
                 file = self._open(key)
             except OSError as error:
                 if error.errno in _ABSENT:
-                    raise NotFoundError(f"{self.url}/{key} is not there") from None
+                    raise port.NotFoundError(f"{self.url}/{key} is not there") from None
                 raise
             try:
                 return os.pread(file, size, start) if S_ISREG(os.fstat(file).st_mode) else b""
             finally:
                 os.close(file)
 
-    def stat(self, key: str) -> Stat | None:
-        """Do :meth:`ringsync.storage.port.ObjectStore.stat`; a file made by others is read for its checksum."""
-        check_key(key)
+    def stat(self, key: str) -> port.Stat | None:
+        port.check_key(key)
         with self._explained(key):
             found = self._look_up(key)
         return found[0] if found else None
 
-    def list(self, prefix: str = "", start: str = "") -> list[Stat]:
-        """Do :meth:`ringsync.storage.port.ObjectStore.list`; files made by others are read for their checksums."""
-        check_prefix(prefix)
-        check_prefix(start)
+    def list(self, prefix: str = "", start: str = "") -> list[port.Stat]:
+        port.check_prefix(prefix)
+        port.check_prefix(start)
         with self._explained(prefix):
             found = (self._look_up(key) for key in sorted(self._keys(prefix, start)))
             return [entry[0] for entry in found if entry]
 
     def delete(self, key: str) -> bool:
-        """Do :meth:`ringsync.storage.port.ObjectStore.delete`; folders that become empty go too."""
-        check_key(key)
+        port.check_key(key)
         with self._explained(key):
             if self._inode(key) is None:
                 return False
@@ -211,19 +193,20 @@ class LocalStore:
             return True
 
     def _check_conditions(self, key: str, if_absent: bool, if_version: str | None) -> None:
-        """Check a put's conditions, under the lock."""
         if not if_absent and if_version is None:
             return
         found = self._look_up(key)
         if if_absent:
             if found is not None:
-                raise AlreadyExistsError(f"{self.url}/{key} is there already")
+                raise port.AlreadyExistsError(f"{self.url}/{key} is there already")
         elif found is None:
-            raise VersionMismatchError(f"{self.url}/{key} is not there, version {if_version} was expected")
+            raise port.VersionMismatchError(f"{self.url}/{key} is not there, version {if_version} was expected")
         elif found[0].version != if_version:
-            raise VersionMismatchError(f"{self.url}/{key} has version {found[0].version}, {if_version} was expected")
+            raise port.VersionMismatchError(
+                f"{self.url}/{key} has version {found[0].version}, {if_version} was expected"
+            )
 
-    def _write(self, shard: int, name: str, data: bytes, stat: Stat) -> None:
+    def _write(self, shard: int, name: str, data: bytes, stat: port.Stat) -> None:
         """Write the hidden file, durably, and read it back."""
         file = os.open(name, _CREATE_FLAGS, 0o666, dir_fd=shard)
         try:
@@ -233,7 +216,7 @@ class LocalStore:
             os.fsync(file)
             os.lseek(file, 0, os.SEEK_SET)
             if _crc32c(file) != stat.crc32c:
-                raise ChecksumError(
+                raise port.ChecksumError(
                     f"{self.url}/{stat.key}: the file system returns other bytes than were written: check the disk"
                 )
         finally:
@@ -253,13 +236,13 @@ class LocalStore:
                     os.fsync(folder)
                 return
             except FileExistsError:
-                raise AlreadyExistsError(f"{self.url}/{key}: {_IN_THE_WAY}") from None
+                raise port.AlreadyExistsError(f"{self.url}/{key}: {_IN_THE_WAY}") from None
             except FileNotFoundError:
                 # A delete beside us has just removed the empty folder: make it again.
                 if attempt == _PUBLISH_ATTEMPTS - 1:
                     raise
 
-    def _look_up(self, key: str, read: bool = False) -> tuple[Stat, bytes] | None:
+    def _look_up(self, key: str, read: bool = False) -> tuple[port.Stat, bytes] | None:
         """Look up an object, and read its bytes if wanted; None: there is no object at the key."""
         while True:
             try:
@@ -275,13 +258,13 @@ class LocalStore:
                 data = b"".join(_chunks(file)) if read else b""
                 link = self._link_of(key, status)
                 if link is not None:
-                    return Stat(key, status.st_size, link.crc32c, link.version), data
+                    return port.Stat(key, status.st_size, link.crc32c, link.version), data
                 if self._inode(key) != status.st_ino:
                     # Another process replaced or deleted it meanwhile, so its hidden link may be gone: look again.
                     continue
                 crc32c = google_crc32c.value(data) if read else _crc32c(file)
                 version = f"file-{status.st_ino:x}-{status.st_ctime_ns:x}"
-                return Stat(key, status.st_size, crc32c, version), data
+                return port.Stat(key, status.st_size, crc32c, version), data
             finally:
                 os.close(file)
 
@@ -297,11 +280,13 @@ class LocalStore:
                 for path, folders, files, _ in os.fwalk(".", dir_fd=top, onerror=_raise_unless_absent):
                     base = [*parents, *path.split("/")[1:]]
                     folders[:] = [
-                        name for name in folders if name != HIDDEN_FOLDER and is_wanted("/".join([*base, name, ""]))
+                        name
+                        for name in folders
+                        if name != port.HIDDEN_FOLDER and is_wanted("/".join([*base, name, ""]))
                     ]
                     for name in files:
                         key = "/".join([*base, name])
-                        if key >= start and key.startswith(prefix) and is_legal_key(key):
+                        if key >= start and key.startswith(prefix) and port.is_legal_key(key):
                             yield key
         except OSError as error:
             _raise_unless_absent(error)
@@ -312,7 +297,6 @@ class LocalStore:
             return os.open(name, _READ_FLAGS, dir_fd=folder)
 
     def _inode(self, key: str) -> int | None:
-        """Return the inode number of the file at a key."""
         parents, name = _split(key)
         try:
             with self._folder(parents) as folder:
@@ -328,7 +312,7 @@ class LocalStore:
             return None
         hashed = _hash(key)
         try:
-            with self._folder([HIDDEN_FOLDER, hashed[:_SHARD_DIGITS]]) as shard:
+            with self._folder([port.HIDDEN_FOLDER, hashed[:_SHARD_DIGITS]]) as shard:
                 return next((link for link in _links(shard, hashed) if link.inode == status.st_ino), None)
         except FileNotFoundError:
             return None
@@ -376,14 +360,14 @@ class LocalStore:
     def _locked(self, key: str) -> Iterator[int]:
         """Hold the lock of a key's shard among threads, processes and machines; yield the shard's folder.
 
-        :raises UnavailableError: another holds it for longer than :data:`LOCK_SECONDS`
+        :raises port.UnavailableError: another holds it for longer than :data:`LOCK_SECONDS`
         """
-        with self._folder([HIDDEN_FOLDER, _hash(key)[:_SHARD_DIGITS]], create=True) as shard:
+        with self._folder([port.HIDDEN_FOLDER, _hash(key)[:_SHARD_DIGITS]], create=True) as shard:
             lock = os.open("lock", _LOCK_FLAGS, 0o666, dir_fd=shard)
             try:
                 if not _lock(lock):
-                    file = f"{self.url}/{HIDDEN_FOLDER}/{_hash(key)[:_SHARD_DIGITS]}/lock"
-                    raise UnavailableError(
+                    file = f"{self.url}/{port.HIDDEN_FOLDER}/{_hash(key)[:_SHARD_DIGITS]}/lock"
+                    raise port.UnavailableError(
                         f"{file}: another writer{_holder(lock)} has held this lock for more than {LOCK_SECONDS:g} s: "
                         "if it stands still, let it go on, or end it"
                     )
@@ -400,7 +384,7 @@ class LocalStore:
             yield
         except OSError as error:
             remedy = _REMEDIES.get(error.errno or 0, "check the disk and its mount")
-            raise UnavailableError(f"{self.url}/{key}: {error.strerror}; {remedy}") from error
+            raise port.UnavailableError(f"{self.url}/{key}: {error.strerror}; {remedy}") from error
 
 
 def _split(key: str) -> tuple[list[str], str]:

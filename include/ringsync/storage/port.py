@@ -6,9 +6,10 @@ whole or not at all, and its bytes never change: a put replaces it by another ob
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 MAX_KEY_BYTES = 1024
 """Longest name in GCS (https://cloud.google.com/storage/docs/objects#naming)."""
@@ -46,8 +47,7 @@ class UnavailableError(StorageError):
 class Stat:
     """The facts about an object that need no reading.
 
-    :param key: key of the object
-    :param size: size in bytes
+    :param size: bytes
     :param crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
     :param version: opaque version; equal only for the very same object, never used again
     """
@@ -96,7 +96,6 @@ class ObjectStore(Protocol):
     def get_range(self, key: str, start: int, size: int) -> bytes:
         """Read some bytes of an object. They are not verified: keep a checksum of the part if you need one.
 
-        :param start: first byte to read
         :param size: number of bytes; fewer are returned if the object ends before
         :raises NotFoundError: there is no such object
         """
@@ -137,6 +136,14 @@ def check_key(key: str) -> str:
     return key
 
 
+def get_json(store: ObjectStore, key: str) -> Any:
+    """Read a JSON document; None: there is no such object."""
+    try:
+        return json.loads(store.get(key))
+    except NotFoundError:
+        return None
+
+
 def is_legal_key(name: str) -> bool:
     """Tell whether :func:`check_key` accepts a name that others made."""
     try:
@@ -160,10 +167,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_conditions(if_absent: bool, if_version: str | None) -> None:
-    """Refuse a put with both conditions.
-
-    :raises ValueError: both conditions are set
-    """
+    """Refuse a put with both conditions by a ValueError."""
     if if_absent and if_version is not None:
         raise ValueError("a put takes if_absent or if_version, not both")
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ringsync.avro.mapping import Mapping
 from ringsync.avro.rows import encode_rows
-from ringsync.changes.flat import FlatCells, by_column, flat, spread, together
+from ringsync.changes.batch import ChangeRows, fixed16_array
+from ringsync.changes.flat import FlatCells, by_column, together
 from ringsync.changes.keys.canonical import canonical_cells
-from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
-from ringsync.changes.schema import CELL, EXPIRING, RANGE_DELETION, ROW, STATIC, TOMBSTONE
-from ringsync.compiled.arrow import Mask, integers
-from ringsync.cql.cells import Cells, cells_of
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
+from ringsync.changes.schema import EXPIRING, NO_EXPIRY, RANGE_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.compiled.arrow import Integers, Mask, array_of, integers, placed, valid_mask
+from ringsync.cql.cells import Cells, raw_values
 from ringsync.cql.codec.decode import decode
 from ringsync.images.after import tombstones_of_ended
 from ringsync.images.schema import lake_names
@@ -55,7 +55,7 @@ CLOCK_SKEW_S = 60
 
 
 def change_messages(
-    changes: pa.RecordBatch,
+    changes: ChangeRows,
     after: pa.RecordBatch,
     visible: Mask,
     table: TableSchema,
@@ -75,7 +75,7 @@ def change_messages(
     ``op`` is ``d`` for deletions of partitions and ranges and where no row is left, ``c`` where the change has
     written the row's own liveness, as INSERT does, else ``u``.
 
-    :param changes: merged change rows (``CHANGE_ROWS``) of this table
+    :param changes: merged change rows of this table
     :param after: a row image for each: the row after the change; anything where ``visible`` does not say so
     :param visible: whether the row is there after the change; where images say only what the change says: whether
         that is more than that the row was deleted. Not looked at for deletions of partitions and ranges
@@ -89,31 +89,29 @@ def change_messages(
         row, or of a change of static cells a static cell; None: unknown
     :raises AvroMappingError: a value that mapping ``classic`` cannot express; names the column
     """
-    kinds = integers(changes["kind"])
-    shown = visible & ((kinds == ROW) | (kinds == STATIC))
-    images = _only_shown(after, table, shown, kinds == STATIC)
+    static, shown = changes.kind == STATIC, visible & changes.of_row
+    images = _only_shown(after, table, shown, static)
     values = column_values(images, table, mapping)
     envelope = envelope_schema(table, server, mapping)
     now_s = processed_at_ms // 1000
-    times = _row_times(changes, images, shown & (kinds == ROW), now_s)
+    times = _row_times(changes, images, shown & ~static, now_s)
     cells, _ = cells_record(images, table, values, mapping, times, _deletions(changes, images, table, now_s))
     content = encode_content(envelope, row_record(table, values, pa.array(shown)), cells)
     count = len(changes)
-    has_liveness = changes["liveness"].is_valid().to_numpy(zero_copy_only=False)
-    ops = pa.array(["d", "u", "c"]).take(pa.array(np.where(shown, 1 + has_liveness, 0)))
-    ts_us = changes["write_time"]
+    ops = pa.array(["d", "u", "c"]).take(array_of(np.where(shown, 1 + changes.liveness.there, 0)))
+    ts_us, event_ids = array_of(changes.write_time), fixed16_array(changes.digest)
     source = {
         "version": pa.repeat(version, count),
         "hostname": hostnames,
-        "file": changes["file"],
-        "pos": changes["position"],
+        "file": raw_values(changes.file, pa.string()),
+        "pos": array_of(changes.position),
         "ts_ms": milliseconds(ts_us),
         "snapshot": pa.repeat(False, count),
         "query": pa.nulls(count, pa.string()) if queries is None else queries,
         "ts_us": ts_us,
-        "token": changes["token"],
+        "token": array_of(changes.token),
         "schema_version": pa.repeat(pa.scalar(schema_version, pa.int32()), count),
-        "event_id": hexadecimal(changes["digest"]),
+        "event_id": hexadecimal(event_ids),
         "late": pa.repeat(late, count),
         "table_id": pa.repeat(table.table_id, count),
     }
@@ -121,11 +119,11 @@ def change_messages(
         "op": ops,
         "source": struct(source),
         "ts_ms": pa.repeat(processed_at_ms, count),
-        "range": _ranges(changes, table, mapping, kinds == RANGE_DELETION),
-        "before": pa.nulls(count) if before is None else _before(*before, table, mapping, kinds == STATIC),
+        "range": _ranges(changes, table, mapping),
+        "before": pa.nulls(count) if before is None else _before(*before, table, mapping, static),
     }
-    keys = encode_rows(key_schema(table, server, mapping), _keys(changes, table, mapping, kinds == ROW))
-    return Messages(keys, encode_head(envelope, head, content), changes["digest"])
+    keys = encode_rows(key_schema(table, server, mapping), _keys(changes, table, mapping))
+    return Messages(keys, encode_head(envelope, head, content), event_ids)
 
 
 def _only_shown(images: pa.RecordBatch, table: TableSchema, shown: Mask, static: Mask) -> pa.RecordBatch:
@@ -160,69 +158,60 @@ def _without(array: pa.Array, hidden: Mask) -> pa.Array:
     return array.take(pa.array(np.arange(len(array)), mask=hidden))
 
 
-def _row_times(changes: pa.RecordBatch, images: pa.RecordBatch, shown: Mask, now_s: int) -> Columns:
+def _row_times(changes: ChangeRows, images: pa.RecordBatch, shown: Mask, now_s: int) -> Columns:
     """Of the rows themselves: their liveness, as the image or else the change knows it; what the change deleted.
 
     Of a row that is there a liveness of the change that has ended says nothing: it lives by something else. Of one that
     is not it hides those that are older.
     """
-    is_shown, nothing = pa.array(shown), pa.scalar(None, pa.int64())
-    live, expires_at = row_liveness(images)
-    written, ends = (pc.struct_field(changes["liveness"], name) for name in ("timestamp", "expires_at"))
-    told = pa.array(np.where(shown, ~_has_ended(ends, now_s), _has_ended(ends, now_s + CLOCK_SKEW_S)))
-    writes = pc.if_else(told, written, nothing)
-    ends = pc.if_else(is_shown, ends, pc.min_element_wise(ends, pa.scalar(now_s, pa.int64()), skip_nulls=False))
-    known = pc.and_(is_shown, live.is_valid())
+    liveness, (live, expires_at) = changes.liveness, row_liveness(images)
+    ends, known = liveness.expires_at, shown & valid_mask(live)
+    told = liveness.there & np.where(shown, ~_has_ended(ends, now_s), _has_ended(ends, now_s + CLOCK_SKEW_S))
+    own_ends = np.where(shown, ends, np.minimum(ends, now_s))
+    expires = np.where(known, valid_mask(expires_at), told & (ends != NO_EXPIRY))
     return {
-        "writetime": pc.if_else(known, live, writes),
-        "expires_at": pc.if_else(known, expires_at, pc.if_else(writes.is_valid(), ends, nothing)),
-        "deleted_at": pc.struct_field(changes["deletion"], "timestamp"),
+        "writetime": array_of(np.where(known, integers(live), liveness.timestamp), known | told),
+        "expires_at": array_of(np.where(known, integers(expires_at), own_ends), expires),
+        "deleted_at": array_of(changes.deletion.timestamp, changes.deletion.there),
     }
 
 
-def _has_ended(expires_at: pa.Array, now_s: int) -> Mask:
-    ends = pc.fill_null(pc.less_equal(expires_at, now_s), False)
-    return np.asarray(ends.to_numpy(zero_copy_only=False), np.bool_)
+def _has_ended(expires_at: Integers, now_s: int) -> Mask:
+    return np.asarray((expires_at != NO_EXPIRY) & (expires_at <= now_s))
 
 
-def _deletions(changes: pa.RecordBatch, images: pa.RecordBatch, table: TableSchema, now_s: int) -> dict[str, Deletions]:
+def _deletions(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now_s: int) -> dict[str, Deletions]:
     """Return what the changes deleted of each column that still is there, and what they wrote that has ended."""
-    every = flat(changes["cells"])
-    gone = together([every.where(every.integers("kind") == TOMBSTONE), _ended(every, images, table, now_s)], CELL)
+    cells = changes.cells
+    gone = together([cells.where(cells.kind == TOMBSTONE), _ended(cells, images, table, now_s)])
     gone = gone.take(np.argsort(gone.row, kind="stable"))
-    whole = flat(changes["complex_deletions"])
-    columns = table.value_columns
+    columns, count = table.value_columns, len(changes)
     found = {}
-    # The columns that are there are numbered as they come (changes.tables.columns_of).
-    parts = (by_column(one, len(columns)) for one in (gone, whole))
-    for column, own, of_all in zip(columns, *parts, strict=True):
-        if not len(own.row) and not len(of_all.row):
+    # The columns that are there are numbered as they come (changes.columns.columns_of).
+    parts = (by_column(of_all, len(columns)) for of_all in (gone, changes.complex_deletions))
+    for column, single, whole in zip(columns, *parts, strict=True):
+        if not len(single.row) and not len(whole.row):
             continue
-        times = own.cells.field("timestamp")
-        if column.is_multicell:
-            at = spread(of_all.cells.field("timestamp"), of_all.row, len(changes))
-            found[column.name] = Deletions(at, own.row, own.cells.field("path"), times)
-        else:
-            at = spread(times, own.row, len(changes))
-            found[column.name] = Deletions(at, own.row[:0], pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64()))
+        nothing = single.take(np.zeros(0, np.intp))
+        of_row, elements = (whole, single) if column.is_multicell else (single, nothing)
+        at = placed(array_of(of_row.timestamp), of_row.row, count)
+        found[column.name] = Deletions(at, elements.row, raw_values(elements.path), array_of(elements.timestamp))
     return found
 
 
 def _ended(cells: FlatCells, images: pa.RecordBatch, table: TableSchema, now_s: int) -> FlatCells:
     """Tombstones of what changes wrote that has expired, if the images do not hold it: it hides what is older."""
-    ends = _has_ended(cells.cells.field("local_deletion_time"), now_s + CLOCK_SKEW_S)
-    expired = cells.where((cells.integers("kind") == EXPIRING) & ends)
+    expired = cells.where((cells.kind == EXPIRING) & _has_ended(cells.local, now_s + CLOCK_SKEW_S))
     rows, place = np.unique(expired.row, return_inverse=True)
     place_of = np.zeros(len(images), np.int64)
     place_of[expired.row] = place
     return tombstones_of_ended(expired, images.take(pa.array(rows)), place_of, table)
 
 
-def _keys(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_row: Mask) -> pa.Array:
-    cells = cells_of(changes["partition_key"])
-    parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
+def _keys(changes: ChangeRows, table: TableSchema, mapping: Mapping) -> pa.Array:
+    parts = partition_parts(changes.partition_key, table)
     values, raw = _decoded(table, table.partition_key, parts, mapping)
-    _, clustering = _clusterings(changes["clustering"], table, mapping, is_row)
+    _, clustering = _clusterings(changes.clustering, table, mapping, changes.kind == ROW)
     return struct(key_record(table, table.key_columns, {**values, **clustering.values}, {**raw, **clustering.raw}))
 
 
@@ -236,32 +225,30 @@ class _Clusterings:
     inclusive: pa.Array
 
 
-def _ranges(changes: pa.RecordBatch, table: TableSchema, mapping: Mapping, is_range: Mask) -> pa.Array:
+def _ranges(changes: ChangeRows, table: TableSchema, mapping: Mapping) -> pa.Array:
+    is_range = changes.kind == RANGE_DELETION
     if not is_range.any():
         return pa.nulls(len(changes))
     bounds = {}
-    for name, encoded in (("start", changes["clustering"]), ("end", changes["range_end"])):
-        there, found = _clusterings(encoded, table, mapping, is_range)
+    for name, cells in (("start", changes.clustering), ("end", changes.range_end)):
+        there, found = _clusterings(cells, table, mapping, is_range)
         clustering = struct(key_record(table, table.clustering, found.values, found.raw))
         bounds[name] = struct({"clustering": clustering, "columns": found.columns, "inclusive": found.inclusive}, there)
     return struct(bounds, pa.array(is_range))
 
 
-def _clusterings(
-    encoded: pa.Array, table: TableSchema, mapping: Mapping, wanted: Mask
-) -> tuple[pa.Array, _Clusterings]:
+def _clusterings(every: Cells, table: TableSchema, mapping: Mapping, wanted: Mask) -> tuple[pa.Array, _Clusterings]:
     """Return clusterings or bounds of ranges in their canonical form, where they are wanted and there."""
-    every = cells_of(encoded)
     there = wanted & (every.lengths >= 0)
     rows = np.flatnonzero(there)
-    cells = only(every, rows)
+    cells = every.take(rows)
     counts, parts, ends = clustering_parts(cells, len(table.clustering))
     parts = [canonical_cells(part, column.type) for part, column in zip(parts, table.clustering, strict=True)]
     inclusive = (ends == cells.lengths) | (cells.buffer[cells.offsets + np.minimum(ends, cells.lengths - 1)] > 0)
     values, raw = _decoded(table, table.clustering, parts, mapping)
-    values, raw = ({name: spread(array, rows, len(encoded)) for name, array in one.items()} for one in (values, raw))
+    values, raw = ({name: placed(array, rows, len(every)) for name, array in one.items()} for one in (values, raw))
     columns, belongs = (
-        spread(pa.array(one), rows, len(encoded)) for one in (counts.astype(np.int32), inclusive.astype(np.bool_))
+        placed(pa.array(one), rows, len(every)) for one in (counts.astype(np.int32), inclusive.astype(np.bool_))
     )
     return pa.array(there), _Clusterings(values, raw, columns, belongs)
 

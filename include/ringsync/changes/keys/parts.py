@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from ringsync.compiled.arrow import Integers
 from ringsync.cql.cells import NULL_LENGTH, Cells
+from ringsync.schema.table import TableSchema
 
 
-def only(cells: Cells, chosen: npt.NDArray[np.intp]) -> Cells:
-    """Take the cells at these places."""
-    return Cells(cells.buffer, cells.offsets[chosen], cells.lengths[chosen])
+def partition_parts(cells: Cells, table: TableSchema) -> list[Cells]:
+    """Split partition keys into the values of each column."""
+    count = len(table.partition_key)
+    return [cells] if count == 1 else composite_parts(cells, count)
 
 
 def composite_parts(cells: Cells, count: int) -> list[Cells]:

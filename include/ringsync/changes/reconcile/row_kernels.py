@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numba import njit
 
 from ringsync.changes.digest import DIGEST_BYTES
-from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
+from ringsync.changes.schema import NEVER, PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
 from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import KERNEL, copy16, copy_exactly, load32_native, load64, store8, store64
 from ringsync.compiled.sorting import (
@@ -24,8 +24,6 @@ from ringsync.compiled.sorting import (
 
 Places = npt.NDArray[np.int32]
 
-NEVER = -(2**63)
-"""Timestamp that means: no deletion."""
 _EXPIRED_TTL = 2**31 - 1
 """TTL of a dead liveness, which views write (C: LivenessInfo.EXPIRED_LIVENESS_TTL)."""
 

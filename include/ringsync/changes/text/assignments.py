@@ -11,11 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.flat import FlatCells
-from ringsync.changes.keys.parts import only
+from ringsync.changes.flat import FlatCells, FlatDeletions
 from ringsync.changes.schema import EXPIRING, TOMBSTONE
 from ringsync.compiled.arrow import Integers, Mask, integers, valid_mask
-from ringsync.cql.cells import Cells, cells_of
+from ringsync.cql.cells import Cells
 from ringsync.cql.codec.decode import decode
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
@@ -125,24 +124,21 @@ class Deleted:
     unsaid: Unsaid
 
 
-def live_cells(cells: FlatCells, deletions: FlatCells, table: TableSchema, literals: Literals) -> LiveCells:
+def live_cells(cells: FlatCells, deletions: FlatDeletions, table: TableSchema, literals: Literals) -> LiveCells:
     """Find the cells that statements can write.
 
     :param cells: cells of change rows, without those of dropped columns
     :param deletions: complex deletions of the same rows
     """
-    entries, columns = cells.cells, cells.integers("column")
-    kinds = integers(entries.field("kind"))
-    expiries = np.where(kinds == EXPIRING, integers(pc.fill_null(entries.field("local_deletion_time"), -1)), -1)
-    ttls = np.where(kinds == EXPIRING, integers(pc.fill_null(entries.field("ttl"), -1)), -1)
-    values, paths = cells_of(entries.field("value")), cells_of(entries.field("path"))
-    live = kinds != TOMBSTONE
+    columns, ends = cells.column, cells.kind == EXPIRING
+    expiries, ttls = np.where(ends, cells.local, -1), np.where(ends, cells.ttl, -1)
+    live = cells.kind != TOMBSTONE
     nothing = pa.nulls(0, pa.string())
     places, items, fields, prepended = [np.empty(0, np.intp)], [nothing], [nothing], [np.empty(0, np.bool_)]
     for number, column in enumerate(table.value_columns):
         chosen = np.flatnonzero(live & (columns == number))
         if len(chosen):
-            item, field, before = _items(column, only(values, chosen), only(paths, chosen), literals)
+            item, field, before = _items(column, cells.value.take(chosen), cells.path.take(chosen), literals)
             places.append(chosen)
             items.append(item)
             fields.append(field)
@@ -156,7 +152,7 @@ def live_cells(cells: FlatCells, deletions: FlatCells, table: TableSchema, liter
     written = LiveCells(
         cells.row[chosen],
         columns[chosen],
-        Times(cells.integers("timestamp"), ttls, expiries).take(chosen),
+        Times(cells.timestamp, ttls, expiries).take(chosen),
         texts.take(pa.array(order)),
         pa.concat_arrays(fields).take(pa.array(order)),
         np.concatenate(prepended)[order],
@@ -189,7 +185,7 @@ def _items(column: Column, values: Cells, paths: Cells, literals: Literals) -> t
                 if len(chosen):
                     back = np.full(len(values), -1)
                     back[chosen] = np.arange(len(chosen))
-                    field_texts = literals(kind, only(values, chosen)).take(pa.array(back, mask=back < 0))
+                    field_texts = literals(kind, values.take(chosen)).take(pa.array(back, mask=back < 0))
                     texts = pc.coalesce(field_texts, texts)
             return texts, names, nowhere
     raise AssertionError(f"{column.type} is not a multi-cell type")
@@ -215,7 +211,7 @@ def are_prepended(paths: Cells) -> Mask:
     return prepended
 
 
-def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
+def _whole(cells: LiveCells, deletions: FlatDeletions, every: Integers) -> Integers:
     """Find columns that were written as ``m = {…}``: such a write deletes the old content 1 µs before its own time.
 
     :param every: (row, column) of all cells, also of those that are not live
@@ -232,11 +228,11 @@ def _whole(cells: LiveCells, deletions: FlatCells, every: Integers) -> Integers:
     # A column is whole only if no cell is missing here: none is a tombstone, each has a literal.
     all_keys, sizes = np.unique(every, return_counts=True)
     alike &= sizes[np.searchsorted(all_keys, key[first])] == last - first + 1
-    deleted = place_of(deletions.row, deletions.integers("column"))
+    deleted = place_of(deletions.row, deletions.column)
     order = np.argsort(deleted)
     at = np.minimum(np.searchsorted(deleted[order], key[first]), len(deleted) - 1)
     alike &= deleted[order][at] == key[first]
-    alike &= deletions.integers("timestamp")[order][at] == cells.times.timestamps[first] - 1
+    alike &= deletions.timestamp[order][at] == cells.times.timestamps[first] - 1
     return key[first][alike]
 
 
@@ -382,31 +378,29 @@ def _values(cells: LiveCells, kinds: _Kinds, order: Integers, first: Integers) -
 
 
 def deleted_names(
-    cells: FlatCells, deletions: FlatCells, table: TableSchema, whole: Integers, literals: Literals
+    cells: FlatCells, deletions: FlatDeletions, table: TableSchema, whole: Integers, literals: Literals
 ) -> Deleted:
     """Name the columns, elements and fields that are deleted; entries of lists have no name.
 
     :param whole: (row, column) of columns that are written as a whole: the write itself deletes the old content
     """
     names = pa.array([printable(column.name) for column in table.value_columns], pa.string())
-    explicit = np.flatnonzero(~np.isin(place_of(deletions.row, deletions.integers("column")), whole))
+    explicit = np.flatnonzero(~np.isin(place_of(deletions.row, deletions.column), whole))
     deletions = deletions.take(explicit)
-    gone, columns = cells.integers("kind") == TOMBSTONE, cells.integers("column")
-    paths = cells_of(cells.cells.field("path")) if gone.any() else None
-    tombstones, texts = [np.empty(0, np.intp)], [names.take(pa.array(deletions.integers("column")))]
-    for number, column in enumerate(table.value_columns if paths is not None else ()):
+    gone, columns = cells.kind == TOMBSTONE, cells.column
+    tombstones, texts = [np.empty(0, np.intp)], [names.take(pa.array(deletions.column))]
+    for number, column in enumerate(table.value_columns if gone.any() else ()):
         places = np.flatnonzero(gone & (columns == number))
         if not len(places) or (column.is_multicell and isinstance(column.type, ListType)):
             continue
         text = names.take(pa.array(np.full(len(places), number)))
         if column.is_multicell:
-            assert paths is not None
-            text = _element_names(column, names[number].as_py(), only(paths, places), literals)
+            text = _element_names(column, names[number].as_py(), cells.path.take(places), literals)
         tombstones.append(places)
         texts.append(text)
     place, text = np.concatenate(tombstones), pa.concat_arrays(texts)
     rows = np.concatenate([deletions.row, cells.row[place]])
-    times = np.concatenate([deletions.integers("timestamp"), cells.integers("timestamp")[place]])
+    times = np.concatenate([deletions.timestamp, cells.timestamp[place]])
     # Deletions of whole columns come before all cells.
     every = np.concatenate([np.arange(-len(explicit), 0), place])
     valid = valid_mask(text)

@@ -8,23 +8,45 @@ in another order. Repeated records do no harm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from ringsync.changes.flat import FlatCells
 from ringsync.changes.schema import EXPIRING, LIVE, TOMBSTONE
+from ringsync.compiled.arrow import Integers
+from ringsync.cql.cells import cells_of_values
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell of a list: the fields of ``CELL`` (:mod:`ringsync.changes.schema`)."""
+    """A cell of a list (:class:`ringsync.changes.flat.FlatCells`)."""
 
     column: int
+    timestamp: int
+    local: int
+    ttl: int
+    kind: int
     path: bytes
     value: bytes | None
-    timestamp: int
-    ttl: int | None
-    local_deletion_time: int | None
-    kind: int
+
+    @staticmethod
+    def of(cells: FlatCells, place: int) -> Entry:
+        """Return the cell at a place."""
+        numbers = (cells.column, cells.timestamp, cells.local, cells.ttl, cells.kind)
+        column, timestamp, local, ttl, kind = (int(values[place]) for values in numbers)
+        return Entry(column, timestamp, local, ttl, kind, cells.path.value(place) or b"", cells.value.value(place))
+
+
+def cells_of_entries(rows: Integers, entries: Sequence[Entry]) -> FlatCells:
+    """Make cells of entries, each in its row."""
+    numbers = np.array([(e.column, e.timestamp, e.local, e.ttl, e.kind) for e in entries], np.int64).reshape(-1, 5)
+    values = cells_of_values([entry.value or b"" for entry in entries])
+    gone = np.array([entry.value is None for entry in entries], np.bool_)
+    column, timestamp, local, ttl, kind = numbers.T
+    paths = cells_of_values([entry.path for entry in entries])
+    return FlatCells(rows, column, timestamp, local, ttl, kind, paths, values.without(gone))
 
 
 @dataclass
@@ -96,4 +118,4 @@ def _supersedes(cell: Entry, known: Entry) -> bool:
 
 def _rank(cell: Entry) -> tuple[int, int, int, bytes]:
     strength = {LIVE: 0, EXPIRING: 1, TOMBSTONE: 2}[cell.kind]
-    return cell.timestamp, strength, cell.local_deletion_time or 0, cell.value or b""
+    return cell.timestamp, strength, cell.local, cell.value or b""

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from ringsync.changes.flat import FlatCells, flat, kept, together
-from ringsync.changes.schema import CELL, RANGE_DELETION, TOMBSTONE
+from ringsync.changes.batch import ChangeRows
+from ringsync.changes.columns import columns_of
+from ringsync.changes.flat import FlatCells, kept, together
+from ringsync.changes.schema import RANGE_DELETION, TOMBSTONE
 from ringsync.changes.text.assignments import (
     Deleted,
     LiveCells,
@@ -26,7 +28,7 @@ from ringsync.changes.text.assignments import (
     live_cells,
     place_of,
 )
-from ringsync.changes.text.lists import Entry, ListEntries
+from ringsync.changes.text.lists import Entry, ListEntries, cells_of_entries
 from ringsync.changes.text.statements import Keys, Statements, cell_deletions, deletions_of_rows, row_keys, writes
 from ringsync.changes.text.values import counter_shards
 from ringsync.compiled.arrow import Integers, integers, valid_mask
@@ -70,7 +72,7 @@ class CqlStatements:
         ids = rows["table_id"].dictionary_encode()
         for number, table_id in enumerate(ids.dictionary.to_pylist()):
             chosen = np.flatnonzero(integers(ids.indices) == number)
-            for row, line in self._of_table(rows.take(pa.array(chosen)), self._tables[table_id.hex()]):
+            for row, line in self._of_table(ChangeRows.of(rows.take(pa.array(chosen))), self._tables[table_id.hex()]):
                 lines[chosen[row]].append(line)
         for file, position, said in zip(rows["file"].to_pylist(), rows["position"].to_pylist(), lines, strict=True):
             if (file, position) != self._said:
@@ -79,12 +81,12 @@ class CqlStatements:
             self.unsaid += sum(line.startswith(_UNSAID) for line in said)
             yield from said
 
-    def _of_table(self, rows: pa.RecordBatch, table: TableSchema) -> _Lines:
+    def _of_table(self, rows: ChangeRows, table: TableSchema) -> _Lines:
         """Write the lines for the rows of one table. The lines of a row are in the order of execution."""
         keys = row_keys(rows, table, literals)
         deletions = deletions_of_rows(rows, table, keys.where)
         has_key = valid_mask(keys.where)
-        unsaid = integers(rows["kind"]) == RANGE_DELETION
+        unsaid = rows.kind == RANGE_DELETION
         for statements in deletions:
             has_key[statements.rows[~valid_mask(statements.texts)]] = False
             unsaid[statements.rows] = False
@@ -95,9 +97,9 @@ class CqlStatements:
         said = [(row, line) for row, line in said if has_key[row]]
         return said + [(row, _UNSAID + no_key) for row in np.flatnonzero(~has_key).tolist()]
 
-    def _cells(self, rows: pa.RecordBatch, table: TableSchema, keys: Keys) -> _Lines:
+    def _cells(self, rows: ChangeRows, table: TableSchema, keys: Keys) -> _Lines:
         lists = self._list_changes(rows, table)
-        deletions = kept(flat(rows["complex_deletions"]), table)
+        deletions = kept(rows.complex_deletions, table)
         live = live_cells(lists.cells, deletions, table, literals)
         live = replace(live, whole=np.setdiff1d(live.whole, lists.changed))
         deleted = deleted_names(lists.cells, deletions, table, live.whole, literals)
@@ -110,21 +112,21 @@ class CqlStatements:
             *_lines(writes(rows, table, units, keys, own_times_first=True, now=now)),
         ]
 
-    def _list_changes(self, rows: pa.RecordBatch, table: TableSchema) -> _Lists:
+    def _list_changes(self, rows: ChangeRows, table: TableSchema) -> _Lists:
         """Return the cells of rows. Cells of lists are replaced by their effects on the known entries."""
-        cells, deletions = (kept(flat(rows[name]), table) for name in ("cells", "complex_deletions"))
-        columns = [n for n, c in enumerate(table.value_columns) if c.is_multicell and isinstance(c.type, ListType)]
-        is_entry = np.isin(cells.integers("column"), columns)
-        if not is_entry.any() and not np.isin(deletions.integers("column"), columns).any():
+        cells, deletions = kept(rows.cells, table), kept(rows.complex_deletions, table)
+        columns = [column.number for column in columns_of(table) if column.is_list]
+        is_entry = np.isin(cells.column, columns)
+        if not is_entry.any() and not np.isin(deletions.column, columns).any():
             return _Lists(cells)
-        keys = list(zip(rows["partition_key"].to_pylist(), rows["clustering"].to_pylist(), strict=True))
+        keys = _keys(rows)
         forgotten: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for row, deletion in zip(deletions.row.tolist(), deletions.cells.to_pylist(), strict=True):
-            forgotten[row].append((deletion["column"], deletion["timestamp"]))
+        for row, column, timestamp, _ in zip(*(part.tolist() for part in vars(deletions).values()), strict=True):
+            forgotten[row].append((column, timestamp))
         in_lists = cells.where(is_entry)
         entries: dict[int, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-        for row, cell in zip(in_lists.row.tolist(), in_lists.cells.to_pylist(), strict=True):
-            entries[row][cell["column"]].append(Entry(**cell))
+        for at, (row, column) in enumerate(zip(in_lists.row.tolist(), in_lists.column.tolist(), strict=True)):
+            entries[row][column].append(Entry.of(in_lists, at))
         lists = _Lists(cells)
         stay: list[tuple[int, Entry]] = []
         for row in sorted({*forgotten, *entries}):
@@ -140,23 +142,24 @@ class CqlStatements:
                 if change.unknown:
                     lists.unknown.append((row, column, change.unknown))
                 lists.removed.extend((row, column, value, timestamp) for value, timestamp in change.removed)
-        written = FlatCells(np.array([row for row, _ in stay], np.int64), pa.array([vars(e) for _, e in stay], CELL))
-        return replace(lists, cells=together([cells.where(~is_entry), written], CELL))
+        written = cells_of_entries(np.array([row for row, _ in stay], np.int64), [entry for _, entry in stay])
+        return replace(lists, cells=together([cells.where(~is_entry), written]))
 
-    def _counters(self, rows: pa.RecordBatch, table: TableSchema, where: pa.Array) -> _Lines:
+    def _counters(self, rows: ChangeRows, table: TableSchema, where: pa.Array) -> _Lines:
         """Write changes of counters, without timestamps. A statement adds the difference to this log's last total."""
-        cells = kept(flat(rows["cells"]), table)
+        cells = kept(rows.cells, table)
         names = [printable(column.name) for column in table.value_columns]
-        keys = list(zip(rows["partition_key"].to_pylist(), rows["clustering"].to_pylist(), strict=True))
+        keys = _keys(rows)
         lines: _Lines = []
-        parts = zip(cells.row.tolist(), cells.cells.to_pylist(), strict=True)
-        for row, row_parts in itertools.groupby(parts, lambda part: part[0]):
+        for row, row_parts in itertools.groupby(enumerate(cells.row.tolist()), lambda part: part[1]):
             added, deleted = [], []
-            for _, cell in row_parts:
-                name = names[cell["column"]]
-                if cell["kind"] == TOMBSTONE:
+            for at, _ in row_parts:
+                name = names[cells.column[at]]
+                if cells.kind[at] == TOMBSTONE:
                     deleted.append(name)
-                elif (more := self._added((table.table_id, *keys[row], name), cell["value"])) is not None:
+                    continue
+                more = self._added((table.table_id, *keys[row], name), cells.value.value(at) or b"")
+                if more is not None:
                     added.append(f"{name} = {name} {'-' if more < 0 else '+'} {abs(more)}")
             if deleted:
                 lines.append((row, f"DELETE {', '.join(deleted)} FROM {table.full_name} WHERE {where[row]};"))
@@ -210,6 +213,10 @@ class _Lists:
                 change = f"UPDATE {table.full_name} USING TIMESTAMP {timestamp} SET {name} = {name} - [{literal}]"
                 lines.append((row, column, f"{change} WHERE {where[row]};"))
         return [(row, line) for row, _, line in sorted(lines, key=lambda line: line[:2])]
+
+
+def _keys(rows: ChangeRows) -> list[tuple[bytes | None, bytes | None]]:
+    return [(rows.partition_key.value(row), rows.clustering.value(row)) for row in range(len(rows))]
 
 
 def _lines(statements: list[Statements]) -> _Lines:

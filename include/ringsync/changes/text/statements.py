@@ -15,13 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
-from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW
+from ringsync.changes.batch import ChangeRows
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
+from ringsync.changes.schema import NO_EXPIRY, PARTITION_DELETION, RANGE_DELETION, ROW
 from ringsync.changes.text.assignments import Assignments, Deleted, Literals, Times, changes
 from ringsync.changes.text.ranges import range_conditions
 from ringsync.changes.text.values import change_texts
-from ringsync.compiled.arrow import Integers, Places, integers, starts_of, valid_mask
-from ringsync.cql.cells import Cells, cells_of
+from ringsync.compiled.arrow import Integers, Places, starts_of
+from ringsync.cql.cells import Cells
 from ringsync.cql.identifiers import printable
 from ringsync.cql.text.literals import CQL
 from ringsync.cql.text.values import NULL
@@ -50,17 +51,14 @@ class Keys:
     values: pa.Array
 
 
-def row_keys(merged: pa.RecordBatch, table: TableSchema, literals: Literals) -> Keys:
+def row_keys(merged: ChangeRows, table: TableSchema, literals: Literals) -> Keys:
     """Write the keys of rows; static rows and deletions have only the key of their partition."""
-    kinds = integers(merged["kind"])
-    cells = cells_of(merged["partition_key"])
-    parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
-    texts = _texts_of(table.partition_key, parts, literals)
+    texts = _texts_of(table.partition_key, partition_parts(merged.partition_key, table), literals)
     where, values = _conditions(table.partition_key, texts), pc.binary_join_element_wise(*texts, ", ")
-    rows = np.flatnonzero(kinds == ROW)
+    rows = np.flatnonzero(merged.kind == ROW)
     if not table.clustering or not len(rows):
         return Keys(where, values)
-    _, parts, _ = clustering_parts(only(cells_of(merged["clustering"]), rows), len(table.clustering))
+    _, parts, _ = clustering_parts(merged.clustering.take(rows), len(table.clustering))
     texts = _texts_of(table.clustering, parts, literals)
     place = pa.array(rows)
     row_where = pc.binary_join_element_wise(where.take(place), _conditions(table.clustering, texts), " AND ")
@@ -84,29 +82,27 @@ def _conditions(columns: Sequence[Column], texts: Sequence[pa.Array]) -> pa.Arra
     return pc.binary_join_element_wise(*parts, "")
 
 
-def deletions_of_rows(merged: pa.RecordBatch, table: TableSchema, where: pa.Array) -> list[Statements]:
+def deletions_of_rows(merged: ChangeRows, table: TableSchema, where: pa.Array) -> list[Statements]:
     """Write DELETEs of rows, partitions and ranges; none for a range that CQL cannot express.
 
     The deletion of a static row is its partition's, which is a change row of its own.
     """
-    kinds = integers(merged["kind"])
-    rows = np.flatnonzero(valid_mask(merged["deletion"]) & ((kinds == ROW) | (kinds == PARTITION_DELETION)))
-    ranges = np.flatnonzero(kinds == RANGE_DELETION)
+    deletes_one = (merged.kind == ROW) | (merged.kind == PARTITION_DELETION)
+    rows, ranges = np.flatnonzero(merged.deletion.there & deletes_one), np.flatnonzero(merged.kind == RANGE_DELETION)
     deletions = []
     if len(rows):
-        times = integers(merged["deletion"].field("timestamp").take(pa.array(rows)))
-        parts = [f"DELETE FROM {table.full_name}", _timestamps(table, times), " WHERE ", where.take(pa.array(rows))]
+        using = _timestamps(table, merged.deletion.timestamp[rows])
+        parts = [f"DELETE FROM {table.full_name}", using, " WHERE ", where.take(pa.array(rows))]
         deletions.append(Statements(rows, pc.binary_join_element_wise(*parts, "")))
     if len(ranges):
         deletions.append(_range_deletions(merged, table, ranges))
     return deletions
 
 
-def _range_deletions(merged: pa.RecordBatch, table: TableSchema, ranges: Places) -> Statements:
+def _range_deletions(merged: ChangeRows, table: TableSchema, ranges: Places) -> Statements:
     """Write DELETEs of ranges. They are few, so each may be a Python object."""
-    range_rows = merged.take(pa.array(ranges))
-    texts = change_texts(range_rows, {table.table_id: table}, CQL)
-    using = _timestamps(table, integers(range_rows["deletion"].field("timestamp"))).to_pylist()
+    texts = change_texts(merged.take(ranges).to_arrow(), {table.table_id: table}, CQL)
+    using = _timestamps(table, merged.deletion.timestamp[ranges]).to_pylist()
     rows: list[int] = []
     deletes: list[str | None] = []
     for row, at, key, start, end in zip(
@@ -136,7 +132,7 @@ def cell_deletions(table: TableSchema, deleted: Deleted, where: pa.Array) -> lis
 
 
 def writes(
-    merged: pa.RecordBatch,
+    merged: ChangeRows,
     table: TableSchema,
     units: Assignments,
     keys: Keys,
@@ -149,11 +145,10 @@ def writes(
     :param own_times_first: whether the UPDATE with the times of the row's liveness comes before all others
     :param now: time from which TTLs count, s since 1970; None: the time when they were written
     """
-    liveness = merged["liveness"]
-    inserted = np.flatnonzero(valid_mask(liveness) & (integers(merged["kind"]) == ROW))
-    own_times = liveness.take(pa.array(inserted))
-    fields = (integers(pc.fill_null(own_times.field(name), -1)) for name in ("timestamp", "ttl", "expires_at"))
-    live = Times(*fields)
+    liveness = merged.liveness
+    inserted = np.flatnonzero(liveness.there & (merged.kind == ROW))
+    ttls = np.where(liveness.expires_at == NO_EXPIRY, -1, liveness.ttl)
+    live = Times(liveness.timestamp, ttls, liveness.expires_at).take(inserted)
     place = np.full(len(merged), -1)
     place[inserted] = np.arange(len(inserted))
     insert_of = place[units.rows]

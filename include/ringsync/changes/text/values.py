@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.columns import LoggedColumn, columns_of
-from ringsync.changes.keys.parts import clustering_parts, composite_parts, only
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.schema import TOMBSTONE
 from ringsync.compiled.arrow import integers
-from ringsync.cql.cells import Cells, cells_of
+from ringsync.cql.cells import Cells, cells_of, raw_values
+from ringsync.cql.counters import counter_totals
 from ringsync.cql.text.values import TextForm, value_texts
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
 from ringsync.schema.table import Column, TableSchema
@@ -97,14 +98,13 @@ class _Reader:
         self.of_row: npt.NDArray[np.int32] = np.frombuffer(ids.indices.buffers()[1], np.int32, len(rows))
 
     def partition_keys(self, table: TableSchema, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[str | None, ...]]:
-        cells = only(cells_of(self.rows["partition_key"]), chosen)
-        parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
-        return zip(*self._columns(table, table.partition_key, parts), strict=True)
+        cells = cells_of(self.rows["partition_key"]).take(chosen)
+        return zip(*self._columns(table, table.partition_key, partition_parts(cells, table)), strict=True)
 
     def bounds(self, table: TableSchema, chosen: npt.NDArray[np.intp], name: str) -> Iterator[tuple[int, Bound]]:
         cells = cells_of(self.rows[name])
         chosen = chosen[cells.lengths[chosen] >= 0]
-        cells = only(cells, chosen)
+        cells = cells.take(chosen)
         counts, parts, ends = clustering_parts(cells, len(table.clustering))
         inclusive = (ends == cells.lengths) | (cells.buffer[cells.offsets + ends] > 0)
         texts = list(zip(*self._columns(table, table.clustering, parts), strict=True)) or [()] * len(chosen)
@@ -132,8 +132,8 @@ class _Reader:
             for cell in chosen.tolist():
                 columns[cell] = column
             if column.is_multicell:
-                self._fill(paths, chosen, self._paths(table, column, only(all_paths, chosen)))
-            self._fill(values, live, self._values(table, column, only(all_values, live), only(all_paths, live)))
+                self._fill(paths, chosen, self._paths(table, column, all_paths.take(chosen)))
+            self._fill(values, live, self._values(table, column, all_values.take(live), all_paths.take(live)))
         return [column for column in columns if column is not None], paths, values
 
     def _paths(self, table: TableSchema, column: LoggedColumn, cells: Cells) -> Texts:
@@ -151,7 +151,7 @@ class _Reader:
     def _values(self, table: TableSchema, column: LoggedColumn, cells: Cells, paths: Cells) -> Texts:
         if not column.is_multicell:
             if str(column.type) == "counter":
-                return [str(counter_value(cells.value(row) or b"")) for row in range(len(cells))]
+                return [str(total or 0) for total in counter_totals(raw_values(cells)).to_pylist()]
             return self._texts(table, column.name, column.type, cells)
         match column.type:
             case ListType(element=kind) | MapType(value=kind):
@@ -161,7 +161,7 @@ class _Reader:
                 fields = np.array(_field_numbers(paths), np.int64)
                 for number, kind in enumerate(kinds):
                     chosen = np.flatnonzero(fields == number)
-                    self._fill(values, chosen, self._texts(table, column.name, kind, only(cells, chosen)))
+                    self._fill(values, chosen, self._texts(table, column.name, kind, cells.take(chosen)))
                 return values
         return [None] * len(cells)
 
@@ -181,12 +181,6 @@ class _Reader:
     def _fill(target: Texts, places: npt.NDArray[np.intp], texts: Texts) -> None:
         for place, text in zip(places.tolist(), texts, strict=True):
             target[place] = text
-
-
-def counter_value(context: bytes) -> int:
-    """Return the value of a counter's cell: the sum of its shards, wrapped as in Java (C: CounterContext.total)."""
-    total = sum(count for _, _, count in counter_shards(context))
-    return (total + 2**63) % 2**64 - 2**63
 
 
 def counter_shards(context: bytes) -> list[tuple[bytes, int, int]]:

@@ -22,7 +22,6 @@ from ringsync.cql.codec.gather import (
     gather_durations,
     gather_fixed,
     gather_timestamps,
-    has_high_bit,
     mark_invalid_text,
 )
 from ringsync.cql.codec.split import Composite, offsets_room, split, total_bytes
@@ -107,39 +106,42 @@ def _fixed(native: NativeType, cells: Cells) -> Decoded:
 
 def _timestamps(native: NativeType, cells: Cells) -> Decoded:
     output, misfits = pa.allocate_buffer(8 * len(cells)), _no_misfits(cells)
-    bad = gather_timestamps(*cells.arguments, output.address, address(misfits))
-    return Decoded(_array(native.arrow, cells, output), misfits if bad else None)
+    gather_timestamps(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(native.arrow, cells, output), _any(misfits))
 
 
 def _booleans(native: NativeType, cells: Cells) -> Decoded:
     output, misfits = pa.allocate_buffer((len(cells) + 7) // 8), _no_misfits(cells)
-    bad = gather_booleans(*cells.arguments, output.address, address(misfits))
-    return Decoded(_array(native.arrow, cells, output), misfits if bad else None)
+    gather_booleans(*cells.arguments, output.address, address(misfits))
+    return Decoded(_array(native.arrow, cells, output), _any(misfits))
 
 
 def _durations(native: NativeType, cells: Cells) -> Decoded:
     count, misfits = len(cells), _no_misfits(cells)
     parts = [pa.allocate_buffer(width * count) for width in (4, 4, 8)]
-    bad = gather_durations(*cells.arguments, *[part.address for part in parts], address(misfits))
+    gather_durations(*cells.arguments, *[part.address for part in parts], address(misfits))
     fields = [
         pa.Array.from_buffers(part.type, count, [None, buffer], null_count=0)
         for part, buffer in zip(native.arrow, parts, strict=True)
     ]
-    return Decoded(_array(native.arrow, cells, children=fields), misfits if bad else None)
+    return Decoded(_array(native.arrow, cells, children=fields), _any(misfits))
 
 
 def _blobs(_native: NativeType, cells: Cells) -> Decoded:
     return Decoded(raw_values(cells), None)
 
 
+def has_high_bit(data: pa.Buffer) -> bool:
+    """Tell whether any byte is 0x80 or above."""
+    return bool(np.frombuffer(data, np.uint8).max(initial=0) & 0x80)
+
+
 def _texts(native: NativeType, cells: Cells) -> Decoded:
     starts, data = gathered(cells)
-    misfits = None
-    if has_high_bit(data.address, data.size):
-        misfits = _no_misfits(cells)
-        if not mark_invalid_text(*cells.arguments, int(native.codec == "ascii"), address(misfits)):
-            misfits = None
-    return Decoded(_array(pa.string(), cells, starts, data), misfits)
+    misfits = _no_misfits(cells)
+    if has_high_bit(data):
+        mark_invalid_text(*cells.arguments, int(native.codec == "ascii"), address(misfits))
+    return Decoded(_array(pa.string(), cells, starts, data), _any(misfits))
 
 
 def _uuids(_native: NativeType, cells: Cells) -> Decoded:
@@ -206,13 +208,10 @@ def _composites(cql_type: Composite, cells: Cells) -> Decoded:
     if isinstance(cql_type, MapType):
         if misfits is not None:  # Arrow ends the process if it gets a map with a null key.
             return Decoded(pa.nulls(len(cells), arrow), misfits)
-        children = [pa.StructArray.from_arrays(children, fields=list(_entry_type(arrow)))]
+        # Keys and values of a map, or of the list that replaces a map.
+        entry = [arrow.key_field, arrow.item_field] if pa.types.is_map(arrow) else list(arrow.value_type)
+        children = [pa.StructArray.from_arrays(children, fields=entry)]
     return Decoded(_array(arrow, cells, parts.starts, children=children), misfits)
-
-
-def _entry_type(kind: pa.DataType) -> pa.StructType:
-    """Return the struct of key and value inside a map type, or inside the list that replaces a map."""
-    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
 
 
 def _no_misfits(cells: Cells) -> Mask:

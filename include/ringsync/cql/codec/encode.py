@@ -14,24 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import address
+from ringsync.cql import types as cql
 from ringsync.cql.codec import encode_kernels as kernels
 from ringsync.cql.codec import text_parse
 from ringsync.cql.natives import DATE_EPOCH, NATIVES, Codec, NativeType
-from ringsync.cql.types import (
-    CqlType,
-    CustomType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-    stored_length,
-)
-
-Int64Array = npt.NDArray[np.int64]
 
 LARGEST_BINARY = 2**31 - 1
 LONGEST_DURATION = 27
@@ -48,7 +36,7 @@ class _Unencodable(ValueError):
         self.row = row
 
 
-def encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
+def encode(cql_type: cql.CqlType, values: pa.Array) -> pa.Array:
     """Serialise values; null stays null, and null inside a collection, tuple or UDT becomes length −1.
 
     :param cql_type: CQL type of the values
@@ -87,7 +75,7 @@ def partition_key_bytes(columns: Sequence[pa.Array]) -> pa.Array:
     return _narrow(keys, "partition key")
 
 
-def frozen_values(parts: Sequence[pa.Array], counts: Int64Array, *, counted: bool) -> pa.Array:
+def frozen_values(parts: Sequence[pa.Array], counts: Integers, *, counted: bool) -> pa.Array:
     """Build frozen collections or user-defined types from serialised parts.
 
     :param parts: binary arrays with a value per item: element of a list or set; key, value of a map; each field
@@ -108,34 +96,34 @@ def _narrow(encoded: pa.Array, what: str) -> pa.Array:
     return encoded.cast(pa.binary())
 
 
-def _encode(cql_type: CqlType, values: pa.Array) -> pa.Array:
+def _encode(cql_type: cql.CqlType, values: pa.Array) -> pa.Array:
     """Encode like :func:`encode`, to large_binary. Raise _Unencodable with the row in ``values``."""
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), pa.large_binary())
     match cql_type:
-        case Native(name):
+        case cql.Native(name):
             native = NATIVES[name]
             return _CODECS[native.codec](native, values)
-        case CustomType():
+        case cql.CustomType():
             return values.cast(pa.large_binary())
-        case ListType(element) | SetType(element):
+        case cql.ListType(element) | cql.SetType(element):
             elements, items = _items(values)
             return _compose(_parts([element], [elements], items), items, values, kernels.INT_LENGTH, counted=True)
-        case MapType(key, value):
+        case cql.MapType(key, value):
             entries, items = _items(values)
             parts = _parts([key, value], entries.flatten(), items)
             return _compose(parts, items, values, kernels.INT_LENGTH, counted=True)
-        case TupleType(fields) | UserType(field_types=fields):
+        case cql.TupleType(fields) | cql.UserType(field_types=fields):
             if not pa.types.is_struct(values.type) or values.type.num_fields != len(fields):
                 raise ValueError(f"{cql_type} has {len(fields)} fields, its Arrow type is {values.type}")
             items = np.arange(len(values) + 1)
             parts = _parts(fields, values.flatten(), items)
             return _compose(parts, items, values, kernels.INT_LENGTH, counted=False)
-        case VectorType():
+        case cql.VectorType():
             return _vector(cql_type, values)
 
 
-def _parts(types: Sequence[CqlType], columns: Sequence[pa.Array], items: Int64Array) -> list[pa.Array]:
+def _parts(types: Sequence[cql.CqlType], columns: Sequence[pa.Array], items: Integers) -> list[pa.Array]:
     """Encode the parts of nested values. An error names the row of the whole value."""
     try:
         return [_encode(cql_type, column) for cql_type, column in zip(types, columns, strict=True)]
@@ -143,12 +131,12 @@ def _parts(types: Sequence[CqlType], columns: Sequence[pa.Array], items: Int64Ar
         raise _Unencodable(_row_of(error.row, items), str(error)) from None
 
 
-def _row_of(item: int, items: Int64Array) -> int:
+def _row_of(item: int, items: Integers) -> int:
     """Return the row that holds this item."""
     return int(np.searchsorted(items, item, side="right")) - 1
 
 
-def _items(values: pa.Array) -> tuple[pa.Array, Int64Array]:
+def _items(values: pa.Array) -> tuple[pa.Array, Integers]:
     """Return the items of a list or map array without those of null rows, and each row's first: int64[rows + 1]."""
     if pa.types.is_fixed_size_list(values.type):
         values = values.cast(pa.list_(values.type.value_type))
@@ -161,7 +149,7 @@ def _items(values: pa.Array) -> tuple[pa.Array, Int64Array]:
     return values.flatten(), items
 
 
-def _vector(cql_type: VectorType, values: pa.Array) -> pa.Array:
+def _vector(cql_type: cql.VectorType, values: pa.Array) -> pa.Array:
     elements, items = _items(values)
     for row in np.flatnonzero(np.diff(items) != cql_type.dimension):
         if values[row].is_valid:
@@ -170,13 +158,13 @@ def _vector(cql_type: VectorType, values: pa.Array) -> pa.Array:
     for element in _null_rows(elements):
         raise _Unencodable(_row_of(element, items), "a vector cannot hold null")
     parts = _parts([cql_type.element], [elements], items)
-    width = stored_length(cql_type.element)
+    width = cql.stored_length(cql_type.element)
     if width <= 0:
         return _compose(parts, items, values, kernels.VINT_LENGTH, counted=False)
     return _binary(values, items * width, np.frombuffer(parts[0].buffers()[2] or b"", np.uint8))
 
 
-def _compose(parts: Sequence[pa.Array], items: Int64Array, rows: pa.Array, framing: int, *, counted: bool) -> pa.Array:
+def _compose(parts: Sequence[pa.Array], items: Integers, rows: pa.Array, framing: int, *, counted: bool) -> pa.Array:
     """Lay out the parts of each row's items. Null rows in ``rows`` get no bytes.
 
     :param parts: large_binary arrays, each with one value per item
@@ -218,7 +206,7 @@ def numbers_of(values: pa.Array, kind: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(values.buffers()[1], kind, values.offset + len(values))[values.offset :]
 
 
-def _milliseconds(values: pa.Array, micros: Int64Array) -> Int64Array:
+def _milliseconds(values: pa.Array, micros: Integers) -> Integers:
     milliseconds = micros // 1000
     for row in np.flatnonzero(milliseconds * 1000 != micros):
         if values[row].is_valid:
@@ -263,22 +251,14 @@ def _parsed(native: NativeType, values: pa.Array) -> pa.Array:
 
 
 _CODECS: dict[Codec, Callable[[NativeType, pa.Array], pa.Array]] = {
-    "ascii": _same,
-    "blob": _same,
-    "boolean": _fixed,
-    "date": _fixed,
-    "decimal": _parsed,
+    **dict.fromkeys(("ascii", "blob", "text"), _same),
+    **dict.fromkeys(("boolean", "date", "fixed", "timestamp"), _fixed),
+    **dict.fromkeys(("decimal", "inet", "uuid", "varint"), _parsed),
     "duration": _durations,
-    "fixed": _fixed,
-    "inet": _parsed,
-    "text": _same,
-    "timestamp": _fixed,
-    "uuid": _parsed,
-    "varint": _parsed,
 }
 
 
-def _binary(rows: pa.Array, offsets: Int64Array, data: npt.NDArray[np.uint8]) -> pa.Array:
+def _binary(rows: pa.Array, offsets: Integers, data: npt.NDArray[np.uint8]) -> pa.Array:
     """Make a large_binary array with the nulls of ``rows``."""
     bitmap = None
     if rows.null_count:
@@ -297,7 +277,7 @@ def _null_rows(array: pa.Array) -> list[int]:
     return np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist() if array.null_count else []
 
 
-def offsets_of(binary: pa.Array) -> Int64Array:
+def offsets_of(binary: pa.Array) -> Integers:
     """Return the offsets of a binary or large_binary array as int64[rows + 1]."""
     if not len(binary):
         return np.zeros(1, np.int64)
@@ -306,7 +286,7 @@ def offsets_of(binary: pa.Array) -> Int64Array:
     return offsets.astype(np.int64, copy=False)
 
 
-def _lengths(binary: pa.Array) -> Int64Array:
+def _lengths(binary: pa.Array) -> Integers:
     return np.diff(offsets_of(binary))
 
 

@@ -64,9 +64,8 @@ def gather_fixed(base: int, offsets: int, lengths: int, count: int, width: int, 
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def gather_timestamps(base: int, offsets: int, lengths: int, count: int, output: int, misfits: int) -> int:
-    """Convert milliseconds to int64 µs. Return the number of misfits."""
-    bad = 0
+def gather_timestamps(base: int, offsets: int, lengths: int, count: int, output: int, misfits: int) -> None:
+    """Convert milliseconds to int64 µs."""
     for row in range(count):
         length = load32_native(lengths + 4 * row)
         value = 0
@@ -74,15 +73,12 @@ def gather_timestamps(base: int, offsets: int, lengths: int, count: int, output:
             value = load64(base + load32_native(offsets + 4 * row))
         if (length != 8 and length >= 0) or value > MAX_MILLISECONDS or value < -MAX_MILLISECONDS:
             store8(misfits + row, 1)
-            bad += 1
         store64(output + 8 * row, value * 1000)
-    return bad
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def gather_booleans(base: int, offsets: int, lengths: int, count: int, output: int, misfits: int) -> int:
-    """Convert bytes 00 and 01 to a bitmap of ``(count + 7) // 8`` bytes. Return the number of misfits."""
-    bad = 0
+def gather_booleans(base: int, offsets: int, lengths: int, count: int, output: int, misfits: int) -> None:
+    """Convert bytes 00 and 01 to a bitmap of ``(count + 7) // 8`` bytes."""
     for group in range((count + 7) >> 3):
         bits = 0
         for row in range(group * 8, min(group * 8 + 8, count)):
@@ -91,19 +87,16 @@ def gather_booleans(base: int, offsets: int, lengths: int, count: int, output: i
                 value = load8(base + load32_native(offsets + 4 * row))
                 if length != 1 or value > 1:
                     store8(misfits + row, 1)
-                    bad += 1
                 else:
                     bits |= value << (row & 7)
         store8(output + group, bits)
-    return bad
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def gather_durations(
     base: int, offsets: int, lengths: int, count: int, months: int, days: int, nanoseconds: int, misfits: int
-) -> int:
-    """Convert three signed vints to int32, int32, int64. Return the number of misfits, too long vints included."""
-    bad = 0
+) -> None:
+    """Convert three signed vints to int32, int32, int64. Vints that are too long are misfits, too."""
     for row in range(count):
         length = load32_native(lengths + 4 * row)
         p = base + load32_native(offsets + 4 * row)
@@ -124,8 +117,6 @@ def gather_durations(
                 store32((months if field == 0 else days) + 4 * row, value)
         if length >= 0 and not (good and p == end):
             store8(misfits + row, 1)
-            bad += 1
-    return bad
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -139,15 +130,6 @@ def checked_vint_size(p: int, end: int) -> int:
     value, _ = load_unsigned_vint(p)
     # VIntCoding.computeUnsignedVIntSize
     return size if size == (639 - count_leading_zeros(value | 1) * 9) >> 6 else 0
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def count_nulls(lengths: int, count: int) -> int:
-    """Count the rows without a value."""
-    nulls = 0
-    for row in range(count):
-        nulls += load32_native(lengths + 4 * row) < 0
-    return nulls
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -170,20 +152,8 @@ def gather_bytes(base: int, offsets: int, lengths: int, count: int, starts: int,
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def has_high_bit(data: int, length: int) -> int:
-    """Tell whether any byte is 0x80 or above: then the result is not 0."""
-    bits = 0
-    for word in range(length >> 3):
-        bits |= load64_native(data + 8 * word)
-    for position in range(length & ~7, length):
-        bits |= load8(data + position)
-    return bits & -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed number
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def mark_invalid_text(base: int, offsets: int, lengths: int, count: int, ascii_only: int, misfits: int) -> int:
-    """Mark values that are not UTF-8 (or not ASCII). Return their number."""
-    bad = 0
+def mark_invalid_text(base: int, offsets: int, lengths: int, count: int, ascii_only: int, misfits: int) -> None:
+    """Mark values that are not UTF-8 (or not ASCII)."""
     for row in range(count):
         p = base + load32_native(offsets + 4 * row)
         end = p + max(load32_native(lengths + 4 * row), 0)
@@ -197,8 +167,6 @@ def mark_invalid_text(base: int, offsets: int, lengths: int, count: int, ascii_o
             p += size
         if not valid:
             store8(misfits + row, 1)
-            bad += 1
-    return bad
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -5,26 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.compiled.arrow import Mask
 from ringsync.compiled.memory import address
+from ringsync.cql import types as cql
 from ringsync.cql.cells import Cells
 from ringsync.cql.codec.gather import split_collections, split_fields, split_vectors
-from ringsync.cql.types import (
-    CqlType,
-    ListType,
-    MapType,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-    stored_length,
-    types_inside,
-)
 
-Composite = ListType | SetType | MapType | VectorType | TupleType | UserType
+Composite = cql.ListType | cql.SetType | cql.MapType | cql.VectorType | cql.TupleType | cql.UserType
 
 
 @dataclass(frozen=True)
@@ -37,7 +26,7 @@ class Parts:
     :ivar misfits: mask of rows whose bytes are malformed; they have no elements
     """
 
-    types: tuple[CqlType, ...]
+    types: tuple[cql.CqlType, ...]
     cells: tuple[Cells, ...]
     starts: pa.Buffer | None
     misfits: Mask
@@ -59,12 +48,12 @@ def split(cql_type: Composite, cells: Cells) -> Parts:
     Null keys of maps and empty values are misfits.
     """
     match cql_type:
-        case VectorType():
+        case cql.VectorType():
             return _vectors(cql_type, cells)
-        case TupleType() | UserType():
-            return _fields(types_inside(cql_type), cells)
-        case MapType() | ListType() | SetType():
-            return _collections(types_inside(cql_type), cells)
+        case cql.TupleType() | cql.UserType():
+            return _fields(cql.types_inside(cql_type), cells)
+        case cql.MapType() | cql.ListType() | cql.SetType():
+            return _collections(cql.types_inside(cql_type), cells)
 
 
 def total_bytes(cells: Cells) -> int:
@@ -77,12 +66,9 @@ def offsets_room(cells: Cells) -> pa.Buffer:
     return pa.allocate_buffer(4 * len(cells) + 4)
 
 
-def _collections(types: tuple[CqlType, ...], cells: Cells) -> Parts:
-    elements, starts, misfits = (
-        _elements_room(total_bytes(cells) // 4),
-        offsets_room(cells),
-        np.zeros(len(cells), np.bool_),
-    )
+def _collections(types: tuple[cql.CqlType, ...], cells: Cells) -> Parts:
+    elements, starts = np.empty((2, total_bytes(cells) // 4), np.int32), offsets_room(cells)
+    misfits = np.zeros(len(cells), np.bool_)
     width = len(types)
     entries = split_collections(*cells.arguments, width, starts.address, *map(address, (*elements, misfits)))
     children = []
@@ -96,13 +82,13 @@ def _collections(types: tuple[CqlType, ...], cells: Cells) -> Parts:
     return parts
 
 
-def _vectors(cql_type: VectorType, cells: Cells) -> Parts:
+def _vectors(cql_type: cql.VectorType, cells: Cells) -> Parts:
     room = min(total_bytes(cells), cql_type.dimension * len(cells))
-    elements, starts, misfits = _elements_room(room), offsets_room(cells), np.zeros(len(cells), np.bool_)
+    elements, starts, misfits = np.empty((2, room), np.int32), offsets_room(cells), np.zeros(len(cells), np.bool_)
     count = split_vectors(
         *cells.arguments,
         cql_type.dimension,
-        max(stored_length(cql_type.element), 0),
+        max(cql.stored_length(cql_type.element), 0),
         starts.address,
         *map(address, (*elements, misfits)),
     )
@@ -110,14 +96,9 @@ def _vectors(cql_type: VectorType, cells: Cells) -> Parts:
     return Parts((cql_type.element,), (child,), starts, misfits)
 
 
-def _fields(types: tuple[CqlType, ...], cells: Cells) -> Parts:
+def _fields(types: tuple[cql.CqlType, ...], cells: Cells) -> Parts:
     offsets, lengths = (np.empty((len(types), len(cells)), np.int32) for _ in range(2))
     misfits = np.zeros(len(cells), np.bool_)
     split_fields(*cells.arguments, len(types), *map(address, (offsets, lengths, misfits)))
     fields = (Cells(cells.buffer, offsets[place], lengths[place]) for place in range(len(types)))
     return Parts(types, tuple(fields), None, misfits)
-
-
-def _elements_room(room: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Allocate offsets and lengths for at most ``room`` elements."""
-    return np.empty(room, np.int32), np.empty(room, np.int32)

@@ -10,20 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.compiled.arrow import Mask
+from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.cql.cells import Cells
 from ringsync.cql.identifiers import printable
-from ringsync.cql.natives import NATIVES
+from ringsync.cql.natives import DATE_EPOCH, NATIVES
 from ringsync.cql.text.natives import (
     FIRST_DAY,
     LAST_DAY,
     LAST_TIMESTAMP_MS,
-    Integers,
     chosen,
-    days_of,
-    float_digits,
     joined,
-    milliseconds_of,
     native_texts,
     replaced,
 )
@@ -32,7 +28,6 @@ from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, Tupl
 
 _BREAKS = r"[\x00-\x1f\x7f\x{85}\x{2028}\x{2029}]"
 """Characters that some readers take for the end of a line. CQL has no escape for them."""
-_DATE_EPOCH = 2**31
 _NAN = {"float": (np.uint32, 0x7FC00000), "double": (np.uint64, 0x7FF8000000000000)}
 """The bits of NaN in Java. Other bits are NaN, too."""
 
@@ -81,10 +76,10 @@ def _native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
     texts = native_texts(name, values)
     match name:
         case "date":
-            days = days_of(values)
-            return _if_usual((days >= FIRST_DAY) & (days <= LAST_DAY), texts, days.astype(np.int64) + _DATE_EPOCH)
+            days = integers(values)
+            return _if_usual((days >= FIRST_DAY) & (days <= LAST_DAY), texts, days + DATE_EPOCH)
         case "timestamp":
-            milliseconds = milliseconds_of(values)
+            milliseconds = integers(values) // 1000
             return _if_usual((milliseconds >= 0) & (milliseconds <= LAST_TIMESTAMP_MS), texts, milliseconds)
         case "duration":
             return pc.if_else(pc.equal(texts, ""), "0s", texts)
@@ -104,7 +99,7 @@ def _native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
 def _message_native(name: str, values: pa.Array, cells: Cells) -> pa.Array:
     if NATIVES[name].is_text:
         return _quoted_texts(values)
-    texts = float_digits(values)
+    texts = values.cast(pa.string())  # the shortest digits that give the same number
     texts = pc.if_else(pc.equal(texts, "-0"), "-0.0", texts)
     return _as_bytes(texts, name, np.flatnonzero(chosen(pc.invert(pc.is_finite(values)))), cells)
 
@@ -144,10 +139,6 @@ def _brackets(cql_type: CqlType) -> tuple[str, str]:
     return "[", "]"
 
 
-def _same(keys: pa.Array) -> pa.Array:
-    return keys
-
-
-CQL = TextForm(_native, _misfit, _brackets, printable, _same)
+CQL = TextForm(_native, _misfit, _brackets, printable)
 """Values as CQL literals."""
-_MESSAGE = TextForm(_message_native, _misfit, _brackets, printable, _same)
+_MESSAGE = TextForm(_message_native, _misfit, _brackets, printable)

@@ -12,10 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.compiled.arrow import Mask, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.cql.natives import NATIVES, Text
-
-Integers = npt.NDArray[np.int32 | np.int64]
 
 FIRST_DAY, LAST_DAY = -719162, 2932896
 """0001-01-01 and 9999-12-31, days since 1970."""
@@ -55,21 +53,6 @@ def chosen(condition: pa.Array) -> Mask:
     """Return the mask of a condition; null counts as false."""
     mask: Mask = pc.fill_null(condition, False).to_numpy(zero_copy_only=False)
     return mask
-
-
-def days_of(dates: pa.Array) -> Integers:
-    """Return days since 1970, with 0 for null."""
-    return _numbers(dates, np.int32)
-
-
-def milliseconds_of(timestamps: pa.Array) -> Integers:
-    """Return milliseconds since 1970, with 0 for null."""
-    return _numbers(timestamps, np.int64) // 1000
-
-
-def float_digits(values: pa.Array) -> pa.Array:
-    """Write the shortest digits that give the same number, in Arrow's notation."""
-    return pc.cast(values, pa.string())
 
 
 def timestamp_texts(milliseconds: Integers) -> list[str]:
@@ -115,7 +98,7 @@ def _printed(values: pa.Array) -> pa.Array:
 
 
 def _floats(values: pa.Array) -> pa.Array:
-    texts = float_digits(values)
+    texts = values.cast(pa.string())  # the shortest digits that give the same number
     rows = np.flatnonzero(chosen(pc.invert(pc.match_substring_regex(texts, _PLAIN_NUMBER))))
     return replaced(texts, rows, [_java_number(text) for text in texts.take(pa.array(rows)).to_pylist()])
 
@@ -130,26 +113,28 @@ def _blobs(values: pa.Array) -> pa.Array:
 
 
 def _dates(values: pa.Array) -> pa.Array:
-    days = days_of(values)
+    days = integers(values)
     usual = (days >= FIRST_DAY) & (days <= LAST_DAY)
     rows = np.flatnonzero(~usual)
     others = [
         f"{'-' if year < 0 else '+' if year > 9999 else ''}{abs(year):04}-{month:02}-{day:02}"
         for year, month, day in zip(*_civil(days[rows]), strict=True)
     ]
-    return replaced(pa.array(np.where(usual, days, 0)).view(pa.date32()).cast(pa.string()), rows, others)
+    return replaced(
+        pa.array(np.where(usual, days, 0).astype(np.int32)).view(pa.date32()).cast(pa.string()), rows, others
+    )
 
 
 def _times(values: pa.Array) -> pa.Array:
     texts = []
-    for value in _numbers(values, np.int64).tolist():
+    for value in integers(values).tolist():
         seconds, nanoseconds = divmod(value, _NS_PER_S)
         texts.append(f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{nanoseconds:09}")
     return pa.array(texts, pa.string())
 
 
 def _timestamps(values: pa.Array) -> pa.Array:
-    milliseconds = milliseconds_of(values)
+    milliseconds = integers(values) // 1000
     usual = (milliseconds >= FIRST_DAY * _MS_PER_DAY) & (milliseconds <= LAST_TIMESTAMP_MS)
     rows = np.flatnonzero(~usual)
     moments = pa.array(np.where(usual, milliseconds, 0)).view(pa.timestamp("ms"))
@@ -172,12 +157,6 @@ def _inet(text: str) -> str:
     if address.ipv4_mapped:
         return str(address.ipv4_mapped)
     return ":".join(f"{int(group, 16):x}" for group in address.exploded.split(":"))
-
-
-def _numbers(values: pa.Array, kind: type[np.int32] | type[np.int64]) -> Integers:
-    """Return the numbers of a fixed-length array, with 0 for null."""
-    numbers: Integers = np.frombuffer(values.buffers()[1], kind, len(values))
-    return np.where(valid_mask(values), numbers, kind(0)) if values.null_count else numbers
 
 
 def _civil(days: Integers) -> tuple[list[int], list[int], list[int]]:

@@ -34,7 +34,7 @@ class TextForm:
     misfit: Callable[[CqlType, bytes], str | None]
     brackets: Callable[[CqlType], tuple[str, str]]
     field: Callable[[str], str]
-    keys: Callable[[pa.Array], pa.Array]
+    keys: Callable[[pa.Array], pa.Array] = lambda texts: texts
 
 
 def value_texts(form: TextForm, cql_type: CqlType, cells: Cells) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -28,29 +29,23 @@ def decompressor(name: str) -> Callable[[memoryview, int], bytes]:
     simple = name.rpartition(".")[2]
     if simple not in _DECOMPRESSORS:
         raise ValueError(f"the compressor {name} is unknown; known are {', '.join(_DECOMPRESSORS)}")
-    return _checked(_DECOMPRESSORS[simple])
+    return partial(_checked, _DECOMPRESSORS[simple])
 
 
-def _checked(decompress: Callable[[memoryview, int], bytes]) -> Callable[[memoryview, int], bytes]:
-    def checked(block: memoryview, length: int) -> bytes:
-        if length == 0 and len(block) <= _MOST_FOR_NOTHING:
-            return b""
-        try:
-            content = decompress(block, length)
-        except (OSError, ValueError, MemoryError, zlib.error) as error:
-            raise BlockError(f"{len(block)} bytes do not decompress to {length}: {error}") from error
-        if len(content) != length:
-            raise BlockError(f"{len(block)} bytes decompress to {len(content)} bytes instead of {length}")
-        return content
-
-    return checked
+def _checked(decompress: Callable[[memoryview, int], bytes], block: memoryview, length: int) -> bytes:
+    if length == 0 and len(block) <= _MOST_FOR_NOTHING:
+        return b""
+    try:
+        content = decompress(block, length)
+    except (OSError, ValueError, MemoryError, zlib.error) as error:
+        raise BlockError(f"{len(block)} bytes do not decompress to {length}: {error}") from error
+    if len(content) != length:
+        raise BlockError(f"{len(block)} bytes decompress to {len(content)} bytes instead of {length}")
+    return content
 
 
-def _arrow(codec: str) -> Callable[[memoryview, int], bytes]:
-    def decompress(block: memoryview, length: int) -> bytes:
-        return bytes(pa.Codec(codec).decompress(block, decompressed_size=length, asbytes=True))
-
-    return decompress
+def _zstd(block: memoryview, length: int) -> bytes:
+    return bytes(pa.Codec("zstd").decompress(block, decompressed_size=length, asbytes=True))
 
 
 def _lz4(block: memoryview, length: int) -> bytes:
@@ -119,6 +114,6 @@ _DECOMPRESSORS: dict[str, Callable[[memoryview, int], bytes]] = {
     "LZ4Compressor": _lz4,
     "SnappyCompressor": _snappy,
     "DeflateCompressor": _deflate,
-    "ZstdCompressor": _arrow("zstd"),
+    "ZstdCompressor": _zstd,
     "NoopCompressor": _plain,
 }

@@ -17,6 +17,7 @@ CIPHER = "AES/CBC/PKCS5Padding"
 """Cassandra's default cipher."""
 _HEADER = 8
 """Bytes before a block: its encrypted length and its plain length."""
+_decompress = decompressor("LZ4Compressor")
 
 
 def decryptor(parameters: dict[str, Any], key_of: Callable[[str], bytes] | None) -> Callable[[memoryview, int], bytes]:
@@ -26,24 +27,17 @@ def decryptor(parameters: dict[str, Any], key_of: Callable[[str], bytes] | None)
     :param key_of: function from alias to AES key
     :raises ValueError: the key is missing, or the cipher is unknown
     """
-    cipher, alias = str(parameters["encCipher"]), str(parameters.get("encKeyAlias"))
-    if cipher != CIPHER:
-        raise ValueError(f"encrypted by {cipher}, which is not known; known is {CIPHER}")
+    name, alias = str(parameters["encCipher"]), str(parameters.get("encKeyAlias"))
+    if name != CIPHER:
+        raise ValueError(f"encrypted by {name}, which is not known; known is {CIPHER}")
     if key_of is None:
         raise ValueError(f"encrypted by the key {alias}, and no keystore or key was given")
     algorithm = algorithms.AES(key_of(alias))
     mode = modes.CBC(bytes.fromhex(str(parameters.get("encIV"))))
     mode.validate_for_algorithm(algorithm)
-    return _Decryptor(Cipher(algorithm, mode), alias).section
+    cipher = Cipher(algorithm, mode)
 
-
-class _Decryptor:
-    def __init__(self, cipher: Cipher[modes.CBC], alias: str) -> None:
-        self._cipher = cipher
-        self._alias = alias
-        self._decompress = decompressor("LZ4Compressor")
-
-    def section(self, content: memoryview, length: int) -> bytes:
+    def section(content: memoryview, length: int) -> bytes:
         """Decrypt and join all blocks of a section, because a mutation may begin in one block and end in the next."""
         parts = []
         position = 0
@@ -53,23 +47,26 @@ class _Decryptor:
             position += _HEADER
             if len(header) < _HEADER or not 0 <= encrypted <= len(content) - position:
                 raise BlockError(f"an encrypted block claims {encrypted} bytes and is cut off")
-            parts.append(self._block(content[position : position + encrypted], plain))
+            parts.append(_block(cipher, alias, content[position : position + encrypted], plain))
             position += encrypted
         records = b"".join(parts)
         if len(records) != length:
             raise BlockError(f"{len(parts)} encrypted blocks hold {len(records)} bytes instead of {length}")
         return records
 
-    def _block(self, encrypted: memoryview, plain: int) -> bytes:
-        decryptor, unpadder = self._cipher.decryptor(), PKCS7(128).unpadder()
-        try:
-            padded = decryptor.update(encrypted) + decryptor.finalize()
-            block = unpadder.update(padded) + unpadder.finalize()
-        except ValueError as error:
-            raise BlockError(
-                f"{len(encrypted)} bytes cannot be decrypted: they are damaged, or the key given for {self._alias} is "
-                "not the one that encrypted them"
-            ) from error
-        if len(block) != plain or plain < 4:
-            raise BlockError(f"an encrypted block has {len(block)} bytes instead of {plain}")
-        return self._decompress(memoryview(block)[4:], int.from_bytes(block[:4], "big", signed=True))
+    return section
+
+
+def _block(cipher: Cipher[modes.CBC], alias: str, encrypted: memoryview, plain: int) -> bytes:
+    decryptor, unpadder = cipher.decryptor(), PKCS7(128).unpadder()
+    try:
+        padded = decryptor.update(encrypted) + decryptor.finalize()
+        block = unpadder.update(padded) + unpadder.finalize()
+    except ValueError as error:
+        raise BlockError(
+            f"{len(encrypted)} bytes cannot be decrypted: they are damaged, or the key given for {alias} is not the "
+            "one that encrypted them"
+        ) from error
+    if len(block) != plain or plain < 4:
+        raise BlockError(f"an encrypted block has {len(block)} bytes instead of {plain}")
+    return _decompress(memoryview(block)[4:], int.from_bytes(block[:4], "big", signed=True))

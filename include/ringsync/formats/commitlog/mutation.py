@@ -44,7 +44,7 @@ def decode_records(
     base = load64_native(s + at.BASE)
     for record in range(first, last):
         for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
-            store64(s + cursor + 64, load64_native(s + cursor))
+            store64(s + cursor + at.CURSOR_BYTES, load64_native(s + cursor))
         p = base + load64_native(offsets + 8 * record)
         store64(s + at.POSITION, load64_native(positions + 8 * record))
         outcome = _decode_mutation(s, p, p + load64_native(sizes + 8 * record))
@@ -64,10 +64,10 @@ def decode_records(
 def _undo(s: int) -> None:
     """Forget the output of the record so far."""
     has_path = load64_native(s + at.CELL_HAS_PATH)
-    for cell in range(load64_native(s + at.SAVED + at.CELLS - at.CURSORS[0]), load64_native(s + at.CELLS) + 1):
+    for cell in range(load64_native(s + at.CELLS + at.CURSOR_BYTES), load64_native(s + at.CELLS) + 1):
         store8(has_path + cell, 0)
     for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
-        store64(s + cursor, load64_native(s + cursor + 64))
+        store64(s + cursor, load64_native(s + cursor + at.CURSOR_BYTES))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ringsync.changes.columns import LoggedTables
 from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, TOMBSTONE
+from ringsync.compiled.arrow import Mask, bitmap
 from ringsync.compiled.memory import address
 from ringsync.cql.cells import Cells, cells_of_values, raw_values
 from ringsync.formats.commitlog import state as at
@@ -165,49 +166,50 @@ def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch
     """
     rows, cells, deletions = (output.count(cursor) for cursor in (at.ROWS, at.CELLS, at.COMPLEX))
     arrays = output.arrays
-    liveness, deletion, kinds = arrays["row_liveness"][:rows], arrays["row_deletion"][:rows], arrays["row_kind"][:rows]
-    cell_kinds = arrays["cell_kind"][:cells]
+    liveness, deletion, kinds = (arrays[name][:rows] for name in (at.ROW_LIVENESS, at.ROW_DELETION, at.ROW_KIND))
+    cell_kinds = arrays[at.CELL_KIND][:cells]
 
-    def numbers(name: str, count: int, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    def numbers(name: int, count: int, valid: Mask | None = None) -> pa.Array:
         kind = pa.from_numpy_dtype(arrays[name].dtype)
         return _array(kind, count, valid, [pa.py_buffer(arrays[name])])
 
-    def binary(ends: str, data: str, count: int, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    def binary(ends: int, data: int, count: int, valid: Mask | None = None) -> pa.Array:
         return _array(pa.binary(), count, valid, [pa.py_buffer(arrays[ends]), pa.py_buffer(arrays[data])])
 
     cell = [
-        numbers("cell_column", cells),
-        binary("path_ends", "paths", cells, arrays["cell_has_path"][:cells] > 0),
-        binary("value_ends", "values", cells, cell_kinds != TOMBSTONE),
-        numbers("cell_timestamp", cells),
-        numbers("cell_ttl", cells, cell_kinds == EXPIRING),
-        numbers("cell_local", cells, cell_kinds >= EXPIRING),
-        numbers("cell_kind", cells),
+        numbers(at.CELL_COLUMN, cells),
+        binary(at.PATH_ENDS, at.PATHS, cells, arrays[at.CELL_HAS_PATH][:cells] > 0),
+        binary(at.VALUE_ENDS, at.VALUES, cells, cell_kinds != TOMBSTONE),
+        numbers(at.CELL_TIMESTAMP, cells),
+        numbers(at.CELL_TTL, cells, cell_kinds == EXPIRING),
+        numbers(at.CELL_LOCAL, cells, cell_kinds >= EXPIRING),
+        numbers(at.CELL_KIND, cells),
     ]
-    complex_deletion = [numbers(f"complex_{name}", deletions) for name in ("column", "timestamp", "local")]
+    of_complex = (at.COMPLEX_COLUMN, at.COMPLEX_TIMESTAMP, at.COMPLEX_LOCAL)
+    complex_deletion = [numbers(name, deletions) for name in of_complex]
     expiring = liveness == 2
     row_liveness = [
-        numbers("row_liveness_timestamp", rows),
-        numbers("row_liveness_ttl", rows, expiring),
-        numbers("row_liveness_expires", rows, expiring),
+        numbers(at.ROW_LIVENESS_TIMESTAMP, rows),
+        numbers(at.ROW_LIVENESS_TTL, rows, expiring),
+        numbers(at.ROW_LIVENESS_EXPIRES, rows, expiring),
     ]
-    row_deletion = [numbers("row_deletion_timestamp", rows), numbers("row_deletion_local", rows)]
+    row_deletion = [numbers(at.ROW_DELETION_TIMESTAMP, rows), numbers(at.ROW_DELETION_LOCAL, rows)]
     columns = [
-        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays["row_table_id"])], 0),
+        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays[at.ROW_TABLE_ID])], 0),
         versions.slice(0, rows),
-        numbers("row_token", rows),
-        binary("key_ends", "keys", rows),
-        numbers("row_kind", rows),
-        binary("clustering_ends", "clusterings", rows, (kinds == 0) | (kinds == 3)),
-        binary("range_ends", "ranges", rows, kinds == 3),
-        numbers("row_write_time", rows),
+        numbers(at.ROW_TOKEN, rows),
+        binary(at.KEY_ENDS, at.KEYS, rows),
+        numbers(at.ROW_KIND, rows),
+        binary(at.CLUSTERING_ENDS, at.CLUSTERINGS, rows, (kinds == 0) | (kinds == 3)),
+        binary(at.RANGE_ENDS, at.RANGES, rows, kinds == 3),
+        numbers(at.ROW_WRITE_TIME, rows),
         _array(LIVENESS, rows, liveness > 0, [], row_liveness),
         _array(DELETION, rows, deletion > 0, [], row_deletion),
-        _list(CELL, rows, arrays["row_cells"], cells, cell),
-        _list(COMPLEX_DELETION, rows, arrays["row_complex"], deletions, complex_deletion),
-        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays["row_digest"])], 0),
+        _list(CELL, rows, arrays[at.ROW_CELLS], cells, cell),
+        _list(COMPLEX_DELETION, rows, arrays[at.ROW_COMPLEX], deletions, complex_deletion),
+        pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays[at.ROW_DIGEST])], 0),
         files.slice(0, rows),
-        numbers("row_position", rows),
+        numbers(at.ROW_POSITION, rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=CHANGE_ROWS)
 
@@ -215,13 +217,13 @@ def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch
 def _array(
     kind: pa.DataType,
     count: int,
-    valid: npt.NDArray[np.bool_] | None,
+    valid: Mask | None,
     buffers: list[pa.Buffer],
     children: list[pa.Array] | None = None,
 ) -> pa.Array:
     nulls = 0 if valid is None else count - int(np.count_nonzero(valid))
-    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if valid is not None and nulls else None
-    return pa.Array.from_buffers(kind, count, [bitmap, *buffers], nulls, children=children)
+    validity = bitmap(valid) if valid is not None and nulls else None
+    return pa.Array.from_buffers(kind, count, [validity, *buffers], nulls, children=children)
 
 
 def _list(kind: pa.DataType, rows: int, starts: npt.NDArray[Any], count: int, fields: list[pa.Array]) -> pa.Array:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from ringsync.compiled.arrow import Integers, Mask
 from ringsync.compiled.crc32 import CRC_TABLES, crc32_continue
 from ringsync.compiled.memory import KERNEL, address, load8, load32, load64_native, store8, store64
 from ringsync.formats.commitlog.segment import Damage, Section
@@ -40,10 +41,10 @@ class Records:
     :ivar sound: bool, whether the mutation's checksum is right
     """
 
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    sound: npt.NDArray[np.bool_]
+    offsets: Integers
+    sizes: Integers
+    positions: Integers
+    sound: Mask
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -62,7 +63,7 @@ class Records:
         last = int(np.searchsorted(self.positions, position, side="right"))
         return Records(self.offsets[:last], self.sizes[:last], self.positions[:last], self.sound[:last])
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Records:
+    def only(self, chosen: Mask) -> Records:
         """Keep the records for which the mask is true."""
         if chosen.all():
             return self

@@ -27,7 +27,6 @@ from ringsync.compiled.memory import (
 )
 from ringsync.formats.commitlog import state as at
 from ringsync.formats.commitlog.state import FULL, LAST_CODE, MALFORMED
-from ringsync.formats.commitlog.subsets import read_subset
 
 _NO_TIMESTAMP = -(2**63)
 """Timestamp of a deletion that deletes nothing; Cassandra writes it where the format needs a deletion."""
@@ -43,18 +42,23 @@ _FEW_COLUMNS = 64
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
+def _room(s: int, cursor: int) -> int:
+    """Return how much is left of the capacity that belongs to a cursor."""
+    return load64_native(s + cursor - at.CURSOR_BYTES) - load64_native(s + cursor)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _fits(s: int, q: int, size: int) -> bool:
     """Tell whether ``size`` bytes fit into the scratch from ``q`` on."""
     return size <= load64_native(s + at.SCRATCH_END) - q
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _read_deletion(s: int, p: int) -> tuple[int, int, int]:
-    """Read timestamp (µs) and local deletion time (s). Return them and the address after them."""
-    timestamp, p = load_unsigned_vint(p)
+def _read_times(s: int, p: int, least: int) -> tuple[int, int, int]:
+    """Read a timestamp (µs) or TTL (s), written as its distance from ``least``, and a local time (s); and the end."""
+    value, p = load_unsigned_vint(p)
     local, p = load_unsigned_vint(p)
-    timestamp += load64_native(s + at.MIN_TIMESTAMP)
-    return timestamp, (local + load64_native(s + at.MIN_LOCAL)) & _SECONDS, p
+    return value + load64_native(s + least), (local + load64_native(s + at.MIN_LOCAL)) & _SECONDS, p
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -66,7 +70,7 @@ def _saw(s: int, timestamp: int) -> None:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def decode_partition_deletion(s: int, p: int, end: int) -> int:
     """Decode the deletion of the whole partition."""
-    timestamp, local, p = _read_deletion(s, p)
+    timestamp, local, p = _read_times(s, p, at.MIN_TIMESTAMP)
     if p > end:
         return MALFORMED
     if timestamp == _NO_TIMESTAMP:
@@ -102,12 +106,12 @@ def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
         timestamp += load64_native(s + at.MIN_TIMESTAMP)
         has = 1
         if flags & _HAS_TTL:
-            ttl, expires, p = _read_expiry(s, p)
+            ttl, expires, p = _read_times(s, p, at.MIN_TTL)
             has = 2
     q = _put_liveness(s, q, has, timestamp, ttl, expires)
     timestamp = local = 0
     if flags & _HAS_DELETION:
-        timestamp, local, p = _read_deletion(s, p)
+        timestamp, local, p = _read_times(s, p, at.MIN_TIMESTAMP)
     if p > end:
         return MALFORMED
     q = _put_deletion(s, q, (flags & _HAS_DELETION) >> 4, timestamp, local)
@@ -115,15 +119,6 @@ def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
     if p <= LAST_CODE:
         return p
     return _end_row(s, p, q, kind, clustering_end, 0) if p <= end else MALFORMED
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _read_expiry(s: int, p: int) -> tuple[int, int, int]:
-    """Read TTL (s) and local expiration time (s) of a row. Return them and the address after them."""
-    ttl, p = load_unsigned_vint(p)
-    local, p = load_unsigned_vint(p)
-    ttl += load64_native(s + at.MIN_TTL)
-    return ttl, (local + load64_native(s + at.MIN_LOCAL)) & _SECONDS, p
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -215,7 +210,7 @@ def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple
         missing, p = load_unsigned_vint(p)
         if missing != 0 and count >= _FEW_COLUMNS:
             few = False
-            p = read_subset(s, p, end, count, missing)
+            p = _read_subset(s, p, end, count, missing)
             if p <= LAST_CODE:
                 return p, q
     subset = load64_native(s + at.SUBSET)
@@ -233,20 +228,52 @@ def _decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple
         if p <= LAST_CODE:
             return p, q
     store32(count_at, load64_native(s + at.CELLS) - load64_native(s + at.FIRST_CELL))
-    deletions = load64_native(s + at.COMPLEX) - load64_native(s + at.FIRST_COMPLEX)
-    if not _fits(s, q, 24 * deletions + PADDING):
+    first, last = load64_native(s + at.FIRST_COMPLEX), load64_native(s + at.COMPLEX)
+    if not _fits(s, q, 24 * (last - first) + PADDING):
         return FULL, q
-    return p, _put_complex_deletions(s, q)
+    store32(q, last - first)
+    q += 4
+    for place in range(first, last):
+        store64(q, load64_native(load64_native(s + at.COMPLEX_HASH) + 8 * place))
+        store64(q + 8, load64_native(load64_native(s + at.COMPLEX_TIMESTAMP) + 8 * place))
+        store64(q + 16, load64_native(load64_native(s + at.COMPLEX_LOCAL) + 8 * place))
+        q += 24
+    return p, q
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _read_subset(s: int, p: int, end: int, count: int, missing: int) -> int:
+    """Read which of 64 or more columns a row has, as one byte per column.
+
+    See docs/formats.md, 2.3; C: Columns.deserializeLargeSubset.
+    """
+    if missing < 0 or missing > count:
+        return MALFORMED
+    listed = count - missing
+    present = 1
+    if listed >= count // 2:
+        listed, present = missing, 0
+    subset = load64_native(s + at.SUBSET)
+    for place in range(count):
+        store8(subset + place, 1 - present)
+    for _ in range(listed):
+        if p >= end:
+            return MALFORMED
+        place, p = load_unsigned_vint(p)
+        if place < 0 or place >= count:
+            return MALFORMED
+        store8(subset + place, present)
+    return p
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _decode_complex(s: int, p: int, end: int, q: int, column: int, flags: int) -> tuple[int, int]:
     """Decode a multi-cell column: its deletion, if the row's flags announce deletions, and its cells."""
     if flags & _HAS_COMPLEX_DELETION:
-        timestamp, local, p = _read_deletion(s, p)
+        timestamp, local, p = _read_times(s, p, at.MIN_TIMESTAMP)
         if timestamp != _NO_TIMESTAMP:
             place = load64_native(s + at.COMPLEX)
-            if place >= load64_native(s + at.ROOM_COMPLEX):
+            if _room(s, at.COMPLEX) == 0:
                 return FULL, q
             store32(load64_native(s + at.COMPLEX_COLUMN) + 4 * place, load64_native(column + at.COLUMN_NUMBER))
             store64(load64_native(s + at.COMPLEX_HASH) + 8 * place, load64_native(column + at.COLUMN_HASH))
@@ -262,19 +289,6 @@ def _decode_complex(s: int, p: int, end: int, q: int, column: int, flags: int) -
         if p <= LAST_CODE:
             break
     return p, q
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _put_complex_deletions(s: int, q: int) -> int:
-    first, last = load64_native(s + at.FIRST_COMPLEX), load64_native(s + at.COMPLEX)
-    store32(q, last - first)
-    q += 4
-    for place in range(first, last):
-        store64(q, load64_native(load64_native(s + at.COMPLEX_HASH) + 8 * place))
-        store64(q + 8, load64_native(load64_native(s + at.COMPLEX_TIMESTAMP) + 8 * place))
-        store64(q + 16, load64_native(load64_native(s + at.COMPLEX_LOCAL) + 8 * place))
-        q += 24
-    return q
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -297,7 +311,7 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
         kind = TOMBSTONE if flags & _IS_DELETED else EXPIRING
         ttl, local, p = _read_cell_expiry(s, p, flags)
     cell = load64_native(s + at.CELLS)
-    if cell >= load64_native(s + at.ROOM_CELLS):
+    if _room(s, at.CELLS) == 0:
         return FULL, q
     store64(q, load64_native(column + at.COLUMN_HASH))
     q += 8
@@ -410,7 +424,7 @@ def decode_marker(s: int, p: int, end: int) -> int:
     begins = kind not in (_EXCLUSIVE_END, _INCLUSIVE_END)
     if ends == (load64_native(s + at.OPEN) == 0):
         return MALFORMED
-    timestamp, local, p = _read_deletion(s, p)
+    timestamp, local, p = _read_times(s, p, at.MIN_TIMESTAMP)
     if ends:
         inclusive = kind in (_INCLUSIVE_END, _INCLUSIVE_END_EXCLUSIVE_START)
         outcome = _put_range(s, end, bound, size, inclusive, timestamp, local)
@@ -419,7 +433,7 @@ def decode_marker(s: int, p: int, end: int) -> int:
         store64(s + at.OPEN, 0)
     if begins:
         if ends:
-            timestamp, local, p = _read_deletion(s, p)
+            timestamp, local, p = _read_times(s, p, at.MIN_TIMESTAMP)
         store64(s + at.OPEN, bound)
         store64(s + at.OPEN_SIZE, size)
         store64(s + at.OPEN_INCLUSIVE, kind in (_INCLUSIVE_START, _EXCLUSIVE_END_INCLUSIVE_START))
@@ -460,10 +474,10 @@ def _end_row(s: int, p: int, q: int, kind: int, clustering_end: int, range_end: 
     key_length = load64_native(s + at.KEY_LENGTH)
     # One row always stays free, because a row's fields are written before this check.
     if (
-        row + 1 >= load64_native(s + at.ROOM_ROWS)
-        or key_length > load64_native(s + at.ROOM_KEY_BYTES) - load64_native(s + at.KEY_BYTES)
-        or clustering > load64_native(s + at.ROOM_CLUSTERING_BYTES) - load64_native(s + at.CLUSTERING_BYTES)
-        or bound > load64_native(s + at.ROOM_RANGE_BYTES) - load64_native(s + at.RANGE_BYTES)
+        _room(s, at.ROWS) <= 1
+        or key_length > _room(s, at.KEY_BYTES)
+        or clustering > _room(s, at.CLUSTERING_BYTES)
+        or bound > _room(s, at.RANGE_BYTES)
     ):
         return FULL
     _append_only(s, at.KEYS, at.KEY_BYTES, load64_native(s + at.KEY), key_length)

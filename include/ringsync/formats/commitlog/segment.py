@@ -256,8 +256,6 @@ class _Walk:
     def __init__(self, view: memoryview, descriptor: Descriptor, wanted: Wanted, is_packed: bool) -> None:
         self._view = view
         self._descriptor = descriptor
-        self._until = wanted.until
-        self._completed_at = wanted.completed_at
         self._wanted = wanted
         self._is_packed = is_packed
         self._is_own = True
@@ -268,7 +266,7 @@ class _Walk:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         size = len(self._view)
         marker = self._descriptor.size
-        while self._until is None or self.position < self._until:
+        while self._wanted.until is None or self.position < self._wanted.until:
             end, checksum = _MARKER.unpack_from(self._view, marker) if size - marker >= _MARKER.size else (0, 0)
             self._is_own = self._wanted.has(marker)
             if end == 0 and checksum == 0:
@@ -299,10 +297,10 @@ class _Walk:
     def lose_section(self, start: int, end: int, reason: str) -> None:
         """Skip a section that cannot be unpacked. Stop if it is unknown what was synced after it."""
         reason = f"the section in bytes {start} to {end} of the file cannot be unpacked: {reason}"
-        if self._until is not None:
+        if self._wanted.until is not None:
             # The section's length is untrusted, too. So it is unknown which later bytes were synced.
             self._stop(end - start, reason)
-            self.position = self._until
+            self.position = self._wanted.until
             return
         length = _said_length(self._view[start:end])
         self.damages.append(Damage(self.position, length if length > 0 else end - start, reason))
@@ -317,20 +315,20 @@ class _Walk:
 
         :param length: bytes of the file after the position; the index may tell that there were more
         """
-        if self._until is not None:
-            length = self._until - self.position
-        elif self._completed_at is not None:
-            length = max(length, self._completed_at - self.position)
+        if self._wanted.until is not None:
+            length = self._wanted.until - self.position
+        elif self._wanted.completed_at is not None:
+            length = max(length, self._wanted.completed_at - self.position)
         if length > 0 and self._is_own:
             self.damages.append(Damage(self.position, length, f"{reason}; nothing behind it can be read"))
 
     def _check_rest(self, marker: int) -> None:
         """Check that only zeros follow the last section: Cassandra fills a new segment with them."""
         rest = np.frombuffer(self._view[marker:], np.uint8)
-        synced = self._until
+        synced = self._wanted.until
         # After a crash Cassandra writes the size of the file into the index, even if less was synced.
-        if self._completed_at is not None and self._completed_at != len(self._view):
-            synced = self._completed_at
+        if self._wanted.completed_at not in (None, len(self._view)):
+            synced = self._wanted.completed_at
         if synced is not None and self.position < synced:
             reason = f"the last section ends at position {self.position}, but by its index the segment reaches {synced}"
             self._stop(synced - self.position, f"{reason}: it was cut off or overwritten")

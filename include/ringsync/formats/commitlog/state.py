@@ -16,116 +16,63 @@ import numpy.typing as npt
 
 from ringsync.changes.columns import COLUMN_WORDS, TABLE_WORDS, LoggedTables
 from ringsync.changes.digest import DIGEST_BYTES
-from ringsync.compiled.arrow import pooled
+from ringsync.compiled.arrow import Integers, pooled
 from ringsync.compiled.memory import PADDING, address
 
-COLUMNS: tuple[tuple[str, str, type[np.generic], int], ...] = (
-    ("row_table_id", "rows", np.uint8, 16),
-    ("row_kind", "rows", np.int8, 1),
-    ("row_token", "rows", np.int64, 1),
-    ("row_position", "rows", np.int64, 1),
-    ("row_write_time", "rows", np.int64, 1),
-    ("row_liveness", "rows", np.int8, 1),
-    ("row_liveness_timestamp", "rows", np.int64, 1),
-    ("row_liveness_ttl", "rows", np.int32, 1),
-    ("row_liveness_expires", "rows", np.int64, 1),
-    ("row_deletion", "rows", np.int8, 1),
-    ("row_deletion_timestamp", "rows", np.int64, 1),
-    ("row_deletion_local", "rows", np.int64, 1),
-    ("row_digest", "rows", np.uint8, DIGEST_BYTES),
-    ("key_ends", "rows", np.int32, 1),
-    ("clustering_ends", "rows", np.int32, 1),
-    ("range_ends", "rows", np.int32, 1),
-    ("row_cells", "rows", np.int32, 1),
-    ("row_complex", "rows", np.int32, 1),
-    ("cell_column", "cells", np.int32, 1),
-    ("cell_has_path", "cells", np.uint8, 1),
-    ("cell_timestamp", "cells", np.int64, 1),
-    ("cell_ttl", "cells", np.int32, 1),
-    ("cell_local", "cells", np.int64, 1),
-    ("cell_kind", "cells", np.int8, 1),
-    ("path_ends", "cells", np.int32, 1),
-    ("value_ends", "cells", np.int32, 1),
-    ("complex_column", "complex", np.int32, 1),
-    ("complex_hash", "complex", np.int64, 1),
-    ("complex_timestamp", "complex", np.int64, 1),
-    ("complex_local", "complex", np.int64, 1),
-    ("keys", "key_bytes", np.uint8, 1),
-    ("clusterings", "clustering_bytes", np.uint8, 1),
-    ("ranges", "range_bytes", np.uint8, 1),
-    ("paths", "path_bytes", np.uint8, 1),
-    ("values", "value_bytes", np.uint8, 1),
-    ("scratch", "scratch_bytes", np.uint8, 1),
-)
-"""Arrays that the kernels write: name, capacity that gives the length, type of an entry, entries per unit. Those named
-``…_ends``, ``row_cells`` and ``row_complex`` have one entry more, because they are Arrow's offsets. Nulls (such as
-``cell_ttl`` of a cell without TTL) are not written."""
+COLUMNS: list[tuple[str, type[np.generic], int]] = []
+"""Arrays that the kernels write: attribute of :class:`Capacity` that gives the length, type of an entry, entries per
+unit."""
 
-CAPACITIES = (
-    "rows",
-    "cells",
-    "complex",
-    "key_bytes",
-    "clustering_bytes",
-    "range_bytes",
-    "path_bytes",
-    "value_bytes",
-    "scratch_bytes",
-)
-"""Names of the capacities. The kernels' cursors have the same names; the scratch has no cursor."""
 
-(
-    ROW_TABLE_ID,
-    ROW_KIND,
-    ROW_TOKEN,
-    ROW_POSITION,
-    ROW_WRITE_TIME,
-    ROW_LIVENESS,
-    ROW_LIVENESS_TIMESTAMP,
-    ROW_LIVENESS_TTL,
-    ROW_LIVENESS_EXPIRES,
-    ROW_DELETION,
-    ROW_DELETION_TIMESTAMP,
-    ROW_DELETION_LOCAL,
-    ROW_DIGEST,
-    KEY_ENDS,
-    CLUSTERING_ENDS,
-    RANGE_ENDS,
-    ROW_CELLS,
-    ROW_COMPLEX,
-    CELL_COLUMN,
-    CELL_HAS_PATH,
-    CELL_TIMESTAMP,
-    CELL_TTL,
-    CELL_LOCAL,
-    CELL_KIND,
-    PATH_ENDS,
-    VALUE_ENDS,
-    COMPLEX_COLUMN,
-    COMPLEX_HASH,
-    COMPLEX_TIMESTAMP,
-    COMPLEX_LOCAL,
-    KEYS,
-    CLUSTERINGS,
-    RANGES,
-    PATHS,
-    VALUES,
-    SCRATCH,
-) = range(0, 8 * len(COLUMNS), 8)
+def _array(room: str, kind: type[np.generic], entries: int = 1) -> int:
+    """Declare an array. Return the byte offset of its address in the state."""
+    COLUMNS.append((room, kind, entries))
+    return 8 * (len(COLUMNS) - 1)
+
+
+ROW_TABLE_ID = _array("rows", np.uint8, 16)
+ROW_KIND = _array("rows", np.int8)
+ROW_TOKEN = _array("rows", np.int64)
+ROW_POSITION = _array("rows", np.int64)
+ROW_WRITE_TIME = _array("rows", np.int64)
+ROW_LIVENESS = _array("rows", np.int8)
+ROW_LIVENESS_TIMESTAMP = _array("rows", np.int64)
+ROW_LIVENESS_TTL = _array("rows", np.int32)
+ROW_LIVENESS_EXPIRES = _array("rows", np.int64)
+ROW_DELETION = _array("rows", np.int8)
+ROW_DELETION_TIMESTAMP = _array("rows", np.int64)
+ROW_DELETION_LOCAL = _array("rows", np.int64)
+ROW_DIGEST = _array("rows", np.uint8, DIGEST_BYTES)
+KEY_ENDS = _array("rows", np.int32)
+CLUSTERING_ENDS = _array("rows", np.int32)
+RANGE_ENDS = _array("rows", np.int32)
+ROW_CELLS = _array("rows", np.int32)
+ROW_COMPLEX = _array("rows", np.int32)
+CELL_COLUMN = _array("cells", np.int32)
+CELL_HAS_PATH = _array("cells", np.uint8)
+CELL_TIMESTAMP = _array("cells", np.int64)
+CELL_TTL = _array("cells", np.int32)
+CELL_LOCAL = _array("cells", np.int64)
+CELL_KIND = _array("cells", np.int8)
+PATH_ENDS = _array("cells", np.int32)
+VALUE_ENDS = _array("cells", np.int32)
+COMPLEX_COLUMN = _array("complex", np.int32)
+COMPLEX_HASH = _array("complex", np.int64)
+COMPLEX_TIMESTAMP = _array("complex", np.int64)
+COMPLEX_LOCAL = _array("complex", np.int64)
+KEYS = _array("bytes", np.uint8)
+CLUSTERINGS = _array("bytes", np.uint8)
+RANGES = _array("bytes", np.uint8)
+PATHS = _array("bytes", np.uint8)
+VALUES = _array("bytes", np.uint8)
+SCRATCH = _array("scratch_bytes", np.uint8)
+_ARROW_OFFSETS = (KEY_ENDS, CLUSTERING_ENDS, RANGE_ENDS, ROW_CELLS, ROW_COMPLEX, PATH_ENDS, VALUE_ENDS)
+"""Arrays with one entry more. Nulls (such as ``CELL_TTL`` of a cell without TTL) are not written to any array."""
+
 _FIRST_ROOM = 8 * len(COLUMNS)
-(
-    ROOM_ROWS,
-    ROOM_CELLS,
-    ROOM_COMPLEX,
-    ROOM_KEY_BYTES,
-    ROOM_CLUSTERING_BYTES,
-    ROOM_RANGE_BYTES,
-    ROOM_PATH_BYTES,
-    ROOM_VALUE_BYTES,
-    ROOM_SCRATCH,
-) = range(_FIRST_ROOM, _FIRST_ROOM + 8 * len(CAPACITIES), 8)
-_FIRST_CURSOR = _FIRST_ROOM + 8 * len(CAPACITIES)
-CURSORS = (_FIRST_CURSOR, _FIRST_CURSOR + 64)
+CURSOR_BYTES = 64
+"""Bytes of the cursors. Their capacities stand before them, their values at the start of the record behind them."""
+CURSORS = (_FIRST_ROOM + CURSOR_BYTES, _FIRST_ROOM + 2 * CURSOR_BYTES)
 (
     ROWS,
     CELLS,
@@ -136,9 +83,7 @@ CURSORS = (_FIRST_CURSOR, _FIRST_CURSOR + 64)
     PATH_BYTES,
     VALUE_BYTES,
 ) = range(*CURSORS, 8)
-SAVED = CURSORS[1]
-"""A copy of the cursors from the start of the record."""
-_FIRST_INPUT = SAVED + 64
+_FIRST_INPUT = CURSORS[1] + CURSOR_BYTES
 (
     BASE,
     DIRECTORY,
@@ -211,24 +156,23 @@ class Capacity:
         """Return twice the room, for a record that does not fit."""
         return Capacity(2 * self.rows, 2 * self.cells, 2 * self.complex, 2 * self.bytes)
 
-    def of(self, name: str) -> int:
-        """Return the capacity with a name of ``CAPACITIES``."""
-        several = {"rows": self.rows, "cells": self.cells, "complex": self.complex}
-        return several.get(name, self.bytes + (_HEAD if name == "scratch_bytes" else 0))
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the scratch."""
+        return self.bytes + _HEAD
 
 
-_STARTS = [name for name, *_ in COLUMNS if name.endswith("_ends") or name in ("row_cells", "row_complex")]
 _LINE = 64
 
 
 @cache
-def _layout(capacity: Capacity) -> tuple[list[tuple[str, int, int, type[np.generic]]], int]:
-    """Place the arrays in one block of memory. Return name, first byte, bytes, type of each, and the block's size."""
+def _layout(capacity: Capacity) -> tuple[list[tuple[int, int, type[np.generic]]], int]:
+    """Place the arrays in one block of memory. Return first byte, bytes and type of each, and the block's size."""
     places = []
     place = 0
-    for name, room, kind, entries in COLUMNS:
-        length = (capacity.of(room) * entries + PADDING) * np.dtype(kind).itemsize
-        places.append((name, place, length, kind))
+    for room, kind, entries in COLUMNS:
+        length = (getattr(capacity, room) * entries + PADDING) * np.dtype(kind).itemsize
+        places.append((place, length, kind))
         # An odd number of cache lines, so that equal places of arrays do not share the same few sets of a cache.
         place += (-(-length // _LINE) | 1) * _LINE
     return places, place
@@ -239,12 +183,12 @@ class Output:
     """The kernels' state and the arrays that they fill.
 
     :ivar state: int64[WORDS]
-    :ivar arrays: arrays by the names of ``COLUMNS``
+    :ivar arrays: arrays by the byte offsets of their addresses in the state: ``ROW_TABLE_ID`` …
     :ivar kept: arrays that ``state`` points to
     """
 
-    state: npt.NDArray[np.int64]
-    arrays: dict[str, npt.NDArray[Any]] = field(repr=False)
+    state: Integers
+    arrays: dict[int, npt.NDArray[Any]] = field(repr=False)
     kept: tuple[npt.NDArray[Any], ...] = field(repr=False)
 
     @classmethod
@@ -258,15 +202,16 @@ class Output:
         state = np.zeros(WORDS, np.int64)
         state[: len(COLUMNS)] = address(block)
         arrays = {}
-        for word, (name, place, length, kind) in enumerate(places):
-            arrays[name] = block[place : place + length].view(kind)
+        for word, (place, length, kind) in enumerate(places):
+            arrays[8 * word] = block[place : place + length].view(kind)
             state[word] += place
-        for name in _STARTS:
-            arrays[name][0] = 0
+        for starts in _ARROW_OFFSETS:
+            arrays[starts][0] = 0
         # The kernels store only ones.
-        arrays["cell_has_path"].fill(0)
-        state[_FIRST_ROOM // 8 : _FIRST_CURSOR // 8] = [capacity.of(name) for name in CAPACITIES]
-        state[SCRATCH_END // 8] = state[SCRATCH // 8] + capacity.of("scratch_bytes") - HEAD_ROOM
+        arrays[CELL_HAS_PATH].fill(0)
+        rooms = [capacity.rows, capacity.cells, capacity.complex, *5 * [capacity.bytes]]
+        state[_FIRST_ROOM // 8 : CURSORS[0] // 8] = rooms
+        state[SCRATCH_END // 8] = state[SCRATCH // 8] + capacity.scratch_bytes - HEAD_ROOM
         most = tables.most_columns
         kept = (np.zeros((2, most + 1), np.int64), np.zeros(most + 1, np.uint8), np.zeros(2, np.int64))
         maps, subset, unknown = kept

@@ -104,13 +104,12 @@ class _Stream:
     def _object(self) -> dict[str, Any]:
         kind: _Class | None = self.content()
         values: dict[str, Any] = self._remember({})
-        kinds = []
+        fields: list[tuple[str, str]] = []
         while kind is not None:
-            kinds.append(kind)
+            fields = kind.fields + fields
             kind = kind.parent
-        for each_class in reversed(kinds):
-            for code, name in each_class.fields:
-                values[name] = self._primitive(code) if code in _PRIMITIVES else self.content()
+        for code, name in fields:
+            values[name] = self._primitive(code) if code in _PRIMITIVES else self.content()
         return values
 
     def _primitive(self, code: str) -> Any:
@@ -121,7 +120,5 @@ class _Stream:
         kind: _Class = self.content()
         if kind.name != "[B":
             raise ValueError(f"an array of {kind.name} in a Java object")
-        place = len(self._handles)
-        self._remember(b"")
-        self._handles[place] = self._reader.take(self._reader.int32())
-        return bytes(self._handles[place])
+        content: bytes = self._remember(self._reader.take(self._reader.int32()))
+        return content

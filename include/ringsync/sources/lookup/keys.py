@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.keys.canonical import canonical_cells, has_aliases
-from ringsync.changes.keys.parts import clustering_parts, composite_parts
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.compiled.arrow import Integers, integers, valid_mask
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.codec.encode import encode, partition_key_bytes
@@ -51,7 +51,6 @@ class RowKeys:
     There are no other keys of a partition that is wanted as a whole.
 
     :ivar places: place of each key among the given keys
-    :ivar tokens: token of each key
     :ivar partitions: the number of each key's partition, which are counted in the order of tokens
     :ivar clusterings: the number of each key's clustering, or ``STATIC``, or ``WHOLE``
     :ivar partition_keys: binary, by number of the partition
@@ -82,20 +81,14 @@ class RowKeys:
         parts = [taken(part, clusterings) for part in self.clustering_parts]
         return row_identities(taken(self.partition_keys, self.partitions), parts)
 
-    def last_parts(self, partitions: Integers) -> bytes:
-        """Return the last columns of these partitions' keys, as a serialised list."""
-        return _list_of(taken(self._last_frames, partitions))
-
-    def clustering_list(self, clusterings: Integers) -> bytes:
-        """These clusterings as a serialised list: of values where there is one column, else of tuples."""
-        return _list_of(taken(self._clustering_frames, clusterings))
-
     @cached_property
-    def _last_frames(self) -> pa.Array:
+    def last_frames(self) -> pa.Array:
+        """The last column of each partition's key, for :func:`list_of`."""
         return _framed(self.partition_parts[-1:])
 
     @cached_property
-    def _clustering_frames(self) -> pa.Array:
+    def clustering_frames(self) -> pa.Array:
+        """The clusterings for :func:`list_of`: values if there is one column, else tuples."""
         framed = _framed(self.clustering_parts)
         return framed if len(self.clustering_parts) == 1 else _framed([framed])
 
@@ -124,17 +117,18 @@ def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
     tokens = integers(keys.column("token"))
     order = np.lexsort((clustering_codes, partition_codes, tokens))
     codes, clusterings = partition_codes[order], clustering_codes[order]
-    new = _differs(codes)
+    new = differs(codes)
     partitions = np.cumsum(new) - 1
     first = np.flatnonzero(new)
     # WHOLE is the smallest number, so it is the first of its partition.
-    kept = (new | _differs(clusterings)) & ((clusterings[first] != WHOLE)[partitions] | new)
+    kept = (new | differs(clusterings)) & ((clusterings[first] != WHOLE)[partitions] | new)
     partition_keys = taken(partition_keys, codes[first])
     cells = cells_of(partition_keys)
-    columns = len(table.partition_key)
-    partition_parts = [raw_values(part) for part in (composite_parts(cells, columns) if columns > 1 else [cells])]
-    if any(part.null_count for part in partition_parts):
-        raise ValueError(f"a partition key does not have the {columns} columns that {table.full_name} has")
+    parts_of_keys = [raw_values(part) for part in partition_parts(cells, table)]
+    if any(part.null_count for part in parts_of_keys):
+        raise ValueError(
+            f"a partition key does not have the {len(table.partition_key)} columns that {table.full_name} has"
+        )
     return RowKeys(
         table,
         order[kept],
@@ -142,7 +136,7 @@ def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
         partitions[kept],
         clusterings[kept],
         partition_keys,
-        tuple(partition_parts),
+        tuple(parts_of_keys),
         tuple(parts),
     )
 
@@ -204,7 +198,6 @@ def _canonical(clustering: Sequence[Cells], table: TableSchema) -> list[pa.Array
 
 
 def _numbered(values: pa.Array) -> tuple[Integers, pa.Array]:
-    """Return a number for each value, and the values by number."""
     encoded = values.dictionary_encode()
     return integers(encoded.indices), encoded.dictionary
 
@@ -216,17 +209,21 @@ def _framed(parts: Sequence[pa.Array]) -> pa.Array:
     )
 
 
-def _list_of(frames: pa.Array) -> bytes:
+def list_of(frames: pa.Array, places: Integers) -> bytes:
+    """Return the frames at these places as a serialised list of CQL."""
+    frames = taken(frames, places)
     _, starts, data = frames.buffers()
     limits = np.frombuffer(starts, np.int32)
     values: bytes = data[int(limits[0]) : int(limits[len(frames)])].to_pybytes()
     return len(frames).to_bytes(4, "big") + values
 
 
-def _differs(values: Integers) -> npt.NDArray[np.bool_]:
-    """Tell where a value differs from the one before it; the first one does."""
-    found = np.ones(len(values), np.bool_)
-    found[1:] = values[1:] != values[:-1]
+def differs(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Tell where any of the columns differs from the row before; the first row does."""
+    found = np.zeros(len(columns[0]), np.bool_)
+    found[:1] = True
+    for column in columns:
+        found[1:] |= column[1:] != column[:-1]
     return found
 
 
@@ -239,9 +236,8 @@ def _true(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _condition(columns: Sequence[Column], parts: Sequence[pa.Array], row: int) -> list[str]:
-    texts = [
-        value_texts(CQL, column.type, cells_of(part.slice(row, 1)))[0].as_py()
-        or f"0x{(part[row].as_py() or b'').hex()}"
-        for column, part in zip(columns, parts, strict=True)
-    ]
-    return [f"{printable(column.name)} = {text}" for column, text in zip(columns, texts, strict=True)]
+    conditions = []
+    for column, part in zip(columns, parts, strict=True):
+        text = value_texts(CQL, column.type, cells_of(part.slice(row, 1)))[0].as_py()
+        conditions.append(f"{printable(column.name)} = {text or '0x' + (part[row].as_py() or b'').hex()}")
+    return conditions

@@ -115,8 +115,11 @@ def read_rows(
     :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, with ``misfits="error"``
     :raises ValueError: for a key that is not one of the table's
     """
+    if session.now is None:
+        raise ValueError("rows are read as of a moment: the session has none")
     reader = _Reader(
-        session, row_keys(keys, table), ring, settings, permits, element_times, misfits, in_flight, of_all, sleep, clock
+        *(session, session.now, row_keys(keys, table), ring, settings, permits),
+        *(element_times, misfits, in_flight, of_all, sleep, clock),
     )
     reader.read(table_rows / RING_WIDTH if table_rows else None)
     return reader.result()
@@ -142,109 +145,87 @@ class _Came:
     size: int = 0
 
 
+@dataclass
 class _Reader:
     """Reads the rows of one call."""
 
-    def __init__(
-        self,
-        session: SessionAt,
-        keys: RowKeys,
-        ring: RankedRing,
-        settings: ClusterSettings,
-        permits: Permits,
-        element_times: bool,
-        misfits: Literal["error", "raw"],
-        in_flight: int,
-        of_all: bool,
-        sleep: Callable[[float], None],
-        clock: Callable[[], float],
-    ) -> None:
-        if session.now is None:
-            raise ValueError("rows are read as of a moment: the session has none")
-        self._session = session
-        self._now = session.now
-        self._keys = keys
-        self._ring = ring
-        self._settings = settings
-        self._permits = permits
-        self._element_times = element_times
-        self._misfits = misfits
-        self._in_flight = in_flight
-        self._of_all = of_all
-        self._sleep = sleep
-        self._clock = clock
-        self._queries: dict[Kind, LookupQuery] = {}
-        self._waiting: deque[Lookup] = deque()
-        self._running: deque[_Running] = deque()
-        self._most_keys = sys.maxsize
-        self._failures = 0
-        self._failing_since: float | None = None
-        self._delays = [*RETRY_DELAYS_S]
-        self._ended: str | None = None
-        self._unread: dict[int, str] = {}
-        self._came: dict[Kind, _Came] = {}
-        self._images: list[pa.RecordBatch] = []
-        self._places: list[Integers] = []
-        self._received = 0
+    session: SessionAt
+    now: int
+    keys: RowKeys
+    ring: RankedRing
+    settings: ClusterSettings
+    permits: Permits
+    element_times: bool
+    misfits: Literal["error", "raw"]
+    in_flight: int
+    of_all: bool
+    sleep: Callable[[float], None]
+    clock: Callable[[], float]
+    queries: dict[Kind, LookupQuery] = field(default_factory=dict)
+    waiting: deque[Lookup] = field(default_factory=deque)
+    running: deque[_Running] = field(default_factory=deque)
+    most_keys: int = sys.maxsize
+    failures: int = 0
+    failing_since: float | None = None
+    delays: list[float] = field(default_factory=lambda: [*RETRY_DELAYS_S])
+    ended: str | None = None
+    unread: dict[int, str] = field(default_factory=dict)
+    came: dict[Kind, _Came] = field(default_factory=dict)
+    images: list[pa.RecordBatch] = field(default_factory=list)
+    places: list[Integers] = field(default_factory=list)
+    received: int = 0
 
     def read(self, rows_per_token: float | None) -> None:
         """Read everything."""
-        every = np.arange(len(self._keys.places))
-        self._waiting.extend(plan_lookups(self._keys, self._ring, every, rows_per_token=rows_per_token))
-        while self._waiting or self._running:
-            while self._waiting and len(self._running) < self._in_flight:
-                if self._ended is not None:
-                    self._give_up(self._waiting.popleft(), self._ended)
+        every = np.arange(len(self.keys.places))
+        self.waiting.extend(plan_lookups(self.keys, self.ring, every, rows_per_token=rows_per_token))
+        while self.waiting or self.running:
+            while self.waiting and len(self.running) < self.in_flight:
+                if self.ended is not None:
+                    self._give_up(self.waiting.popleft(), self.ended)
                     continue
-                if len(self._waiting[0].keys) > self._most_keys:
-                    self._waiting.extend(self._smaller(self._waiting.popleft()))
+                if len(self.waiting[0].keys) > self.most_keys:
+                    self.waiting.extend(self._smaller(self.waiting.popleft()))
                     continue
-                started = self._start(self._waiting[0])
+                started = self._start(self.waiting[0])
                 if started is None:
                     break
-                self._waiting.popleft()
-                self._running.append(started)
-            if self._running:
-                self._finish(self._running.popleft())
-        for kind in [*self._came]:
+                self.waiting.popleft()
+                self.running.append(started)
+            if self.running:
+                self._finish(self.running.popleft())
+        for kind in [*self.came]:
             self._decode(kind)
 
     def result(self) -> RowsRead:
         """Return what was read."""
-        schema = row_image_schema(self._keys.table)
-        images = pa.concat_batches(self._images) if self._images else _nothing(schema)
-        places = self._keys.places[np.concatenate([np.zeros(0, np.int64), *self._places])]
+        nothing = pa.RecordBatch.from_pylist([], row_image_schema(self.keys.table))
+        images = pa.concat_batches(self.images or [nothing])
+        places = self.keys.places[np.concatenate([np.zeros(0, np.int64), *self.places])]
         order = np.argsort(places, kind="stable")
-        unread = [UnreadRow(int(self._keys.places[key]), reason) for key, reason in self._unread.items()]
+        unread = [UnreadRow(int(self.keys.places[key]), reason) for key, reason in self.unread.items()]
         unread.sort(key=lambda row: row.place)
-        return RowsRead(taken(images, order), places[order], tuple(unread), self._received)
+        return RowsRead(taken(images, order), places[order], tuple(unread), self.received)
 
     def _start(self, lookup: Lookup) -> _Running | None:
         """Ask for a lookup's first page; None: that would take a wait, and others are on their way."""
         query = self._query(lookup.kind)
-        request = request_of(lookup, query.cql, self._keys)
-        delays = self._delays if lookup.patient else ()
-        pages = Pages(
-            self._session,
-            self._session.statements,
-            lookup.endpoints,
-            self._settings,
-            self._permits,
-            self._sleep,
-            delays,
-        )
+        request = request_of(lookup, query.cql, self.keys)
+        delays = self.delays if lookup.patient else ()
+        statements = self.session.statements
+        pages = Pages(self.session, statements, lookup.endpoints, self.settings, self.permits, self.sleep, delays)
         try:
-            asked = pages.ask(request, wait=not self._running)
+            asked = pages.ask(request, wait=not self.running)
+            if asked is None:
+                return None
         except PASSING_ERRORS:
-            # It is asked again by whoever waits for it.
-            return _Running(lookup, request, pages, None)
-        return None if asked is None else _Running(lookup, request, pages, asked)
+            asked = None  # it is asked again by whoever waits for it
+        return _Running(lookup, request, pages, asked)
 
     def _query(self, kind: Kind) -> LookupQuery:
-        if kind not in self._queries:
-            query = lookup_query(self._keys.table, kind, element_times=self._element_times)
-            self._queries[kind] = query
-        return self._queries[kind]
+        if kind not in self.queries:
+            self.queries[kind] = lookup_query(self.keys.table, kind, element_times=self.element_times)
+        return self.queries[kind]
 
     def _finish(self, running: _Running) -> None:
         """Wait for a lookup's pages, and decide what to do if they do not come."""
@@ -263,13 +244,13 @@ class _Reader:
         except InvalidRequest as error:
             self._refused(lookup, error)
             return
-        self._received += rows
-        self._failing_since = None
+        self.received += rows
+        self.failing_since = None
         if lookup.most_rows is not None and rows > lookup.most_rows:
             # A partition in it is larger than most: reading on costs more than reading rows by their keys.
-            self._waiting.extend(plan_lookups(self._keys, self._ring, lookup.keys))
+            self.waiting.extend(plan_lookups(self.keys, self.ring, lookup.keys))
             return
-        came = self._came.setdefault(lookup.kind, _Came())
+        came = self.came.setdefault(lookup.kind, _Came())
         came.lookups += [lookup] * len(found)
         came.pages += found
         came.rows += rows
@@ -278,65 +259,65 @@ class _Reader:
             self._decode(lookup.kind)
 
     def _failed(self, lookup: Lookup, stuck: Stuck) -> None:
-        now = self._clock()
-        self._failures += 1
+        now = self.clock()
+        self.failures += 1
         parts = self._smaller(lookup)
-        is_known_as_too_large = len(lookup.keys) > self._most_keys
-        if self._failing_since is None:
-            self._failing_since = now
+        is_known_as_too_large = len(lookup.keys) > self.most_keys
+        if self.failing_since is None:
+            self.failing_since = now
         elif parts and not stuck.absent and not is_known_as_too_large:
             # Nothing comes at this size: all that waits is asked for in smaller portions, and has its time anew.
-            self._most_keys, self._failing_since = max(1, len(lookup.keys) // 4), now
-        elif now - self._failing_since > max(NO_PROGRESS_S, self._settings.request_timeout_s):
+            self.most_keys, self.failing_since = max(1, len(lookup.keys) // 4), now
+        elif now - self.failing_since > max(NO_PROGRESS_S, self.settings.request_timeout_s):
             self._end(stuck)
-        if self._ended is None and self._failures <= MAX_FAILURES:
+        if self.ended is None and self.failures <= MAX_FAILURES:
             if parts and not stuck.absent:
                 if not is_known_as_too_large:
-                    self._sleep(RETRY_DELAYS_S[0])
+                    self.sleep(RETRY_DELAYS_S[0])
                 # Behind the others, which need not wait for what is slow.
-                self._waiting.extend(replace(part, patient=len(part.keys) == 1) for part in parts)
+                self.waiting.extend(replace(part, patient=len(part.keys) == 1) for part in parts)
                 return
-            if not lookup.patient and self._delays:
-                self._waiting.append(replace(lookup, patient=True))
+            if not lookup.patient and self.delays:
+                self.waiting.append(replace(lookup, patient=True))
                 return
         if lookup.patient:
-            self._delays.clear()
-        if self._of_all:
+            self.delays.clear()
+        if self.of_all:
             self._end(stuck)
         self._give_up(lookup, stuck.reason)
 
     def _end(self, stuck: Stuck) -> None:
         """Ask for nothing more; also what is on its way is not asked for again."""
-        self._ended = stuck.reason
-        self._delays.clear()
+        self.ended = stuck.reason
+        self.delays.clear()
 
     def _smaller(self, lookup: Lookup) -> list[Lookup]:
         if lookup.kind == "slice":
-            return plan_lookups(self._keys, self._ring, lookup.keys)
-        return halves(lookup, self._keys)
+            return plan_lookups(self.keys, self.ring, lookup.keys)
+        return halves(lookup, self.keys)
 
     def _refused(self, lookup: Lookup, error: InvalidRequest) -> None:
         """Ask for fewer keys: the server does not take so many (guardrails), or one of them."""
         if "uardrail" in str(error):
-            self._most_keys = max(1, min(self._most_keys, len(lookup.keys) // 2))
+            self.most_keys = max(1, min(self.most_keys, len(lookup.keys) // 2))
         else:
             # Raises where no key can be read.
-            self._session.prepare(self._query(lookup.kind).cql)
+            self.session.prepare(self._query(lookup.kind).cql)
         parts = self._smaller(lookup)
-        self._waiting.extend(parts)
+        self.waiting.extend(parts)
         if not parts:
             self._give_up(lookup, f"could not be read: {error}")
 
     def _give_up(self, lookup: Lookup, reason: str) -> None:
         for key in lookup.keys.tolist():
-            table = self._keys.table.full_name
-            self._unread[key] = f"{table}: the row with {self._keys.text(key)} {reason}"
+            table = self.keys.table.full_name
+            self.unread[key] = f"{table}: the row with {self.keys.text(key)} {reason}"
 
     def _decode(self, kind: Kind) -> None:
         """Decode the pages that came for lookups of a kind, and keep the rows that are wanted."""
-        came = self._came.pop(kind)
-        query, table = self._query(kind), self._keys.table
-        images = row_images(came.pages, query.table, query.layout, self._now, self._misfits)
+        came = self.came.pop(kind)
+        query, table = self._query(kind), self.keys.table
+        images = row_images(came.pages, query.table, query.layout, self.now, self.misfits)
         if not images.num_rows:
             return
         keys = self._keys_of(kind, came, query)
@@ -345,8 +326,8 @@ class _Reader:
             wanted &= _with_cells(images, query.table)
             images = widened(images, query.table, table)
         chosen = np.flatnonzero(wanted)
-        self._images.append(images if wanted.all() else taken(images, chosen))
-        self._places.append(keys[chosen])
+        self.images.append(images if wanted.all() else taken(images, chosen))
+        self.places.append(keys[chosen])
 
     def _keys_of(self, kind: Kind, came: _Came, query: LookupQuery) -> Integers:
         """Return the place of each row's key among the keys; -1: nobody wants it."""
@@ -356,9 +337,9 @@ class _Reader:
         key_count = len(query.table.key_columns)
         partition_keys, clustering = key_columns_of(cells[1 : 1 + key_count], query.table)
         if kind in ("static", "whole"):
-            places = places_in(taken(self._keys.partition_keys, self._keys.partitions[asked]), partition_keys)
+            places = places_in(taken(self.keys.partition_keys, self.keys.partitions[asked]), partition_keys)
         else:
-            places = places_in(taken(self._keys.identities, asked), row_identities(partition_keys, clustering))
+            places = places_in(taken(self.keys.identities, asked), row_identities(partition_keys, clustering))
         return np.where(places < 0, -1, asked[places])
 
 
@@ -371,7 +352,3 @@ def _with_cells(images: pa.RecordBatch, table: TableSchema) -> np.ndarray[tuple[
         if x.null_count < len(x):
             found |= valid_mask(x.field(place - 1).field("raw"))
     return found
-
-
-def _nothing(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

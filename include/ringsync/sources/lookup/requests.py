@@ -9,8 +9,10 @@ Where a large part of a small token range is wanted, the range is read as a whol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -22,7 +24,7 @@ from ringsync.images.from_pages import ResultColumn
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.tokens import MIN_TOKEN
 from ringsync.schema.table import TableSchema
-from ringsync.sources.lookup.keys import STATIC, WHOLE, RowKeys
+from ringsync.sources.lookup.keys import STATIC, WHOLE, RowKeys, differs, list_of
 from ringsync.sources.scan.pages import Request
 from ringsync.sources.scan.partitions import token_bytes
 from ringsync.sources.scan.scan import scan_query
@@ -109,23 +111,23 @@ def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
         values = (token_bytes(start), token_bytes(int(keys.tokens[lookup.keys[-1]])))
         return Request(cql, values, limit=lookup.most_rows)
     partitions = keys.partitions[lookup.keys]
-    partitions = partitions[_changes(partitions)]
+    partitions = partitions[differs(partitions)]
     prefix = [part[int(partitions[0])].as_py() for part in keys.partition_parts[:-1]]
-    values = (*prefix, keys.last_parts(partitions))
+    values = (*prefix, list_of(keys.last_frames, partitions))
     if lookup.kind == "whole":
         return Request(cql, values, thorough=len(partitions) == 1)
     if lookup.kind == "static" or not keys.clustering_parts:
         return Request(cql, values, limit=len(partitions) + _ROOM)
     clusterings = np.unique(keys.clusterings[lookup.keys])
     most = len(partitions) * len(clusterings)
-    return Request(cql, (*values, keys.clustering_list(clusterings)), limit=most + _ROOM)
+    return Request(cql, (*values, list_of(keys.clustering_frames, clusterings)), limit=most + _ROOM)
 
 
 def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
-    """Return the same keys in two lookups, by partitions if there are several; none for a single key or a slice."""
-    if len(lookup.keys) == 1 or lookup.kind == "slice":
+    """Return the same keys in two lookups, by partitions if there are several; none for a single key."""
+    if len(lookup.keys) == 1:
         return []
-    starts = np.flatnonzero(_changes(keys.partitions[lookup.keys]))
+    starts = np.flatnonzero(differs(keys.partitions[lookup.keys]))
     middle = int(starts[len(starts) // 2]) or len(lookup.keys) // 2
     return [replace(lookup, keys=part) for part in (lookup.keys[:middle], lookup.keys[middle:])]
 
@@ -150,7 +152,10 @@ def plan_lookups(
     if keys.table.of_kind("static"):
         found += planner.partitions("static", chosen[clusterings == STATIC], PARTITIONS)
     found += planner.partitions("whole", chosen[clusterings == WHOLE], WHOLE_PARTITIONS)
-    return _dealt(found)
+    # One of each group after the other.
+    turn = defaultdict[int, Iterator[int]](count)
+    turns = [(next(turn[group]), place) for place, (group, _) in enumerate(found)]
+    return [found[place][1] for _, place in sorted(turns)]
 
 
 class _Planner:
@@ -172,7 +177,7 @@ class _Planner:
         tokens = self._keys.tokens[chosen]
         width = SLICE_ROWS / density
         # In floating point a token near a bound may fall on either side, which does no harm.
-        starts = _cuts(_changes(self._groups[chosen], np.floor(tokens / width)))
+        starts = _cuts(differs(self._groups[chosen], np.floor(tokens / width)))
         found, outside = [], np.ones(len(chosen), np.bool_)
         for start, end in starts:
             wanted, first, last = end - start, int(tokens[start]), int(tokens[end - 1])
@@ -192,10 +197,10 @@ class _Planner:
         counts = np.bincount(self._keys.partitions[chosen], minlength=len(self._keys.partition_keys))
         few = counts[self._keys.partitions[chosen]] <= FEW_ROWS
         many = chosen[~few]
-        for start, end in _cuts(_changes(self._keys.partitions[many]), CLUSTERINGS):
+        for start, end in _cuts(differs(self._keys.partitions[many]), CLUSTERINGS):
             yield self._lookup("rows", many[start:end])
         alike, ordered = self._alike(chosen[few])
-        changes = _changes(*self._apart(ordered), alike)
+        changes = differs(*self._apart(ordered), alike)
         yield from self._by_partitions("rows", ordered, changes, np.where(alike >= 0, PARTITIONS, MIXED_PARTITIONS))
 
     def partitions(self, kind: Kind, chosen: Integers, most: int) -> Iterator[tuple[int, Lookup]]:
@@ -205,7 +210,7 @@ class _Planner:
         """
         groups, prefixes = self._apart(chosen)
         ordered = chosen[np.lexsort((chosen, prefixes, groups))]
-        yield from self._by_partitions(kind, ordered, _changes(*self._apart(ordered)), np.full(len(ordered), most))
+        yield from self._by_partitions(kind, ordered, differs(*self._apart(ordered)), np.full(len(ordered), most))
 
     def _alike(self, chosen: Integers) -> tuple[Integers, Integers]:
         """Return keys in an order in which those that may go together are neighbours.
@@ -214,8 +219,8 @@ class _Planner:
         -1 where few others do.
         """
         partitions, clusterings = self._keys.partitions[chosen], self._keys.clusterings[chosen]
-        starts = np.flatnonzero(_changes(partitions))
-        partition = np.cumsum(_changes(partitions)) - 1
+        starts = np.flatnonzero(differs(partitions))
+        partition = np.cumsum(differs(partitions)) - 1
         position = np.arange(len(chosen)) - starts[partition]
         sets = np.zeros(len(starts), np.int64)
         for place in range(FEW_ROWS):
@@ -237,7 +242,7 @@ class _Planner:
         self, kind: Kind, ordered: Integers, changes: npt.NDArray[np.bool_], most: Integers
     ) -> Iterator[tuple[int, Lookup]]:
         """Cut where there are changes, and after so many partitions."""
-        first = np.flatnonzero(_changes(self._keys.partitions[ordered]))
+        first = np.flatnonzero(differs(self._keys.partitions[ordered]))
         limits = [*first.tolist(), len(ordered)]
         for start, end in _cuts(changes[first], most[first]):
             yield self._lookup(kind, ordered[limits[start] : limits[end]])
@@ -245,25 +250,6 @@ class _Planner:
     def _lookup(self, kind: Kind, keys: Integers, most_rows: int | None = None) -> tuple[int, Lookup]:
         group = int(self._groups[keys[0]])
         return group, Lookup(kind, keys, self._endpoints[group], most_rows)
-
-
-def _dealt(lookups: Sequence[tuple[int, Lookup]]) -> list[Lookup]:
-    """Return the lookups, one of each group after the other."""
-    seen: dict[int, int] = {}
-    turns = []
-    for group, _ in lookups:
-        turns.append(seen.get(group, 0))
-        seen[group] = turns[-1] + 1
-    return [lookups[place][1] for place in sorted(range(len(lookups)), key=lambda place: (turns[place], place))]
-
-
-def _changes(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Tell where any of the columns differs from the row before; the first row does."""
-    found = np.zeros(len(columns[0]), np.bool_)
-    found[:1] = True
-    for column in columns:
-        found[1:] |= column[1:] != column[:-1]
-    return found
 
 
 def _cuts(changes: npt.NDArray[np.bool_], most: int | Integers | None = None) -> Iterator[tuple[int, int]]:

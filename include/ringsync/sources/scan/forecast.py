@@ -40,7 +40,6 @@ FAT_PAGES = 10
 class Forecast:
     """The expected size of a scan.
 
-    :ivar rows: expected rows
     :ivar rows_low: lower bound with a chance of 95 %, never fewer than the rows seen
     :ivar rows_high: upper bound with a chance of 95 %, if no partition is much larger than those seen; None: unknown,
         see ``at_least``
@@ -50,7 +49,6 @@ class Forecast:
     :ivar at_least: whether there are partitions larger than ``FAT_PAGES`` pages; their further rows are unknown and not
         in the forecast
     :ivar largest_partition: rows seen of the largest partition
-    :ivar sampled_rows: rows read for the forecast
     :ivar sampled_part: share of the tokens whose rows were seen, from 0 to 1
     """
 
@@ -89,10 +87,8 @@ class Forecast:
 class Sample:
     """The sample of one place. It *counts* whole partitions, and the tokens up to the last one.
 
-    :ivar rows: rows read
     :ivar counted_rows: rows of the counted partitions
     :ivar counted_width: tokens from the place to the last counted partition, or to the end of the range
-    :ivar partitions: number of counted partitions
     :ivar size: bytes of the pages
     :ivar cells: non-null values of non-key columns
     :ivar largest_partition: rows read of its largest partition
@@ -128,8 +124,6 @@ def sample(
     :param query: query of the scan; its columns determine bytes and cells
     :param ranges: token ranges of the scan, disjoint, without wrap
     :param settings: settings with the consistency level and page size of the scan
-    :param permits: permits for the pages
-    :param places: number of places
     :param page_rows: rows of a page, if ``settings`` and ``permits`` allow as many
     :raises ScanError: a page could not be read; it is not tried again
     :raises NoPermissionError: the user may not read the table
@@ -233,9 +227,7 @@ def summarise(
     would leave out large partitions more often than small ones.
 
     :param tokens: int64, token of each row from the start of the place, ascending
-    :param wanted: number of rows wanted
-    :param size: bytes of the rows' pages
-    :param cells: non-null values of non-key columns
+    :param size, cells: as in :class:`Sample`
     :param ended: whether these are all rows of the place; else the last partition may have more
     :param one_row: whether every partition has one row, so that the last one has no more
     """

@@ -26,7 +26,6 @@ class ImagePages:
     """Some consecutive result pages.
 
     :ivar rows: row images of the pages, in token order; there may be none
-    :ivar count: number of pages
     :ivar size: size of the pages, bytes
     """
 
@@ -40,36 +39,30 @@ def read_images(
 ) -> Iterator[tuple[ReplicaRange, Iterator[ImagePages | Unread]]]:
     """Read the pages of each range of a split, in the order of ranges (:func:`ringsync.sources.scan.scan.read_ranges`).
 
-    :param config: configuration with the connection to the cluster
     :param plan: plan with table, moment and consistency; its splits are ignored
-    :param permits: permits for the pages
     :raises ClusterError: the cluster cannot be reached or refuses us
     :raises UnrepresentableValueError: an Arrow type cannot hold a value, and the plan refuses such values
     """
     settings = replace(cluster_settings(config), consistency_level=plan.consistency_level)
     session = scan_session(settings, plan.now if plan.times else None)
-    where = plan.selection.where
-    scan = prepare_scan(
-        session, scan_query(plan.table, times=plan.times, element_times=plan.element_times, where=where)
-    )
+    query = scan_query(plan.table, times=plan.times, element_times=plan.element_times, where=plan.selection.where)
+    scan = prepare_scan(session, query)
     for part, pages in read_ranges(session, scan, split.ranges, settings, permits):
         yield part, _decoded(pages, scan, plan)
 
 
 def _decoded(pages: Iterator[Page | Unread], scan: PreparedScan, plan: ScanPlan) -> Iterator[ImagePages | Unread]:
     waiting: list[Page] = []
-    size = 0
     for page in pages:
         if isinstance(page, Unread):
             yield from _images(waiting, scan, plan)
-            waiting, size = [], 0
+            waiting = []
             yield page
             continue
         waiting.append(page)
-        size += len(page)
-        if len(waiting) == PAGES_AT_ONCE or size >= BYTES_AT_ONCE:
+        if len(waiting) == PAGES_AT_ONCE or sum(map(len, waiting)) >= BYTES_AT_ONCE:
             yield from _images(waiting, scan, plan)
-            waiting, size = [], 0
+            waiting = []
     yield from _images(waiting, scan, plan)
 
 

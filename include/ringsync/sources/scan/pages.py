@@ -41,6 +41,18 @@ _ABSENCES = (Unavailable, ConnectionException, IsBootstrappingErrorMessage, NoHo
 PASSING_ERRORS = (*_OVERLOADS, *_ABSENCES, ReadFailure, ServerError)
 """What may be over a moment later, or not happen to a smaller page."""
 
+_LONGER_TIMEOUTS = (
+    "longer timeouts may help: range_request_timeout and read_request_timeout of the nodes, "
+    "cassandra.request_timeout_s of ringsync"
+)
+_HINTS: dict[type[Exception], str] = {
+    ReadTimeout: _LONGER_TIMEOUTS,
+    OperationTimedOut: _LONGER_TIMEOUTS,
+    ReadFailure: "the logs of the nodes say why, often too many tombstones: compact the table",
+    Unavailable: "too few replicas are alive: see nodetool status",
+    OverloadedErrorMessage: "lower limits may help",
+}
+
 
 @dataclass(frozen=True)
 class Request:
@@ -60,14 +72,12 @@ class Request:
 class Stuck(Exception):
     """A page could not be had.
 
-    :ivar cause: the driver's last error
     :ivar absent: there was nobody to ask: neither a smaller page nor a smaller range can help
     :ivar reason: what happened, from whom it was wanted, and what may help
     """
 
-    def __init__(self, cause: Exception, absent: bool, reason: str) -> None:
+    def __init__(self, absent: bool, reason: str) -> None:
         super().__init__(reason)
-        self.cause = cause
         self.absent = absent
         self.reason = reason
 
@@ -130,10 +140,7 @@ class Asked:
 
 
 class _Size:
-    """How many rows a page may have: fewer after pages that failed, and where rows are wide.
-
-    :param limit: rows
-    """
+    """How many rows a page may have: fewer after pages that failed, and where rows are wide."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -155,35 +162,28 @@ class _Size:
         self._bearable = rows / SHRINK
 
 
+@dataclass
 class Pages:
     """Asks the replicas of one token range for pages, and remembers how large these may be.
 
-    :param statements: what was prepared on this session, by its CQL; is added to
-    :param endpoints: ``address:port`` of the replicas, the one to ask first in front
-    :param sleep: waits so many seconds before a page is asked for again
-    :param delays: pauses (s) before a page is asked for again; none: each page is asked for once. Whoever gives a list
+    :ivar statements: what was prepared on this session, by its CQL; is added to
+    :ivar endpoints: ``address:port`` of the replicas, the one to ask first in front
+    :ivar sleep: waits so many seconds before a page is asked for again
+    :ivar delays: pauses (s) before a page is asked for again; none: each page is asked for once. Whoever gives a list
         may shorten it meanwhile
     """
 
-    def __init__(
-        self,
-        session: Session,
-        statements: dict[str, Any],
-        endpoints: tuple[str, ...],
-        settings: ClusterSettings,
-        permits: Permits,
-        sleep: Callable[[float], None],
-        delays: Sequence[float] = RETRY_DELAYS_S,
-    ) -> None:
-        self._session = session
-        self._delays = delays
-        self._statements = statements
-        self._endpoints = endpoints
-        self._settings = settings
-        self._permits = permits
-        self._sleep = sleep
+    session: Session
+    statements: dict[str, Any]
+    endpoints: tuple[str, ...]
+    settings: ClusterSettings
+    permits: Permits
+    sleep: Callable[[float], None]
+    delays: Sequence[float] = RETRY_DELAYS_S
+
+    def __post_init__(self) -> None:
         # What is too large in one partition need not be so in a range of many, and the other way round.
-        self._sizes = {thorough: _Size(settings.page_size) for thorough in (False, True)}
+        self._sizes = {thorough: _Size(self.settings.page_size) for thorough in (False, True)}
         self._stuck = 0
         self._taken = -1
         self._last: Asked | None = None
@@ -224,21 +224,19 @@ class Pages:
     def ask(self, request: Request, paging_state: bytes | None = None, place: int = 0, *, wait: bool) -> Asked | None:
         """Ask for one page.
 
-        :param place: the page's place among those of its SELECT
-        :param wait: whether to wait for permission
         :returns: None without ``wait``, if there would be a wait
         """
-        rows = self._permits.ask(self._rows(request), wait)
+        rows = self.permits.ask(self._rows(request), wait)
         if rows is None:
             return None
         try:
             statement = self._bound(request, rows)
-            response = self._session.execute_async(statement, execution_profile=SCAN_PROFILE, paging_state=paging_state)
+            response = self.session.execute_async(statement, execution_profile=SCAN_PROFILE, paging_state=paging_state)
         except BaseException as error:
-            self._permits.failed(overloads(error))
+            self.permits.failed(overloads(error))
             raise
 
-        asked = Asked(response, rows, place, self._permits)
+        asked = Asked(response, rows, place, self.permits)
 
         def came(page: Page) -> None:
             self._sizes[request.thorough].came(page)
@@ -252,7 +250,7 @@ class Pages:
         self, request: Request, paging_state: bytes | None, asked: Asked | None
     ) -> tuple[Asked, Page, bytes | None]:
         """Return the page that was asked for, asking again after passing errors, and where the next one starts."""
-        delays = iter(self._delays if self._stuck < PATIENCE else self._delays[:1])
+        delays = iter(self.delays if self._stuck < PATIENCE else self.delays[:1])
         size = self._sizes[request.thorough]
         ceiling = size.ceiling
         attempts = 0
@@ -262,7 +260,7 @@ class Pages:
                 asked = asked or self.ask(request, paging_state, self._taken + 1, wait=True)
                 assert asked is not None
                 rows = asked.rows
-                return asked, *asked.page(self._settings.username)
+                return asked, *asked.page(self.settings.username)
             except PASSING_ERRORS as error:
                 attempts += 1
                 absent = all(isinstance(cause, _ABSENCES) for cause in causes(error))
@@ -271,46 +269,34 @@ class Pages:
                     self._stuck += 1
                     # Smaller pages were no remedy, so nobody knows whether large ones are an evil.
                     size.ceiling = ceiling
-                    raise Stuck(error, absent, self._explain(error, attempts, rows)) from error
+                    raise Stuck(absent, self._explain(error, attempts, rows)) from error
                 if not all(isinstance(cause, Unavailable | IsBootstrappingErrorMessage) for cause in causes(error)):
                     size.failed(rows)
-                self._endpoints = self._endpoints[1:] + self._endpoints[:1]
+                self.endpoints = self.endpoints[1:] + self.endpoints[:1]
                 if delay:
-                    self._sleep(delay)
+                    self.sleep(delay)
                 asked = None
 
     def _bound(self, request: Request, rows: int) -> Any:
-        if request.cql not in self._statements:
-            self._statements[request.cql] = self._session.prepare(request.cql)
-        statement = BoundStatement(self._statements[request.cql])
+        if request.cql not in self.statements:
+            self.statements[request.cql] = self.session.prepare(request.cql)
+        statement = BoundStatement(self.statements[request.cql])
         # Its bind() would serialise Python's values; here they are serialised already.
         statement.values = statement.raw_values = list(request.values)
-        statement.consistency_level = ConsistencyLevel.name_to_value[self._settings.consistency_level]
+        statement.consistency_level = ConsistencyLevel.name_to_value[self.settings.consistency_level]
         statement.is_idempotent = True
         statement.fetch_size = rows
-        statement.endpoints = self._endpoints
+        statement.endpoints = self.endpoints
         return statement
 
     def _rows(self, request: Request) -> int:
-        return min(self._sizes[request.thorough].rows, request.limit or self._settings.page_size)
+        return min(self._sizes[request.thorough].rows, request.limit or self.settings.page_size)
 
     def _explain(self, error: Exception, attempts: int, rows: int) -> str:
         cause = causes(error)[-1]
-        if isinstance(cause, ReadTimeout | OperationTimedOut):
-            hint = (
-                "; longer timeouts may help: range_request_timeout and read_request_timeout of the nodes, "
-                "cassandra.request_timeout_s of ringsync"
-            )
-        elif isinstance(cause, ReadFailure):
-            hint = "; the logs of the nodes say why, often too many tombstones: compact the table"
-        elif isinstance(cause, Unavailable):
-            hint = "; too few replicas are alive: see nodetool status"
-        elif isinstance(cause, OverloadedErrorMessage):
-            hint = "; lower limits may help"
-        else:
-            hint = ""
+        hint = next((f"; {hint}" for kind, hint in _HINTS.items() if isinstance(cause, kind)), "")
         return (
-            f"could not be read at {self._settings.consistency_level} from {', '.join(sorted(self._endpoints))} in "
+            f"could not be read at {self.settings.consistency_level} from {', '.join(sorted(self.endpoints))} in "
             f"{attempts} attempts, the last with pages of {rows} rows: {type(cause).__name__}: {cause}{hint}"
         )
 

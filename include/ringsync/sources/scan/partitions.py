@@ -69,7 +69,6 @@ def last_partition(page: Page, layout: Sequence[ResultColumn], table: TableSchem
     """Return the partition of a page's last row, and the position in it.
 
     :param page: page of the scan, with at least one row
-    :param layout: layout of the scan
     """
     rows, columns = page_cells(page, len(layout))
     last = {entry: cells.value(rows - 1) for entry, cells in zip(layout, columns, strict=True)}

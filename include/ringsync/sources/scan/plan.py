@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ringsync.ring.coverage import TokenSet, union
 from ringsync.ring.splits import ReplicaRange, Split
-from ringsync.ring.tokens import WHOLE_RING, TokenRange
+from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, union
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
 
@@ -56,13 +55,10 @@ class ScanPlan:
     """The decisions about a scan of a table.
 
     :ivar table: the table with the selected columns only
-    :ivar selection: part of the table to read
     :ivar now: moment for the expiry of all rows, seconds since the epoch
-    :ivar times: whether writetimes and expiry are read
     :ivar element_times: whether the times of elements of collections and user-defined types are read, too
     :ivar unrepresentable_values: treatment of values that the Arrow type cannot hold
     :ivar ring_digest: digest of the ring snapshot that the splits were made from
-    :ivar splits: splits, one per task
     """
 
     table: TableSchema
@@ -74,11 +70,6 @@ class ScanPlan:
     unrepresentable_values: Literal["error", "raw"]
     ring_digest: str
     splits: tuple[Split, ...]
-
-    @property
-    def schema_digest(self) -> str:
-        """Digest that changes with the table's schema."""
-        return self.table.digest
 
     def to_json(self) -> str:
         """Write the plan as a JSON object, for :meth:`from_json`."""

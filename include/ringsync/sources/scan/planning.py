@@ -10,27 +10,12 @@ from ringsync.cluster.cluster import read_ring, read_size_estimate
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterError
 from ringsync.config import Config
-from ringsync.ring.coverage import TokenSet
 from ringsync.ring.splits import SizeEstimate, plan_splits
-from ringsync.schema.table import Column, TableSchema
+from ringsync.ring.tokens import TokenSet
+from ringsync.sources.scan import scan
 from ringsync.sources.scan.plan import ScanPlan, Selection
-from ringsync.sources.scan.scan import (
-    check_readable,
-    columns_without_element_times,
-    prepare_scan,
-    scan_query,
-    scan_session,
-)
 from ringsync.sources.scan.where import WhereError
 from ringsync.wiring import cluster_settings
-
-
-class SelectionError(ClusterError):
-    """The columns, token range or condition to read do not fit the table."""
-
-
-class ElementTimesError(ClusterError):
-    """The server cannot give the times of a collection's elements, but the configuration requires them."""
 
 
 def make_scan_plan(
@@ -47,20 +32,26 @@ def make_scan_plan(
 
     :param session: from :func:`ringsync.cluster.session.connect`
     :param now: seconds since the epoch, see :class:`ScanPlan`
-    :param times: whether to read writetimes and expiry
-    :param selection: part of the table to read; None: all of it
-    :raises UnknownTableError: there is no such table
-    :raises SelectionError: the selection does not fit the table
+    :param selection: None: all of the table
+    :raises SchemaError: there is no such table
     :raises NoPermissionError: the user may not read the table
-    :raises ElementTimesError: the server cannot give the times of elements, and ``replica.element_times`` is not
-        ``unknown``
+    :raises ClusterError: the selection does not fit the table; or the server cannot give the times of elements, and
+        ``replica.element_times`` is not ``unknown``
     """
     selection = selection or Selection()
-    schema = _selected(read_table(session, keyspace, table), selection)
-    check_readable(session, schema, config.cassandra.username)
-    missing = columns_without_element_times(session, schema) if times else ()
+    schema = read_table(session, keyspace, table)
+    try:
+        schema = schema if selection.columns is None else schema.only(selection.columns)
+    except ValueError as error:
+        raise ClusterError(f"columns: {error}") from None
+    scan.check_readable(session, schema, config.cassandra.username)
+    missing = scan.columns_without_element_times(session, schema) if times else ()
     if missing and config.replica.element_times == "error":
-        raise ElementTimesError(_explain_missing_times(schema, missing))
+        names = ", ".join(f"{column.name} {column.type}" for column in missing)
+        raise ClusterError(
+            f"{schema.full_name}: this server cannot tell WRITETIME and TTL of the elements of {names} (Cassandra can "
+            "from 5.0 on). Set replica.element_times: unknown to replicate them without these times"
+        )
     plan = ScanPlan(
         table=schema,
         selection=selection,
@@ -73,7 +64,12 @@ def make_scan_plan(
         splits=(),
     )
     if selection.where is not None:
-        _check_where(config, plan)
+        reader = scan.scan_session(cluster_settings(config), now)
+        try:
+            query = scan.scan_query(schema, times=False, element_times=False, where=selection.where)
+            scan.prepare_scan(reader, query)
+        except WhereError as error:
+            raise ClusterError(str(error)) from error
     estimate = read_size_estimate(session, keyspace, table)
     return cut(session, config, plan, selection.ranges, estimate, minimum=config.scan.min_splits)
 
@@ -100,26 +96,3 @@ def cut(
         within=ranges,
     )
     return replace(plan, ring_digest=ring.digest, splits=splits)
-
-
-def _check_where(config: Config, plan: ScanPlan) -> None:
-    session = scan_session(cluster_settings(config), plan.now)
-    try:
-        prepare_scan(session, scan_query(plan.table, times=False, element_times=False, where=plan.selection.where))
-    except WhereError as error:
-        raise SelectionError(str(error)) from error
-
-
-def _selected(table: TableSchema, selection: Selection) -> TableSchema:
-    try:
-        return table if selection.columns is None else table.only(selection.columns)
-    except ValueError as error:
-        raise SelectionError(f"columns: {error}") from None
-
-
-def _explain_missing_times(table: TableSchema, columns: tuple[Column, ...]) -> str:
-    names = ", ".join(f"{column.name} {column.type}" for column in columns)
-    return (
-        f"{table.full_name}: this server cannot tell WRITETIME and TTL of the elements of {names} (Cassandra can "
-        "from 5.0 on). Set replica.element_times: unknown to replicate them without these times"
-    )

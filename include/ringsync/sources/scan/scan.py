@@ -31,19 +31,10 @@ from ringsync.images.from_pages import ResultColumn
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan import partitions
 from ringsync.sources.scan.pages import PASSING_ERRORS as PASSING_ERRORS
 from ringsync.sources.scan.pages import Asked, Pages, Request, Stuck, row_count
-from ringsync.sources.scan.partitions import (
-    Choices,
-    Partition,
-    filtering,
-    last_partition,
-    partitions_cql,
-    partitions_of,
-    rest_of_partition,
-    token_bytes,
-    token_of,
-)
+from ringsync.sources.scan.partitions import Partition
 from ringsync.sources.scan.where import Condition, WhereError, all_of, names_partitions, parse_where
 
 MAX_HALVINGS = 15
@@ -86,9 +77,9 @@ class ScanQuery:
     @property
     def cql(self) -> str:
         """Statement whose two parameters are the range's start (excluded) and end (included)."""
-        token = token_of(self.table)
+        token = partitions.token_of(self.table)
         conditions = [f"{token} > ?", f"{token} <= ?", *(condition.cql for condition in self.where)]
-        return f"{self.select} WHERE {all_of(conditions)}{filtering(self.where)}"
+        return f"{self.select} WHERE {all_of(conditions)}{partitions.filtering(self.where)}"
 
 
 def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: str | None = None) -> ScanQuery:
@@ -100,7 +91,7 @@ def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: s
     :param where: conditions on key columns, see :mod:`ringsync.sources.scan.where`; None: all rows
     :raises WhereError: the conditions are not valid, or name other columns
     """
-    selected = [(token_of(table), ResultColumn("token", None))]
+    selected = [(partitions.token_of(table), ResultColumn("token", None))]
     selected += [(quote(column.name), ResultColumn("value", column.name)) for column in table.columns]
     for column in table.value_columns if times else ():
         if column.is_multicell and not element_times:
@@ -151,7 +142,7 @@ def scan_session(settings: ClusterSettings, now: int | None) -> SessionAt:
         for old in [old for old in _raw_sessions if old.is_shutdown]:
             del _raw_sessions[old]
         _raw_sessions[parent] = RawSession(parent.cluster.connect())
-    return _raw_sessions[parent].at(now)
+    return SessionAt(_raw_sessions[parent], now)
 
 
 @dataclass(frozen=True)
@@ -164,7 +155,7 @@ class PreparedScan:
 
     query: ScanQuery
     statements: dict[str, Any]
-    choices: Choices
+    choices: partitions.Choices
 
 
 def prepare_scan(session: Session, query: ScanQuery) -> PreparedScan:
@@ -189,7 +180,6 @@ def prepare_scan(session: Session, query: ScanQuery) -> PreparedScan:
 
 
 def _serialized(session: Session, condition: Condition, table: TableSchema) -> tuple[bytes, ...]:
-    """Let Cassandra serialise the values of a condition."""
     kind = table.column(condition.column).type
     values = ", ".join(f"({kind}) {literal}" for literal in condition.literals)
     statement = SimpleStatement(f"SELECT {values} FROM system.local", consistency_level=ConsistencyLevel.ONE)
@@ -262,7 +252,7 @@ class _Reader:
 
     def request(self, wanted: TokenRange) -> Request:
         """Return the request of a range."""
-        return Request(self._query.cql, (token_bytes(wanted.start), token_bytes(wanted.end)))
+        return Request(self._query.cql, (partitions.token_bytes(wanted.start), partitions.token_bytes(wanted.end)))
 
     def all_of(self, wanted: TokenRange, asked: Asked | None) -> Iterator[Page | Unread]:
         """Read the whole range.
@@ -277,11 +267,11 @@ class _Reader:
     def named_partitions(self, wanted: TokenRange) -> Iterator[Page | Unread]:
         """Read the named partitions of a range with one SELECT each, since they do not come in token order."""
         try:
-            partitions = sorted(self._next_partitions(None, wanted, sys.maxsize))
+            named = sorted(self._next_partitions(None, wanted, sys.maxsize))
         except Stuck as stuck:
             yield _unread(wanted, stuck)
             return
-        for partition in partitions:
+        for partition in named:
             yield from self._alone(partition)
 
     def _one_go(self, wanted: TokenRange, asked: Asked | None) -> Generator[Page | Unread, None, list[TokenRange]]:
@@ -295,7 +285,7 @@ class _Reader:
             return []
         except Stuck as error:
             stuck = error
-        reached = last_partition(last, self._query.layout, self._query.table) if last else None
+        reached = partitions.last_partition(last, self._query.layout, self._query.table) if last else None
         if stuck.absent:
             start = reached.token - 1 if reached else wanted.start
             yield _unread(TokenRange(start, wanted.end), stuck)
@@ -309,12 +299,12 @@ class _Reader:
         """Read the next partitions with one SELECT each: one partition, or more if one did not help the last time."""
         count = min(2 ** max(0, self._fruitless - 1), MAX_PARTITIONS)
         try:
-            partitions = self._next_partitions(reached, wanted, count)
+            following = self._next_partitions(reached, wanted, count)
         except Stuck as stuck:
             return (yield from self._halves(reached, wanted, stuck))
-        for partition in partitions:
+        for partition in following:
             yield from self._alone(partition)
-        return _behind(partitions[-1].token, wanted) if partitions else []
+        return _behind(following[-1].token, wanted) if following else []
 
     def _halves(
         self, reached: Partition | None, wanted: TokenRange, stuck: Stuck
@@ -350,13 +340,13 @@ class _Reader:
         """
         start = reached.token - 1 if reached else wanted.start
         request = Request(
-            partitions_cql(self._query.table, self._query.where),
-            (token_bytes(start), token_bytes(wanted.end)),
+            partitions.partitions_cql(self._query.table, self._query.where),
+            (partitions.token_bytes(start), partitions.token_bytes(wanted.end)),
             limit=count + 2,
         )
         following: list[Partition] = []
         for page in self._pages.read(request):
-            for partition in partitions_of(page, self._query.table):
+            for partition in partitions.partitions_of(page, self._query.table):
                 if reached and partition <= reached:
                     continue
                 if len(following) >= count and partition.token != following[-1].token:
@@ -368,7 +358,9 @@ class _Reader:
         """Read a partition's rows after the last one read, with their own SELECTs."""
         query = self._query
         try:
-            for request in rest_of_partition(query.select, query.table, query.where, self._choices, partition):
+            for request in partitions.rest_of_partition(
+                query.select, query.table, query.where, self._choices, partition
+            ):
                 yield from self._pages.read(request)
         except Stuck as stuck:
             yield _unread(TokenRange(partition.token - 1, partition.token), stuck)
@@ -388,7 +380,7 @@ def check_readable(session: Session, table: TableSchema, user: str | None) -> No
 
     :raises NoPermissionError: the user may not; the message names the missing GRANT
     """
-    token = token_of(table)
+    token = partitions.token_of(table)
     key = quote(table.partition_key[0].name)
     name = f"{quote(table.keyspace)}.{quote(table.name)}"
     with explained_errors(user):

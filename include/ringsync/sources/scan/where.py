@@ -32,7 +32,6 @@ class WhereError(ValueError):
 class Condition:
     """A comparison of a key column.
 
-    :ivar column: CQL name of the column
     :ivar operator: ``=``, ``<``, ``<=``, ``>``, ``>=`` or ``IN``
     :ivar literals: CQL literals; several only with ``IN``
     """
@@ -83,7 +82,6 @@ def behind(values: Sequence[bytes], value: bytes, column: Column) -> list[bytes]
 
     :param values: values as Cassandra serialises them
     :param value: value after which the others come, serialised
-    :param column: clustering column
     """
     keys = value_keys(cells_of_values([value, *values]), column.type)
     here, *places = (keys.value(row) or b"" for row in range(len(keys)))

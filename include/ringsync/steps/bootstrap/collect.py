@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 from ringsync.progress import Progress
-from ringsync.ring.coverage import TokenSet, fraction, subtract
-from ringsync.ring.tokens import RING_WIDTH, TokenRange
+from ringsync.ring.tokens import RING_WIDTH, TokenRange, TokenSet, fraction, subtract
 from ringsync.state.bootstrap import CommittedRange, LostOwnershipError, RangeLedger
 from ringsync.state.session import StateError
 from ringsync.steps.application import ExitCode, StepError

@@ -30,7 +30,7 @@ from ringsync.ledger.table_versions import version_of
 from ringsync.ledger.topic_owners import take_topic, topic_owners
 from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
-from ringsync.ring.coverage import fraction
+from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.forecast import Forecast, sample
 from ringsync.sources.scan.plan import ScanPlan, Selection
@@ -283,7 +283,7 @@ def specify(application: Application, scan: ScanPlan) -> str:
         {
             "outputs_version": OUTPUTS_VERSION,
             "table_id": scan.table.table_id,
-            "schema_digest": scan.schema_digest,
+            "schema_digest": scan.table.digest,
             "selection": json.loads(scan.selection.to_json()),
             "times": [scan.times, scan.element_times],
             "unrepresentable_values": scan.unrepresentable_values,
@@ -360,7 +360,7 @@ def describe(scan: ScanPlan) -> Report:
     return {
         "columns": {column.name: str(column.type) for column in scan.table.columns},
         "selection": json.loads(scan.selection.to_json()),
-        "schema_digest": scan.schema_digest,
+        "schema_digest": scan.table.digest,
         "ring_digest": scan.ring_digest,
         "consistency_level": scan.consistency_level,
         "element_times": scan.element_times,

@@ -22,8 +22,8 @@ from ringsync.cluster.session import connect
 from ringsync.config import Config
 from ringsync.ledger.passes import pass_bucket
 from ringsync.progress import Progress
-from ringsync.ring.coverage import TokenSet, intersection, subtract
 from ringsync.ring.splits import SizeEstimate, Split
+from ringsync.ring.tokens import TokenSet, intersection, subtract
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
 from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
@@ -116,7 +116,7 @@ def read_all(
     with ControlServer(host=_driver_host(context), handlers=collector.handlers) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
         task = BootstrapTask(
-            application.config_path, plan, control.address, ledger.attempt, bucket, put_schemas(application, plan)
+            application.config, plan, control.address, ledger.attempt, bucket, put_schemas(application, plan)
         )
         for wave in itertools.count():
             left = collector.left

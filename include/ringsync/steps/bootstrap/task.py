@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import ringsync
 from ringsync.cluster.control import ControlAddress, ControlClient
-from ringsync.config import Config, load_config
+from ringsync.config import Config
 from ringsync.images.queries import snapshot_queries
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.base import base_folder
@@ -66,7 +66,7 @@ class BootstrapTask:
     :ivar schema_version: version of the stream's schemas
     """
 
-    config_path: str
+    config: Config
     plan: BootstrapPlan
     control: ControlAddress
     attempt: int
@@ -74,7 +74,7 @@ class BootstrapTask:
     schema_version: int
 
     def __call__(self, splits: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SplitResult]:
-        config = load_config(self.config_path)
+        config = self.config
         store = store_of(config)
         for name, split in splits:
             with ControlClient(self.control) as control:

@@ -342,7 +342,6 @@ class Closer:
         """
         number = follow_ups.last + 1
         context = PassContext(
-            config_path=self._application.config_path,
             reader=follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name)),
             topic=follow_ups.topic,
             number=number,

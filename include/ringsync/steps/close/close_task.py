@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.compiled.arrow import Integers, Mask, integers
-from ringsync.config import load_config
 from ringsync.ledger.passes import (
     LATE,
     among,
@@ -78,8 +77,7 @@ class CloseTask:
     by_arrival: bool
 
     def __call__(self, slices: Iterable[Slice]) -> Iterator[SliceResult]:
-        config = load_config(self.context.config_path)
-        store = store_of(config)
+        store = store_of(self.context.reader.config)
         files = StagedFiles(store, self.context.reader.version)
         for name, buckets in slices:
             yield close_slice(self.context, store, files, name, buckets, self.by_arrival)

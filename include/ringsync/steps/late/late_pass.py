@@ -171,7 +171,6 @@ class LatePasses:
                 keep_following(self._store, table.table_id)
                 return Outcome(0, held)
             context = PassContext(
-                config_path=self._application.config_path,
                 reader=self._reader(table),
                 topic=follow_ups.topic,
                 number=follow_ups.last + 1,

@@ -282,7 +282,7 @@ class FollowUps:
         assert self.ring is not None
         config, name = self._application.config, self._table.schema.full_name
         return AfterReader(
-            config_path=self._application.config_path,
+            config=config,
             version=self._table.version,
             mode=mode,
             ring=self.ring,
@@ -440,7 +440,6 @@ class FollowUps:
         folder = base_folder(self._table.schema.keyspace, self._table.schema.name)
         base = read_snapshot(self._store, folder, self._snapshots)
         context = PassContext(
-            config_path=self._application.config_path,
             reader=self._reader("none", state, self.last),
             topic=self.topic,
             number=self.last + 1,

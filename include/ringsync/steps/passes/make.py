@@ -17,10 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import ringsync
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import PARTITION_DELETION
 from ringsync.compiled.arrow import Mask, integers
-from ringsync.config import Config, load_config
+from ringsync.config import Config
+from ringsync.cql.cells import Cells, raw_values
+from ringsync.images.after import without_expired
 from ringsync.images.queries import queries
 from ringsync.images.visible import same_keys
 from ringsync.ledger.passes import (
@@ -59,7 +62,6 @@ class PassContext:
     :ivar schema_version: version of the stream's schemas
     """
 
-    config_path: str
     reader: AfterReader
     topic: str
     number: int
@@ -131,18 +133,19 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
 
     :raises UnseenDeletionsError: there are such
     """
-    config = load_config(context.config_path)
+    config = context.reader.config
     table = context.reader.table
-    every = pa.concat_batches(list(rows.values()))
+    batch = pa.concat_batches(list(rows.values()))
+    every = ChangeRows.of(batch)
     merged = merge(every, table)
     after = images_after(context.reader, merged)
-    left_open = every.slice(0, 0)
+    left_open = batch.slice(0, 0)
     if after.open.any():
         place = same_keys(every, merged, table)
         waits = (place >= 0) & after.open[place]
-        left_open, rows = every.filter(pa.array(waits)), _divided(rows, ~waits)
-        every, merged, after = every.filter(pa.array(~waits)), merged.filter(pa.array(~after.open)), after.known()
-        if not every.num_rows:
+        left_open, rows = batch.filter(pa.array(waits)), _divided(rows, ~waits)
+        every, merged, after = every.where(~waits), merged.where(~after.open), after.known()
+        if not len(every):
             return Made(None, left_open)
     now_ms = int(time.time() * 1000)
     own = own_name(context, name)
@@ -154,31 +157,30 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
     removed = rows_removed(context.reader, merged)
     spared = (with_before(context.reader, said, removed) for said in spared_rows(context.reader, merged))
     for said in chain([own_rows], [removed] if removed else [], spared):
-        messages += said.changes.num_rows
+        messages += len(said.changes)
         # What was spared was not written, and what was removed is in the deletion's own query.
         texts = queries(merged, table) if said is own_rows and config.sync.source_query else None
         write_messages(writer, context, config, said, now_ms, texts)
     # The changes come first: what is left of a try that is killed is found by them (tries.py).
     changes = changes_key(table.table_id, context.number, own)
-    stored = context.reader.version.to_store(merged)
+    stored, deletes = context.reader.version.to_store(merged.to_arrow()), ~merged.of_row
     store.put(changes, encode_rows(stored))
-    deleting = stored.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
-    deletions = deletions_key(table.table_id, context.number, own) if deleting.num_rows else None
+    deletions = deletions_key(table.table_id, context.number, own) if deletes.any() else None
     if deletions:
-        store.put(deletions, encode_rows(deleting))
+        store.put(deletions, encode_rows(stored.filter(pa.array(deletes))))
     digests = {}
     for bucket, batch in rows.items():
         digests[bucket] = digests_key(table.table_id, bucket, context.number, own)
         store.put(digests[bucket], encode_digests(batch["digest"]))
-    lags = now_ms - integers(every["write_time"]) // 1000
+    lags = now_ms - every.write_time // 1000
     sample = np.sort(lags)[:: max(1, len(lags) // LAG_SAMPLE)]
     outputs = Outputs(
         part=writer.finish(),
         changes=changes,
         deletions=deletions,
-        deleted_until_us=pc.max(deleting["deletion"].field("timestamp")).as_py(),
+        deleted_until_us=int(merged.deletion.timestamp[deletes].max()) if deletes.any() else None,
         digests=digests,
-        rows=every.num_rows,
+        rows=len(every),
         messages=messages,
         lags_ms=tuple(sample.tolist()),
         made_at_ms=now_ms,
@@ -189,20 +191,23 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
 def write_messages(
     writer: PartWriter, context: PassContext, config: Config, said: Said, now_ms: int, texts: pa.Array | None = None
 ) -> None:
-    """Add messages to a part of the stream.
+    """Add messages to a part of the stream. Whole rows are told without what has expired, as a SELECT shows them.
 
     :param now_ms: time when they are made, ms since the epoch
     :param texts: ``source.query`` of each; None: they have none
     """
+    table, images = context.reader.table, said.images
+    if context.reader.mode != "none":
+        images = without_expired(images, table, now_ms // 1000)
     writer.add(
         change_messages(
             said.changes,
-            said.images,
+            images,
             said.visible,
-            context.reader.table,
+            table,
             config.server_name,
             config.stream.mapping,
-            hostnames=_endpoints(said.changes["node"], context.endpoints),
+            hostnames=_endpoints(said.changes.node, context.endpoints),
             processed_at_ms=now_ms,
             schema_version=context.schema_version,
             version=ringsync.__version__,
@@ -263,8 +268,9 @@ def commit(
     return None
 
 
-def _endpoints(nodes: pa.Array, endpoints: Mapping[str, str]) -> pa.Array:
+def _endpoints(nodes: Cells | None, endpoints: Mapping[str, str]) -> pa.Array:
     """Addresses of host ids; what is not known any more stays a host id."""
-    encoded = nodes.dictionary_encode()
+    assert nodes is not None, "staged rows name their node"
+    encoded = raw_values(nodes, pa.string()).dictionary_encode()
     names = pa.array([endpoints.get(node, node) for node in encoded.dictionary.to_pylist()], pa.string())
     return names.take(encoded.indices)

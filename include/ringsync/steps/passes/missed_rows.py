@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.schema import PARTITION_DELETION, STATIC
-from ringsync.compiled.arrow import Mask, Places, integers
-from ringsync.config import load_config
+from ringsync.changes.batch import ChangeRows
+from ringsync.changes.schema import ROW
+from ringsync.compiled.arrow import Mask, Places
+from ringsync.cql.cells import cells_of, codes, raw_values
 from ringsync.images.digests import row_digests
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.keys import key_digests
@@ -87,24 +88,24 @@ class MissedRows:
 
     def __call__(self, several: Iterable[Sequence[str]]) -> Iterator[Outputs]:
         reader = self.context.reader
-        config = load_config(self.context.config_path)
+        config = reader.config
         store = store_of(config)
         for files in several:
             seen = np.empty((0, 2), np.uint64)
             for place, key in enumerate(files):
                 try:
-                    rows = reader.version.from_store(decode_rows(store.get(key)))
+                    rows = ChangeRows.of(reader.version.from_store(decode_rows(store.get(key))))
                 except NotFoundError:
                     continue  # versions before did not keep changes so long
                 said = self.said(rows, seen, int(time.time()))
-                if not any(one.changes.num_rows for one in said):
+                if not any(len(one.changes) for one in said):
                     continue
                 told = [digest_halves(_key_digests(one.images, reader.table)) for one in said[1:]]
                 seen = sorted_digests(np.concatenate([seen, *told]))
                 own, now_ms = own_name(self.context, f"{place:04}"), int(time.time() * 1000)
                 # It changes nothing; but what is left of a try that is killed is found by such a file (tries.py).
                 changes = changes_key(reader.table.table_id, self.context.number, own)
-                store.put(changes, encode_rows(reader.version.to_store(rows.slice(0, 0))))
+                store.put(changes, encode_rows(reader.version.to_store(rows.take(np.zeros(0, np.intp)).to_arrow())))
                 writer = FileStream(store, self.context.topic).open_part(
                     pass_bucket(self.context.number), own, self.context.schema_version, config.stream.codec
                 )
@@ -117,12 +118,12 @@ class MissedRows:
                     deleted_until_us=None,
                     digests={},
                     rows=0,
-                    messages=sum(one.changes.num_rows for one in said),
+                    messages=sum(len(one.changes) for one in said),
                     lags_ms=(),
                     made_at_ms=now_ms,
                 )
 
-    def said(self, rows: pa.RecordBatch, seen: Digests, now_s: int) -> list[Said]:
+    def said(self, rows: ChangeRows, seen: Digests, now_s: int) -> list[Said]:
         """What is told of partitions that were copied otherwise than the replica shows them: the deletions and static
         cells of these changes, copied rows that are gone, and rows that are there.
 
@@ -133,7 +134,7 @@ class MissedRows:
         reader = self.context.reader
         table, state = reader.table, reader.replica
         assert state is not None
-        own = row_images_of(rows, table, load_config(reader.config_path).replica.unrepresentable_values)
+        own = row_images_of(rows, table, reader.config.replica.unrepresentable_values)
         images = _of_partitions(previous_of(state, table, rows, own), rows, table)
         found = self._copied(rows, own)
         if found is None:
@@ -144,61 +145,62 @@ class MissedRows:
             differs, gone = _differences(images, copies, table, now_s)
         partition, partition_of_copies = (image_keys(one, table)[0] for one in (images, copies))
         wrong = pa.concat_arrays([partition.filter(pa.array(differs)), partition_of_copies.filter(pa.array(gone))])
-        of_rows = rows if found is None else rows.filter(pc.is_in(rows["partition_key"], wrong))
+        if found is None:
+            of_rows = rows
+        else:
+            partitions, wrong_partitions = codes([rows.partition_key, cells_of(wrong)])
+            of_rows = rows.where(np.isin(partitions, wrong_partitions))
         if not len(of_rows):
             return []
-        kinds = integers(of_rows["kind"])
-        deleted = of_rows["partition_key"].filter(pa.array(kinds >= PARTITION_DELETION))
+        deleted = raw_values(of_rows.where(~of_rows.of_row).partition_key)
         there, again = alive(images, table, now_s), pc.is_in(partition, deleted).to_numpy(zero_copy_only=False)
         new, new_copies = (~among(digest_halves(_key_digests(one, table)), seen) for one in (images, copies))
         told = there & (again | (differs & new))
         removed = gone & new_copies & has_clustering(copies, table)
-        repeated = of_rows.filter(pa.array((kinds >= PARTITION_DELETION) | (kinds == STATIC)))
+        repeated = of_rows.where(of_rows.kind != ROW)
         return [
             self._again(repeated, images, now_s),
             self._told(copies.filter(pa.array(removed)), of_rows, visible=False),
             self._told(images.filter(pa.array(told)), of_rows, visible=True),
         ]
 
-    def _copied(self, rows: pa.RecordBatch, own: pa.RecordBatch) -> pa.RecordBatch | None:
+    def _copied(self, rows: ChangeRows, own: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return what was copied of the rows that changes touch; None: nobody knows."""
         reader = self.context.reader
         if self.copied_version is None or reader.replica is None:
             return None
         return copied_images(reader.replica, reader.table, self.copied_version, own, whole_partitions(rows))
 
-    def _again(self, changes: pa.RecordBatch, images: pa.RecordBatch, now_s: int) -> Said:
+    def _again(self, changes: ChangeRows, images: pa.RecordBatch, now_s: int) -> Said:
         """Return deletions and changes of static cells, with what is static now."""
         table = self.context.reader.table
-        place = places_of(changes["partition_key"], image_keys(images, table)[0])
+        place = places_of(raw_values(changes.partition_key), image_keys(images, table)[0])
         static = live_rows(images, table, now_s)["#static"].to_numpy(zero_copy_only=False)
         visible = np.zeros(len(changes), np.bool_)
         visible[place >= 0] = static[place[place >= 0]]
         found = images.take(pa.array(place, mask=place < 0)) if len(images) else _nothing(images, len(changes))
         return Said(self._own(changes), found, visible)
 
-    def _told(self, images: pa.RecordBatch, origins: pa.RecordBatch, *, visible: bool) -> Said:
+    def _told(self, images: pa.RecordBatch, origins: ChangeRows, *, visible: bool) -> Said:
         """Return rows as they are, or that they are gone.
 
         :param origins: changes of these partitions
         """
         table = self.context.reader.table
-        place = places_of(image_keys(images, table)[0], origins["partition_key"])
+        place = places_of(image_keys(images, table)[0], raw_values(origins.partition_key))
         keys = digest_halves(_key_digests(images, table))
-        changes = changes_of_nothing(origins.take(pa.array(place)), images, keys, table)
+        changes = changes_of_nothing(origins.take(place), images, keys, table)
         return Said(self._own(changes), images, np.full(len(images), visible))
 
-    def _own(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+    def _own(self, changes: ChangeRows) -> ChangeRows:
         """Changes under digests that no message had before, not even for another bootstrap: consumers drop repeats."""
         bootstrap = np.frombuffer(hashlib.blake2b(self.bootstrap.encode(), digest_size=16).digest(), np.uint64)
-        digests = pa.py_buffer((digest_halves(changes["digest"]) ^ bootstrap).tobytes())
-        made = pa.Array.from_buffers(pa.binary(16), len(changes), [None, digests])
-        return changes.set_column(changes.schema.names.index("digest"), changes.schema.field("digest"), made)
+        return replace(changes, digest=changes.digest ^ bootstrap)
 
 
-def _of_partitions(images: pa.RecordBatch, rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+def _of_partitions(images: pa.RecordBatch, rows: ChangeRows, table: TableSchema) -> pa.RecordBatch:
     """Return the images of partitions that changes touch: another one may have the same token."""
-    return images.filter(pc.is_in(image_keys(images, table)[0], rows["partition_key"]))
+    return images.filter(pc.is_in(image_keys(images, table)[0], raw_values(rows.partition_key)))
 
 
 def _differences(images: pa.RecordBatch, copies: pa.RecordBatch, table: TableSchema, now_s: int) -> tuple[Mask, Mask]:

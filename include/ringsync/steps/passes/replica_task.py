@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ringsync.config import load_config
+from ringsync.changes.batch import ChangeRows
 from ringsync.ledger.staging import decode_rows
 from ringsync.replica.base import changes_folder
 from ringsync.replica.changes import changes_schema
@@ -31,11 +31,10 @@ class ReplicaTask:
     number: int
 
     def __call__(self, keys: Iterable[str]) -> Iterator[DataFile]:
-        config = load_config(self.reader.config_path)
-        store = store_of(config)
+        store = store_of(self.reader.config)
         table = self.reader.table
         for key in keys:
-            rows = self.reader.version.from_store(decode_rows(store.get(key)))
+            rows = ChangeRows.of(self.reader.version.from_store(decode_rows(store.get(key))))
             images = complete_rows(self.reader, under_deletions(self.reader, store, rows)).images
             if not images.num_rows:
                 continue

@@ -13,16 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.batch import ChangeRows, concatenated
 from ringsync.changes.columns import columns_of
-from ringsync.changes.flat import flat
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.schema import EXPIRING, PARTITION_DELETION, ROW, STATIC, TOMBSTONE
+from ringsync.changes.schema import EXPIRING, ROW, STATIC, TOMBSTONE
 from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.compiled.arrow import Integers, Mask, Places, integers
-from ringsync.config import Config, load_config
+from ringsync.config import Config
 from ringsync.config.sections import ConsistencyLevel
-from ringsync.cql.types import ListType
+from ringsync.cql.cells import codes
 from ringsync.images.after import RowsAfter, rows_after, seen_instead
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
@@ -79,7 +79,7 @@ class AfterReader:
     :ivar expand: whether rows that deletions of partitions and ranges have removed get messages of their own
     """
 
-    config_path: str
+    config: Config
     version: TableVersion
     mode: Mode
     ring: RankedRing
@@ -121,7 +121,7 @@ class After:
         return After(self.images.filter(pa.array(left)), self.visible[left], self.open[left], before)
 
 
-def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
+def images_after(reader: AfterReader, merged: ChangeRows) -> After:
     """Find the row after each change, as the reader's mode says.
 
     Counters are always read from the source: a log says what one replica has counted.
@@ -129,36 +129,35 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
     :param merged: merged change rows of the table
     :raises UnreadRowsError: rows could not be read
     """
-    config = load_config(reader.config_path)
+    config = reader.config
     table, misfits = reader.table, config.replica.unrepresentable_values
-    kinds = integers(merged["kind"])
-    places = np.flatnonzero((kinds == ROW) | (kinds == STATIC))
-    own = row_images_of(merged, table, misfits)
+    places = np.flatnonzero(merged.of_row)
     now_s = int(time.time())
-    mode: Mode = "source" if any(column.is_counter for column in table.columns) else reader.mode
+    mode: Mode = "source" if table.has_counters else reader.mode
     if mode == "replica" and reader.replica is None:
         mode = "source"
     previous, before = None, None
     if reader.replica is not None and (reader.before or mode == "replica"):
-        previous = previous_of(reader.replica, table, merged, own)
+        previous = previous_of(reader.replica, table, merged, row_images_of(merged, table, misfits))
         before = rows_before(previous, merged, table, now_s) if reader.before else None
     undecided = np.zeros(len(places), np.bool_)
     if mode == "none":
-        found, visible = own, _is_left(merged, places)
+        found, visible = row_images_of(merged, table, misfits), _is_left(merged, places)
     elif mode == "replica" and previous is not None:
         under = under_deletions(reader, store_of(config), merged)
         doubtful = _may_be_hidden(reader, under)
-        found = _of_changes(_completed(reader, under, previous, np.zeros_like(doubtful)), places)
+        after, believed = _completed(reader, under, previous, np.zeros_like(doubtful))
+        found, undecided = _of_changes(after, places), believed[after.of_change[places]]
         visible, asked = alive(found, table, now_s), _with_their_rows(doubtful, merged)[places]
         if asked.any():
             seen, visible[asked], undecided[asked] = _from_source(reader, config, merged, places[asked], now_s)
             found = _combined(found, asked, seen)
     else:
         found, visible, undecided = _from_source(reader, config, merged, places, now_s)
-    if len(places) == merged.num_rows:
+    if len(places) == len(merged):
         return After(found, visible, undecided, before)
-    take = np.zeros(merged.num_rows, np.int64)
-    shown, waiting = np.zeros((2, merged.num_rows), np.bool_)
+    take = np.zeros(len(merged), np.int64)
+    shown, waiting = np.zeros((2, len(merged)), np.bool_)
     take[places] = np.arange(len(places))
     shown[places], waiting[places] = visible, undecided
     return After(_taken(found, take, row_image_schema(table)), shown, waiting, before)
@@ -167,7 +166,7 @@ def images_after(reader: AfterReader, merged: pa.RecordBatch) -> After:
 def _from_source(
     reader: AfterReader,
     config: Config,
-    merged: pa.RecordBatch,
+    merged: ChangeRows,
     places: Places,
     now_s: int,
 ) -> tuple[pa.RecordBatch, Mask, Mask]:
@@ -178,8 +177,8 @@ def _from_source(
     as one of them is down that may have the change alone nobody knows.
     """
     table, now_us = reader.table, now_s * 1_000_000
-    rows = merged.take(pa.array(places))
-    keys = rows.select(["token", "partition_key", "clustering"])
+    rows = merged.take(places)
+    keys = rows.keys
     levels: list[ConsistencyLevel] = ["LOCAL_ONE"] if reader.one_is_enough and not reader.disagreed else []
     seen = read_keys(reader, config, keys, levels, now_s)
     after = rows_after(seen.images, rows, table, live_known_from_us=0, misfits=config.replica.unrepresentable_values)
@@ -189,6 +188,8 @@ def _from_source(
     images = _combined(images, unknown, instead.filter(pa.array(unknown)))
     living, there = alive(images, table, now_s), seen.there.copy()
     hidden = ~visible(rows, seen.images, table, now_s)
+    if reader.disagreed and table.has_counters:
+        hidden |= ~seen.everywhere  # a newer time does not say that a total has what only one replica has counted
     # Messages tell the times of what has ended; a row that is seen all the same lives by something else.
     ended = there & ~hidden & (_with_their_rows(_has_expired(rows, now_s), rows) | ~living)
     images = _combined(images, ended, instead.filter(pa.array(ended)))
@@ -208,63 +209,59 @@ def _from_source(
     return _combined(images, decided, shown), there | (living & ~hidden), hidden & ~decided
 
 
-def _with_their_rows(chosen: Mask, merged: pa.RecordBatch) -> Mask:
+def _with_their_rows(chosen: Mask, merged: ChangeRows) -> Mask:
     """Add to the changes that are chosen those of rows that show the static cells of one of them."""
-    keys, static = merged["partition_key"], chosen & (integers(merged["kind"]) == STATIC)
+    static = chosen & (merged.kind == STATIC)
     if not static.any():
         return chosen
-    of_them = pc.is_in(keys, keys.filter(pa.array(static))).to_numpy(zero_copy_only=False)
-    return np.asarray(chosen | (of_them & (integers(merged["kind"]) == ROW)))
+    (partition,) = codes([merged.partition_key])
+    return np.asarray(chosen | (np.isin(partition, partition[static]) & (merged.kind == ROW)))
 
 
-def _has_expired(rows: pa.RecordBatch, now_s: int) -> Mask:
+def _has_expired(rows: ChangeRows, now_s: int) -> Mask:
     """Tell which changes wrote a cell that no SELECT shows any more: nothing hides it."""
-    cells = flat(rows["cells"])
-    ends = (cells.integers("kind") == EXPIRING) & (cells.integers("local_deletion_time") <= now_s)
     found = np.zeros(len(rows), np.bool_)
-    found[cells.row[ends]] = True
+    found[rows.cells.row[(rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)]] = True
     return found
 
 
-def under_deletions(reader: AfterReader, store: ObjectStore, merged: pa.RecordBatch) -> pa.RecordBatch:
+def under_deletions(reader: AfterReader, store: ObjectStore, merged: ChangeRows) -> ChangeRows:
     """Merged change rows, each where it was: without what the deletions hide that were published before them.
 
     :param merged: merged change rows of the table
     """
     version, table = reader.version, reader.table
-    tokens, oldest = integers(merged["token"]), _written_from(merged).min(initial=_NEVER)
+    oldest = _written_from(merged).min(initial=_NEVER)
     keys = [key for key, until in reader.deletions if until is None or until >= oldest]
 
-    def read(key: str) -> pa.RecordBatch:
-        found = version.from_store(decode_rows(store.get(key)))
-        return found.filter(pa.array(np.isin(integers(found["token"]), tokens)))
+    def read(key: str) -> ChangeRows:
+        found = ChangeRows.of(version.from_store(decode_rows(store.get(key))))
+        return found.where(np.isin(found.token, merged.token))
 
-    older = [one for one in _FETCHERS.map(read, keys) if one.num_rows]
+    older = [rows for rows in _FETCHERS.map(read, keys) if len(rows)]
     if not older:
         return merged
-    both = merge(pa.concat_batches([merged, *older]), table)
-    own = merged.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
+    both = merge(concatenated([merged, *older]), table)
     # The older deletions were applied by their own passes.
-    return merge(pa.concat_batches([both.filter(pa.array(integers(both["kind"]) < PARTITION_DELETION)), own]), table)
+    return merge(concatenated([both.where(both.of_row), merged.where(~merged.of_row)]), table)
 
 
-def _written_from(merged: pa.RecordBatch) -> Integers:
+def _written_from(merged: ChangeRows) -> Integers:
     """When the oldest was written of what each change row has written, µs; in the far future where it only deletes."""
-    found = integers(pc.fill_null(merged["liveness"].flatten()[0], _NEVER))
-    cells = flat(merged["cells"])
-    times = np.where(cells.integers("kind") == TOMBSTONE, _NEVER, cells.integers("timestamp"))
-    np.minimum.at(found, cells.row, times)
+    found = np.where(merged.liveness.there, merged.liveness.timestamp, _NEVER)
+    cells = merged.cells.where(merged.cells.kind != TOMBSTONE)
+    np.minimum.at(found, cells.row, cells.timestamp)
     return found
 
 
-def _may_be_hidden(reader: AfterReader, merged: pa.RecordBatch) -> Mask:
+def _may_be_hidden(reader: AfterReader, merged: ChangeRows) -> Mask:
     """Tell which changes write something that deletions may hide of which the replica shows nothing."""
-    if any(column.is_counter for column in reader.table.columns):
-        return np.zeros(merged.num_rows, np.bool_)  # they are read from the source anyway
+    if reader.table.has_counters:
+        return np.zeros(len(merged), np.bool_)  # they are read from the source anyway
     return np.asarray(_written_from(merged) < reader.deletions_known_from_us)
 
 
-def complete_rows(reader: AfterReader, merged: pa.RecordBatch) -> RowsAfter:
+def complete_rows(reader: AfterReader, merged: ChangeRows) -> RowsAfter:
     """Return complete images of all keys that changes touch: what the replica has, merged with them.
 
     What the replica cannot know for certain is read from the source, at quorum at least.
@@ -273,9 +270,9 @@ def complete_rows(reader: AfterReader, merged: pa.RecordBatch) -> RowsAfter:
     :raises UnreadRowsError: rows could not be read
     """
     assert reader.replica is not None
-    own = row_images_of(merged, reader.table, load_config(reader.config_path).replica.unrepresentable_values)
+    own = row_images_of(merged, reader.table, reader.config.replica.unrepresentable_values)
     previous = previous_of(reader.replica, reader.table, merged, own)
-    return _completed(reader, merged, previous, _may_be_hidden(reader, merged))
+    return _completed(reader, merged, previous, _may_be_hidden(reader, merged))[0]
 
 
 def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
@@ -292,7 +289,7 @@ def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
     return replace(said, before=(images, there))
 
 
-def rows_removed(reader: AfterReader, merged: pa.RecordBatch) -> Said | None:
+def rows_removed(reader: AfterReader, merged: ChangeRows) -> Said | None:
     """Return the rows that deletions of partitions and ranges have removed, and that no change of their own is of.
 
     :param merged: merged change rows of the table, with their nodes
@@ -300,8 +297,7 @@ def rows_removed(reader: AfterReader, merged: pa.RecordBatch) -> Said | None:
     :raises NoReplicaError: there are such deletions, but no replica that has all passes
     :raises UnreadRowsError: rows could not be read
     """
-    table, tokens = reader.table, integers(merged["token"])
-    deleted = np.unique(tokens[integers(merged["kind"]) >= PARTITION_DELETION])
+    table, deleted = reader.table, np.unique(merged.token[~merged.of_row])
     if not reader.expand or not table.clustering or not len(deleted):
         return None
     if reader.replica is None:
@@ -310,16 +306,14 @@ def rows_removed(reader: AfterReader, merged: pa.RecordBatch) -> Said | None:
             "is none that has all that was published: wait until its bootstrap is complete, bootstrap it, or set "
             f"sync.tables: {{{table.full_name}: {{expand_deletions: false}}}}"
         )
-    chosen = merged.filter(pa.array(np.isin(tokens, deleted)))
-    own = row_images_of(chosen, table, load_config(reader.config_path).replica.unrepresentable_values)
+    chosen = merged.where(np.isin(merged.token, deleted))
+    own = row_images_of(chosen, table, reader.config.replica.unrepresentable_values)
     previous = previous_of(reader.replica, table, chosen, own)
-    after = _completed(reader, chosen, previous, np.zeros(chosen.num_rows, np.bool_))
+    after, _ = _completed(reader, chosen, previous, np.zeros(len(chosen), np.bool_))
     return removed_rows(previous, chosen, after, table, int(time.time()))
 
 
-def previous_of(
-    replica: ReplicaState, table: TableSchema, merged: pa.RecordBatch, own: pa.RecordBatch
-) -> pa.RecordBatch:
+def previous_of(replica: ReplicaState, table: TableSchema, merged: ChangeRows, own: pa.RecordBatch) -> pa.RecordBatch:
     """Return what a replica has of the rows that changes touch.
 
     :param merged: merged change rows of the table
@@ -328,19 +322,21 @@ def previous_of(
     return previous_images(replica, table, own, whole_partitions(merged))
 
 
-def whole_partitions(merged: pa.RecordBatch) -> pa.Array:
+def whole_partitions(merged: ChangeRows) -> pa.Array:
     """Return the tokens of partitions of which merged change rows touch any row there may be."""
-    return pa.array(np.unique(integers(merged["token"])[integers(merged["kind"]) != ROW]), pa.int64())
+    return pa.array(np.unique(merged.token[merged.kind != ROW]), pa.int64())
 
 
-def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordBatch, doubtful: Mask) -> RowsAfter:
-    """Return the images of all keys that changes touch.
+def _completed(
+    reader: AfterReader, merged: ChangeRows, previous: pa.RecordBatch, doubtful: Mask
+) -> tuple[RowsAfter, Mask]:
+    """Return the images of all keys that changes touch, and the mask of those for which the log is believed.
 
     :param previous: the newest images before them
     :param doubtful: mask of the changes for which the source is asked whether something hides them
     """
     assert reader.replica is not None
-    config = load_config(reader.config_path)
+    config = reader.config
     table, misfits = reader.table, config.replica.unrepresentable_values
     after = rows_after(
         previous,
@@ -351,8 +347,9 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
         doubtful=doubtful,
         deletions_known_from_us=reader.deletions_known_from_us,
     )
+    believed = np.zeros(len(after.images), np.bool_)
     if not after.unknown.any():
-        return after
+        return after, believed
     unknown = after.images.filter(pa.array(after.unknown))
     partition_keys, clusterings = image_keys(unknown, table)
     clusterings = pc.if_else(pa.array(has_clustering(unknown, table)), clusterings, None)
@@ -361,13 +358,13 @@ def _completed(reader: AfterReader, merged: pa.RecordBatch, previous: pa.RecordB
     now_s = int(time.time())
     seen = read_keys(reader, config, keys, [], now_s)
     images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
-    if reader.disagreed and not any(column.is_counter for column in table.columns):
-        open_images = _undecided(after, merged, seen, table, now_s)
+    if reader.disagreed and not table.has_counters:
+        open_images = believed[after.unknown] = _undecided(after, merged, seen, table, now_s)
         images = _combined(images, open_images, unknown.filter(pa.array(open_images)))
-    return replace(after, images=_combined(after.images, after.unknown, images))
+    return replace(after, images=_combined(after.images, after.unknown, images)), believed
 
 
-def _undecided(after: RowsAfter, merged: pa.RecordBatch, seen: Seen, table: TableSchema, now_s: int) -> Mask:
+def _undecided(after: RowsAfter, merged: ChangeRows, seen: Seen, table: TableSchema, now_s: int) -> Mask:
     """Tell for which of the images that were read the log is believed.
 
     A replica that does not answer may be the only one that has the change, and its copies, which come later, count as
@@ -379,7 +376,7 @@ def _undecided(after: RowsAfter, merged: pa.RecordBatch, seen: Seen, table: Tabl
     says[says] = after.unknown[after.of_change[says]]
     changes = np.flatnonzero(says)
     place = np.cumsum(after.unknown)[after.of_change[changes]] - 1  # among the images that were read
-    told = _without_list_tombstones(merged.take(pa.array(changes)), table)
+    told = _without_list_tombstones(merged.take(changes), table)
     is_open = ~seen.everywhere[place] & ~visible(told, seen.images, table, now_s)
     found = np.zeros(len(seen.everywhere), np.bool_)
     found[place[is_open]] = True
@@ -389,12 +386,10 @@ def _undecided(after: RowsAfter, merged: pa.RecordBatch, seen: Seen, table: Tabl
     return found
 
 
-def _without_list_tombstones(merged: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
-    lists = [one.number for one in columns_of(table) if one.is_multicell and isinstance(one.type, ListType)]
-    cells = flat(merged["cells"])
-    cells = cells.where((cells.integers("kind") != TOMBSTONE) | ~np.isin(cells.integers("column"), lists))
-    place = merged.schema.get_field_index("cells")
-    return merged.set_column(place, merged.schema.field(place), cells.lists(merged.num_rows))
+def _without_list_tombstones(merged: ChangeRows, table: TableSchema) -> ChangeRows:
+    lists = [column.number for column in columns_of(table) if column.is_list]
+    cells = merged.cells
+    return replace(merged, cells=cells.where((cells.kind != TOMBSTONE) | ~np.isin(cells.column, lists)))
 
 
 @dataclass(frozen=True)
@@ -454,9 +449,9 @@ def read_keys(
         return unread
 
     left, unread = np.arange(keys.num_rows), []
-    if not levels or reader.disagreed or any(column.is_counter for column in reader.table.columns):
+    if not levels or reader.disagreed or reader.table.has_counters:
         levels = ["LOCAL_QUORUM", *levels]
-    if reader.disagreed or any(column.is_counter for column in reader.table.columns):
+    if reader.disagreed or reader.table.has_counters:
         everywhere = reader.ring.all_live[reader.ring.numbers_of(integers(keys["token"]))]
         unread = ask("ALL", left[everywhere])
         everywhere[[one.place for one in unread]] = False
@@ -469,13 +464,12 @@ def read_keys(
     return Seen(pa.concat_batches(images), there, everywhere)
 
 
-def _is_left(merged: pa.RecordBatch, places: Places) -> Mask:
+def _is_left(merged: ChangeRows, places: Places) -> Mask:
     """Of changes without anything that was there before: whether more than a deletion of the row is left."""
-    valid = {name: merged[name].is_valid().to_numpy(zero_copy_only=False) for name in ("liveness", "deletion")}
-    cells = np.diff(integers(merged["cells"].offsets)) > 0
-    complex_deletions = np.diff(integers(merged["complex_deletions"].offsets)) > 0
-    found: Mask = (valid["liveness"] | cells | complex_deletions | ~valid["deletion"])[places]
-    return found
+    has_parts = np.zeros(len(merged), np.bool_)
+    for parts in (merged.cells, merged.complex_deletions):
+        has_parts[parts.row] = True
+    return np.asarray((merged.liveness.there | has_parts | ~merged.deletion.there)[places])
 
 
 def _of_changes(after: RowsAfter, places: Places) -> pa.RecordBatch:

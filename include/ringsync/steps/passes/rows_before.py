@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.batch import ChangeRows, fixed16_array
 from ringsync.changes.keys.order import clustering_order
-from ringsync.changes.schema import PARTITION_DELETION, ROW, STATIC
-from ringsync.compiled.arrow import Mask, integers
+from ringsync.changes.schema import ROW, STATIC
+from ringsync.compiled.arrow import Mask, array_of, integers
+from ringsync.cql.cells import cells_of, no_cells, raw_values
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.images.after import RowsAfter
 from ringsync.images.live import live_rows
@@ -35,7 +37,7 @@ class Said:
     :ivar before: the rows before; None: unknown
     """
 
-    changes: pa.RecordBatch
+    changes: ChangeRows
     images: pa.RecordBatch
     visible: Mask
     before: Before | None = None
@@ -49,7 +51,7 @@ def alive(images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
     return shown
 
 
-def rows_before(previous: pa.RecordBatch, merged: pa.RecordBatch, table: TableSchema, now_s: int) -> Before:
+def rows_before(previous: pa.RecordBatch, merged: ChangeRows, table: TableSchema, now_s: int) -> Before:
     """Return the row before each change; of a change of static cells what was static in its partition.
 
     A deletion of a partition is of a row only where partitions are rows; one of a range never is.
@@ -61,12 +63,11 @@ def rows_before(previous: pa.RecordBatch, merged: pa.RecordBatch, table: TableSc
     live = live_rows(previous, table, now_s)
     row_alive, static_alive = (live[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
     partition, clustering = image_keys(previous, table)
-    kinds = integers(merged["kind"])
-    place = places_of(merged["partition_key"], partition)
-    static = kinds == STATIC
+    static = merged.kind == STATIC
+    place = places_of(raw_values(merged.partition_key), partition)
     if table.clustering:
-        is_row = kinds == ROW
-        mine = _keys(merged["partition_key"], merged["clustering"], is_row, table)
+        is_row = merged.kind == ROW
+        mine = _keys(raw_values(merged.partition_key), raw_values(merged.clustering), is_row, table)
         its = _keys(partition, clustering, has_clustering(previous, table), table)
         place = np.where(is_row, places_of(mine, its), np.where(static, place, _NONE))
     there = place != _NONE
@@ -75,7 +76,7 @@ def rows_before(previous: pa.RecordBatch, merged: pa.RecordBatch, table: TableSc
 
 
 def removed_rows(
-    previous: pa.RecordBatch, merged: pa.RecordBatch, after: RowsAfter, table: TableSchema, now_s: int
+    previous: pa.RecordBatch, merged: ChangeRows, after: RowsAfter, table: TableSchema, now_s: int
 ) -> Said | None:
     """The rows that deletions of partitions and ranges have removed, and that no change of their own is of; None: none.
 
@@ -98,11 +99,11 @@ def removed_rows(
     removed = is_row & alive(previous, table, now_s) & (place != _NONE)
     removed[removed] = gone[place[removed]]
     # A row has the time of the newest deletion that covers it: that is what has removed it.
-    deletions = merged.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
+    deletions = merged.where(~merged.of_row)
     deleted_at = pc.struct_field(after.images["_row"], "deleted_at").take(pa.array(place, mask=~removed))
     deletion = places_of(
         _with_times(partition, deleted_at),
-        _with_times(deletions["partition_key"], pc.struct_field(deletions["deletion"], "timestamp")),
+        _with_times(raw_values(deletions.partition_key), array_of(deletions.deletion.timestamp)),
     )
     chosen = np.flatnonzero(removed & (deletion != _NONE))
     if not len(chosen):
@@ -110,24 +111,22 @@ def removed_rows(
     chosen = chosen[np.argsort(place[chosen])]  # in the order of the table
     take = pa.array(chosen)
     images = previous.take(take)
-    changes = _of_rows(deletions.take(pa.array(deletion[chosen])), clustering.take(take))
+    changes = _of_rows(deletions.take(deletion[chosen]), clustering.take(take))
     there = np.ones(len(chosen), np.bool_)
     return Said(changes, images, ~there, (live_rows(images, table, now_s), there))
 
 
-def _of_rows(deletions: pa.RecordBatch, clusterings: pa.Array) -> pa.RecordBatch:
+def _of_rows(deletions: ChangeRows, clusterings: pa.Array) -> ChangeRows:
     """Return deletions as if each had been of one row."""
-    count = len(deletions)
-    halves = murmur3_128(pc.binary_join_element_wise(deletions["digest"].cast(pa.binary()), clusterings, b""))
-    digests = np.stack(halves, axis=1).astype(">i8")
-    made = {
-        "kind": pa.array(np.full(count, ROW, np.int8)),
-        "clustering": clusterings,
-        "range_end": pa.nulls(count, pa.binary()),
-        "digest": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, pa.py_buffer(digests)]),
-    }
-    arrays = [made.get(name, deletions[name]) for name in deletions.schema.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=deletions.schema)
+    count, digests = len(deletions), fixed16_array(deletions.digest).cast(pa.binary())
+    halves = murmur3_128(pc.binary_join_element_wise(digests, clusterings, b""))
+    return replace(
+        deletions,
+        kind=np.full(count, ROW),
+        clustering=cells_of(clusterings),
+        range_end=no_cells(count),
+        digest=np.stack(halves, axis=1).astype(">i8").view(np.uint64),
+    )
 
 
 def _keys(partition: pa.Array, clustering: pa.Array, is_row: Mask, table: TableSchema) -> pa.Array:

@@ -16,14 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.keys.parts import clustering_parts, composite_parts
+from ringsync.changes.batch import ChangeRows, concatenated, without_content
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, PARTITION_DELETION, ROW, STATIC
+from ringsync.changes.schema import ROW, STATIC
 from ringsync.cluster.control import ControlClient
 from ringsync.compiled.arrow import Mask, Places, integers
-from ringsync.config import Config, load_config
+from ringsync.config import Config
 from ringsync.config.sections import ConsistencyLevel
-from ringsync.cql.cells import cells_of, raw_values
+from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.identifiers import quote
 from ringsync.formats.result_page import Page
 from ringsync.images.from_pages import row_images
@@ -82,7 +83,7 @@ class _Lookup:
     levels: tuple[ConsistencyLevel, ...]
 
 
-def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
+def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
     """Return the rows that are there under deletions of partitions and ranges, some at a time: however many there are.
 
     :param merged: merged change rows of the table; what they say themselves is left out
@@ -90,10 +91,10 @@ def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
     :raises UnseenDeletionsError: at the end: maybe only a replica that did not answer has deletions, so what was given
         is not what they have spared
     """
-    deletions = merged.filter(pa.array(integers(merged["kind"]) >= PARTITION_DELETION))
-    if reader.mode == "none" or not deletions.num_rows:
+    deletions = merged.where(~merged.of_row)
+    if reader.mode == "none" or not len(deletions):
         return
-    config, table, now_s = load_config(reader.config_path), reader.table, int(time.time())
+    config, table, now_s = reader.config, reader.table, int(time.time())
     waiting: set[int] = set()
     if table.clustering:
         found = _under(reader, config, deletions, now_s, waiting)
@@ -103,21 +104,20 @@ def spared_rows(reader: AfterReader, merged: pa.RecordBatch) -> Iterator[Said]:
     for shown in found:
         images = shown.images
         keys = digest_halves(key_digests(images, table).cast(pa.binary(16)))
-        changes = changes_of_nothing(deletions.take(pa.array(shown.deletion)), images, keys, table)
+        changes = changes_of_nothing(deletions.take(shown.deletion), images, keys, table)
         new = first_of_each(keys) & ~among(keys, seen) & (same_keys(changes, merged, table) < 0)
         seen = sorted_digests(np.concatenate([seen, keys[new]]))
-        chosen = pa.array(new)
         if new.any():
-            yield Said(changes.filter(chosen), images.filter(chosen), np.ones(int(new.sum()), np.bool_))
+            yield Said(changes.where(new), images.filter(pa.array(new)), np.ones(int(new.sum()), np.bool_))
         if reader.disagreed and not shown.everywhere.all():
             still = _still_there(images, deletions, merged, table) & ~shown.everywhere
-            unseen.append(deletions["partition_key"].take(pa.array(shown.deletion[still])))
+            unseen.append(raw_values(deletions.partition_key.take(shown.deletion[still])))
             waiting.update(shown.deletion[still].tolist())
     if len(partition_keys := pa.concat_arrays(unseen).unique()):
         raise UnseenDeletionsError(partition_keys)
 
 
-def _still_there(images: pa.RecordBatch, deletions: pa.RecordBatch, merged: pa.RecordBatch, table: TableSchema) -> Mask:
+def _still_there(images: pa.RecordBatch, deletions: ChangeRows, merged: ChangeRows, table: TableSchema) -> Mask:
     """Of which images more is shown than the deletions leave.
 
     Of a row's own liveness nobody knows when it was written; a row with newer cells need not have one.
@@ -125,20 +125,17 @@ def _still_there(images: pa.RecordBatch, deletions: pa.RecordBatch, merged: pa.R
     :param merged: whose own rows were judged when the rows after them were found
     """
     shown = change_rows_of(images, table, unknown_at_us=_LONG_AGO)
-    shown = shown.filter(pa.array(same_keys(shown, merged, table) < 0))
-    left = merge(pa.concat_batches([shown, deletions.select(CHANGE_ROWS.names)]), table)
+    shown = shown.where(same_keys(shown, merged, table) < 0)
+    left = merge(concatenated([shown, replace(deletions, node=None)]), table)
     place = same_keys(shown, left, table)
-    cells, cells_left = (integers(pc.list_value_length(rows["cells"])) for rows in (shown, left))
-    lives = left["liveness"].is_valid().to_numpy(zero_copy_only=False)
-    deleted = (place < 0) | (cells_left[place] < cells) | ((cells == 0) & ~lives[place])
+    cells, cells_left = (np.bincount(rows.cells.row, minlength=len(rows)) for rows in (shown, left))
+    deleted = (place < 0) | (cells_left[place] < cells) | ((cells == 0) & ~left.liveness.there[place])
     found = np.zeros(len(images), np.bool_)
-    found[integers(shown["position"])[deleted]] = True
+    found[shown.position[deleted]] = True
     return found
 
 
-def changes_of_nothing(
-    origins: pa.RecordBatch, images: pa.RecordBatch, keys: Digests, table: TableSchema
-) -> pa.RecordBatch:
+def changes_of_nothing(origins: ChangeRows, images: pa.RecordBatch, keys: Digests, table: TableSchema) -> ChangeRows:
     """Return change rows that say nothing: each has a row's key, and where the change comes from for which it is told.
 
     The digest is that change's and the key's: the same, whenever the change is published.
@@ -146,35 +143,25 @@ def changes_of_nothing(
     :param origins: the change of each image, whatever it has changed
     :param keys: digests of the images' keys
     """
-    count, is_row = len(images), has_clustering(images, table)
-    _, clusterings = image_keys(images, table)
-    digests = pa.py_buffer((digest_halves(origins["digest"]) ^ keys).tobytes())
-    made = {
-        "kind": pa.array(np.where(is_row, ROW, STATIC).astype(np.int8)),
-        "clustering": pc.if_else(pa.array(is_row), clusterings, pa.scalar(None, pa.binary())),
-        "digest": pa.Array.from_buffers(pa.binary(16), count, [None, digests]),
-        **{
-            name: pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], kind))
-            for name, kind in (("cells", CELL), ("complex_deletions", COMPLEX_DELETION))
-        },
-    }
-    for name in ("range_end", "liveness", "deletion"):
-        made[name] = pa.nulls(count, origins.schema.field(name).type)
-    arrays = [made.get(name, origins[name]) for name in origins.schema.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=origins.schema)
+    is_row, (_, clusterings) = has_clustering(images, table), image_keys(images, table)
+    return without_content(
+        origins,
+        kind=np.where(is_row, ROW, STATIC),
+        clustering=cells_of(clusterings).without(~is_row),
+        digest=origins.digest ^ keys,
+    )
 
 
-def _rows(reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int) -> Iterator[_Shown]:
+def _rows(reader: AfterReader, config: Config, deletions: ChangeRows, now_s: int) -> Iterator[_Shown]:
     """Tell where a partition is a row: those that are there."""
-    keys = deletions.select(["token", "partition_key", "clustering"])
-    seen = read_keys(reader, config, keys, [], now_s)
+    seen = read_keys(reader, config, deletions.keys, [], now_s)
     partition_keys, _ = image_keys(seen.images, reader.table)
-    place = integers(pc.index_in(partition_keys, value_set=deletions["partition_key"]))
+    place = integers(pc.index_in(partition_keys, value_set=raw_values(deletions.partition_key)))
     yield _Shown(seen.images, place, seen.everywhere[place])
 
 
 def _under(
-    reader: AfterReader, config: Config, deletions: pa.RecordBatch, now_s: int, waiting: set[int]
+    reader: AfterReader, config: Config, deletions: ChangeRows, now_s: int, waiting: set[int]
 ) -> Iterator[_Shown]:
     """Return the rows that are there under deletions, some at a time.
 
@@ -240,14 +227,13 @@ def _pages(
                 waiting.append(replace(lookup, levels=lookup.levels[1:]))
 
 
-def _lookups(reader: AfterReader, select: str, deletions: pa.RecordBatch) -> Iterator[_Lookup]:
+def _lookups(reader: AfterReader, select: str, deletions: ChangeRows) -> Iterator[_Lookup]:
     table, ring = reader.table, reader.ring
-    cells = cells_of(deletions["partition_key"])
-    parts = [cells] if len(table.partition_key) == 1 else composite_parts(cells, len(table.partition_key))
+    parts = partition_parts(deletions.partition_key, table)
     keys = list(zip(*(raw_values(part).to_pylist() for part in parts), strict=True))
-    bounds = [_bounds(deletions[name], table) for name in ("clustering", "range_end")]
+    bounds = [_bounds(cells, table) for cells in (deletions.clustering, deletions.range_end)]
     of_keys = [f"{quote(column.name)} = ?" for column in table.partition_key]
-    for place, number in enumerate(ring.numbers_of(integers(deletions["token"])).tolist()):
+    for place, number in enumerate(ring.numbers_of(deletions.token).tolist()):
         conditions, values = _between(table, *(side[place] for side in bounds))
         quorum: tuple[ConsistencyLevel, ...] = ("LOCAL_QUORUM",)
         yield _Lookup(
@@ -266,15 +252,16 @@ class _Bound:
     inclusive: bool = True
 
 
-def _bounds(encoded: pa.Array, table: TableSchema) -> list[_Bound]:
+def _bounds(cells: Cells, table: TableSchema) -> list[_Bound]:
     """Return bounds as change rows have them; of the deletion of a partition those that leave nothing out."""
-    found = [_Bound()] * len(encoded)
-    there = np.flatnonzero(encoded.is_valid().to_numpy(zero_copy_only=False))
-    texts = encoded.take(pa.array(there))
-    counts, parts, _ = clustering_parts(cells_of(texts), len(table.clustering))
+    found = [_Bound()] * len(cells)
+    there = np.flatnonzero(cells.lengths >= 0)
+    of_ranges = cells.take(there)
+    counts, parts, _ = clustering_parts(of_ranges, len(table.clustering))
+    inclusive = of_ranges.buffer[of_ranges.offsets + of_ranges.lengths - 1] > 0
     values = list(zip(*(raw_values(part).to_pylist() for part in parts), strict=True))
-    for place, text, count, of_row in zip(there.tolist(), texts.to_pylist(), counts.tolist(), values, strict=True):
-        found[place] = _Bound(of_row[:count], text[-1] > 0)
+    for place, belongs, count, of_row in zip(there.tolist(), inclusive.tolist(), counts.tolist(), values, strict=True):
+        found[place] = _Bound(of_row[:count], belongs)
     return found
 
 

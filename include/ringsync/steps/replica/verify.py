@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringsync.cluster.control import ControlClient, ControlServer
 from ringsync.cluster.session import connect
-from ringsync.config import Config, load_config
+from ringsync.config import Config
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, Selection, within
 from ringsync.sources.scan.planning import make_scan_plan
@@ -141,14 +141,14 @@ def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges
     from ringsync.replica.checksum import range_checksums
     from ringsync.sources.cassandra_table import read_split
 
-    config_path = application.config_path
+    config = application.config
     with ControlServer(host=spark.conf.get("spark.driver.host", "127.0.0.1")) as control:
         control.watch_limits(application.store, f"verify-{application.run}", cluster_limits(application.config))
         address = control.address
 
         def read(piece: int) -> Iterator[Any]:
             with ControlClient(address) as permits:
-                for batch in read_split(load_config(config_path), plan, plan.splits[piece], permits):
+                for batch in read_split(config, plan, plan.splits[piece], permits):
                     yield selected_rows(batch, plan.table, plan.now)
 
         return range_checksums(spark, len(plan.splits), read, plan.table, edges)

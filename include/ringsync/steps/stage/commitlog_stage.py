@@ -92,7 +92,6 @@ class Stager:
         self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], None]
     ) -> None:
         self._config: Config = application.config
-        self._config_path = application.config_path
         self._store: ObjectStore = application.store
         self._queue: str = application.options.queue
         self._session = session
@@ -202,7 +201,7 @@ class Stager:
         )
         gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
         logged = (*self._logged, *gone.values())
-        return self._run(StageTask(self._config_path, logged, kept, windows, frozenset(gone)), work)
+        return self._run(StageTask(self._config, logged, kept, windows, frozenset(gone)), work)
 
     def _run(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
         """Run one job for all nodes that are well, and if it fails as a whole (a worker has crashed, its memory is

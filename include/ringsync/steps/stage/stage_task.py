@@ -19,7 +19,7 @@ import pyarrow as pa
 from ringsync.changes.columns import logged_tables
 from ringsync.changes.identity import TableVersion
 from ringsync.compiled.arrow import Integers, integers
-from ringsync.config import load_config
+from ringsync.config import Config
 from ringsync.cql.cells import cells_of_values, raw_values
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.formats.commitlog.reader import UNDECODED, read_log
@@ -152,14 +152,14 @@ class StageTask:
     :ivar gone: ids of tables of ``logged`` that were dropped: their rows are counted
     """
 
-    config_path: str
+    config: Config
     logged: tuple[TableSchema, ...]
     kept: tuple[StagedTable, ...]
     windows: Windows
     gone: frozenset[str] = frozenset()
 
     def __call__(self, works: Iterable[StageWork]) -> Iterator[Staged]:
-        config = load_config(self.config_path)
+        config = self.config
         store = store_of(config)
         keys = keys_in(config.sync.keystore, os.environ) if config.sync.keystore else None
         for work in works:
