@@ -29,7 +29,7 @@ from ringsync.storage.local import LocalStore
 from tests.reconciled import merged
 from tests.replica.bases import state_of
 from tests.steps.late_files import RangeDelete, Write, change_rows
-from tests.steps.test_bootstrap_begins_back import KEPT_MS, again, bootstrap, follow_ups, rows_of_replica
+from tests.steps.test_bootstrap_begins_back import KEPT_MS, again, bootstrap, caught_up, follow_ups, rows_of_replica
 from tests.steps.test_close import NOW, TABLE, Lake
 from tests.steps.test_rows_before import WITH_STATIC
 from tests.steps.test_rows_before import Lake as WithStatic
@@ -128,7 +128,7 @@ def passes(lake: Lake) -> list[Pass]:
 
 
 def shown(lake: Lake) -> dict[tuple[int, int], str]:
-    follow_ups(lake).catch_up()
+    caught_up(follow_ups(lake))
     return rows_of_replica(lake)
 
 
@@ -234,7 +234,7 @@ def test_a_deletion_meets_older_rows_however_long_ago_it_was_published(
 ) -> None:
     """Where one node is behind all buckets stay open, and what is agreed on is published long before what is not."""
     deletion = publish(lake, [Write(1, None, None, LATER + 900), RangeDelete(2, 0, 9, LATER + 900)])
-    follow_ups(lake).catch_up()
+    caught_up(follow_ups(lake))
     again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - minutes * 60_000))
     if not knows_times:
         forget_times(lake, deletion)
@@ -255,7 +255,7 @@ def test_rows_that_are_newer_than_all_deletions_read_no_file_of_them(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(lake, [Write(1, None, None, LATER + 900)])
-    follow_ups(lake).catch_up()
+    caught_up(follow_ups(lake))
     publish(lake, [Write(1, 1, "x", LATER + 901)])
     read: list[str] = []
     real = LocalStore.get
@@ -324,9 +324,7 @@ def test_messages_do_not_say_that_it_lives(lake: Lake, source: Source) -> None:
 
 
 def replica_reader(lake: Lake) -> Any:
-    ours = follow_ups(lake)
-    ours.catch_up()
-    return ours.reader("replica")
+    return caught_up(follow_ups(lake)).reader("replica")
 
 
 def test_dead_rows_are_kept_while_nobody_asks_what_hides_a_row(lake: Lake) -> None:
