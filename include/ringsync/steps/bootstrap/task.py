@@ -49,10 +49,15 @@ PROGRESS_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The rows of a split; rows that were read and not committed are discarded."""
+    """What became of the rows of a split."""
 
     rows_read: int
     rows_committed: int
+
+    @property
+    def rows_discarded(self) -> int:
+        """Rows that were read and not committed."""
+        return self.rows_read - self.rows_committed
 
 
 @dataclass(frozen=True)
