@@ -12,7 +12,7 @@ from ringsync.ledger.staging import Block, Bucket, Place
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.steps.close.agreement import OpenBucket, Settled, settle, settle_together
-from ringsync.steps.close.slices import cut
+from ringsync.steps.close.close_task import cut
 from ringsync.steps.stage.stage_task import range_sums
 
 BUCKET = Bucket(60_000, 60_000)

@@ -89,7 +89,7 @@ class Source:
         self.all_alive = True
         self.asked: list[tuple[int, int]] = []
 
-    def read_keys(self, reader: Any, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+    def read_keys(self, reader: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
         wanted = list(zip(keys["partition_key"].to_pylist(), keys["clustering"].to_pylist(), strict=True))
         self.asked += [(int.from_bytes(key), int.from_bytes(clustering[-4:])) for key, clustering in wanted]
         found = {(row["partition_key"], row["clustering"]): one for one in self.rows for row in [one.row(TABLE, "a")]}
@@ -191,7 +191,7 @@ def test_one_replica_is_asked_only_where_all_have_what_was_published(
     """A node that was down lacks a deletion until its hint comes, and has newer changes of older rows."""
     asked: list[list[str]] = []
 
-    def read_keys(reader: Any, config: Any, keys: pa.RecordBatch, levels: list[str], now_s: int) -> Seen:
+    def read_keys(reader: Any, keys: pa.RecordBatch, levels: list[str], now_s: int) -> Seen:
         asked.append(levels)
         nothing = np.zeros(len(keys), np.bool_)
         return Seen(row_images_of(merged(change_rows([], TABLE), TABLE), TABLE, "raw"), nothing, ~nothing)
@@ -346,7 +346,7 @@ def test_static_cells_that_may_be_hidden_are_asked_for_with_all_rows_that_show_t
     shown.publish(rows_there)
     asked: list[int] = []
 
-    def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+    def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
         """Nobody has the static cell, but maybe the one that is down."""
         asked.append(len(keys))
         images = row_images_of(merged(rows_there, WITH_STATIC), WITH_STATIC, "raw")
@@ -424,7 +424,7 @@ def test_rows_do_not_show_static_cells_that_are_hidden(
     empty = WithStatic(tmp_path, WITH_STATIC)
     there = row_images_of(merged(pa.RecordBatch.from_pylist(rows, STAGED_ROWS), WITH_STATIC), WITH_STATIC, "raw")
 
-    def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+    def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
         wanted = [(int.from_bytes(one["partition_key"]), one["clustering"] is not None) for one in keys.to_pylist()]
         shown = pa.array([(image["id"], True) in wanted for image in there.to_pylist()])
         found = np.array([is_row for _, is_row in wanted], np.bool_)

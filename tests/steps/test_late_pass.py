@@ -12,7 +12,6 @@ from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.steps.late import late_pass
 from ringsync.steps.late.late_pass import LatePasses
-from ringsync.steps.late.late_rows import UnreadableRowsError
 from ringsync.steps.passes.rows_after import UnreadRowsError
 from tests.commitlog_model.murmur3 import token
 from tests.steps.late_files import Write, change_rows
@@ -94,5 +93,5 @@ def test_rows_of_a_range_without_a_quorum_hold_up_no_others(
 def test_where_no_range_is_to_blame_all_rows_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = Late(tmp_path, monkeypatch, ring(True, True, True, True, True))
     late.readable = set()
-    with pytest.raises(UnreadableRowsError):
+    with pytest.raises(UnreadRowsError):
         late.passes.publish(THERE, change_rows(WRITES, THERE))

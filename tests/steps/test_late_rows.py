@@ -33,10 +33,9 @@ from ringsync.steps.late.late_rows import (
     LONGEST_WAIT_S,
     LateRows,
     Outcome,
-    UnreadableRowsError,
 )
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.passes.rows_after import AfterReader
+from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
@@ -428,7 +427,7 @@ def test_what_cannot_be_read_waits(table: TableSchema, session: Any, tmp_path: P
     real = effects.publish
 
     def unreadable(table: TableSchema, rows: pa.RecordBatch) -> Outcome:
-        raise UnreadableRowsError("two of three nodes are down")
+        raise UnreadRowsError("two of three nodes are down")
 
     effects.publish = unreadable  # type: ignore[method-assign]
     put_late(store, [Write(1, 1, "x", HOUR_AGO)], table, "unreadable")

@@ -93,7 +93,7 @@ class Source:
     images: pa.RecordBatch
     all_alive: bool = False
 
-    def read_keys(self, reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+    def read_keys(self, reader: AfterReader, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
         count = len(keys)
         there = np.full(count, len(self.images) > 0)
         return Seen(self.images, there, np.full(count, reader.disagreed and self.all_alive))
@@ -332,7 +332,7 @@ def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
     shown = row_images_of(merged(pa.RecordBatch.from_pylist(there, STAGED_ROWS), table), table, "raw")
     by_key = {key: n for n, key in enumerate(shown["id"].to_pylist())}
 
-    def read_keys(reader: AfterReader, config: Any, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
+    def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Any, now_s: int) -> Seen:
         wanted = [by_key[int.from_bytes(key)] for key in keys["partition_key"].to_pylist()]
         every = np.ones(len(wanted), np.bool_)
         return Seen(shown.take(pa.array(wanted)), every, every & all_alive)

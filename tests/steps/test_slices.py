@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from ringsync.ledger.staging import Bucket
 from ringsync.ring.tokens import WHOLE_RING, TokenRange
-from ringsync.steps.close import slices as module
+from ringsync.steps.close import close_task as module
 from ringsync.steps.close.agreement import Reading, Settled
-from ringsync.steps.close.slices import cut
+from ringsync.steps.close.close_task import cut
 
 TOKENS = st.integers(-(2**63) + 1, 2**63 - 1)
 

@@ -1,4 +1,4 @@
-"""What every Spark application does around its step: arguments, configuration, report, exit code."""
+"""The frame of every Spark application: arguments, configuration, report, exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Report = dict[str, Any]
 
 
 class ExitCode(IntEnum):
-    """Exit codes of applications and of cdcservice, as dsbulk has them (docs/airflow.md)."""
+    """Exit codes of applications and of cdcservice, like dsbulk's (docs/airflow.md)."""
 
     OK = 0
     COMPLETED_WITH_ERRORS = 1
@@ -77,14 +77,13 @@ def run_application(
 ) -> int:
     """Run a step as a program.
 
-    The step's report is written to ``reports/<name>/<run>.json``, also when it fails, and printed; an error is
-    one line that begins with ``ringsync: error:``. Errors that are ours carry their own remedy; anything else
-    is a crash and shows its traceback.
+    The step's report is written to ``reports/<name>/<run>.json``, also when it fails, and printed. An error is one line
+    that begins with ``ringsync: error:``. Our own errors carry their remedy; anything else is a crash and shows its
+    traceback.
 
     :param step: gets the run, returns its report and exit code
     :param options: adds the step's own arguments
-    :param of_table: whether it works on one table, which ``--table`` names
-    :returns: the exit code
+    :param of_table: whether the step works on one table, which ``--table`` names
     """
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--conf", required=True, metavar="PATH", help="ringsync.yaml")
@@ -146,7 +145,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     try:
         write_report(application.store, report)
     except StorageError as error:
-        # What went wrong before says whether it is tried again.
+        # The first error decides whether the application is tried again.
         return code or _fail(str(error), ExitCode.FATAL)
     return code
 
@@ -164,18 +163,23 @@ def _fail(message: str, code: ExitCode) -> ExitCode:
 
 
 def remedy_inside(error: Exception) -> str | None:
-    """Our own error inside one of Spark's, whose text carries the traceback of the Python worker."""
-    found = re.findall(r"ringsync\.[\w.]*Error: (.*(?:\n(?!\s*(?:at |File |Traceback|$)).*)*)", str(error))
-    return found[-1].strip() if found else None
+    """Find our own error inside one of Spark's, whose text carries the traceback of the Python worker."""
+    texts = re.findall(r"ringsync\.[\w.]*Error: (.*(?:\n(?!\s*(?:at |File |Traceback|$)).*)*)", str(error))
+    return texts[-1].strip() if texts else None
 
 
 def plain(error: Exception) -> str:
-    """Return what went wrong: of what a Spark task has raised its own words, and not where it stood."""
+    """Return what went wrong, of an error in a Spark task its own words without the traceback."""
     return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
 
 
+def driver_host(context: Any) -> str:
+    """Return the address on which executors find the Spark driver."""
+    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+
 def spark_is_gone(context: Any) -> bool:
-    """Tell whether Spark itself is gone, without which no table can be served."""
+    """Tell whether Spark itself is gone: then no table can be served."""
     try:
         return bool(context._jsc.sc().isStopped())
     except Exception:  # whatever it is: a JVM that cannot be asked does no work

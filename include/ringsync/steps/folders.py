@@ -1,8 +1,8 @@
-"""Whose folder of segments is it: two nodes cannot have one, so of two that are read from one the other's log is not.
+"""Whose folder of segments is it? Two nodes cannot share one: if two are read from one folder, one log is not read.
 
-Every packaged Cassandra has its ``cdc_raw`` at the same path. A worker that is to read several such nodes, or that runs
-on another node's host, finds one folder there, and nothing in it says whose it is. Ids of segments do not tell either:
-they count up from the millisecond at which a node started, and those of nodes that started together meet.
+Every packaged Cassandra has its ``cdc_raw`` at the same path. A worker that reads several such nodes, or runs on
+another node's host, finds one folder there, and nothing in it names the owner. Ids of segments do not tell either: they
+count up from the millisecond of a node's start, so those of nodes that started together meet.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return secrets.token_hex(16)  # unknown: equal to that of no other process
+        return secrets.token_hex(16)  # unknown, so unlike any other process's
 
 
 _BOOT_ID = _boot_id()
-"""Of the running kernel, that of all containers of a host, too: device and inode are its numbers."""
+"""Id of the running kernel, which all containers of a host share: it gives out the numbers of device and inode."""
 
 
 def folder_id(folder: Path | None) -> str | None:
-    """Return what tells a folder from all others, by whatever path or mount it is reached.
+    """Return an id that tells a folder from all others, by whatever path or mount it is reached.
 
     :returns: None: there is no such folder
     """
     try:
-        found = folder.stat() if folder else None
+        status = folder.stat() if folder else None
     except OSError:
         return None
-    return found and f"{_BOOT_ID}/{found.st_dev}/{found.st_ino}"
+    return status and f"{_BOOT_ID}/{status.st_dev}/{status.st_ino}"
 
 
 def shared_folders(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Find nodes that are read from one folder.
 
     :param nodes: ``endpoint``, ``folder`` and ``folder_id`` of each node, by host id
-    :returns: what is wrong with each of them, by host id
+    :returns: what is wrong with each of these nodes, by host id
     """
     of_folder: dict[str, list[str]] = defaultdict(list)
-    for node, one in nodes.items():
-        if found := one.get("folder_id"):
-            of_folder[found].append(node)
+    for node, place in nodes.items():
+        if folder := place.get("folder_id"):
+            of_folder[folder].append(node)
     return {
-        node: same_folder([nodes[one]["endpoint"] for one in sharing], nodes[node]["folder"])
+        node: same_folder([nodes[sharer]["endpoint"] for sharer in sharing], nodes[node]["folder"])
         for sharing in of_folder.values()
         if len(sharing) > 1
         for node in sharing
@@ -59,9 +59,8 @@ def shared_folders(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def shared_with_others(store: ObjectStore, now_s: float) -> dict[str, str]:
-    """Read which nodes the workers of several queues read from one folder: ``bucket_close`` sees what all of them say.
+    """Read which nodes the workers of several queues read from one folder, as ``bucket_close`` has found out.
 
-    :param now_s: seconds since the epoch
     :returns: as :func:`shared_folders`
     """
     status = read_status(store, "bucket_close/close")

@@ -1,6 +1,6 @@
-"""Steps that are loops: a Spark application that works through short cycles, for as long as one DAG run lasts.
+"""The frame of steps that are loops: a Spark application works through short cycles for as long as one DAG run lasts.
 
-A Spark application takes some twenty CPU seconds before it works, so that windows shorter than a minute cannot have one
+A Spark application takes some twenty CPU seconds before it works, so windows shorter than a minute cannot have one
 each.
 """
 
@@ -26,16 +26,16 @@ from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
 PATIENCE_S = 120.0
-"""So long a loop waits for the cluster when it begins, but not when its time is over."""
+"""How long a loop waits for the cluster when it begins, within its time."""
 
 MAX_FAILURES = 30
-"""Cycles in a row that may fail before the loop does."""
+"""Failed cycles in a row that end the loop."""
 
 SAY_EVERY_S = 5.0
-"""So often a loop says that it lives while a cycle takes long."""
+"""Time between two signs of life while a cycle takes long."""
 
 PASSING = (UnavailableError, UnreachableError, StateUnavailableError)
-"""What passes by itself, if it is not the configuration."""
+"""Errors that pass by themselves unless the configuration is wrong."""
 
 METRICS_EVERY = 5
 """Cycles from one writing of the metrics' file to the next."""
@@ -49,11 +49,10 @@ def add_until(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds_left(run_s: float, until: float | None, now_s: float) -> float:
-    """Tell how long a loop works that begins now: one that was killed and started again ends when the others end.
+    """Return how long a loop works that begins now: a killed loop that starts again ends when the others end.
 
-    :param run_s: how long it works at most
+    :param run_s: longest time that it works
     :param until: time when the others end, seconds since the epoch; None: no others
-    :param now_s: seconds since the epoch
     """
     return run_s if until is None else max(0.0, min(run_s, until - now_s))
 
@@ -65,10 +64,9 @@ def cycles(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[int]:
-    """Numbers of cycles, from 0: each begins ``poll_s`` after the one before it, or at once if that took longer.
+    """Count cycles from 0: each begins ``poll_s`` seconds after the last, or at once if that took longer.
 
     :param run_s: seconds until the loop ends
-    :param poll_s: seconds
     """
     end = clock() + run_s
     number = 0
@@ -82,7 +80,7 @@ def cycles(
 
 
 def start_workers(context: Any, *modules: str) -> None:
-    """Have Spark's Python workers there, with what their tasks need, before there is work.
+    """Start Spark's Python workers and import what their tasks need, before there is work.
 
     On two busy cores the first task of a loop takes most of a minute otherwise, and all changes wait for it.
 
@@ -100,15 +98,15 @@ def start_workers(context: Any, *modules: str) -> None:
 
 
 class AwayError(StepError):
-    """What a loop needs is away, maybe not for long: the loop is started again."""
+    """What a loop needs is away, maybe for a short time: the loop is started again."""
 
     code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def starts_again() -> Iterator[None]:
-    """Wraps what a loop does, from its beginning on: an exit code that is final would have it stand still until all
-    other loops of its DAG run have ended.
+    """Wrap all that a loop does: after a final exit code it would stand still until all other loops of its DAG run have
+    ended.
 
     :raises AwayError: one of :data:`PASSING` was raised
     """
@@ -119,9 +117,9 @@ def starts_again() -> Iterator[None]:
 
 
 class Patience:
-    """Lets a loop survive cycles that fail: nodes, brokers and stores go away and return.
+    """Lets a loop survive failed cycles: nodes, brokers and stores go away and return.
 
-    What trying again cannot mend ends the loop at once: a :class:`StepError`, a wrong configuration.
+    A :class:`StepError` or a wrong configuration ends the loop at once: trying again does not help.
     """
 
     def __init__(self) -> None:
@@ -130,7 +128,7 @@ class Patience:
     def tried(self, cycle: Callable[[], object]) -> str | None:
         """Run a cycle.
 
-        :returns: why it failed; None: it did not
+        :returns: its error; None: it did not fail
         :raises AwayError: after :data:`MAX_FAILURES` failures in a row
         """
         try:
@@ -168,7 +166,7 @@ def connect_patiently(
 
 
 def is_stopped(store: ObjectStore) -> bool:
-    """Whether somebody has asked the loops to end. Where that cannot be asked nobody has: what they do then is try."""
+    """Tell whether somebody has asked the loops to end; if that cannot be read, they go on."""
     try:
         return store.stat(STOP_KEY) is not None
     except StorageError as error:
@@ -177,7 +175,7 @@ def is_stopped(store: ObjectStore) -> bool:
 
 
 def put_status(store: ObjectStore, application: str, name: str, status: dict[str, Any]) -> None:
-    """Say how things stand, for ``cdcservice status``; what cannot be said now is said in the next cycle.
+    """Say how things stand, for ``cdcservice status``; a failure is made good in the next cycle.
 
     :param name: the loop's name among those of its application
     """
@@ -190,15 +188,15 @@ def put_status(store: ObjectStore, application: str, name: str, status: dict[str
 
 
 class SignOfLife:
-    """Says how a loop stands: after each cycle, and that it lives and what it is at while one takes long.
+    """Says how a loop stands: after each cycle, and that it lives and what it does while a cycle takes long.
 
-    Then it is what was said last, with ``busy``: ``with`` what, and ``since_ms`` it has come to no end, ms since the
-    epoch. A loop that hangs is known by that, and one that is killed in each first cycle, too: what the run before has
-    said is repeated until a cycle has come to its end.
+    A sign of life repeats the last status, with ``busy``: its work (``with``), and the end of the last cycle
+    (``since_ms``). It shows a loop that hangs. It also shows a loop that is killed in each first cycle: the last run's
+    status is repeated until a cycle ends.
 
     :param name: the loop's name among those of its application
-    :param at: what the loop is at just now
-    :param first: what to say of a loop that has never come to the end of a cycle
+    :param at: returns the loop's present work
+    :param first: status of a loop that has never ended a cycle
     """
 
     def __init__(
@@ -235,10 +233,9 @@ class SignOfLife:
 
 
 def put_metrics(store: ObjectStore, path: str | None, number: int) -> None:
-    """Write what all loops say of themselves for Prometheus, now and then.
+    """Write the status of all loops for Prometheus, every few cycles.
 
     :param path: ``metrics.prometheus_file``; None: nowhere
-    :param number: number of the cycle
     """
     if path is None or number % METRICS_EVERY:
         return

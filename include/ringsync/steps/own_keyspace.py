@@ -1,4 +1,4 @@
-"""ringsync's own keyspace, made by the first application that needs it."""
+"""The creation of ringsync's own keyspace, by the first application that needs it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ringsync.state.session import TABLES, StateSession
 
 
 def create_state(session: Any, config: Config) -> None:
-    """Create keyspace and tables where they are missing, replicated as configured; all nodes know of them then.
+    """Create missing keyspace and tables, replicated as configured, and wait until all nodes know them.
 
     :raises StateError: they cannot be created
     """
     state = StateSession(session, config.state.keyspace)
     if not state.has(TABLES):
         state.create(config.state.replication or replication(read_hosts(session)))
-    # Another application may be creating them just now, and the node that was asked is the first to know. Nodes that do
-    # not agree for other reasons are not our concern: what is missing will say so when it is used.
+    # Another application may be creating them just now, and the node that was asked is the first to know. If nodes
+    # disagree for other reasons, what is missing will say so when it is used.
     session.cluster.control_connection.wait_for_schema_agreement()
 
 
 def replication(hosts: Sequence[Host]) -> Mapping[str, str]:
-    """Three replicas in each datacenter, or as many as it has nodes."""
+    """Return three replicas for each datacenter, or as many as it has nodes."""
     nodes = Counter(host.datacenter for host in hosts)
     factors = {datacenter: str(min(3, count)) for datacenter, count in sorted(nodes.items())}
     return {"class": "NetworkTopologyStrategy", **factors}

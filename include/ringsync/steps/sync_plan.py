@@ -1,6 +1,6 @@
-"""What the steps of the sync agree on in a window interval: the ring, and the tables.
+"""The plan of a window interval, on which the steps of the sync agree: the ring, and the tables.
 
-``plans/sync/<start of the interval, ms>.json`` is written once, by whoever comes first.
+The first process that needs ``plans/sync/<start of the interval, ms>.json`` writes it, once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ KEPT_PLANS = 100
 class SyncTable:
     """A table that is followed.
 
-    :ivar version: the table's schema, and the ids of its columns
-    :ivar topic: topic of its messages
     :ivar by_arrival: whether rows belong to the interval in which they are read, since writers set timestamps
     """
 
@@ -51,11 +49,8 @@ class SyncTable:
 class SyncPlan:
     """The plan of one interval.
 
-    :ivar interval: number of the window interval
-    :ivar hosts: nodes that own tokens, whether they are alive, and whether their logs are read, as
-        ``sync.datacenters`` says
+    :ivar hosts: nodes that own tokens; ``sync.datacenters`` decides whether their logs are read
     :ivar replications: replication of each keyspace that has tables
-    :ivar tables: the followed tables
     :ivar left_out: why a table cannot be followed now, by its name
     """
 
@@ -80,7 +75,7 @@ class SyncPlan:
             {
                 "interval": str(self.interval),
                 "hosts": [asdict(host) for host in self.hosts],
-                "replications": {name: asdict(one) for name, one in self.replications.items()},
+                "replications": {name: asdict(replication) for name, replication in self.replications.items()},
                 "tables": [
                     {"version": version_document(table.version), "topic": table.topic, "by_arrival": table.by_arrival}
                     for table in self.tables
@@ -93,35 +88,35 @@ class SyncPlan:
     def from_json(text: str | bytes) -> SyncPlan:
         """Read what :meth:`to_json` wrote."""
         document = json.loads(text)
-        # Versions before named beside the nodes those that are not read.
+        # Earlier versions listed the nodes that are not read separately.
         unread = document.get("unread", ())
         hosts = ({"is_read": host["id"] not in unread, **host} for host in document["hosts"])
         return SyncPlan(
             Bucket.parse(document["interval"]),
             tuple(Host(**{**host, "tokens": tuple(host["tokens"])}) for host in hosts),
-            {name: _replication(one) for name, one in document["replications"].items()},
+            {
+                name: Replication(entry["strategy"], tuple(map(tuple, entry["factors"])))
+                for name, entry in document["replications"].items()
+            },
             tuple(
-                SyncTable(version_from(one["version"]), one["topic"], one["by_arrival"]) for one in document["tables"]
+                SyncTable(version_from(entry["version"]), entry["topic"], entry["by_arrival"])
+                for entry in document["tables"]
             ),
             document["left_out"],
         )
 
 
-def _replication(document: dict[str, Any]) -> Replication:
-    return Replication(document["strategy"], tuple((name, factor) for name, factor in document["factors"]))
-
-
 def interval_at(moment_ms: int, length_ms: int) -> Bucket:
-    """Return the window interval of a moment (ms since the epoch)."""
+    """Return the window interval of a moment."""
     return Bucket(moment_ms // length_ms * length_ms, length_ms)
 
 
 def plan_of(
     store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
 ) -> SyncPlan:
-    """Return the plan of an interval: that which is there, or one that is made now.
+    """Read the plan of an interval, or make it now.
 
-    :param before: an earlier plan: what it knows of tables that have not changed is not asked again
+    :param before: an earlier plan: tables that have not changed are not asked for again
     :raises ClusterError: the cluster does not answer
     """
     key = f"plans/sync/{interval.start:013}.json"
@@ -141,15 +136,15 @@ def plan_of(
 def make_plan(
     store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
 ) -> SyncPlan:
-    """Look what there is now. What cannot be planned is left out, with its reason, and the rest goes on."""
+    """Make a plan of the present cluster; what cannot be planned is left out, with its reason."""
     schema = read_tables(session)
     rows = session.execute("SELECT id, cdc FROM system_schema.tables")
     with_cdc = {row.id.hex for row in rows if row.cdc}
     known = {table.table_id: table.version for table in before.tables} if before else {}
     left_out = {
-        f"{printable(one.keyspace)}.{printable(one.name)}": one.reason
-        for one in schema.unreadable
-        if one.table_id in with_cdc
+        f"{printable(table.keyspace)}.{printable(table.name)}": table.reason
+        for table in schema.unreadable
+        if table.table_id in with_cdc
     }
     wanted = config.sync.datacenters
     hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))

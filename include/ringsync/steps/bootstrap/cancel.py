@@ -1,6 +1,6 @@
-"""End a bootstrap that will not be finished: the stream goes on, and the replica stays what it was before.
+"""The end of a bootstrap that will not be finished: the stream goes on, and the replica stays what it was before.
 
-It is said in the state first, conditionally: from then on no run of it publishes anything. All that follows may be
+The state says so first, conditionally: from then on no run of the bootstrap publishes anything. All that follows may be
 repeated after a kill.
 """
 
@@ -49,13 +49,13 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
             f"bootstrap {latest.id} of {keyspace}.{name} has copied everything and is being published, or another has "
             "just begun: run cdcservice bootstrap with the same options, which finishes it and reads nothing anew"
         )
-    # Whoever still works on it can commit no range any more, and stops.
+    # A run that still works on it can commit no more ranges, and stops.
     state.take_over(latest.id, f"cancelled on {socket.gethostname()}, {secrets.token_hex(8)}")
     if table is not None:
 
         def check() -> None:
-            found = state.find(keyspace, name)
-            if found is None or found.id != latest.id:
+            newest = state.find(keyspace, name)
+            if newest is None or newest.id != latest.id:
                 raise StepError(
                     f"bootstrap {latest.id} of {keyspace}.{name} is cancelled, and another has begun meanwhile: its "
                     "end lets the stream go on"
@@ -72,7 +72,7 @@ def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: st
     :param check: raises when another bootstrap of the table has begun, which must not be ended
     """
     topic = data_topic(config.server_name, table)
-    # Also where it has not begun yet: a `prepare` that is about to say so must ask again, and be refused.
+    # Also if it has not begun yet: a `prepare` that is about to begin it must ask again, and be refused.
     now_ms = int(time.time() * 1000)
     take_topic(store, topic, table.table_id, now_ms)
     number = mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=check)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,9 @@ from ringsync.storage.port import ObjectStore, StorageError
 BEAT_INTERVAL_S = 5.0
 PROGRESS_INTERVAL_S = 2.0
 LINE_INTERVAL_S = 10.0
+COUNTS = ("rows", "cells", "pages", "bytes")
 WINDOW_S = 20.0
-"""The speed is that of the last so many seconds."""
+"""The speed is measured over the last so many seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +38,11 @@ class TooManyErrorsError(StepError):
 
 
 class Collector:
-    """Everything that is known of a bootstrap's ranges, kept in the ledger.
+    """All that is known of a bootstrap's ranges, kept in the ledger.
 
     :param selected: the tokens to read
     :param estimated_rows: estimated rows of these ranges
-    :param max_failed_ranges: give up when more ranges than this cannot be read
+    :param max_failed_ranges: most ranges that may be unreadable
     """
 
     def __init__(
@@ -60,15 +61,15 @@ class Collector:
         self._lock = threading.Lock()
         self._done = list(ledger.ranges())
         self._rows_before = sum(done.rows for done in self._done)
-        self._reading: dict[str, _Reading] = {}
+        self._reading: dict[str, dict[str, float]] = {}  # what tasks have read and not yet committed
         self._samples: deque[tuple[float, int, float]] = deque()
         self.failed: dict[TokenRange, str] = {}
+        # Why all tasks must stop; a task only knows that it could not go on.
         self.fatal: LostOwnershipError | TooManyErrorsError | None = None
-        """Why all tasks must stop; a task only knows that it could not go on."""
 
     @property
     def handlers(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """What the tasks may call, for :class:`ringsync.cluster.control.ControlServer`."""
+        """The calls of the tasks, for :class:`ringsync.cluster.control.ControlServer`."""
         return {"commit": self.commit, "progress": self.progress, "unread": self.unread}
 
     @property
@@ -86,7 +87,7 @@ class Collector:
         """Record a range that a task has read, with its files.
 
         :raises LostOwnershipError: another run has taken the bootstrap over
-        :raises StateError: it overlaps with a range that is recorded: two tasks have read the same
+        :raises StateError: the range overlaps with a recorded one: two tasks have read the same
         """
         done = CommittedRange(
             TokenRange(message["start"], message["end"]),
@@ -94,10 +95,10 @@ class Collector:
             *(message["rows"], message["cells"], message["pages"], message["bytes"], message["outputs"]),
         )
         with self._lock:
-            index = bisect.bisect(self._done, done.range.start, key=lambda one: one.range.start)
+            index = bisect.bisect(self._done, done.range.start, key=lambda known: known.range.start)
             before, after = self._done[index - 1 : index], self._done[index : index + 1]
-            if any(one.range.end > done.range.start for one in before) or any(
-                one.range.start < done.range.end for one in after
+            if any(known.range.end > done.range.start for known in before) or any(
+                known.range.start < done.range.end for known in after
             ):
                 raise StateError(f"token range {done.range} is recorded already, in whole or in part")
             try:
@@ -116,10 +117,9 @@ class Collector:
         """
         if self.fatal:
             raise self.fatal
-        width = (message["token"] - message["start"]) / RING_WIDTH
-        counts = {name: message[name] for name in ("rows", "cells", "pages", "bytes")}
+        part = (message["token"] - message["start"]) / RING_WIDTH
         with self._lock:
-            self._reading[message["name"]] = _Reading(width=width, **counts)
+            self._reading[message["name"]] = {"part": part, **{name: message[name] for name in COUNTS}}
         return {}
 
     def unread(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -140,31 +140,33 @@ class Collector:
         return {}
 
     def forget_readers(self) -> None:
-        """No task is reading any more: what they had not committed will be read again."""
+        """Forget what tasks have read and not committed: no task is reading any more."""
         with self._lock:
             self._reading.clear()
 
     def estimate(self) -> tuple[int, float]:
-        """Return the bytes of the committed ranges, and the part of the ring that they are."""
+        """Return the bytes of the committed ranges, and their part of the ring."""
         ranges = self.ranges
         return sum(done.bytes for done in ranges), fraction(done.range for done in ranges)
 
     def now(self) -> Progress:
-        """Tell how far the bootstrap is, what runs before this one did included."""
+        """Tell how far the bootstrap is, with what earlier runs did."""
         with self._lock:
             done, reading = list(self._done), list(self._reading.values())
         selected = fraction(self._selected)
-        share = min(1.0, (fraction(one.range for one in done) + sum(one.width for one in reading)) / selected)
+        parts = fraction(committed.range for committed in done) + sum(task["part"] for task in reading)
         counts = {
-            name: sum(getattr(one, name) for one in (*done, *reading)) for name in ("rows", "cells", "pages", "bytes")
+            name: sum(getattr(committed, name) for committed in done) + sum(int(task[name]) for task in reading)
+            for name in COUNTS
         }
-        complete = not subtract(self._selected, [one.range for one in done])
-        rows_per_s, seconds_left = self._speed(counts["rows"], 1.0 if complete else min(share, 0.9999))
+        complete = not subtract(self._selected, [committed.range for committed in done])
+        share = 1.0 if complete else min(parts / selected, 0.9999)
+        rows_per_s, seconds_left = self._speed(counts["rows"], share)
         return Progress(
             attempt=self._ledger.attempt,
             ranges_done=len(done),
             ranges_failed=len(self.failed),
-            fraction=1.0 if complete else min(share, 0.9999),
+            fraction=share,
             estimated_rows=self._estimated_rows,
             rows_before=self._rows_before,
             rows_per_s=rows_per_s,
@@ -173,7 +175,7 @@ class Collector:
         )
 
     def _speed(self, rows: int, share: float) -> tuple[float | None, float | None]:
-        """Rows per second over the last moments, and the seconds that the rest takes at the speed of this run."""
+        """Return rows per second over the last moments, and the seconds that the rest takes at this run's speed."""
         now = self._clock()
         self._samples.append((now, rows, share))
         while now - self._samples[0][0] > WINDOW_S:
@@ -185,35 +187,43 @@ class Collector:
         return (rows - rows_then) / (now - start), (1 - share) / gained if gained > 0 else None
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """What a task has read and not yet had committed.
-
-    :ivar width: part of the ring
-    """
-
-    width: float
-    rows: int
-    cells: int
-    pages: int
-    bytes: int
-
-
 @contextmanager
 def reported(
     collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, say: Callable[[Progress], None]
 ) -> Iterator[None]:
-    """While this lasts, say that the run is alive and how far it is: in the ledger, the object store and the log.
+    """Say meanwhile that the run is alive and how far it is: in the ledger, the object store and the log.
 
-    Once another run has taken over, nothing more is said: a repeated task has the run id of the one before it, so
-    what is said then is of the other.
+    Nothing more is said once another run has taken over: a repeated task has the run id of the one before it.
 
     :param say: called every few seconds with how far the run is
     """
     end = threading.Event()
-    thread = threading.Thread(
-        target=_report, args=(collector, ledger, store, run, say, end), name="progress", daemon=True
-    )
+
+    def report() -> None:
+        beaten = said = float("-inf")
+        while True:
+            now = time.monotonic()
+            if now - beaten >= BEAT_INTERVAL_S:
+                beaten = now
+                if not _owned(collector, ledger):
+                    return
+                _tell(partial(ledger.beat, run))
+                say(collector.now())
+            progress = collector.now()
+            put(progress)
+            if now - said >= LINE_INTERVAL_S:
+                said = now
+                print(f"ringsync: {progress}", flush=True)
+            if end.wait(PROGRESS_INTERVAL_S):
+                return
+
+    def put(progress: Progress) -> None:
+        try:
+            store.say(f"progress/{run}.json", json.dumps(asdict(progress)).encode())
+        except StorageError as error:
+            _log.warning("%s", error)
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
     thread.start()
     try:
         yield
@@ -221,38 +231,12 @@ def reported(
         end.set()
         thread.join()
         if _owned(collector, ledger):
-            _put(collector.now(), store, run)
+            put(collector.now())
             _tell(ledger.rest)
 
 
-def _report(
-    collector: Collector,
-    ledger: RangeLedger,
-    store: ObjectStore,
-    run: str,
-    say: Callable[[Progress], None],
-    end: threading.Event,
-) -> None:
-    beaten = said = float("-inf")
-    while True:
-        now = time.monotonic()
-        if now - beaten >= BEAT_INTERVAL_S:
-            beaten = now
-            if not _owned(collector, ledger):
-                return
-            _tell(partial(ledger.beat, run))
-            say(collector.now())
-        progress = collector.now()
-        _put(progress, store, run)
-        if now - said >= LINE_INTERVAL_S:
-            said = now
-            print(f"ringsync: {progress}", flush=True)
-        if end.wait(PROGRESS_INTERVAL_S):
-            return
-
-
 def _owned(collector: Collector, ledger: RangeLedger) -> bool:
-    """Tell whether nobody has taken over yet; the tasks are told otherwise when they next say how far they are."""
+    """Tell whether nobody has taken over yet; tasks learn of it with their next message."""
     if isinstance(collector.fatal, LostOwnershipError):
         return False
     try:
@@ -266,15 +250,8 @@ def _owned(collector: Collector, ledger: RangeLedger) -> bool:
 
 
 def _tell(message: Callable[[], None]) -> None:
-    """Say something in the ledger. A scan need not end because the cluster is slow: only commits must arrive."""
+    """Say something in the ledger, if it answers: only commits must arrive."""
     try:
         message()
     except StateError as error:
-        _log.warning("%s", error)
-
-
-def _put(progress: Progress, store: ObjectStore, run: str) -> None:
-    try:
-        store.say(f"progress/{run}.json", json.dumps(asdict(progress)).encode())
-    except StorageError as error:
         _log.warning("%s", error)

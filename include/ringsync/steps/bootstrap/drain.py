@@ -1,10 +1,9 @@
-"""End a bootstrap for those who follow the table's changes (docs/bootstrap.md).
+"""The end of a bootstrap for those who follow the table's changes (docs/bootstrap.md).
 
-While a table is copied its changes wait in the bootstrap stream. The cut-over is one pass, put if absent: what is
-published before it waits, and is moved behind the rows that were copied, in its order; what is published after it goes
-to the table's own stream. Who is killed between, or does this again, comes to the same end; ``bucket_close`` does the
-same when it finds the cut-over. Kafka is fed by it too, and here only where it does not work, or does not follow the
-table.
+While a table is copied its changes wait in the bootstrap stream. The cut-over is one pass, put if absent: what was
+published before it moves behind the copied rows, in its order; what is published after it goes to the table's own
+stream. Another run after a kill comes to the same end; so does ``bucket_close`` when it finds the cut-over, which also
+feeds Kafka. Here Kafka is fed only if ``bucket_close`` does not work, or does not follow the table.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from ringsync.status import STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.plan import BootstrapPlan, load_plan
 from ringsync.steps.bootstrap.prepare import check_not_cancelled, status_key
-from ringsync.steps.bootstrap.publish import followed
 from ringsync.steps.passes.follow_ups import publish_passes
+from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.kafka.client import KafkaTopics
 from ringsync.streams.kafka.errors import RelayError
@@ -29,7 +28,7 @@ from ringsync.wiring import cluster_settings, kafka_settings
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
-    """Cut over, move what waits, and see to it that Kafka gets it; then the bootstrap is completed.
+    """Cut over, move what waits, and see that Kafka gets it; then the bootstrap is completed.
 
     :raises StepError: the run has no plan, or not everything is copied; Kafka does not take the messages
     :raises BootstrapReplacedError: another bootstrap of the table has begun
@@ -37,13 +36,13 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     config, store = application.config, application.store
     plan = load_plan(store, application.run)
     state = BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
-    latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
-    check_not_cancelled(latest, plan)
-    if latest is None or latest.state == SCANNING:
+    latest = check_not_cancelled(state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
+    if latest.state == SCANNING:
         raise StepError(f"not everything of {plan.scan.table.full_name} is copied: run bootstrap_scan first")
     number = mark(store, plan.scan.table.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
     moved: list[str] = []
-    publish_passes(store, config, followed(store, config, plan), lambda _, bucket: moved.append(bucket))
+    table = sync_table(store, config, plan.scan.table)
+    publish_passes(store, config, table, lambda _, bucket: moved.append(bucket))
     report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
     report["kafka_messages"] = feed_kafka(application, plan)
     state.complete(plan.bootstrap)
@@ -52,7 +51,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 
 
 def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
-    """Copy the stream to Kafka, unless a loop does so: two at once would take the topic from each other.
+    """Copy the stream to Kafka, unless a loop does: two at once would take the topic from each other.
 
     :returns: messages; None: there is no Kafka, or a loop feeds it
     :raises StepError: Kafka does not take them
@@ -73,11 +72,8 @@ def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
 
 
 def is_followed(store: ObjectStore, table_id: str, now_s: float) -> bool:
-    """Tell whether ``bucket_close`` is at work and follows a table.
-
-    :param now_s: seconds since the epoch
-    """
+    """Tell whether ``bucket_close`` is at work and follows a table."""
     close = read_status(store, "bucket_close/close")
     if close is None or age_s(close, now_s) > STALE_AFTER_S:
         return False
-    return any(one["table_id"] == table_id for one in close["tables"].values())
+    return any(table["table_id"] == table_id for table in close["tables"].values())

@@ -1,4 +1,4 @@
-"""What a bootstrap does: decided once by ``prepare``, kept as ``plans/bootstrap/<run>.json``, read by all its steps."""
+"""The plan of a bootstrap, decided once by ``prepare``, kept as ``plans/bootstrap/<run>.json``, read by all steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from ringsync.steps.application import StepError
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 
 OUTPUTS_VERSION = 3
-"""Of the form of files and ledger entries: bootstraps of another cannot be continued."""
+"""Version of files and ledger entries: a bootstrap of another version cannot be continued."""
 
 
 @dataclass(frozen=True)
 class BootstrapPlan:
     """What all steps of one run agree on.
 
-    :ivar run: id of the run
-    :ivar bootstrap: the bootstrap that the run works on
     :ivar scan: table and moment; its splits are cut when it is read
-    :ivar topic: topic of the change stream
-    :ivar splits: into which the user wants the ring to be cut; None: by size
+    :ivar splits: the user's wish for the number of splits; None: by size
     :ivar estimated_rows: estimated rows of the selection
     :ivar estimated_bytes: estimated size of the whole table's result pages
     """
@@ -67,7 +64,7 @@ def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
 
 
 def keep_plan(store: ObjectStore, plan: BootstrapPlan) -> BootstrapPlan:
-    """Write the plan, or take the one that another attempt of this run has written meanwhile."""
+    """Write the plan, or read the one that another attempt of this run has written meanwhile."""
     try:
         store.put(_key(plan.run), plan.to_json().encode(), if_absent=True)
         return plan

@@ -1,11 +1,11 @@
-"""Prepare a bootstrap: check everything it needs, and decide once how it is done (docs/bootstrap.md).
+"""The first step of a bootstrap: check everything it needs, and decide once how it is done (docs/bootstrap.md).
 
-A table has one bootstrap at a time. One that did not come to its end is continued by the next run that asks for the
-same, whatever else has changed: splits, topology, the version of this code. Who asks for something else, or whose
-table has another schema by now, begins anew.
+A table has one bootstrap at a time. The next run that asks for the same continues an unfinished one, whatever else has
+changed: splits, topology, the version of this code. A run with other parameters, or after a change of the table's
+schema, begins anew.
 
-The plan is ``plans/bootstrap/<run>.json``, written once: a repeated task reads the first one, so that all steps
-of a run agree.
+The plan is ``plans/bootstrap/<run>.json``, written once: a repeated task reads the first one, so all steps of a run
+agree.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,7 @@ from ringsync.sources.scan.forecast import Forecast, sample
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
-from ringsync.state.bootstrap import (
-    CANCELLED,
-    COMPLETED,
-    HEARTBEAT_TTL_S,
-    PUBLISHING,
-    SCANNING,
-    UNFINISHED,
-    Bootstrap,
-    BootstrapState,
-)
+from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
@@ -60,7 +52,7 @@ RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 """Pauses before the forecast is tried again."""
 
 LAKE_BYTES_PER_PAGE_BYTE = 1.5
-"""Room that replica and stream may take, for each byte of result pages; generous: both are compressed."""
+"""Bytes of replica and stream for each byte of result pages; generous: both are compressed."""
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
@@ -81,10 +73,12 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     check_selection(application, session, scan)
     forecast = read_a_little(config, scan)
     check_space(store, scan, forecast)
-    state = BootstrapState(session, config.state.keyspace)
+    state = states.BootstrapState(session, config.state.keyspace)
     specification = specify(application, scan)
     latest = state.find(keyspace, name)
-    continued = latest if latest and not options.restart and continues(latest, specification) else None
+    continued = None
+    if latest and not options.restart and latest.state in states.UNFINISHED and latest.specification == specification:
+        continued = latest
     report = {
         "dry_run": options.dry_run,
         **describe(scan),
@@ -123,10 +117,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             f"run {application.run} has a plan for {plan.scan.table.full_name} with other parameters or another "
             "schema: use another run id"
         )
-    latest = state.find(keyspace, name)
-    check_not_cancelled(latest, plan)
-    assert latest is not None
-    # From here on changes wait in the bootstrap stream, and the replica takes those that come after this.
+    latest = check_not_cancelled(state.find(keyspace, name), plan)
+    # From here on changes wait in the bootstrap stream, and the replica takes later ones.
     number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(keyspace, name), plan))
     if number:
         clear_away(store, plan, number)
@@ -151,72 +143,69 @@ def check_selection(application: Application, session: Any, scan: ScanPlan) -> N
         )
 
 
-def check_not_cancelled(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
-    """Look whether the plan's bootstrap is still the table's, and shall be finished.
+def check_not_cancelled(latest: states.Bootstrap | None, plan: BootstrapPlan) -> states.Bootstrap:
+    """Return the table's latest bootstrap, which must be the plan's, and not cancelled.
 
-    :param latest: the table's latest bootstrap
     :raises StepError: it is not
     """
     if latest is None or latest.id != plan.bootstrap.id:
         raise StepError(f"another bootstrap of {plan.scan.table.full_name} has begun since: follow that one")
-    if latest.state == CANCELLED:
+    if latest.state == states.CANCELLED:
         raise StepError(f"bootstrap {latest.id} of {plan.scan.table.full_name} was cancelled: trigger bootstrap_table")
+    return latest
 
 
-def check_scanning(latest: Bootstrap | None, plan: BootstrapPlan) -> None:
-    """Look whether the plan's bootstrap may begin: it is the table's, and not everything is copied.
+def check_scanning(latest: states.Bootstrap | None, plan: BootstrapPlan) -> None:
+    """Check that the plan's bootstrap may begin: it is the table's, and not everything is copied.
 
-    :param latest: the table's latest bootstrap
     :raises StepError: it may not
     """
-    check_not_cancelled(latest, plan)
-    if latest is not None and latest.state != SCANNING:
+    if check_not_cancelled(latest, plan).state != states.SCANNING:
         raise StepError(f"another run has just copied all of {plan.scan.table.full_name}: trigger bootstrap_table")
 
 
-def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: Bootstrap, check: Callable[[], None]) -> int:
-    """See to it that the bootstrap has begun. One that has copied everything did so, and begins no second time.
+def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: states.Bootstrap, check: Callable[[], None]) -> int:
+    """Begin the bootstrap, if it has not begun. One that has copied everything does not begin a second time.
 
-    :param latest: the table's latest bootstrap
     :param check: raises when it shall not begin any more
-    :returns: the number of the pass that says so; 0: everything was published so long ago that the pass is forgotten
+    :returns: number of the pass ``begin``; 0: it is forgotten, since everything was published long ago
     :raises StepError: it was begun by another version of this code, which named its files otherwise
     :raises TableReplacedError: the table was dropped and created again since
     """
     table_id = plan.scan.table.table_id
-    if latest.state in (PUBLISHING, COMPLETED):
+    if latest.state in (states.PUBLISHING, states.COMPLETED):
         marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
-        return next((one.number for one in marks if (one.kind, one.bootstrap) == ("begin", latest.id)), 0)
+        return next((mark.number for mark in marks if (mark.kind, mark.bootstrap) == ("begin", latest.id)), 0)
     if json.loads(latest.specification).get("outputs_version") != OUTPUTS_VERSION:
         raise StepError(
             f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
             "bootstrap_table again"
         )
     now_ms = int(time.time() * 1000)
-    # Before it has the topic: should it be dropped, whoever gets the topic next makes visible what was published of it.
+    # Before the table has the topic: if it is dropped, the topic's next owner makes visible what was published of it.
     version_of(store, plan.scan.table)
     take_topic(store, plan.topic, table_id, now_ms)
     return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
 
 
 def clear_away(store: ObjectStore, plan: BootstrapPlan, begin: int) -> None:
-    """Remove what bootstraps before this one have left, also of tables that had this name before. Again is fine.
+    """Remove what earlier bootstraps have left, also of tables that had this name before; again is fine.
 
-    :param begin: number of the pass with which this one has begun: none before it can publish rows any more
+    :param begin: number of this bootstrap's first pass: none before it can publish rows any more
     """
     remove_leftovers(store, plan.scan.table, plan.topic, begin, plan.bootstrap.id)
-    for one in topic_owners(store, plan.topic):
-        if one.table_id != plan.scan.table.table_id:
-            forget(store, status_key(one.table_id))
+    for owner in topic_owners(store, plan.topic):
+        if owner.table_id != plan.scan.table.table_id:
+            forget(store, status_key(owner.table_id))
 
 
 def status_key(table_id: str) -> str:
-    """Return the key of what a table's unfinished bootstrap says of itself, for :func:`ringsync.status.forget`."""
+    """Return the key of the status of a table's unfinished bootstrap, for :func:`ringsync.status.forget`."""
     return f"{BOOTSTRAPS}{table_id}"
 
 
 def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) -> None:
-    """Say that somebody works on a bootstrap, for ``cdcservice status``; ``bootstrap_drain`` takes that back.
+    """Say that somebody works on a bootstrap, for ``cdcservice status``; ``bootstrap_drain`` removes that.
 
     :param share: how much is copied, from 0 to 1
     """
@@ -226,20 +215,19 @@ def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) 
 
 
 def enable_cdc(session: Any, table: TableSchema) -> str:
-    """Have the cluster log the table's changes for us, those of statements that were prepared before as well.
+    """Have the cluster log the table's changes, those of statements that were prepared before as well.
 
-    Cassandra keeps a prepared statement with the table as it was, and what it writes would not be captured. Of the
-    options only ``gc_grace_seconds`` and ``default_time_to_live`` make it prepare statements anew
+    Cassandra keeps a prepared statement with the old table, and what it writes would not be captured. Of the options
+    only ``gc_grace_seconds`` and ``default_time_to_live`` make it prepare statements anew
     (TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0), so the former is one second longer for a moment.
 
-    :returns: what was done
     :raises StepError: the nodes do not allow it, or do not agree on the schema
     """
     query = "SELECT cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
-    found = session.execute(query, (table.keyspace, table.name)).one()
-    if found.cdc:
+    options = session.execute(query, (table.keyspace, table.name)).one()
+    if options.cdc:
         return "was enabled"
-    grace = int(found.gc_grace_seconds)
+    grace = int(options.gc_grace_seconds)
     other = grace + 1 if grace < 2**31 - 1 else grace - 1
     try:
         session.execute(f"ALTER TABLE {table.full_name} WITH cdc = true AND gc_grace_seconds = {other}")
@@ -258,26 +246,21 @@ def enable_cdc(session: Any, table: TableSchema) -> str:
 def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep) -> Forecast:
     """Forecast the scan by reading a page at some places.
 
-    :param sleep: waits so many seconds before it is tried again
     :raises ScanError: the cluster did not answer in some attempts
     """
     settings = cluster_settings(config)
     query = scan_query(scan.table, times=scan.times, element_times=scan.element_times, where=scan.selection.where)
     session = scan_session(settings, scan.now)
     ranges = [part for split in scan.splits for part in split.ranges]
-    delays = iter(RETRY_DELAYS_S)
-    while True:
-        try:
+    for delay in RETRY_DELAYS_S:
+        with suppress(ScanError):
             return sample(session, scan.table, query, ranges, settings)
-        except ScanError:
-            delay = next(delays, None)
-            if delay is None:
-                raise
-            sleep(delay)
+        sleep(delay)
+    return sample(session, scan.table, query, ranges, settings)
 
 
 def specify(application: Application, scan: ScanPlan) -> str:
-    """Return everything that must be the same for one run to continue what another began, as JSON."""
+    """Return, as JSON, everything that must be the same for one run to continue another's bootstrap."""
     config = application.config
     return json.dumps(
         {
@@ -293,24 +276,23 @@ def specify(application: Application, scan: ScanPlan) -> str:
     )
 
 
-def continues(latest: Bootstrap, specification: str) -> bool:
-    """Tell whether a run that wants this goes on with the table's latest bootstrap."""
-    return latest.state in UNFINISHED and latest.specification == specification
-
-
 def begin(
-    application: Application, state: BootstrapState, scan: ScanPlan, specification: str, latest: Bootstrap | None
-) -> Bootstrap:
+    application: Application,
+    state: states.BootstrapState,
+    scan: ScanPlan,
+    specification: str,
+    latest: states.Bootstrap | None,
+) -> states.Bootstrap:
     """Make a new bootstrap the table's own.
 
     :raises StepError: another run works on the table
     """
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(scan.now))
-    bootstrap = Bootstrap(
+    bootstrap = states.Bootstrap(
         keyspace=scan.table.keyspace,
         table=scan.table.name,
         id=f"{moment}-{secrets.token_hex(4)}",
-        state=SCANNING,
+        state=states.SCANNING,
         specification=specification,
         run=application.run,
         as_of=scan.now,
@@ -323,13 +305,13 @@ def begin(
 
 
 def wait_until_free(
-    state: BootstrapState, bootstrap: Bootstrap, run: str, sleep: Callable[[float], None] = time.sleep
+    state: states.BootstrapState, bootstrap: states.Bootstrap, run: str, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Wait until no other run works on a bootstrap: one that was killed counts as alive for some seconds more.
+    """Wait until no other run works on a bootstrap: a killed run counts as alive for some seconds more.
 
     :raises StepError: another run is alive
     """
-    for _ in range(2 * HEARTBEAT_TTL_S):
+    for _ in range(2 * states.HEARTBEAT_TTL_S):
         other = state.alive(bootstrap.id)
         if other in (None, run):
             return
@@ -340,7 +322,7 @@ def wait_until_free(
 
 
 def check_space(store: ObjectStore, scan: ScanPlan, forecast: Forecast) -> None:
-    """Refuse to begin what cannot end, where the store is a local directory.
+    """Refuse a bootstrap for which a local store has too little space.
 
     :raises StepError: with the bytes needed and free
     """
@@ -370,7 +352,7 @@ def describe(scan: ScanPlan) -> Report:
 
 
 def tell(forecast: Forecast, config: Config) -> Report:
-    """Return the forecast, and how long the scan takes at the configured limits if they are what bounds it."""
+    """Return the forecast, and how long the scan takes if the configured limits bound it."""
     limits = cluster_limits(config)
     seconds = [forecast.seconds_at(limits.rows_per_s)] if limits.rows_per_s else []
     seconds += [forecast.bytes / limits.bytes_per_s] if limits.bytes_per_s else []

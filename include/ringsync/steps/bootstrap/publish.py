@@ -1,9 +1,9 @@
-"""Make the files of a bootstrap's committed ranges a pass of the stream and the replica, and nothing else.
+"""The publication of a bootstrap: the files of its committed ranges, and nothing else, become a pass of the stream and
+the replica.
 
-The pass comes first: it is refused where another bootstrap has begun, and once it is there the files stay. Each of the
-writes is idempotent and may be repeated after a kill between any two: the log of passes takes a bootstrap's rows once,
-the replica takes its transaction once, its table of changes begins anew once for each base, and the bucket's manifest
-is put once.
+The pass comes first: it is refused if another bootstrap has begun, and once it is there the files stay. Each write may
+be repeated after a kill between any two: the log of passes takes a bootstrap's rows once, the replica takes its
+transaction once, its table of changes begins anew once for each base, and the bucket's manifest is put once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ringsync.config import Config
-from ringsync.ledger.passes import (
-    check_rows,
-    first_to_add,
-    get_pass,
-    mark,
-    pass_bucket,
-    pass_numbers,
-)
+from ringsync.ledger.passes import check_rows, first_to_add, get_pass, mark, pass_bucket, pass_numbers
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.replica.base import base_folder, replace_base, replaced_table, transaction_of
 from ringsync.replica.changes import begin_changes, empty_changes
@@ -31,7 +24,7 @@ from ringsync.state.bootstrap import CommittedRange
 from ringsync.steps.application import Report, StepError
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.passes.follow_ups import digests_kept_ms, publish_passes
-from ringsync.steps.sync_plan import SyncTable, sync_table
+from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import Part, StreamDamagedError
 
@@ -41,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files that hold the rows of a committed range: in the replica, and the same rows as messages."""
+    """The files with the rows of a committed range: for the replica, and the same rows as messages."""
 
     files: tuple[DataFile, ...]
     parts: tuple[Part, ...]
 
     def to_json(self) -> str:
-        """As the ledger keeps it."""
+        """Return the ledger's form."""
         return json.dumps({"files": [asdict(f) for f in self.files], "parts": [asdict(p) for p in self.parts]})
 
     @staticmethod
@@ -60,7 +53,7 @@ class Outputs:
 
 
 def file_prefix(bootstrap_id: str) -> str:
-    """Tell how the names of all files of a bootstrap begin, in the replica's folder."""
+    """Return the prefix of all files of a bootstrap in the replica's folder."""
     return f"part-{bootstrap_id}-"
 
 
@@ -90,7 +83,7 @@ def publish(
         raise StepError(f"the counts do not reconcile: {told}; nothing was published: bootstrap anew with restart")
     table = plan.scan.table
     before = read_snapshot(store, base_folder(table.keyspace, table.name))
-    # The base may be that of the table before this one, but not of a newer one.
+    # The base may belong to the table before this one, but not to a newer one.
     take_topic(store, plan.topic, table.table_id, int(time.time() * 1000))
     numbers = pass_numbers(store, table.table_id)
     passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
@@ -100,19 +93,12 @@ def publish(
         raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
     check()
     first = first_to_add(store, passes, begin, digests_kept_ms(config))
-    # What was deleted by passes before the first that is added, no SELECT has shown, and no pass shows.
+    # No SELECT and no pass shows what passes before the first that is added have deleted.
     deletions_from_ms = passes[min(first, begin)].created_at_ms
-    # From here on no other bootstrap removes our files; and where another has begun, we end here. Who takes the base
-    # meanwhile has committed to it since its version was read.
-    mark(
-        store,
-        table.table_id,
-        "rows",
-        plan.bootstrap.id,
-        int(time.time() * 1000),
-        tuple(parts),
-        topic=plan.topic,
-    )
+    # If another bootstrap has begun, we end here; if not, none removes our files from here on. A writer that takes the
+    # base meanwhile commits to it after its version was read.
+    now_ms = int(time.time() * 1000)
+    mark(store, table.table_id, "rows", plan.bootstrap.id, now_ms, tuple(parts), topic=plan.topic)
     if replaced_table(before, table):
         empty_changes(store, table, before, int(time.time() * 1000))
     replace_base(
@@ -134,7 +120,7 @@ def publish(
         deletion_vectors=config.replica.deletion_vectors,
     )
     begin_changes(store, table, int(time.time() * 1000))
-    publish_passes(store, config, followed(store, config, plan))
+    publish_passes(store, config, sync_table(store, config, table))
     remove_leftovers(store, table, plan.topic, begin, plan.bootstrap.id, {file.name for file in files})
 
 
@@ -163,7 +149,7 @@ def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence
 def files_of(ranges: Sequence[CommittedRange]) -> tuple[list[DataFile], list[Part]]:
     """Return the files of committed ranges, in their order."""
     outputs = [Outputs.from_json(done.outputs) for done in ranges]
-    return [file for one in outputs for file in one.files], [part for one in outputs for part in one.parts]
+    return [file for output in outputs for file in output.files], [part for output in outputs for part in output.parts]
 
 
 def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
@@ -173,8 +159,3 @@ def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
         "rows_written": sum(file.rows for file in files),
         "messages_published": sum(part.records for part in parts),
     }
-
-
-def followed(store: ObjectStore, config: Config, plan: BootstrapPlan) -> SyncTable:
-    """Return the table as the sync follows it."""
-    return sync_table(store, config, plan.scan.table)

@@ -1,10 +1,9 @@
-"""Read a table by token ranges into the replica and the change stream (docs/bootstrap.md).
+"""The scan of a table by token ranges into the replica and the change stream (docs/bootstrap.md).
 
-The source is read once. Tasks write files and have each range committed in the ledger; what is left of the ring, or
+The source is read once. Tasks write files and have each range committed in the ledger. What is left of the ring, or
 could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was
-larger than anybody thought, a range that failed, and a ring that has changed meanwhile are one case: tokens that are in
-no committed range. At the end the files of all committed ranges become the replica, in one commit, and a pass of the
-stream; until then nobody sees them.
+too large, a range that failed, and a changed ring are one case: tokens that are in no committed range. At the end the
+files of all committed ranges become the replica, in one commit, and a pass of the stream; until then nobody sees them.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from ringsync.ring.tokens import TokenSet, intersection, subtract
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
 from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
-from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host
 from ringsync.steps.bootstrap.collect import Collector, reported
 from ringsync.steps.bootstrap.plan import BootstrapPlan, load_plan
 from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
 from ringsync.steps.bootstrap.publish import describe_published, publish
 from ringsync.steps.bootstrap.task import BootstrapTask, SplitResult
-from ringsync.streams.files import FileStream
-from ringsync.streams.messages import envelope_schema, key_schema
+from ringsync.steps.passes.follow_ups import put_schemas
+from ringsync.steps.sync_plan import sync_table
 from ringsync.wiring import cluster_limits, cluster_settings
 
 IDLE_WAVES = 3
-"""After so many waves that brought nothing, what is left counts as unreadable."""
+"""Waves that bring nothing, after which what is left counts as unreadable."""
 
 IDLE_PAUSE_S = 5.0
-"""Before what failed is tried again."""
+"""Pause before what failed is tried again."""
 
 TRUSTED_PART = 0.01
-"""Of the ring: once so much has been read, its size tells that of the rest better than a forecast."""
+"""Part of the ring: once so much has been read, its size is a better estimate of the rest than a forecast."""
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
@@ -62,9 +61,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     check_schema(config, plan)
     session = connect(cluster_settings(config))
     state = BootstrapState(session, config.state.keyspace)
-    latest = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
-    check_not_cancelled(latest, plan)
-    assert latest is not None
+    latest = check_not_cancelled(state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
     begin = begin_pass(store, plan, latest, lambda: check_scanning(state.find(latest.keyspace, latest.table), plan))
     wait_until_free(state, plan.bootstrap, application.run)
     ledger = state.take_over(plan.bootstrap.id, f"{application.run} on {socket.gethostname()}, process {os.getpid()}")
@@ -104,7 +101,7 @@ def read_all(
     bucket: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[SplitResult]:
-    """Read what is left, wave after wave, until nothing is left or nothing more can be read.
+    """Read in waves until nothing is left or nothing more can be read.
 
     :param context: Spark's
     :param bucket: the stream's bucket for the rows
@@ -113,11 +110,10 @@ def read_all(
     results: list[SplitResult] = []
     idle = 0
     ring_digest = plan.scan.ring_digest
-    with ControlServer(host=_driver_host(context), handlers=collector.handlers) as control:
+    with ControlServer(host=driver_host(context), handlers=collector.handlers) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
-        task = BootstrapTask(
-            application.config, plan, control.address, ledger.attempt, bucket, put_schemas(application, plan)
-        )
+        schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
+        task = BootstrapTask(config, plan, control.address, ledger.attempt, bucket, schemas)
         for wave in itertools.count():
             left = collector.left
             if not left or idle == IDLE_WAVES:
@@ -138,7 +134,7 @@ def read_all(
 def plan_wave(
     config: Config, plan: BootstrapPlan, collector: Collector, left: TokenSet, parallelism: int
 ) -> tuple[tuple[Split, ...], str]:
-    """Cut what is left into splits, by what is known of the table's size by now; what failed is cut off.
+    """Cut what is left into splits, by what is known of the table's size by now; failed ranges apart.
 
     :param parallelism: tasks that run at the same time
     :returns: the splits, and the digest of the ring that they were cut for
@@ -146,20 +142,18 @@ def plan_wave(
     session = connect(cluster_settings(config))
     size, part = collector.estimate()
     whole = round(size / part) if part >= TRUSTED_PART else plan.estimated_bytes
-    estimate = SizeEstimate(0, whole)
     failed = intersection(left, collector.failed)
-    healthy = subtract(left, failed)
     minimum = plan.splits or max(config.scan.min_splits, 2 * parallelism)
     if plan.splits:
         config = config.model_copy(update={"scan": config.scan.model_copy(update={"max_splits": plan.splits})})
-    found: list[Split] = []
+    splits: list[Split] = []
     digest = ""
-    for ranges, least in ((healthy, minimum), (failed, len(failed))):
+    for ranges, least in ((subtract(left, failed), minimum), (failed, len(failed))):
         if ranges:
-            scan = cut(session, config, plan.scan, ranges, estimate, minimum=least)
-            found += scan.splits
+            scan = cut(session, config, plan.scan, ranges, SizeEstimate(0, whole), minimum=least)
+            splits += scan.splits
             digest = scan.ring_digest
-    return tuple(found), digest
+    return tuple(splits), digest
 
 
 def _read_wave(
@@ -167,14 +161,13 @@ def _read_wave(
 ) -> list[SplitResult]:
     described = [(name, split_to_json(split)) for name, split in splits]
     try:
-        found: list[SplitResult] = context.parallelize(described, len(described)).mapPartitions(task).collect()
+        return list(context.parallelize(described, len(described)).mapPartitions(task).collect())
     except Exception:
         if collector.fatal:
             raise collector.fatal from None
         raise
     finally:
         collector.forget_readers()
-    return found
 
 
 def _topology_changed(config: Config, before: str, now: str) -> None:
@@ -187,13 +180,8 @@ def _topology_changed(config: Config, before: str, now: str) -> None:
     print(f"ringsync: the ring has changed ({before[:12]} is {now[:12]} now): the rest is planned anew", flush=True)
 
 
-def _driver_host(context: Any) -> str:
-    """Return the address on which Spark's own executors find the driver."""
-    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
-
-
 def check_schema(config: Config, plan: BootstrapPlan) -> None:
-    """Look whether the table still is what the plan says.
+    """Check that the table still is what the plan says.
 
     :raises StepError: it is not
     """
@@ -212,30 +200,19 @@ def check_schema(config: Config, plan: BootstrapPlan) -> None:
         )
 
 
-def put_schemas(application: Application, plan: BootstrapPlan) -> int:
-    """Put the schemas beside the stream under the first version that has or takes them.
-
-    :returns: the version, from 1
-    """
-    server, mapping = application.config.server_name, application.config.stream.mapping
-    key, value = key_schema(plan.scan.table, server, mapping), envelope_schema(plan.scan.table, server, mapping)
-    return FileStream(application.store, plan.topic).put_next_schemas(key, value)
-
-
 def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResult], seconds: float) -> Report:
-    """Return what was read, by this run and by those before it, as the report shows it.
+    """Return the report of what was read, by this run and by those before it.
 
     :raises StepError: rows of this run are unaccounted for
     """
     ranges = collector.ranges
-    read = sum(one.rows_read for one in results)
-    committed = sum(one.rows_committed for one in results)
-    discarded = sum(one.rows_discarded for one in results)
+    read = sum(split.rows_read for split in results)
+    committed = sum(split.rows_committed for split in results)
     recorded = sum(done.rows for done in ranges if done.attempt == ledger.attempt)
-    if (read, committed) != (committed + discarded, recorded):
+    if committed != recorded:
         raise StepError(
-            f"the counts do not reconcile: {read} rows read, {committed} committed by tasks, {discarded} discarded, "
-            f"{recorded} recorded in the ledger"
+            f"the counts do not reconcile: {read} rows read, {committed} committed by tasks, "
+            f"{read - committed} discarded, {recorded} recorded in the ledger"
         )
     report = {
         "bootstrap": ledger.bootstrap_id,
@@ -244,7 +221,7 @@ def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResul
         "rows": sum(done.rows for done in ranges),
         "rows_read": read,
         "rows_committed": committed,
-        "rows_discarded": discarded,
+        "rows_discarded": read - committed,
         "rows_of_runs_before": sum(done.rows for done in ranges) - recorded,
         "cells": sum(done.cells for done in ranges),
         "pages": sum(done.pages for done in ranges),

@@ -1,8 +1,8 @@
-"""What a Spark task of a bootstrap does: read a split, write its rows as files, have them committed range by range.
+"""The Spark task of a bootstrap: it reads a split, writes its rows as files, and has them committed range by range.
 
-Reading and decoding go on in the task's main thread while a second one encodes, compresses and stores: both spend
-their time in code that releases the interpreter. Rows come in token order, so a file may end wherever the token
-changes; what was read up to there is committed by the driver, and is never read again.
+The task's main thread reads and decodes while a second one encodes, compresses and stores: both spend their time in
+code that releases the interpreter. Rows come in token order, so a file may end wherever the token changes. The driver
+commits what was read up to there, and it is never read again.
 """
 
 from __future__ import annotations
@@ -42,23 +42,27 @@ BATCHES_AHEAD = 8
 """Pages that may be decoded and not yet written."""
 
 SPLITS_IN_ONE = 4
-"""A task gives the rest of its split back once it has read so many times the wanted size of a split."""
+"""A task gives the rest of its split back once it has read this multiple of a split's wanted size."""
 
 PROGRESS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """Each row that the task has read is in one of the last two."""
+    """What became of the rows of a split."""
 
     rows_read: int
     rows_committed: int
-    rows_discarded: int
+
+    @property
+    def rows_discarded(self) -> int:
+        """Rows that were read and not committed."""
+        return self.rows_read - self.rows_committed
 
 
 @dataclass(frozen=True)
 class BootstrapTask:
-    """Reads splits; Spark calls it with those of one partition.
+    """Reads the splits of one partition.
 
     :ivar control: address of the driver's control server
     :ivar attempt: number of the bootstrap's attempt; part of the files' names
@@ -74,25 +78,25 @@ class BootstrapTask:
     schema_version: int
 
     def __call__(self, splits: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SplitResult]:
-        config = self.config
-        store = store_of(config)
+        config, store = self.config, store_of(self.config)
         for name, split in splits:
             with ControlClient(self.control) as control:
-                writer = RangeWriter(RowFiles(self, config, store, name), control, name, config.scan.commit_interval_s)
-                read_split(self, config, split_from_json(split), writer, control)
+                writer = RangeWriter(RowFiles(self, store, name), control, name, config.scan.commit_interval_s)
+                read_split(self, split_from_json(split), writer, control)
                 yield writer.result()
 
 
-def read_split(task: BootstrapTask, config: Config, split: Split, writer: RangeWriter, control: ControlClient) -> None:
-    """Read a split's ranges one after another into the writer, or some of them where the split is too large.
+def read_split(task: BootstrapTask, split: Split, writer: RangeWriter, control: ControlClient) -> None:
+    """Read a split's ranges one after another into the writer; of a split that is too large only some.
 
-    What cannot be read the driver is told.
+    The driver is told what cannot be read.
 
-    :raises ScanError: for what trying again cannot mend, e.g. the table was dropped
-    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, if the plan says so
+    :raises ScanError: trying again cannot help, e.g. the table was dropped
+    :raises UnrepresentableValueError: the Arrow type cannot hold a value, if the plan says so
     :raises ControlError: the driver did not take a range: another run owns the bootstrap
     :raises DriverGoneError: the driver's process has ended
     """
+    config = task.config
     budget = SPLITS_IN_ONE * config.scan.split_size_mb * 2**20
     size = 0
     with Behind(BATCHES_AHEAD) as behind:
@@ -115,11 +119,11 @@ def read_split(task: BootstrapTask, config: Config, split: Split, writer: RangeW
 
 
 class RangeWriter:
-    """Collects the rows of adjacent token ranges in files, and has them committed where a token has ended.
+    """Collects the rows of adjacent token ranges in files, and has them committed when a token has ended.
 
-    :param control: address of the control server of the driver, which commits
+    :param control: address of the driver's control server; the driver commits
     :param name: the split's name, unique in the attempt
-    :param commit_interval_s: commit at least so often, in seconds
+    :param commit_interval_s: longest time between two commits
     """
 
     def __init__(
@@ -177,7 +181,7 @@ class RangeWriter:
             self._commit(token)
 
     def skip(self, start: int, end: int) -> None:
-        """Note that the tokens in (start, end] could not be read: their rows that have come do not count."""
+        """Leave out the tokens in (start, end], which could not be read, and the rows of them that have come."""
         if self._last is not None and self._last > start:
             self._files.discard()
         else:
@@ -188,7 +192,7 @@ class RangeWriter:
     def stop(self, token: int, rows_left_out: int) -> None:
         """Commit up to this token and read no further.
 
-        :param rows_left_out: rows that came with the last page and are not added
+        :param rows_left_out: rows of the last page that are not added
         """
         self._rows_read += rows_left_out
         self._commit(token)
@@ -200,7 +204,7 @@ class RangeWriter:
 
     def result(self) -> SplitResult:
         """Return what became of the rows, once everything is done."""
-        return SplitResult(self._rows_read, self._rows_committed, self._rows_read - self._rows_committed)
+        return SplitResult(self._rows_read, self._rows_committed)
 
     def _is_due(self) -> bool:
         return self._files.are_full or self._clock() - self._committed_at >= self._commit_interval_s
@@ -237,7 +241,7 @@ class RangeWriter:
 class Counts:
     """What was read.
 
-    :ivar cells: values that are there: a collection is one, a static value counts in every row
+    :ivar cells: values that are not null: a collection is one, a static value counts in every row
     :ivar bytes: size of the result pages
     """
 
@@ -253,9 +257,9 @@ class RowFiles:
     :param name: the split's name, unique in the attempt
     """
 
-    def __init__(self, task: BootstrapTask, config: Config, store: ObjectStore, name: str) -> None:
+    def __init__(self, task: BootstrapTask, store: ObjectStore, name: str) -> None:
         self._task = task
-        self._config = config
+        self._config = task.config
         self._store = store
         self._stream = FileStream(store, task.plan.topic)
         table = task.plan.scan.table
@@ -270,12 +274,12 @@ class RowFiles:
 
     @property
     def are_full(self) -> bool:
-        """Whether one of the open files has its size."""
+        """Whether one of the open files has its full size."""
         size = max(self._file.size if self._file else 0, self._part.size if self._part else 0)
         return size >= self._config.scan.file_size_mb * 2**20
 
     def write(self, batch: pa.RecordBatch) -> int:
-        """Append row images to both files, opening them if need be.
+        """Append row images to both files.
 
         :returns: the number of values in the value columns
         """
@@ -330,9 +334,9 @@ class RowFiles:
 
 
 class Behind:
-    """A second thread that does one thing after another, in order, at most so many behind the first.
+    """A second thread that calls functions in order, a limited number behind the first thread.
 
-    Once something has failed there, nothing more is done; the failure is raised at the next :meth:`do` or at the end.
+    After a failure it calls nothing more. The failure is raised at the next :meth:`do` or at the end.
     """
 
     def __init__(self, most: int) -> None:
@@ -365,5 +369,5 @@ class Behind:
         self._failed |= kind is not None
         self._pool.shutdown(wait=True)
         if kind is None:
-            for one in self._waiting:
-                one.result()
+            for future in self._waiting:
+                future.result()

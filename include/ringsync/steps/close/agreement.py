@@ -1,9 +1,9 @@
-"""Which rows of a bucket are settled: where the live replicas agree, and everything once the bucket is closed."""
+"""The settled rows of a bucket: where the live replicas agree, and everything once the bucket is closed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +22,8 @@ Sums = npt.NDArray[np.uint64]
 class OpenBucket:
     """The staged blocks of one bucket of one table.
 
-    :ivar files: the blocks by where they lie, with the node that each comes from
-    :ivar ring: digest of the ring snapshot that ``settled`` is about
+    :ivar files: the blocks by place, each with its node
+    :ivar ring: digest of the ring snapshot of ``settled``
     :ivar settled: the sums of each range's rows when it was last published
     :ivar read: files whose rows of a range were published when the replicas agreed, by number of the range
     :ivar united: files whose rows were published, or dropped, whatever the sums say
@@ -37,7 +37,7 @@ class OpenBucket:
     united: set[Place] = field(default_factory=set)
 
     def published(self, what: Settled, ring: str) -> None:
-        """Take in that what was settled is published.
+        """Note that what was settled is published.
 
         :param ring: digest of the ring snapshot that it was settled by
         """
@@ -55,10 +55,9 @@ class Reading:
 
     :ivar files: the blocks, and the node of each
     :ivar ranges: without wrap
-    :ivar rows: how many
     :ivar united: whether the rows are of all nodes, since these do not agree
-    :ivar level: consistency level at which a read meets at least one replica that has these rows; LOCAL_ONE: all
-        have them
+    :ivar level: consistency level at which a read meets at least one replica that has these rows; LOCAL_ONE: all have
+        them
     """
 
     files: tuple[tuple[Place, str], ...]
@@ -70,11 +69,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Settled:
-    """What of a bucket can be published now.
+    """What can be published of a bucket now.
 
     :ivar readings: readings by number of the token range; all under 0 if the ring has changed
-    :ivar sums: what ``OpenBucket.settled`` becomes once it is published
-    :ivar united: what ``OpenBucket.united`` becomes
+    :ivar sums: the next ``OpenBucket.settled``
+    :ivar united: the next ``OpenBucket.united``
     :ivar everywhere: all replicas are alive and have these rows alike: none has had them alone, long ago
     :ivar by_range: False: the ring has changed, and all is read in one
     """
@@ -88,7 +87,7 @@ class Settled:
 
     @property
     def rows(self) -> int:
-        """How many are to be read."""
+        """Number of rows to read."""
         return sum(reading.rows for _, reading in self.readings)
 
 
@@ -98,13 +97,11 @@ def settle(
     """Find what is settled and not yet published.
 
     :param ring: ring snapshot of the present plan
-    :param now_ms: ms since the epoch
-    :param is_closed: the bucket takes no more rows: what replicas do not agree on is united
-    :param most: about so many rows on which they agree, and one token range at least: who asks again finds the others
+    :param is_closed: the bucket takes no more rows: the rows of replicas that do not agree are united
+    :param most: about how many agreed rows, and one token range at least; the next call finds the others
     :returns: None: nothing
     """
-    bucket = open_bucket.bucket
-    files = open_bucket.files
+    bucket, files = open_bucket.bucket, open_bucket.files
     if now_ms < bucket.end or not files:
         return None
     is_known = open_bucket.ring == ring.ring.digest
@@ -118,17 +115,30 @@ def settle(
         agreed, reference, primary = agreement(totals, ring)
         fresh = agreed & (reference[:, 0] > 0) & (reference != settled).any(axis=1)
         sums[fresh] = reference[fresh]
-        readings, left = _up_to(most, _of_primaries(files, ring, fresh, primary, read))
-        for number, _ in left:
+        readings = _readings(
+            files,
+            ring,
+            fresh,
+            ring.levels,
+            lambda number, node, place: primary[number] == node and place not in read.get(number, ()),
+        )
+        before = np.cumsum([0, *(reading.rows for _, reading in readings)])[:-1]
+        taken = int(np.count_nonzero(before < most))
+        for number, _ in readings[taken:]:
             sums[number] = settled[number]
-        is_closed &= not left
+        is_closed &= taken == len(readings)
+        readings = readings[:taken]
         same = agreed & _same_everywhere(totals, reference)
     else:
         same = np.zeros(len(ring.ranges), np.bool_)
     united = open_bucket.united
     if is_closed and files.keys() - united:
-        of_all = _of_all(files, ring, ~same, comparable)
-        readings += of_all
+        if comparable:
+            readings += _readings(files, ring, ~same, [None] * len(same))
+        else:
+            every = tuple((place, node) for place, (node, _) in files.items())
+            rows = sum(block.rows for _, block in files.values())
+            readings = [(0, Reading(every, WHOLE_RING.unwrap(), rows, True, "ALL"))]
         united = set(files)
     if not readings and united == open_bucket.united:
         return None
@@ -142,25 +152,24 @@ def settle_together(
     """Find what one pass can publish, the oldest first.
 
     A bucket that is not read by token ranges has a pass of its own: beside others a key of it could be in two slices,
-    and the replica would take only one of the two images that they make of it.
+    and the replica would take only one of the two images.
 
     :param ring: ring snapshot of the present plan
-    :param now_ms: ms since the epoch
-    :param closed_until: ms since the epoch: buckets that end then or before are closed
-    :param most: about so many rows on which the replicas agree
+    :param closed_until: buckets that end then or before are closed
+    :param most: about how many rows on which the replicas agree
     """
-    found: list[Settled] = []
+    together: list[Settled] = []
     rows = 0
     for bucket in sorted(buckets):
         if rows >= most:
             break
-        one = settle(buckets[bucket], ring, now_ms, is_closed=bucket.end <= closed_until, most=most - rows)
-        if one is not None and not one.by_range:
-            return found or [one]
-        if one is not None:
-            found.append(one)
-            rows += one.rows
-    return found
+        settled = settle(buckets[bucket], ring, now_ms, is_closed=bucket.end <= closed_until, most=most - rows)
+        if settled is not None and not settled.by_range:
+            return together or [settled]
+        if settled is not None:
+            together.append(settled)
+            rows += settled.rows
+    return together
 
 
 def total_sums(files: Iterable[tuple[str, Block]], ranges: int) -> dict[str, Sums]:
@@ -175,10 +184,10 @@ def total_sums(files: Iterable[tuple[str, Block]], ranges: int) -> dict[str, Sum
 
 
 def agreement(totals: Mapping[str, Sums], ring: RankedRing) -> tuple[Mask, Sums, list[str | None]]:
-    """Tell whether all live replicas of each range have the same rows; the sums and the host id of its primary."""
+    """Tell whether all live replicas of each range have the same rows; with the sums and the host id of its primary."""
     numbers = np.arange(len(ring.ranges))
     nothing = np.zeros((len(numbers), 3), np.uint64)
-    # A place more, for −1: whoever is not there has nothing.
+    # A place more, for −1: a missing node has nothing.
     known = np.stack([*(totals.get(node, nothing) for node in ring.nodes), nothing])
     first, others = ring.live[:, 0], ring.live[:, 1:]
     reference = known[first, numbers]
@@ -196,53 +205,28 @@ def _same_everywhere(totals: Mapping[str, Sums], reference: Sums) -> Mask:
     return same
 
 
-def _of_primaries(
+def _readings(
     files: Mapping[Place, tuple[str, Block]],
     ring: RankedRing,
-    fresh: Mask,
-    primary: Sequence[str | None],
-    read: Mapping[int, Set[Place]],
+    wanted: Mask,
+    levels: Sequence[Level | None],
+    chosen: Callable[[int, str, Place], bool] = lambda number, node, place: True,
 ) -> list[tuple[int, Reading]]:
-    """Return what the primaries have in files that were not read before."""
-    own: dict[int, list[tuple[Place, str, int]]] = {number: [] for number in np.flatnonzero(fresh).tolist()}
-    for key, (node, file) in files.items():
-        for number, rows, *_ in file.sums:
-            if number in own and primary[number] == node and key not in read.get(number, ()):
-                own[number].append((key, node, rows))
-    return [(number, _reading(ring, number, found, ring.levels[number])) for number, found in own.items() if found]
+    """Return what blocks have of the wanted ranges.
 
-
-def _up_to(
-    most: int, readings: list[tuple[int, Reading]]
-) -> tuple[list[tuple[int, Reading]], list[tuple[int, Reading]]]:
-    """Return the first that have about so many rows, and the others."""
-    before = np.cumsum([0, *(reading.rows for _, reading in readings)])[:-1]
-    taken = int(np.count_nonzero(before < most))
-    return readings[:taken], readings[taken:]
-
-
-def _reading(ring: RankedRing, number: int, found: Sequence[tuple[Place, str, int]], level: Level | None) -> Reading:
-    """Of one range.
-
-    :param found: place, node and number of rows of blocks
-    :param level: consistency level at which a read meets a replica that has them; None: nodes do not agree
+    :param levels: level of each range, at which a read meets a replica that has its rows; None: nodes do not agree
+    :param chosen: tells whether the rows of a range in a node's block are to be read
     """
-    files = tuple((key, node) for key, node, _ in found)
-    rows = sum(rows for *_, rows in found)
-    return Reading(files, ring.ranges[number].unwrap(), rows, united=level is None, level=level or "ALL")
-
-
-def _of_all(
-    files: Mapping[Place, tuple[str, Block]], ring: RankedRing, wanted: Mask, comparable: bool
-) -> list[tuple[int, Reading]]:
-    if not comparable:
-        everything = tuple((key, node) for key, (node, _) in files.items())
-        return [
-            (0, Reading(everything, WHOLE_RING.unwrap(), sum(file.rows for _, file in files.values()), True, "ALL"))
-        ]
-    there: dict[int, list[tuple[Place, str, int]]] = {number: [] for number in np.flatnonzero(wanted).tolist()}
-    for key, (node, file) in files.items():
-        for number, rows, *_ in file.sums:
-            if number in there:
-                there[number].append((key, node, rows))
-    return [(number, _reading(ring, number, found, None)) for number, found in there.items() if found]
+    blocks: dict[int, list[tuple[Place, str, int]]] = {number: [] for number in np.flatnonzero(wanted).tolist()}
+    for place, (node, block) in files.items():
+        for number, rows, *_ in block.sums:
+            if number in blocks and chosen(number, node, place):
+                blocks[number].append((place, node, rows))
+    readings: list[tuple[int, Reading]] = []
+    for number, parts in blocks.items():
+        if parts:
+            places, level = tuple((place, node) for place, node, _ in parts), levels[number]
+            rows = sum(rows for *_, rows in parts)
+            ranges = ring.ranges[number].unwrap()
+            readings.append((number, Reading(places, ranges, rows, united=level is None, level=level or "ALL")))
+    return readings

@@ -1,14 +1,13 @@
-"""Close buckets and publish: a loop.
+"""The loop that closes buckets and publishes.
 
-In each cycle and for each table: what the live replicas agree on, and all of buckets that are closed, becomes a pass —
-messages of the stream and merged change rows — and every pass is then followed up: stream, replica, Kafka. A row that
-comes after its range was settled is published by the next pass over the range; what was published is known by digest.
+In each cycle and for each table, what the live replicas agree on, and all of closed buckets, becomes a pass: messages
+of the stream and merged change rows. Then every pass is followed up: stream, replica, Kafka. A row that comes after its
+range was settled is published by the next pass over the range; published rows are known by their digests.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,41 +27,30 @@ from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingSnapshot
 from ringsync.schema.table import TableSchema
 from ringsync.status import STALE_AFTER_S, age_s, read_status
+from ringsync.steps import loop
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
+from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.close.agreement import Settled, settle_together
-from ringsync.steps.close.close_status import status_of
-from ringsync.steps.close.close_task import CloseTask, Slice, SliceResult, forget_waiting
+from ringsync.steps.close.close_task import CloseTask, SliceResult, cut, forget_waiting
 from ringsync.steps.close.closing import progress
 from ringsync.steps.close.followed import Followed
-from ringsync.steps.close.slices import cut
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
-from ringsync.steps.loop import (
-    Patience,
-    SignOfLife,
-    connect_patiently,
-    cycles,
-    put_metrics,
-    seconds_left,
-    start_workers,
-    starts_again,
-)
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.kafka_feed import KafkaFeed
-from ringsync.steps.passes.make import PassContext, commit
-from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
+from ringsync.steps.passes.make import commit
+from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of, sync_table
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_limits, cluster_settings, kafka_settings
 
 PASS_ROWS = 250_000
-"""A pass has about so many rows at most, the oldest first: Kafka gets one while the next is made."""
+"""About how many rows a pass has at most, the oldest first: Kafka gets one while the next is made."""
 
 REPEATED_MS = 600_000
-"""Writers that get no answer repeat a statement sooner than this."""
+"""Longest time after which a writer that gets no answer repeats a statement."""
 
 
-@starts_again()
+@loop.starts_again()
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Close and publish until the time is over.
 
@@ -76,34 +64,33 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     config, store = application.config, application.store
     check_layout(store)
     spark = spark_session(f"bucket_close {application.run}")
-    start_workers(
-        spark.sparkContext, "deltalake", "ringsync.steps.close.close_task", "ringsync.steps.passes.replica_task"
-    )
-    session = connect_patiently(cluster_settings(config), application.options.until)
+    tasks = ("ringsync.steps.close.close_task", "ringsync.steps.passes.replica_task")
+    loop.start_workers(spark.sparkContext, "deltalake", *tasks)
+    session = loop.connect_patiently(cluster_settings(config), application.options.until)
     with (
-        ControlServer(host=_driver_host(spark.sparkContext)) as control,
+        ControlServer(host=driver_host(spark.sparkContext)) as control,
         KafkaFeed(store, kafka_settings(config)) as feed,
     ):
         control.watch_limits(store, application.run, cluster_limits(config))
         closer = Closer(application, session, spark.sparkContext, control, feed)
-        patience = Patience()
-        run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
+        patience = loop.Patience()
+        run_s = loop.seconds_left(config.sync.run_s, application.options.until, time.time())
         ending = Timer(run_s, closer.end)
         ending.daemon = True
         ending.start()
-        with SignOfLife(store, "bucket_close", "close", closer.at, {"tables": {}, "error": None}) as life:
-            for number in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+        with loop.SignOfLife(store, "bucket_close", "close", closer.at, {"tables": {}, "error": None}) as life:
+            for number in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
                 began_ms = _now_ms()
                 error = patience.tried(closer.cycle)
                 life.say({"began_ms": began_ms, "tables": closer.status(), "error": error, **closer.problems()})
-                put_metrics(store, config.metrics.prometheus_file, number)
+                loop.put_metrics(store, config.metrics.prometheus_file, number)
     report = closer.report()
     return report, exit_code(report)
 
 
 def exit_code(report: Report) -> ExitCode:
-    """Of a run with this report."""
-    failing = report["others_failed"] or any(one["error"] for one in report["tables"].values())
+    """Return the exit code of a run with this report."""
+    failing = report["others_failed"] or any(table["error"] for table in report["tables"].values())
     return ExitCode.COMPLETED_WITH_ERRORS if failing else ExitCode.OK
 
 
@@ -111,16 +98,10 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _driver_host(context: Any) -> str:
-    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
-
-
 class Closer:
-    """All tables, each on its own: one that fails is tried again later, and holds up no other.
+    """All tables, each on its own: a table that fails is tried again later, and holds up no other.
 
     :param context: Spark's
-    :param control: keeps the limits of reading after-images
-    :param feed: feed of Kafka
     """
 
     def __init__(
@@ -149,7 +130,7 @@ class Closer:
         self._complete_until: int | None = None
         self._over = False
         self._serving: TableState | None = None
-        # A run that ends and begins again must not begin to wait anew; but nobody has waited while none was there.
+        # A new run goes on with the last one's waiting; but nobody has waited while there was none.
         before = read_status(self._store, "bucket_close/close")
         lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
         self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
@@ -174,9 +155,9 @@ class Closer:
         self._complete_until = self._closed_until
 
     def _serve(self, state: TableState, now_ms: int) -> None:
-        """Publish what is settled of a table; whatever goes wrong is its own trouble.
+        """Publish what is settled of a table; a failure is its own trouble.
 
-        :raises ConfigError: the configuration is wrong, which is everybody's
+        :raises ConfigError: the configuration is wrong, for all tables
         """
         began_ms = _now_ms()
         try:
@@ -189,21 +170,20 @@ class Closer:
         except ConfigError:
             raise
         except TableReplacedError as error:
-            # Of one that the schema does not have what waits goes soon (_look_for_others); else it must not get lost.
+            # What waits of an absent table is removed soon (_look_for_others); of others it must not get lost.
             if state.table.table_id not in self._absent:
                 state.failed(error, began_ms, _now_ms())
         except Exception as error:
             if spark_is_gone(self._context):
                 raise
-            if not (self._over and state.failures):  # else it was cut off, and its own error is told
+            if not (self._over and state.failures):  # else it was cut off, and its own error stays
                 state.failed(error, began_ms, _now_ms())
         else:
             state.served()
 
     def end(self) -> None:
-        """The time of the run is over: tables that fail are not tried any more, and what one is at is cancelled. One
-        that is well is waited for: it makes progress, and a pass may take longer than a run. From any thread.
-        """
+        """End the run's time, from any thread: failing tables are not tried any more, and the work on one is cancelled.
+        A healthy table is waited for: it makes progress, and a pass may take longer than a run."""
         self._over = True
         if (state := self._serving) is not None and state.failures:
             self._context.cancelAllJobs()
@@ -213,10 +193,15 @@ class Closer:
         return state.table.schema.full_name if (state := self._serving) else None
 
     def _follow(self, state: TableState, now_ms: int) -> None:
-        """Publish what is settled of a table, and see to what follows from its passes."""
+        """Publish what is settled of a table, and what follows from its passes."""
         ring = self._ring_of(state.table.schema.keyspace)
         self._renew(state)
-        follow_ups = state.follow_ups = state.follow_ups or self._begin(state.table)
+        if state.follow_ups is None:
+            self._feed.watch(state.table.topic)
+            self._followed.begin(state.table.table_id)
+            control = self._control.address
+            state.follow_ups = FollowUps(self._application, state.table, self._context, control, self._feed.announce)
+        follow_ups = state.follow_ups
         follow_ups.ring = ring
         if not follow_ups.catch_up():
             return  # what a pass is made with may be in the replica only
@@ -225,13 +210,8 @@ class Closer:
             follow_ups.catch_up()
         follow_ups.tell_missed()
 
-    def _begin(self, table: SyncTable) -> FollowUps:
-        self._feed.watch(table.topic)
-        self._followed.begin(table.table_id)
-        return FollowUps(self._application, table, self._context, self._control.address, self._feed.announce)
-
     def _renew(self, state: TableState) -> None:
-        """Learn of a version of the table that a stage has seen before us."""
+        """Take over a version of the table that a stage has seen first."""
         if state.newest > state.table.version.number:
             newer = latest_version(self._store, state.table.table_id)
             if newer is not None:
@@ -265,11 +245,11 @@ class Closer:
         return self._plan
 
     def _look_for_others(self, plan: SyncPlan) -> None:
-        """Tables that are not in the plan, but are followed, or rows of which are staged: those without cdc any more
-        are published to the end; rows of those that are gone are forgotten, and counted. Whatever goes wrong with one
-        is its own trouble: it stays as it is, is named, and looked at again in the next interval.
+        """Look for tables that are not in the plan, but are followed or have staged rows. A table that has lost cdc is
+        published to the end; the rows of a table that is gone are forgotten, and counted. A table that fails stays as
+        it is, is named, and is looked at again in the next interval.
 
-        :raises ConfigError: the configuration is wrong, which is everybody's
+        :raises ConfigError: the configuration is wrong, for all tables
         """
         planned = {table.table_id for table in plan.tables}
         begun = (table_id for table_id, state in self._tables.items() if state.follow_ups)
@@ -287,18 +267,18 @@ class Closer:
                 raise
             except Exception as error:
                 self._others_failed[table_id] = plain(error)
-        # One that is followed to its end, or could not be forgotten, is missed in the next interval, too.
+        # A table that is followed to its end, or could not be forgotten, is missed in the next interval, too.
         self._absent.forget(gone - self._tables.keys() - self._others_failed.keys())
 
     def _read_schema(self) -> frozenset[str]:
-        """Read the schema; ids of its tables."""
+        """Read the schema, and return the ids of its tables."""
         schema = read_tables(self._session)
         self._there = schema.by_id()
         return schema.ids
 
     def _forget(self, table_id: str) -> None:
-        """A table is gone, and so are its rows that wait; its last error is not hidden by a new table of its name.
-        What was published of it is followed to its end. If that fails all stays as it is."""
+        """Forget the waiting rows of a table that is gone, and print its last error, which a new table of its name
+        would hide. What was published of it is followed to its end. After a failure all stays as it is."""
         state, gone = self._tables.get(table_id), self._followed.gone(table_id)
         self._staged.forget(table_id, state.buckets.values() if state else ())
         if state and state.error:
@@ -317,7 +297,7 @@ class Closer:
             for queue in self._config.sync.queues
             if (status := read_status(self._store, f"commitlog_stage/{queue}")) is not None
         }
-        found = progress(
+        staged = progress(
             plan.read_hosts,
             statuses,
             lambda host: self._config.sync.queue_of(host.address, host.id),
@@ -325,8 +305,8 @@ class Closer:
             window + length,
             self._unread_since_ms,
         )
-        self._unread, self._unread_since_ms, self._shared = found.unread, found.since_ms, found.shared
-        until = (found.staged_until - window) // length * length
+        self._unread, self._unread_since_ms, self._shared = staged.unread, staged.since_ms, staged.shared
+        until = (staged.staged_until - window) // length * length
         if until > self._closed_until:
             put_closed_until(self._store, until)
             self._closed_until = until
@@ -336,33 +316,27 @@ class Closer:
     ) -> bool:
         """Make a pass, unless all was published before.
 
-        :param settled_at_ms: ms since the epoch
         :returns: False: another process has made a pass meanwhile; all is done anew in the next cycle
         :raises StepError: the counts do not reconcile
         """
-        number = follow_ups.last + 1
-        context = PassContext(
-            reader=follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name)),
-            topic=follow_ups.topic,
-            number=number,
-            attempt=secrets.token_hex(4),
-            bootstrap=follow_ups.bootstrap,
-            late=False,
-            endpoints={host.id: host.address for host in (self._plan.hosts if self._plan else ())},
-            schema_version=follow_ups.schema_version,
-        )
+        reader = follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name))
+        context = follow_ups.context(reader, self._plan.hosts if self._plan else (), late=False)
         passes, by_arrival = follow_ups.passes, state.table.by_arrival
-        published = {one.bucket: published_before(passes, one, by_arrival, time.time() * 1000) for one in settled}
+        published = {part.bucket: published_before(passes, part, by_arrival, time.time() * 1000) for part in settled}
         slices = cut(settled, published)
+        results: list[SliceResult] = []
         try:
-            results = self._results(CloseTask(context, by_arrival), slices)
+            if slices:
+                # A task for each core: all slices of one share the files that it has decoded.
+                tasks = self._context.parallelize(slices, min(len(slices), self._context.defaultParallelism))
+                results = list(tasks.mapPartitions(CloseTask(context, by_arrival)).collect())
             counts = count(settled, results)
         except Exception:
             forget_waiting(self._store, context)
             raise
         outputs = [result.outputs for result in results if result.outputs]
         if outputs:
-            everywhere = all(one.everywhere for one in settled)
+            everywhere = all(part.everywhere for part in settled)
             made = commit(self._store, context, outputs, {**counts, "everywhere": everywhere})
             if made is None:
                 forget_waiting(self._store, context)
@@ -370,40 +344,37 @@ class Closer:
                 return False
             follow_ups.made(made)
         ring = self._rings[state.table.schema.keyspace].ring.digest
-        for one in settled:
-            state.buckets[one.bucket].published(one, ring)
-        state.counts.update({**counts, "messages": sum(one.messages for one in outputs)})
-        state.lags_ms = [lag for one in outputs for lag in one.lags_ms] or state.lags_ms
+        for part in settled:
+            state.buckets[part.bucket].published(part, ring)
+        state.counts.update({**counts, "messages": sum(output.messages for output in outputs)})
+        state.lags_ms = [lag for output in outputs for lag in output.lags_ms] or state.lags_ms
         if outputs and not counts["at_close"]:
-            state.agreement_ms = [lag - (one.made_at_ms - settled_at_ms) for one in outputs for lag in one.lags_ms]
+            state.agreement_ms = [
+                lag - (output.made_at_ms - settled_at_ms) for output in outputs for lag in output.lags_ms
+            ]
         return True
 
-    def _results(self, task: CloseTask, slices: Sequence[Slice]) -> list[SliceResult]:
-        """Have tasks make the outputs of slices."""
-        # A task for each core: all slices of one share the files that it has decoded.
-        tasks = min(len(slices), self._context.defaultParallelism)
-        return list(self._context.parallelize(slices, tasks).mapPartitions(task).collect()) if slices else []
-
     def _retire(self) -> None:
-        """Forget closed buckets all of whose blocks are published, and commits all of whose blocks are forgotten."""
+        """Forget closed buckets whose blocks are all published, and commits whose blocks are all forgotten."""
         for state in self._tables.values():
-            for bucket, one in list(state.buckets.items()):
-                if bucket.end <= self._closed_until and one.files.keys() <= one.united:
-                    state.counts["copies"] += sum(block.rows for _, block in one.files.values())
+            for bucket, staged in list(state.buckets.items()):
+                if bucket.end <= self._closed_until and staged.files.keys() <= staged.united:
+                    state.counts["copies"] += sum(block.rows for _, block in staged.files.values())
                     del state.buckets[bucket]
         self._staged.retire(
-            {place for state in self._tables.values() for one in state.buckets.values() for place in one.files}
+            {place for state in self._tables.values() for staged in state.buckets.values() for place in staged.files}
         )
 
     def status(self) -> dict[str, Any]:
-        """How things stand, by table; of one that was created again the old one with its id, until it is at its end."""
-        found: dict[str, Any] = {}
+        """Tell how things stand, by table; the old table of a name that was given again appears with its id, until its
+        end."""
+        tables: dict[str, Any] = {}
         for state in sorted(self._tables.values(), key=lambda state: not state.gone):
-            if (before := found.pop(name := state.table.schema.full_name, None)) is not None:
-                found[f"{name} (table id {before['table_id']})"] = before
+            if (before := tables.pop(name := state.table.schema.full_name, None)) is not None:
+                tables[f"{name} (table id {before['table_id']})"] = before
             kafka = self._feed.status(state.table.topic) or {}
-            found[name] = status_of(state, kafka, self._closed_until, self._complete_until)
-        return found
+            tables[name] = state.status(kafka, self._closed_until, self._complete_until)
+        return tables
 
     def problems(self) -> dict[str, Any]:
         """Return what is wrong beside single tables, for ``cdcservice status``."""
@@ -421,20 +392,19 @@ class Closer:
         return {"tables": self.status(), "closed_until_ms": self._closed_until, **self.problems()}
 
 
-def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
-    """Return keys of the digests among which those of a bucket's rows are, if the rows were published before.
+def published_before(passes: Sequence[Pass], settled: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
+    """Return keys of the digests that tell which of a bucket's rows were published before.
 
-    Copies of rows whose writers set the time may have been in any bucket: what a node gets by a hint comes hours after
-    what the others had. And a slow stage may have laid rows into an older bucket than theirs. Buckets overlap where
-    their length was changed between the copies.
+    If writers set the time, copies of rows may have been in any bucket: what a node gets by a hint comes hours after
+    what the others had. A slow stage may have laid rows into an older bucket than theirs. Buckets overlap if their
+    length was changed between the copies.
 
     :param passes: all that have not been forgotten
     :param by_arrival: rows belong to the bucket of their arrival; maybe only since lately
-    :param now_ms: ms since the epoch
     """
-    start, end, late_since_ms = one.bucket.start, math.inf, -math.inf
-    if one.everywhere:
-        end, late_since_ms = one.bucket.end, min(start, now_ms - REPEATED_MS)
+    start, end, late_since_ms = settled.bucket.start, math.inf, -math.inf
+    if settled.everywhere:
+        end, late_since_ms = settled.bucket.end, min(start, now_ms - REPEATED_MS)
     elif by_arrival:
         start = 0
     known = map(Bucket.parse, {bucket for made in passes for bucket in made.digests} - {LATE})
@@ -443,7 +413,7 @@ def published_before(passes: Sequence[Pass], one: Settled, by_arrival: bool, now
 
 
 def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter[str]:
-    """Add up what tasks have read and what became of it; 0 for what there was nothing of.
+    """Add up what tasks have read and what became of it.
 
     :raises StepError: a row has no outcome, or a range had other rows than its digests say
     """
@@ -458,8 +428,8 @@ def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter
             open=result.open,
             rows=rows,
         )
-    for one in settled:
-        for _, reading in one.readings:
+    for part in settled:
+        for _, reading in part.readings:
             total["at_close" if reading.united else "agreed"] += reading.rows
     expected = total["agreed"] + total["at_close"]
     outcomes = total["rows"] + total["repeated"] + total["published_before"] + total["open"]

@@ -1,9 +1,9 @@
-"""What a Spark task of ``bucket_close`` does: read settled rows, drop what was published, make messages of the rest."""
+"""The Spark task of ``bucket_close``, and its slices: settled rows, without those published before, become messages."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,20 +13,15 @@ import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.compiled.arrow import Integers, Mask, integers
-from ringsync.ledger.passes import (
-    LATE,
-    among,
-    are_published,
-    digest_halves,
-    first_of_each,
-    read_digests,
-    sorted_digests,
-)
+from ringsync.ledger import passes
 from ringsync.ledger.staging import STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
-from ringsync.steps.close.agreement import Reading
+from ringsync.steps.close.agreement import Reading, Settled
 from ringsync.steps.passes.make import Outputs, PassContext, make_outputs, own_name
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
+
+SLICE_ROWS = 50_000
+"""About how many rows a slice has: their arrays fit into the processor's caches, or nearly."""
 
 _FETCHERS = ThreadPoolExecutor(8)
 """Hours of digests are many small objects: an object store answers many requests at once."""
@@ -34,9 +29,8 @@ _FETCHERS = ThreadPoolExecutor(8)
 
 @dataclass(frozen=True)
 class SliceOfBucket:
-    """What a task reads of one bucket.
+    """The part of a slice in one bucket.
 
-    :ivar bucket: name of the bucket
     :ivar published: keys of the digests among which those of its rows may be
     """
 
@@ -49,13 +43,61 @@ Slice = tuple[str, tuple[SliceOfBucket, ...]]
 """Its name, unique in the pass, and what it has of each bucket."""
 
 
+def cut(settled: Sequence[Settled], published: Mapping[Bucket, tuple[str, ...]]) -> list[Slice]:
+    """Cut what is settled into slices by token: all rows of a key are in one, and all have about as many rows.
+
+    Ranges that no quorum need show go to slices of their own: their rows are read from all replicas.
+
+    :param published: keys of the digests among which those of the rows may be, by bucket
+    """
+    rows: Counter[int] = Counter()
+    for part in settled:
+        for number, reading in part.readings:
+            rows[number] += reading.rows
+    of_all = {number for part in settled for number, reading in part.readings if reading.level == "ALL"}
+    groups = group_ranges({number: rows[number] for number in rows.keys() - of_all}, SLICE_ROWS)
+    groups += group_ranges({number: rows[number] for number in of_all}, SLICE_ROWS)
+    slices: list[tuple[SliceOfBucket, ...]] = []
+    for group in groups:
+        pieces = -(-sum(rows[number] for number in group) // SLICE_ROWS)
+        for piece in range(pieces):
+            buckets = ((part, _piece_of(part, group, piece, pieces)) for part in settled)
+            slices.append(
+                tuple(SliceOfBucket(str(part.bucket), some, published[part.bucket]) for part, some in buckets if some)
+            )
+    return [(f"{place:04}", buckets) for place, buckets in enumerate(slices) if buckets]
+
+
+def _piece_of(settled: Settled, group: frozenset[int], piece: int, pieces: int) -> tuple[Reading, ...]:
+    """Cut a piece of each token range of the group: tokens are hashes, so equal widths have about as many rows."""
+    return tuple(
+        replace(reading, ranges=tuple(part for whole in reading.ranges for part in whole.split(pieces)[piece:][:1]))
+        for number, reading in settled.readings
+        if number in group
+    )
+
+
+def group_ranges(rows: Mapping[int, int], size: int) -> list[frozenset[int]]:
+    """Group neighbouring token ranges that have at most ``size`` rows together, or are alone."""
+    groups: list[frozenset[int]] = []
+    present: set[int] = set()
+    total = 0
+    for number in sorted(rows):
+        if present and total + rows[number] > size:
+            groups.append(frozenset(present))
+            present, total = set(), 0
+        present.add(number)
+        total += rows[number]
+    return [*groups, frozenset(present)] if present else groups
+
+
 @dataclass(frozen=True)
 class SliceResult:
-    """What has come of a slice.
+    """The result of a slice.
 
     :ivar outputs: None: everything was published before
     :ivar only_one: rows that one node had and other replicas that were read had not
-    :ivar open: rows that are late now: what they have come to is not known while replicas are down
+    :ivar open: rows that are late now: their result is unknown while replicas are down
     """
 
     outputs: Outputs | None
@@ -68,7 +110,7 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class CloseTask:
-    """Spark calls it with the slices of one partition.
+    """Makes the outputs of the slices of one partition.
 
     :ivar by_arrival: rows belong to the bucket of their arrival
     """
@@ -95,61 +137,57 @@ def close_slice(
     fresh: dict[str, list[pa.RecordBatch]] = defaultdict(list)
     seen = np.empty((0, 2), np.uint64)
     read = repeated = before = only_one = 0
-    for one in buckets:
-        found = [files.rows_of(reading) for reading in one.readings]
-        only_one += sum(_held_once(rows) for rows, of in zip(found, one.readings, strict=True) if of.united)
-        rows = pa.concat_batches(found)
-        halves = digest_halves(rows["digest"])
-        first = first_of_each(halves)
-        published = _FETCHERS.map(partial(read_digests, store), one.published)
-        known = are_published(halves, published) | among(halves, seen)
+    for part in buckets:
+        batches = [files.rows_of(reading) for reading in part.readings]
+        only_one += sum(_held_once(rows) for rows, of in zip(batches, part.readings, strict=True) if of.united)
+        rows = pa.concat_batches(batches)
+        halves = passes.digest_halves(rows["digest"])
+        first = passes.first_of_each(halves)
+        published = _FETCHERS.map(partial(passes.read_digests, store), part.published)
+        known = passes.are_published(halves, published) | passes.among(halves, seen)
         read += len(first)
         repeated += int(np.count_nonzero(~first))
         before += int(np.count_nonzero(first & known))
         if (first & ~known).any():
             new = _chosen(rows, first & ~known)
-            own = _is_of_time(new, Bucket.parse(one.bucket)) & (not by_arrival)
-            for place, chosen in ((one.bucket, own), (LATE, ~own)):
+            bucket, written = Bucket.parse(part.bucket), integers(new["write_time"]) // 1000
+            in_time = (written >= bucket.start) & (written < bucket.end) & (not by_arrival)
+            for place, chosen in ((part.bucket, in_time), (passes.LATE, ~in_time)):
                 if chosen.any():
                     fresh[place].append(_chosen(new, chosen))
-            seen = sorted_digests(np.concatenate([seen, halves[first & ~known]]))
-    by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
-    levels = {reading.level for one in buckets for reading in one.readings}
+            seen = passes.sorted_digests(np.concatenate([seen, halves[first & ~known]]))
+    if not fresh:
+        return SliceResult(None, read, repeated, before, only_one)
+    levels = {reading.level for part in buckets for reading in part.readings}
     one_is_enough = context.reader.one_is_enough and levels == {"LOCAL_ONE"}
     reader = replace(context.reader, disagreed="ALL" in levels, one_is_enough=one_is_enough)
     context = replace(context, reader=reader)
-    if not by_place:
-        return SliceResult(None, read, repeated, before, only_one)
+    by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
     made = make_outputs(context, store, by_place, name)
     if made.open.num_rows:
-        # Whoever repeats the pass repeats this: then its digests tell which of them were published after all. No task
-        # replaces another's file: where all rows wait there is no pass, and the next try has its number.
+        # A repeated pass repeats this: then its digests tell which rows were published after all. No task replaces
+        # another's file: if all rows wait there is no pass, and the next try has its number.
         key = late_key(context.reader.table.table_id, f"pass-{context.number:012}-{own_name(context, name)}")
         store.put(key, encode_rows(context.reader.version.to_store(made.open)))
     return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
 
 
 def forget_waiting(store: ObjectStore, context: PassContext) -> None:
-    """Forget a try that has failed: its rows are still staged, also those that were to wait."""
+    """Forget a failed try: its rows are still staged, also those that were to wait."""
     names = f"pass-{context.number:012}-{context.attempt}-"
     for stat in store.list(late_key(context.reader.table.table_id, names).removesuffix(".arrow")):
         store.delete(stat.key)
 
 
 def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    """Return those that the mask names; mostly all, which need no copying."""
+    """Filter rows; mostly the mask names all, and nothing is copied."""
     return rows if mask.all() else rows.filter(pa.array(mask))
-
-
-def _is_of_time(rows: pa.RecordBatch, bucket: Bucket) -> Mask:
-    written = integers(rows["write_time"]) // 1000
-    return (written >= bucket.start) & (written < bucket.end)
 
 
 class StagedFiles:
     """Staged blocks, each decoded once: all slices of a task have rows in most of them.
 
-    :param version: version of the table; rows are handed out with its places of columns
+    :param version: version of the table whose places of columns the rows have
     """
 
     def __init__(self, store: ObjectStore, version: TableVersion) -> None:
@@ -162,14 +200,14 @@ class StagedFiles:
 
         :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
         """
-        found = [_NOTHING]
+        slices = [_NOTHING]
         for place, _ in reading.files:
             rows, tokens = self._block(place)
             for token_range in reading.ranges:
                 start, end = np.searchsorted(tokens, [token_range.start, token_range.end], side="right").tolist()
                 if end > start:
-                    found.append(rows.slice(start, end - start))
-        return pa.concat_batches(found)
+                    slices.append(rows.slice(start, end - start))
+        return pa.concat_batches(slices)
 
     def _block(self, place: Place) -> tuple[pa.RecordBatch, Integers]:
         if place not in self._read:
@@ -185,8 +223,8 @@ _NOTHING = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in STAG
 
 
 def _held_once(rows: pa.RecordBatch) -> int:
-    """Tell how many rows only one node has: each node's own repeats were dropped when they were staged."""
-    halves = digest_halves(rows["digest"])
+    """Count the rows that only one node has: each node's own repeats were dropped when they were staged."""
+    halves = passes.digest_halves(rows["digest"])
     ordered = halves[np.lexsort((halves[:, 1], halves[:, 0]))]
     same = np.zeros(len(ordered) + 1, np.bool_)
     same[1:-1] = (ordered[1:] == ordered[:-1]).all(axis=1)

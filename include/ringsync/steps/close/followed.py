@@ -1,4 +1,4 @@
-"""Tables that are not planned any more are followed until stream, replica and Kafka have all their passes."""
+"""Tables that have left the plan: they are followed until stream, replica and Kafka have all their passes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from ringsync.streams.kafka.cursor import CursorObject
 
 
 class Followed:
-    """What a run of ``bucket_close`` knows of :mod:`ringsync.ledger.followed`, as of the present interval.
-
-    :param feed: feed of Kafka
-    """
+    """What a run of ``bucket_close`` knows of :mod:`ringsync.ledger.followed`, as of the present interval."""
 
     def __init__(self, store: ObjectStore, config: Config, feed: KafkaFeed) -> None:
         self._store = store
@@ -34,11 +31,10 @@ class Followed:
         self._asked: set[str] = set()
 
     def look(self, planned: Set[str], begun: Iterable[str]) -> Set[str]:
-        """See which tables are to be followed; those that are not planned may come to their end from here on.
+        """Read which tables are to be followed; those that are not planned may come to their end from here on.
 
         :param planned: ids of the tables in the plan
-        :param begun: ids of those that this run works on: nobody else ends them
-        :returns: ids
+        :param begun: ids of the tables that this run works on: nobody else ends them
         """
         self._versions = followed_tables(self._store)
         for table_id in begun:
@@ -52,9 +48,9 @@ class Followed:
             self._versions[table_id] = keep_following(self._store, table_id)
 
     def gone(self, table_id: str) -> TableState | None:
-        """Return a table that the schema does not have any more; None: nothing is left to do.
+        """Return a table that the schema has lost; None: nothing is left to do.
 
-        :raises TableVersionError: nobody knows what it was
+        :raises TableVersionError: its schema is unknown
         """
         if table_id not in self._versions:
             return None
@@ -64,9 +60,8 @@ class Followed:
         return TableState(sync_table(self._store, self._config, version.table, version), gone=True)
 
     def publish_gone(self, state: TableState) -> None:
-        """See to it, once in an interval, that stream and Kafka get what was published of a table that is gone, also
-        what waits for a bootstrap, which will not come to its end. Its replica stays as it is: rows after changes
-        cannot be read any more.
+        """Bring to stream and Kafka, once in an interval, what was published of a table that is gone, also what waits
+        for a bootstrap that will not end. Its replica stays as it is: rows after changes cannot be read any more.
 
         :raises StreamDamagedError, StepError: a bucket cannot become visible
         :raises BootstrapReplacedError: another bootstrap has begun just now
@@ -79,8 +74,8 @@ class Followed:
             publish_passes(self._store, self._config, state.table, self._feed.announce, gone=True)
 
     def ends(self, state: TableState) -> bool:
-        """Whether a table has just come to its end: it is not planned, and nothing is left to do. Asked after all was
-        done that could be, and looked up once in an interval.
+        """Tell whether a table has just come to its end: it is not planned, and nothing is left to do. Asked after all
+        possible work, and looked up once in an interval.
 
         :raises CursorError: nobody knows how far Kafka has come
         """
@@ -101,7 +96,7 @@ class Followed:
         return end_following(self._store, table_id, self._versions.pop(table_id))
 
     def _kafka_has_all(self, table_id: str, topic: str) -> bool:
-        """Tell whether Kafka, if there is one, has all of a table; what comes behind may be another one's."""
+        """Tell whether Kafka, if there is one, has all of a table; later buckets may be another table's."""
         if self._feed.status(topic) is None:
             return True
         last = pass_bucket(max(pass_numbers(self._store, table_id), default=0))

@@ -1,9 +1,13 @@
-"""What a run of ``bucket_close`` knows of a table: its staged rows, what has become of them, and whether it fails."""
+"""A table as a run of ``bucket_close`` knows it: its staged rows, what has become of them, and whether it fails."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from ringsync.ledger.staging import Block, Bucket
 from ringsync.steps.application import plain
@@ -24,10 +28,10 @@ class TableState:
     :ivar lags_ms: time from write to message of rows of the last pass, ms
     :ivar agreement_ms: time from write to agreement of the replicas, of agreed rows of the last pass, ms
     :ivar newest: the highest version of the table under which its blocks were staged
-    :ivar error: why it could not be served when that was last tried
-    :ivar failures: how often in a row
-    :ivar again_ms: time of the next try after a failure, ms since the epoch
-    :ivar gone: the schema does not have it any more: only what was published of it is seen to
+    :ivar error: why the last try to serve it failed
+    :ivar failures: number of failed tries in a row
+    :ivar again_ms: time of the next try after a failure
+    :ivar gone: the schema has lost it: only what was published of it is brought to its end
     """
 
     table: SyncTable
@@ -56,16 +60,61 @@ class TableState:
                 self.follow_ups.follow(table)
 
     def failed(self, error: Exception, began_ms: int, now_ms: int) -> None:
-        """It could not be served: it backs off alone, for as long as the try took at least, which held up all others.
-
-        :param began_ms: time when the try began, ms since the epoch
-        :param now_ms: ms since the epoch
-        """
+        """Back off alone, for as long as the try took at least, which held up all others."""
         self.error, self.failures = plain(error), self.failures + 1
         wait_ms = min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(self.failures - 1, 10))
         self.again_ms = now_ms + max(wait_ms, now_ms - began_ms)
         print(f"ringsync: warning: {self.table.schema.full_name}, tried again later: {self.error}", flush=True)
 
     def served(self) -> None:
-        """It is well."""
+        """Note that it is well."""
         self.error, self.failures, self.again_ms = None, 0, 0
+
+    def status(self, kafka: Mapping[str, Any], closed_until: int, complete_until: int | None) -> dict[str, Any]:
+        """Tell how the table stands, for ``cdcservice status`` and for ``wait``.
+
+        :param kafka: status of its topic there; empty: nothing is known
+        :param closed_until: end of the closed buckets, ms since the epoch
+        :param complete_until: the same, if the table has been looked at since; None: not yet
+        """
+        lags, agreements = self.lags_ms, self.agreement_ms
+        follow_ups = self._status_of_follow_ups()
+        # The replica has all that was written before the closed buckets' end, but for what came late.
+        is_complete = (
+            not self.table.by_arrival
+            and not follow_ups["bootstrap"]
+            and follow_ups["replica_pass"] == follow_ups["last_pass"]
+            and all(bucket.end > closed_until for bucket in self.buckets)
+        )
+        return {
+            "error": self.error,
+            "table_id": self.table.table_id,
+            "topic": self.table.topic,
+            "open_buckets": len(self.buckets),
+            "oldest_open_bucket_ms": min((bucket.start for bucket in self.buckets), default=None),
+            "rows_published": self.counts["rows"],
+            "messages": self.counts["messages"],
+            "duplicates": self.counts["repeated"] + self.counts["published_before"],
+            "rows_agreed": self.counts["agreed"],
+            "rows_read_at_close": self.counts["at_close"],
+            "only_one_replica": self.counts["only_one"],
+            "lag_ms": {
+                "message_p50": int(np.percentile(lags, 50)) if lags else None,
+                "message_p99": int(np.percentile(lags, 99)) if lags else None,
+                "agreement_p50": int(np.percentile(agreements, 50)) if agreements else None,
+            },
+            **follow_ups,
+            "complete_until_ms": complete_until if is_complete else None,
+            "kafka_messages": kafka.get("messages"),
+            "kafka_error": kafka.get("error"),
+        }
+
+    def _status_of_follow_ups(self) -> dict[str, Any]:
+        """Tell how far the table's passes have come; what cannot be asked now is unknown."""
+        unknown = {"last_pass": 0, "bootstrap": "", "replica_error": None, "replica_pass": None}
+        if self.follow_ups is None:
+            return unknown
+        try:
+            return self.follow_ups.status()
+        except Exception as error:
+            return {**unknown, "last_pass": self.follow_ups.last, "replica_error": plain(error)}

@@ -1,12 +1,11 @@
-"""What late rows need of the cluster and do to the stream: passes of their own (late_rows.py).
+"""The effects of late rows on cluster and stream: passes of their own (late_rows.py).
 
 ``bucket_close`` publishes at the same time. Both number the passes of a table with one counter, and look at all passes
-before their own: whoever is second begins anew, so no row is in two passes.
+before their own. The second begins anew, so no row is in two passes.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Set
 from contextlib import suppress
@@ -23,33 +22,26 @@ from ringsync.cluster.control import ControlAddress
 from ringsync.cluster.schema import read_tables
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.ledger.followed import keep_following
-from ringsync.ledger.passes import (
-    LATE,
-    among,
-    are_published,
-    digest_halves,
-    read_digests,
-    sorted_digests,
-)
+from ringsync.ledger.passes import LATE, among, are_published, digest_halves, read_digests, sorted_digests
 from ringsync.ledger.staging import Bucket, closed_until
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingError
 from ringsync.schema.table import TableSchema
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, StepError
-from ringsync.steps.late.late_rows import Outcome, UnreadableRowsError
+from ringsync.steps.late.late_rows import Outcome
 from ringsync.steps.passes.follow_ups import FollowUps
-from ringsync.steps.passes.make import PassContext, commit, make_outputs
+from ringsync.steps.passes.make import commit, make_outputs
 from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
 from ringsync.storage.port import NotFoundError
 from ringsync.streams.files import StreamConflictError
 
 ATTEMPTS = 20
-"""How often another process may be faster with a pass before we give up."""
+"""Tries in which another process may be faster with a pass before we give up."""
 
 OWN_BUCKET_MS = 3_600_000
-"""A bucket that has closed so long ago gets no more rows, not even from a task that has not heard of it."""
+"""So long after a bucket has closed not even a task that has not heard of it adds rows."""
 
 _FILES = 256
 """Files of digests that are kept in memory."""
@@ -77,14 +69,18 @@ class LatePasses:
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
     def table(self, table_id: str) -> TableVersion | None:
-        """See :class:`ringsync.steps.late.late_rows.Effects`. A table without cdc any more is published to the end.
+        """See :class:`ringsync.steps.late.late_rows.Effects`. A table that has lost cdc is published to the end.
 
         :raises TableReplacedError: the schema has it, but another table has its stream
         """
-        self._read_plan()
-        if table_id not in self._tables and (table := self._schema().get(table_id)) is not None:
-            ring = ranked(read_ring(self._session, table.keyspace))
-            self._follow(sync_table(self._store, self._config, table), ring)
+        plan = self._read_plan()
+        if table_id not in self._tables:
+            if self._known_at != plan.interval:
+                self._read_schema()
+                self._known_at = plan.interval
+            if (table := self._known.get(table_id)) is not None:
+                ring = ranked(read_ring(self._session, table.keyspace))
+                self._follow(sync_table(self._store, self._config, table), ring)
         return self._tables.get(table_id)
 
     def gone(self, missed: Set[str]) -> frozenset[str]:
@@ -95,16 +91,8 @@ class LatePasses:
         self._absent.forget(gone)
         return gone
 
-    def _schema(self) -> Mapping[str, TableSchema]:
-        """Return all tables by id, as of the present plan or later."""
-        plan = self._read_plan()
-        if self._known_at != plan.interval:
-            self._read_schema()
-            self._known_at = plan.interval
-        return self._known
-
     def _read_schema(self) -> frozenset[str]:
-        """Read the schema; ids of its tables."""
+        """Read the schema, and return the ids of its tables."""
         schema = read_tables(self._session)
         self._known = schema.by_id()
         return schema.ids
@@ -140,7 +128,7 @@ class LatePasses:
         for _ in range(ATTEMPTS):
             follow_ups.refresh()
             buckets = _buckets_of(follow_ups, integers(rows["write_time"]) // 1000)
-            keys = [key for one in follow_ups.passes for bucket in buckets for key in one.digests.get(bucket, ())]
+            keys = [key for made in follow_ups.passes for bucket in buckets for key in made.digests.get(bucket, ())]
             try:
                 return are_published(digest_halves(rows["digest"]), map(self._digests, keys))
             except NotFoundError as error:
@@ -148,16 +136,15 @@ class LatePasses:
         raise StepError(f"{table.full_name}: a pass is there, but not what it has published: {missing}")
 
     def _reader(self, table: TableSchema) -> AfterReader:
-        """Read rows after late changes from all replicas, whoever was late."""
+        """Read rows after late changes from all replicas: any may have been late."""
         mode = self._config.sync.after_image_of(table.full_name)
-        reader = self._follow_ups[table.table_id].reader("none" if mode == "none" else "source")
-        return replace(reader, disagreed=True)
+        return replace(self._follow_ups[table.table_id].reader("none" if mode == "none" else "source"), disagreed=True)
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """See :class:`ringsync.steps.late.late_rows.Effects`.
 
-        The rows were resolved by the plan that :meth:`table` has read: it is not read again here. Where rows cannot be
-        read those wait whose token ranges have lost most of their replicas, and all others do not wait for them.
+        The plan that :meth:`table` has read has resolved the rows: it is not read again here. If rows cannot be read,
+        those wait whose token ranges have lost most of their replicas, and hold up no other.
         """
         assert self._plan is not None
         follow_ups = self._follow_ups[table.table_id]
@@ -167,26 +154,17 @@ class LatePasses:
             held &= new
             left = rows.filter(pa.array(new & ~held))
             if not len(left):
-                # Maybe by a try that was killed before it could say so.
+                # A try may have published them that was killed before it could say so.
                 keep_following(self._store, table.table_id)
                 return Outcome(0, held)
-            context = PassContext(
-                reader=self._reader(table),
-                topic=follow_ups.topic,
-                number=follow_ups.last + 1,
-                attempt=secrets.token_hex(4),
-                bootstrap=follow_ups.bootstrap,
-                late=True,
-                endpoints={host.id: host.address for host in self._plan.hosts},
-                schema_version=follow_ups.schema_version,
-            )
+            context = follow_ups.context(self._reader(table), self._plan.hosts, late=True)
             try:
                 made = make_outputs(context, self._store, self._by_bucket(left), "late")
-            except UnreadRowsError as error:
+            except UnreadRowsError:
                 ring = context.reader.ring
                 lost = new & ~ring.most_live[ring.numbers_of(integers(rows["token"]))]
                 if held.any() or not lost.any():
-                    raise UnreadableRowsError(str(error)) from error
+                    raise
                 held = lost
                 continue
             except StreamConflictError:
@@ -204,7 +182,7 @@ class LatePasses:
         )
 
     def _by_bucket(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        """Return the rows by where their digests are kept: a bucket that may still be published must know them."""
+        """Divide the rows by the place of their digests: a bucket that may still be published must know them."""
         length = self._config.commitlog_processor_window_interval_ms
         starts = integers(rows["write_time"]) // 1000 // length * length
         starts[starts < closed_until(self._store) - OWN_BUCKET_MS] = -1
@@ -215,11 +193,11 @@ class LatePasses:
 
 
 def _buckets_of(follow_ups: FollowUps, write_times_ms: Integers) -> list[str]:
-    """Where the digests of these rows are, if they were published: with the bucket of their time, or under LATE."""
+    """Return where the digests of published rows are: with the bucket of their time, or under LATE."""
     times = np.sort(write_times_ms)
-    found = [LATE]
-    for bucket in map(Bucket.parse, {bucket for one in follow_ups.passes for bucket in one.digests} - {LATE}):
+    buckets = [LATE]
+    for bucket in map(Bucket.parse, {bucket for made in follow_ups.passes for bucket in made.digests} - {LATE}):
         first, last = np.searchsorted(times, [bucket.start, bucket.end], side="left")
         if last > first:
-            found.append(str(bucket))
-    return found
+            buckets.append(str(bucket))
+    return buckets

@@ -1,11 +1,12 @@
-"""What becomes of late rows: files under ``staging/late/`` → (the queue ``out_of_sequence`` →) a pass of their table.
+"""The way of late rows: files under ``staging/late/`` → (the queue ``out_of_sequence`` →) a pass of their table.
 
-New rows are published at once, unless replicas that may know more are down: then they wait in the queue, and are looked
+New rows are published at once, unless replicas that may know more are down. Then they wait in the queue, and are looked
 at again. A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the
-queue has forgotten it. So each step may be killed and repeated; what was published in between is known by its digest.
+queue has forgotten it. So each step may be killed and repeated: rows that were published meanwhile are known by their
+digests.
 
-A file that cannot be read, or whose rows follow a version of the table that is not known, is set aside by itself: it
-stays, is named, and is tried again ever more seldom; all other files of its table go on.
+A file that cannot be read, or whose rows follow an unknown version of the table, is set aside alone: it stays, is
+named, and is tried again ever more seldom. All other files of its table go on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
@@ -37,23 +37,19 @@ from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 FOLDER = LATE_ROWS
 
 BATCH_ROWS = 20_000
-"""About so many rows of a table are published together …"""
+"""About how many rows of a table are published together …"""
 BATCH_BYTES = 128 * 2**20
-"""… or so many bytes of them."""
+"""… or how many bytes of them."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 10, 120
-"""A row of which nobody knows what it has come to is looked at again after 10 s, 20 s, 40 s …"""
+"""A row whose result nobody knows is looked at again after 10 s, 20 s, 40 s …"""
 
 BROKEN_NAMED = 20
-"""So many files that cannot be used are named in the status, with their reasons."""
+"""Most unusable files that the status names, with their reasons."""
 
 _FETCHERS = ThreadPoolExecutor(8)
 _FETCHED_TOGETHER = 64
 """Stages leave many small files: an object store answers many requests at once."""
-
-
-class UnreadableRowsError(Exception):
-    """Rows could not be read at quorum: the nodes that have them do not answer."""
 
 
 class Effects(Protocol):
@@ -63,22 +59,22 @@ class Effects(Protocol):
         """Return the table of an id (32 hexadecimal digits); None: the schema does not have it."""
 
     def gone(self, missed: Set[str]) -> frozenset[str]:
-        """Tell which of all tables that are missed were dropped; what waits of these is to be removed."""
+        """Tell which missed tables were dropped: their waiting rows are to be removed."""
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
-        """Commit a pass of late rows, but for what was published before.
+        """Commit a pass of late rows, without those that were published before.
 
         :param rows: change rows, each once
-        :raises UnreadableRowsError: the rows after the changes could not be read
+        :raises UnreadRowsError: the rows after the changes could not be read at quorum
         """
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of late rows.
+    """The result for late rows.
 
-    :ivar published: how many are in the pass; the others that do not wait had been published before
-    :ivar waiting: which of them nobody knows what they have come to, as long as replicas are down
+    :ivar published: number of rows in the pass; other rows that do not wait had been published before
+    :ivar waiting: rows whose result nobody knows while replicas are down
     """
 
     published: int
@@ -89,8 +85,8 @@ class Outcome:
 class _Broken:
     """A file that cannot be used, or a table that fails.
 
-    :ivar attempts: how often it was tried
-    :ivar again_s: time of the next try, s since the epoch
+    :ivar attempts: tries so far
+    :ivar again_s: time of the next try
     """
 
     reason: str
@@ -98,23 +94,11 @@ class _Broken:
     again_s: float
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Rows of some shards of one table.
-
-    :ivar shard: each row's shard, as a place among ``shards``
-    """
-
-    shards: tuple[Shard, ...]
-    rows: pa.RecordBatch
-    shard: npt.NDArray[np.int64]
-
-
 class LateRows:
     """All late rows of all tables.
 
     :param clock: s since the epoch
-    :param goes_on: called between files and batches: False ends the cycle early
+    :param goes_on: called between files and batches; False ends the cycle early
     """
 
     def __init__(
@@ -139,35 +123,44 @@ class LateRows:
         self.counts: Counter[str] = Counter()
 
     def cycle(self) -> None:
-        """Admit what is new, and publish what is due.
+        """Admit what is new, publish what is due, and remove what waits of tables that are gone.
 
         :raises StepError: the counts do not reconcile
+        :raises ConfigError: the configuration is wrong, for all tables
+        :raises StateError: the cluster does not take the state of the queue, likewise
         """
         new = self._new_files()
         for table_id in dict.fromkeys([*new, *(_table_id(shard.file) for shard in self._due())]):
             self._each(table_id, new.get(table_id, ()))
-        self._forget_gone()
+        self._not_forgotten = ()
+        try:
+            for table_id in self._effects.gone(self._tables_unknown):
+                self._forget(table_id)
+        except (ConfigError, StateError):
+            raise
+        except Exception as error:
+            self._not_forgotten = (f"tables that the schema does not have: {error}",)
         check_counts(self.counts)
 
     def _due(self) -> list[Shard]:
-        """Return what is to be looked at again, what was due first in front."""
-        shards = (one for one in self._waiting() if one.due_ms <= self._now_ms() and self._may_be_tried(one.file))
+        """Return the shards to look at again, in the order of their due times."""
+        shards = (
+            shard for shard in self._waiting() if shard.due_ms <= self._now_ms() and self._may_be_tried(shard.file)
+        )
         return sorted(shards, key=lambda shard: (shard.due_ms, shard.file, shard.number))
 
     def _each(self, table_id: str, files: Sequence[str]) -> None:
-        """Publish batches of a table, until one fails: whatever goes wrong is this table's trouble alone. It is tried
-        again later, since others wait meanwhile. A batch counts when all of it is done; what was done of one that
-        failed is found done when it is tried again.
-
-        :param files: new ones
-        :raises ConfigError: the configuration is wrong, which is everybody's
-        :raises StateError: the cluster does not take the state of the queue, likewise
-        """
+        """Publish batches of a table until one fails. The failure is this table's trouble alone: the table is tried
+        again later, since others wait meanwhile. A batch counts when all of it is done. What was done of one that
+        failed is found done in the next try."""
         began_s, before, name = self._clock(), self._failing.get(table_id), f"table id {table_id}"
         if before is not None and before.again_s > began_s:
             return
         try:
-            if (version := self._table(table_id)) is not None:
+            self._tables_unknown.discard(table_id)
+            if (version := self._effects.table(table_id)) is None:
+                self._tables_unknown.add(table_id)  # its rows stay where they are
+            else:
                 name = version.table.full_name
                 for new in self._new_batches(version, files):
                     self.counts.update(self._publish_new(version, new))
@@ -184,36 +177,13 @@ class LateRows:
     @property
     def error(self) -> str | None:
         """What goes wrong with tables as a whole; None: nothing."""
-        return "; ".join([*(one.reason for one in self._failing.values()), *self._not_forgotten]) or None
+        return "; ".join([*(broken.reason for broken in self._failing.values()), *self._not_forgotten]) or None
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
-    def _table(self, table_id: str) -> TableVersion | None:
-        """Return the table; what belongs to one that is not known yet stays where it is."""
-        self._tables_unknown.discard(table_id)
-        table = self._effects.table(table_id)
-        if table is None:
-            self._tables_unknown.add(table_id)
-        return table
-
-    def _forget_gone(self) -> None:
-        """Remove what waits of tables that are gone.
-
-        :raises ConfigError: see :meth:`_each`, and likewise
-        :raises StateError: this
-        """
-        self._not_forgotten = ()
-        try:
-            for table_id in self._effects.gone(self._tables_unknown):
-                self._forget(table_id)
-        except (ConfigError, StateError):
-            raise
-        except Exception as error:
-            self._not_forgotten = (f"tables that the schema does not have: {error}",)
-
     def _forget(self, table_id: str) -> None:
-        """Count the waiting rows of a table that is gone: they are gone, too."""
+        """Remove and count the waiting rows of a table that is gone."""
         self._tables_unknown.discard(table_id)
         for stat in self._store.list(f"{FOLDER}{table_id}/"):
             rows = self._read(stat.key)
@@ -228,26 +198,26 @@ class LateRows:
         return (shard for shards in self._shards.values() for shard in shards.values() if shard.waiting)
 
     def _new_files(self) -> dict[str, list[str]]:
-        """By table id the files of which nothing is known; those that are in the queue are remembered."""
+        """Find the unknown files of each table id, and remember those that are in the queue."""
         there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
         for key in self._broken.keys() - set(there):
             self._lose_sight_of(key)
         tables = {_table_id(key) for key in there}
         self._tables_unknown &= tables
-        self._failing = {table_id: one for table_id, one in self._failing.items() if table_id in tables}
+        self._failing = {table_id: broken for table_id, broken in self._failing.items() if table_id in tables}
         new = [key for key in there if key not in self._shards and self._may_be_tried(key)]
         admitted = self._queue.find(new)
-        found: dict[str, list[str]] = {}
+        files: dict[str, list[str]] = {}
         for file in new:
             if file in admitted:
                 self._shards[file] = {shard.number: shard for shard in admitted[file]}
                 self._finish(file)
             else:
-                found.setdefault(_table_id(file), []).append(file)
-        return found
+                files.setdefault(_table_id(file), []).append(file)
+        return files
 
     def _new_batches(self, version: TableVersion, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
-        """Return the rows of files, some files together."""
+        """Read the rows of files, some files together."""
         batch: dict[str, pa.RecordBatch] = {}
         size = 0.0
         for start in range(0, len(files), _FETCHED_TOGETHER):
@@ -266,44 +236,38 @@ class LateRows:
             yield batch
 
     def _publish_new(self, version: TableVersion, files: Mapping[str, pa.RecordBatch]) -> Counter[str]:
-        """Publish the rows of new files, and put those that have to wait into the queue.
-
-        :param files: rows by file
-        :returns: what is to be counted
-        """
-        rows = pa.concat_batches(list(files.values()))
-        for file, own in files.items():
-            self._unread.setdefault(file, (own.num_rows, self._now_ms()))
-        waiting, counts = self._publish(version, rows)
+        """Publish the rows of new files, put those that have to wait into the queue, and count."""
+        for file, rows in files.items():
+            self._unread.setdefault(file, (rows.num_rows, self._now_ms()))
+        waiting, counts = self._publish(version, list(files.values()))
         done = []
-        start = 0
-        for file, own in files.items():
-            wanted = waiting[start : start + own.num_rows]
-            start += own.num_rows
-            if wanted.any():
+        for (file, rows), waits in zip(files.items(), waiting, strict=True):
+            if waits.any():
                 now_ms = self._now_ms()
-                shards = self._queue.admit(file, own, wanted, now_ms, now_ms + FIRST_WAIT_S * 1000)
+                shards = self._queue.admit(file, rows, waits, now_ms, now_ms + FIRST_WAIT_S * 1000)
                 self._shards[file] = {shard.number: shard for shard in shards}
             else:
                 done.append(file)
             del self._unread[file]
         for _ in _FETCHERS.map(self._store.delete, done):
             pass
-        counts.update(files=len(files), read=len(rows))
+        counts.update(files=len(files), read=sum(map(len, files.values())))
         return counts
 
     def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
-        """Return the rows of a file; None: it cannot be used, and is set aside, or is not there any more.
+        """Read the rows of a file; None: it cannot be used, and is set aside, or is not there any more.
 
-        :param version: in whose places of columns the rows are wanted; None: as they are stored
+        :param version: version whose places of columns are wanted; None: as stored
         """
         try:
-            rows = _decoded(self._store.get(file))
+            rows = decode_rows(self._store.get(file))
+            if rows.schema != STAGED_ROWS:
+                raise pa.ArrowInvalid("it has other fields than change rows have")
         except NotFoundError:
             self._forget_admitted(file)
             self._lose_sight_of(file)
             return None
-        except (ChecksumError, pa.ArrowException, OSError) as error:  # OSError: so Arrow tells of damaged lz4
+        except (ChecksumError, pa.ArrowException, OSError) as error:  # OSError: Arrow's error for damaged lz4
             self._set_aside(file, str(error))
             return None
         try:
@@ -317,7 +281,6 @@ class LateRows:
         return resolved
 
     def _lose_sight_of(self, file: str) -> None:
-        """Forget a file that is gone."""
         for known in (self._shards, self._unread, self._broken):
             known.pop(file, None)
 
@@ -329,10 +292,9 @@ class LateRows:
         """Tell whether a file is not set aside, or has been for long enough."""
         return file not in self._broken or self._broken[file].again_s <= self._clock()
 
-    def _batches(self, version: TableVersion, shards: Sequence[Shard]) -> Iterator[_Batch]:
-        """Return the rows that are waiting in these shards, some shards together."""
-        taken: list[Shard] = []
-        parts: list[pa.RecordBatch] = []
+    def _batches(self, version: TableVersion, shards: Sequence[Shard]) -> Iterator[list[tuple[Shard, pa.RecordBatch]]]:
+        """Read the waiting rows of these shards, some shards together."""
+        batch: list[tuple[Shard, pa.RecordBatch]] = []
         size = 0.0
         decoded: tuple[str, pa.RecordBatch | None] = ("", None)
         for shard in shards:
@@ -342,14 +304,14 @@ class LateRows:
                 continue
             if not self._goes_on():
                 return
-            taken.append(shard)
-            parts.append(self._rows_of(shard, decoded[1]))
-            size += _part_of_batch(parts[-1])
+            rows = self._rows_of(shard, decoded[1])
+            batch.append((shard, rows))
+            size += _part_of_batch(rows)
             if size >= 1:
-                yield _batch(taken, parts)
-                taken, parts, size = [], [], 0.0
-        if taken:
-            yield _batch(taken, parts)
+                yield batch
+                batch, size = [], 0.0
+        if batch:
+            yield batch
 
     def _rows_of(self, shard: Shard, file_rows: pa.RecordBatch) -> pa.RecordBatch:
         waiting = self._queue.digests([shard])[0]
@@ -358,38 +320,31 @@ class LateRows:
         known = sorted_digests(np.frombuffer(b"".join(waiting), np.uint64).reshape(-1, 2))
         return rows.filter(pa.array(first_of_each(halves) & among(halves, known)))
 
-    def _publish_due(self, version: TableVersion, batch: _Batch) -> Counter[str]:
-        """Look at rows again that have waited.
-
-        :returns: what is to be counted
-        """
-        waiting, counts = self._publish(version, batch.rows)
-        self._solve(batch, waiting)
-        counts.update(due=len(batch.rows))
+    def _publish_due(self, version: TableVersion, batch: Sequence[tuple[Shard, pa.RecordBatch]]) -> Counter[str]:
+        """Publish rows that have waited, remove files that have none left, and count."""
+        waiting, counts = self._publish(version, [rows for _, rows in batch])
+        now_ms = self._now_ms()
+        for (shard, rows), waits in zip(batch, waiting, strict=True):
+            solved = rows["digest"].filter(pa.array(~waits)).to_pylist()
+            due_ms = now_ms + _wait_s(shard.attempts) * 1000
+            after = self._queue.solve(shard, solved, int(np.count_nonzero(waits)), due_ms)
+            self._shards.setdefault(shard.file, {})[shard.number] = after
+        for file in {shard.file for shard, _ in batch}:
+            self._finish(file)
+        counts.update(due=sum(len(rows) for _, rows in batch))
         return counts
 
-    def _publish(self, version: TableVersion, rows: pa.RecordBatch) -> tuple[Mask, Counter[str]]:
-        """Publish rows; which of them have to wait, and what is to be counted."""
+    def _publish(self, version: TableVersion, batches: Sequence[pa.RecordBatch]) -> tuple[list[Mask], Counter[str]]:
+        """Publish rows; return which of each batch have to wait, and what is to be counted."""
+        rows = pa.concat_batches(batches)
         first = first_of_each(digest_halves(rows["digest"]))
         outcome = self._effects.publish(version.table, rows.filter(pa.array(first)))
         waiting = np.zeros(len(rows), np.bool_)
         waiting[first] = outcome.waiting
         postponed = int(np.count_nonzero(waiting))
         repeated = len(rows) - outcome.published - postponed
-        return waiting, Counter(published=outcome.published, postponed=postponed, repeated=repeated)
-
-    def _solve(self, batch: _Batch, waiting: Mask) -> None:
-        """Take rows out of the queue that wait no more, and files none of whose rows do."""
-        now_ms = self._now_ms()
-        for place, shard in enumerate(batch.shards):
-            own = batch.shard == place
-            solved = batch.rows["digest"].filter(pa.array(own & ~waiting)).to_pylist()
-            left = int(np.count_nonzero(own & waiting))
-            due_ms = now_ms + _wait_s(shard.attempts) * 1000
-            after = self._queue.solve(shard, solved, left, due_ms)
-            self._shards.setdefault(shard.file, {})[shard.number] = after
-        for file in {shard.file for shard in batch.shards}:
-            self._finish(file)
+        counts = Counter(published=outcome.published, postponed=postponed, repeated=repeated)
+        return np.split(waiting, np.cumsum([len(batch) for batch in batches])[:-1]), counts
 
     def _finish(self, file: str) -> None:
         """Remove a file that has no rows waiting, from the queue first."""
@@ -401,14 +356,14 @@ class LateRows:
         del self._shards[file]
 
     def _forget_admitted(self, file: str) -> None:
-        """Remove what the queue knows of a file."""
         if shards := self._shards.get(file):
             self._queue.forget(file, max(shard.shards for shard in shards.values()))
 
     def status(self) -> dict[str, Any]:
-        """How things stand; ``oldest_ms`` is when the row was admitted that has waited longest, ms since the epoch.
+        """Tell how things stand.
 
-        ``broken`` names files that cannot be used, and why: the first of them, of ``files_broken``.
+        ``oldest_ms`` is when the longest waiting row was admitted. ``broken`` names the first of ``files_broken``
+        unusable files, and why.
         """
         waiting = [(shard.waiting, shard.admitted_ms) for shard in self._waiting()]
         waiting += self._unread.values()
@@ -426,16 +381,16 @@ class LateRows:
     @property
     def problems(self) -> list[str]:
         """What keeps rows from being published, for people."""
-        found = [f"{file} cannot be used: {one.reason}" for file, one in self._broken.items()]
-        found += [
+        problems = [f"{file} cannot be used: {broken.reason}" for file, broken in self._broken.items()]
+        problems += [
             f"rows of table id {table_id} are left in {FOLDER}{table_id}/: the schema does not have it"
             for table_id in sorted(self._tables_unknown)
         ]
-        return [*found, *([self.error] if self.error else [])]
+        return [*problems, *([self.error] if self.error else [])]
 
 
 def check_counts(of: Mapping[str, int]) -> None:
-    """Look whether every row has one outcome.
+    """Check that each row has one outcome.
 
     :raises StepError: some have none, or two
     """
@@ -444,42 +399,21 @@ def check_counts(of: Mapping[str, int]) -> None:
 
 
 def _broken(before: _Broken | None, reason: str, began_s: float, now_s: float) -> _Broken:
-    """Something has failed once more: it waits for as long as the try took at least.
+    """Note one more failure: the next try comes after the try's own time at least.
 
-    :param before: how it has failed before; None: it has not
-    :param began_s: time when the try began, s since the epoch
-    :param now_s: s since the epoch
+    :param before: the failures before; None: none
     """
     attempts = before.attempts + 1 if before else 1
     return _Broken(reason, attempts, now_s + max(_wait_s(attempts - 1), now_s - began_s))
 
 
 def _wait_s(attempts: int) -> int:
-    """Tell how long what was tried so often waits, seconds."""
     return min(LONGEST_WAIT_S, FIRST_WAIT_S << min(attempts, 10))
 
 
-def _decoded(data: bytes) -> pa.RecordBatch:
-    """Return the rows of a file.
-
-    :raises pa.ArrowInvalid: it has none, or none like ours
-    """
-    rows = decode_rows(data)
-    if rows.schema != STAGED_ROWS:
-        raise pa.ArrowInvalid("it has other fields than change rows have")
-    return rows
-
-
 def _part_of_batch(rows: pa.RecordBatch) -> float:
-    """Tell how much of a batch these rows fill."""
     return float(max(len(rows) / BATCH_ROWS, rows.nbytes / BATCH_BYTES))
 
 
-def _batch(shards: Sequence[Shard], parts: Sequence[pa.RecordBatch]) -> _Batch:
-    places = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return _Batch(tuple(shards), pa.concat_batches(parts), places)
-
-
 def _table_id(file: str) -> str:
-    """Return the table id in the key of a file of late rows."""
     return file.removeprefix(FOLDER).partition("/")[0]

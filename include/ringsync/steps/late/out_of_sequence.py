@@ -1,7 +1,7 @@
-"""Publish what came late: a loop that works through files of late rows and the queue ``out_of_sequence``.
+"""A loop that publishes what came late: files of late rows and the queue ``out_of_sequence``.
 
-In each cycle new files, and what of the queue is due, are published as the rows are now, but for what was published
-before, and for rows of which a replica that is down may know more: these wait in the queue. See late_rows.py.
+In each cycle new files, and due rows of the queue, are published as the rows are now. Rows that were published before
+are dropped. Rows of which a replica that is down may know more wait in the queue. See late_rows.py.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """What follows from a pass: its bucket of the stream, its images in the replica, its messages in Kafka.
 
-Everything here is made from what committed passes say, in their order, and may be repeated after a kill at any point:
-a bucket is published once by its manifest, the replica takes each pass once, and Kafka is fed behind a cursor.
+Everything here is made from committed passes, in their order, and may be repeated after a kill at any point: a
+manifest publishes a bucket once, the replica takes each pass once, and Kafka is fed behind a cursor.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ringsync.cluster.control import ControlAddress
@@ -18,11 +18,12 @@ from ringsync.config import Config
 from ringsync.ledger.passes import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
 from ringsync.ledger.table_versions import latest_version
 from ringsync.ledger.topic_owners import tables_before, take_topic
-from ringsync.ledger.tries import Try, list_tries, lost_tries, remove_tries
+from ringsync.ledger.tries import list_tries, lost_tries, remove_tries
 from ringsync.replica.base import ReplicaMismatchError, base_folder, transaction_of
 from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState, StaleStateError, append_pass, replica_state
 from ringsync.replica.delta_log import KnownSnapshots, read_snapshot
 from ringsync.ring.ranks import RankedRing
+from ringsync.ring.ring import Host
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.passes.make import PassContext, commit
 from ringsync.steps.passes.missed_rows import TOLD_AGAIN, MissedRows, Owed, owed
@@ -35,22 +36,23 @@ from ringsync.streams.files import FileStream, StreamConflictError, StreamDamage
 from ringsync.streams.messages import envelope_schema, key_schema
 
 FORGOTTEN_LATER_MS = 600_000
-"""Passes are kept so much longer than a bootstrap begins with them: it may begin while they are forgotten."""
+"""Passes are kept so much longer than a bootstrap may need them: one may begin while they are forgotten."""
 
 ASKED_EVERY_S = 60.0
-"""So often a replica is looked at while there is no new pass: it may have been bootstrapped, or its table altered."""
+"""An idle replica is read so often: it may have been bootstrapped, or its table altered."""
 
 SWEEP_EVERY_S = 6 * 3600.0
-"""What tries that failed have left is looked for so often at most in a run, beside once after its first pass."""
+"""Least time between two searches for what failed tries have left; the first follows a run's first pass."""
 
 
 def digests_kept_ms(config: Config) -> int:
-    """So long copies of what was published may come, and must be known."""
+    """Return how long copies of published rows may come and must be known."""
     return int(config.sync.digest_retention_h * 3_600_000)
 
 
 def put_schemas(store: ObjectStore, config: Config, table: SyncTable, topic: str) -> int:
-    """Put the schemas of messages beside a stream of a table, under the version that its own topic has for them.
+    """Put the schemas of messages beside a stream of a table, under the version that the table's own topic has for
+    them.
 
     :returns: the version
     """
@@ -71,25 +73,26 @@ def publish_passes(
     *,
     gone: bool = False,
 ) -> None:
-    """Make visible what is not yet of all passes of a table, in their order: so they come into the stream.
+    """Make visible, in their order, the buckets of a table's passes that are not visible yet.
 
     :param announce: called with the topic and the bucket that has become visible
-    :param gone: another table has the topic by now: what cannot become visible is named and left out
+    :param gone: another table has the topic by now: a bucket that cannot become visible is named and left out
     """
     passes = {number: get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)}
     done = last_published(store, table, passes)
-    for number in sorted(known for known in passes if known > done):
-        publish_pass(store, config, table, passes, number, announce, gone=gone)
+    for number in sorted(passes):
+        if number > done:
+            publish_pass(store, config, table, passes, number, announce, gone=gone)
 
 
 def last_published(store: ObjectStore, table: SyncTable, passes: Mapping[int, Pass]) -> int:
-    """Up to which pass all buckets are visible: they become so in their order."""
-    topics = [table.topic, bootstrap_topic(table.topic)]
+    """Return the last pass whose bucket is visible: all before it are visible, too."""
+    streams = [FileStream(store, topic) for topic in (table.topic, bootstrap_topic(table.topic))]
     for number in sorted(passes, reverse=True):
-        one = passes[number]
-        # Where a version before had another table's bucket of this number there, this one's is not visible.
-        if one.kind in ("changes", "rows") and any(
-            FileStream(store, topic).parts(one.bucket) == list(one.parts) for topic in topics
+        made = passes[number]
+        # Earlier versions may have put another table's bucket there: then this pass's bucket is not visible.
+        if made.kind in ("changes", "rows") and any(
+            stream.parts(made.bucket) == list(made.parts) for stream in streams
         ):
             return number
     return 0
@@ -105,40 +108,46 @@ def publish_pass(
     *,
     gone: bool = False,
 ) -> None:
-    """Make a pass's bucket of the stream visible. A cut-over moves what has waited in the bootstrap stream there, and
-    so does the begin of a bootstrap that replaces one which never ended: it comes before the new one's rows. The start
-    of a table that was created again makes all of the old one visible.
+    """Make a pass's bucket of the stream visible.
 
-    :param passes: all up to this number, and those behind it that are known
+    A cut-over moves there what has waited in the bootstrap stream. So does the begin of a bootstrap that replaces an
+    unfinished one: what has waited comes before the new one's rows. The start of a table that was created again makes
+    all of the old table visible.
+
+    :param passes: all up to this number, and the known ones behind it
     :param announce: called with the topic and the bucket that has become visible
     :param gone: see :func:`publish_passes`
     :raises StreamDamagedError: a bucket cannot become visible
     :raises StepError: another table's bucket has its place, which a version before let happen
     """
-    one = passes[number]
+    made = passes[number]
     waiting, stream = FileStream(store, bootstrap_topic(table.topic)), FileStream(store, table.topic)
-    if one.kind == "changes" and one.bootstrap:
+    if made.kind == "changes" and made.bootstrap:
         # Moved already, if this is done again after the cut-over.
-        if stream.parts(one.bucket) is None:
-            waiting.publish(one.bucket, one.parts)
-    elif one.kind in ("changes", "rows"):
-        with _named(table, gone, one, _is_replaced(passes, one)):
-            stream.publish(one.bucket, one.parts)
-            announce(stream.topic, one.bucket)
-    elif one.kind == "start":
-        _publish_table_before(store, config, table, announce)
+        if stream.parts(made.bucket) is None:
+            waiting.publish(made.bucket, made.parts)
+    elif made.kind in ("changes", "rows"):
+        begun_anew = any(later > number and passes[later].kind == "begin" for later in passes)
+        with _named(table, gone, made, replaced=made.kind == "rows" and begun_anew):
+            stream.publish(made.bucket, made.parts)
+            announce(stream.topic, made.bucket)
+    elif made.kind == "start":
+        # A table without a version was never followed; what was published before it is not made visible by it.
+        before = tables_before(store, table.topic, table.table_id)
+        if version := next(filter(None, (latest_version(store, table_id) for table_id in before)), None):
+            publish_passes(store, config, SyncTable(version, table.topic, by_arrival=False), announce, gone=True)
     elif left := _since_cutover(passes, number):
         put_schemas(store, config, table, waiting.topic)
-        for before in left:
-            with _named(table, gone, before):
-                waiting.move(before.bucket, before.parts, stream)
-                announce(stream.topic, before.bucket)
+        for moved in left:
+            with _named(table, gone, moved):
+                waiting.move(moved.bucket, moved.parts, stream)
+                announce(stream.topic, moved.bucket)
 
 
 @contextmanager
-def _named(table: SyncTable, gone: bool, one: Pass, replaced: bool = False) -> Iterator[None]:
-    """Say what is wrong where a bucket cannot become visible. One of a table that is gone holds up nobody, nor do rows
-    that are copied anew."""
+def _named(table: SyncTable, gone: bool, made: Pass, replaced: bool = False) -> Iterator[None]:
+    """Say what is wrong if a bucket cannot become visible. A table that is gone holds up nobody, nor do rows that are
+    copied anew."""
     try:
         yield
     except (StreamDamagedError, StreamConflictError) as error:
@@ -149,7 +158,7 @@ def _named(table: SyncTable, gone: bool, one: Pass, replaced: bool = False) -> I
             )
         elif replaced:
             print(
-                f"ringsync: warning: rows of bootstrap {one.bootstrap} of {name} are left out of its stream, since it "
+                f"ringsync: warning: rows of bootstrap {made.bootstrap} of {name} are left out of its stream, since it "
                 f"is bootstrapped anew: {error}",
                 flush=True,
             )
@@ -158,57 +167,30 @@ def _named(table: SyncTable, gone: bool, one: Pass, replaced: bool = False) -> I
                 f"{error}. {name} was created again under a version of ringsync that gave its passes numbers of the "
                 "table before: drop it and create it again, and bootstrap it"
             ) from error
-        elif one.kind == "rows":
+        elif made.kind == "rows":
             raise StreamDamagedError(f"{error}; {name} goes on when it is bootstrapped anew, with restart") from error
         else:
             raise
 
 
-def _is_replaced(passes: Mapping[int, Pass], one: Pass) -> bool:
-    """Tell whether these are the rows of a bootstrap behind which another has begun, which copies all of them."""
-    return one.kind == "rows" and any(number > one.number and later.kind == "begin" for number, later in passes.items())
-
-
-def _publish_table_before(
-    store: ObjectStore, config: Config, table: SyncTable, announce: Callable[[str, str], None]
-) -> None:
-    # Nobody has followed those without a version; but what was published before them is made visible by none of them.
-    versions = (latest_version(store, before) for before in tables_before(store, table.topic, table.table_id))
-    if version := next(filter(None, versions), None):
-        publish_passes(store, config, SyncTable(version, table.topic, by_arrival=False), announce, gone=True)
-
-
 def _since_cutover(passes: Mapping[int, Pass], number: int) -> list[Pass]:
     """Return the passes before this one that wait in the bootstrap stream."""
-    found: list[Pass] = []
-    for before in sorted((known for known in passes if known < number), reverse=True):
-        if passes[before].kind == "cutover":
-            break
-        if passes[before].kind == "changes" and passes[before].bootstrap:
-            found.append(passes[before])
-    return found[::-1]
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What was known of the replica.
-
-    :ivar last: the number of the last pass then
-    :ivar at: time of the question, by the monotonic clock, s
-    """
-
-    state: ReplicaState | None
-    last: int
-    at: float
+    waiting: list[Pass] = []
+    for before in (passes[known] for known in sorted(passes) if known < number):
+        if before.kind == "cutover":
+            waiting.clear()
+        elif before.kind == "changes" and before.bootstrap:
+            waiting.append(before)
+    return waiting
 
 
 class FollowUps:
-    """Of one table.
+    """What follows from the passes of one table.
 
     :param context: Spark's
     :param control: keeps the limits of reading the cluster
     :param announce: called with the topic and the bucket of everything that becomes visible
-    :raises TableReplacedError: by this, :meth:`refresh` and :meth:`catch_up`: another table has the topic by now
+    :raises TableReplacedError: here, in :meth:`refresh` and :meth:`catch_up`: another table has the topic by now
     """
 
     def __init__(
@@ -228,7 +210,7 @@ class FollowUps:
         take_topic(self._store, table.topic, table.table_id, int(time.time() * 1000))
         self.refresh()
         self._mismatch: str | None = None
-        self._asked: _Asked | None = None
+        self._asked: tuple[ReplicaState | None, int, float] | None = None  # state, last pass then, monotonic time, s
         self._published = last_published(self._store, table, self._passes)
         self._owed: tuple[Owed, ...] = ()
         self._owed_at = 0
@@ -250,7 +232,7 @@ class FollowUps:
 
     @property
     def passes(self) -> Sequence[Pass]:
-        """Those that have not been forgotten, in their order."""
+        """The passes that are kept, in their order."""
         return [self._passes[number] for number in sorted(self._passes)]
 
     @property
@@ -261,24 +243,24 @@ class FollowUps:
 
     @property
     def topic(self) -> str:
-        """Where the messages of the next pass go."""
+        """The topic of the next pass's messages."""
         return bootstrap_topic(self._table.topic) if self.bootstrap else self._table.topic
 
     @property
     def schema_version(self) -> int:
-        """Of the schemas of the stream, which are put beside it if they are not there."""
+        """Version of the stream's schemas, which are put beside it if they are missing."""
         if self.topic not in self._versions:
             self._versions[self.topic] = put_schemas(self._store, self._application.config, self._table, self.topic)
         return self._versions[self.topic]
 
     def reader(self, mode: Mode) -> AfterReader:
-        """Tell how tasks find the rows after changes."""
+        """Tell how tasks find the rows after changes of the next pass."""
         replica = self._replica()
-        # While a bootstrap goes on, and where another process is behind, it lacks passes.
+        # During a bootstrap, and while another process is behind, the replica lacks passes.
         return self._reader(mode, replica if replica is not None and replica.applied == self.last else None, self.last)
 
     def _reader(self, mode: Mode, replica: ReplicaState | None, last: int) -> AfterReader:
-        """Tell how tasks find the rows after changes of the pass behind this one."""
+        """Tell how tasks find the rows after changes of the pass behind ``last``."""
         assert self.ring is not None
         config, name = self._application.config, self._table.schema.full_name
         return AfterReader(
@@ -290,15 +272,33 @@ class FollowUps:
             replica=replica,
             before=config.sync.after_image_of(name) == "replica",
             expand=config.sync.expand_deletions_of(name),
-            deletions=self._deletions_until(last) if mode == "replica" else (),
+            deletions=tuple(
+                (key, made.deleted_until_us)
+                for made in self.passes
+                if mode == "replica" and made.number <= last
+                for key in made.deletions
+            ),
             deletions_known_from_us=max(replica.deletions_known_from_us, self._kept_since_us()) if replica else 0,
             # A node that was down lacks what was published meanwhile until it has its hints.
-            one_is_enough=all(one.everywhere for one in self._passes.values() if one.kind == "changes"),
+            one_is_enough=all(made.everywhere for made in self._passes.values() if made.kind == "changes"),
+        )
+
+    def context(self, reader: AfterReader, hosts: Iterable[Host] = (), *, late: bool) -> PassContext:
+        """Return what the tasks of the next pass need to know."""
+        return PassContext(
+            reader=reader,
+            topic=self.topic,
+            number=self.last + 1,
+            attempt=secrets.token_hex(4),
+            bootstrap=self.bootstrap,
+            late=late,
+            endpoints={host.id: host.address for host in hosts},
+            schema_version=self.schema_version,
         )
 
     def _kept_since_us(self) -> int:
-        """Since when deletions of partitions and ranges are known, µs: their passes are kept for a time, and some
-        minutes more, by which clocks may differ; those that were forgotten do not come back when it is made longer."""
+        """Return since when all deletions of partitions and ranges are known, µs. Their passes are kept for a time, and
+        some minutes more for clocks that differ; forgotten passes do not come back when that time is made longer."""
         since_us = int(time.time() * 1_000_000) - digests_kept_ms(self._application.config) * 1000
         oldest = self._passes.get(min(self._passes, default=0))
         if oldest is None or oldest.number == 1 or oldest.kind == "start":
@@ -306,7 +306,7 @@ class FollowUps:
         return max(since_us, oldest.created_at_ms * 1000 + CLOCK_SKEW_US)
 
     def _replica(self) -> ReplicaState | None:
-        """Return the replica as it is; None: the table has none, or none that can follow its changes."""
+        """Read the replica's state; None: the table has none, or none that can follow its changes."""
         options = delta_options(**self._application.config.store.model_dump())
         try:
             state = replica_state(self._store, self._table.schema, options, self._snapshots)
@@ -314,7 +314,7 @@ class FollowUps:
         except ReplicaMismatchError as error:
             state, self._mismatch = None, str(error)
         usable = state if self._mismatch is None else None
-        self._asked = _Asked(usable, self.last, time.monotonic())
+        self._asked = usable, self.last, time.monotonic()
         return usable
 
     def _unusable(self, state: ReplicaState) -> str | None:
@@ -322,7 +322,6 @@ class FollowUps:
         if not state.whole:
             return "only a selection was copied: it is not kept in sync"
         if self._passes and state.applied + 1 < (oldest := min(self._passes)):
-            # It was of no use for hours, and passes are not kept for ever.
             return (
                 f"the replica has pass {state.applied}, and those before {oldest} are not kept any more: trigger "
                 "bootstrap_table again"
@@ -330,15 +329,16 @@ class FollowUps:
         return None
 
     def _replica_lately(self) -> ReplicaState | None:
-        """Return the replica as it was when it was last asked for: an idle table is looked at once a minute."""
-        asked = self._asked
-        if asked is None or asked.last != self.last or time.monotonic() - asked.at >= ASKED_EVERY_S:
-            return self._replica()
-        return asked.state
+        """Return the replica's state; that of an idle table is read once a minute."""
+        if self._asked is not None:
+            state, last, asked_at = self._asked
+            if last == self.last and time.monotonic() - asked_at < ASKED_EVERY_S:
+                return state
+        return self._replica()
 
-    def made(self, one: Pass) -> None:
+    def made(self, new: Pass) -> None:
         """Take note of a pass that this process has committed."""
-        self._passes[one.number] = one
+        self._passes[new.number] = new
 
     def refresh(self) -> None:
         """Take in passes that others have made or forgotten."""
@@ -350,18 +350,23 @@ class FollowUps:
         check_goes_on(self._passes.get(self.last))
 
     def catch_up(self) -> bool:
-        """Do what is left to do for all passes, and now and then remove what tries that failed have left.
+        """Do what is left to do for all passes, and now and then remove what failed tries have left.
 
         :returns: False: the replica takes more passes in the next turn
         """
-        # Listed before the passes are read: of what becomes a pass meanwhile the pass tells.
-        tries = list_tries(self._store, self._table.table_id) if self._is_sweep_due() else None
-        for one in passes_behind(self._store, self._table.table_id, self.last):
-            self._passes[one.number] = one
+        # Listed before the passes are read: a try that becomes a pass meanwhile is known by it.
+        # Only after this run's first pass, and seldom after that: an idle table costs nothing.
+        is_due = self._swept_at is None or time.monotonic() - self._swept_at >= SWEEP_EVERY_S
+        tries = list_tries(self._store, self._table.table_id) if self._has_new and is_due else None
+        for new in passes_behind(self._store, self._table.table_id, self.last):
+            self.made(new)
         check_goes_on(self._passes.get(self.last))
         self._publish()
         if tries is not None:
-            self._sweep(tries)
+            topics = [self._table.topic, bootstrap_topic(self._table.topic)]
+            lost = lost_tries(tries, self._passes, self._published)
+            remove_tries(self._store, self._table.table_id, topics, lost)
+            self._swept_at, self._has_new = time.monotonic(), False
         has_all = self._update_replica()
         self._forget()
         return has_all
@@ -380,42 +385,27 @@ class FollowUps:
                 self._published = number
                 self._has_new = True
 
-    def _is_sweep_due(self) -> bool:
-        """Once this run has seen a new pass, and seldom after that: a table that is idle costs nothing."""
-        return self._has_new and (self._swept_at is None or time.monotonic() - self._swept_at >= SWEEP_EVERY_S)
-
-    def _sweep(self, tries: Sequence[Try]) -> None:
-        """Remove what is left of tries to make a pass that came to nothing.
-
-        :param tries: the tries as they were before the passes were read
-        """
-        topics = [self._table.topic, bootstrap_topic(self._table.topic)]
-        lost = lost_tries(tries, self._passes, self._published)
-        remove_tries(self._store, self._table.table_id, topics, lost)
-        self._swept_at, self._has_new = time.monotonic(), False
-
     def _update_replica(self) -> bool:
-        """Bring the replica up to the last pass; while a bootstrap goes on, the one that it makes is waited for.
+        """Bring the replica up to the last pass; during a bootstrap the replica waits for the base that it makes.
 
-        :returns: False: its turn is over. It was as long as a cycle takes at least, so the next one begins at once
+        :returns: False: the table's turn is over, after a cycle's time at least, so the next one begins at once
         """
         end = time.monotonic() + self._application.config.sync.poll_interval_ms / 1000
         while not self.bootstrap:
             state = self._replica_lately()
             if state is None or not (waiting := [number for number in sorted(self._passes) if number > state.applied]):
                 break
-            one = self._passes[waiting[0]]
-            # Who was alive may have agreed on what only the smaller part of the replicas has.
-            disagreed = one.late or not one.everywhere
-            reader = replace(self._reader("replica", state, one.number - 1), disagreed=disagreed)
-            task = ReplicaTask(reader, one.number)
+            next_pass = self._passes[waiting[0]]
+            # The live replicas may have agreed on changes that most replicas lack.
+            disagreed = next_pass.late or not next_pass.everywhere
+            reader = replace(self._reader("replica", state, next_pass.number - 1), disagreed=disagreed)
             files = []
-            if one.changes:
-                results = self._context.parallelize(one.changes, len(one.changes)).mapPartitions(task).collect()
-                files = [file for file in results if file]
+            if changes := next_pass.changes:
+                tasks = self._context.parallelize(changes, len(changes))
+                files = tasks.mapPartitions(ReplicaTask(reader, next_pass.number)).collect()
             now_ms = int(time.time() * 1000)
             try:
-                append_pass(self._store, self._table.schema, one.number, files, now_ms, seen=state)
+                append_pass(self._store, self._table.schema, next_pass.number, files, now_ms, seen=state)
             except StaleStateError as error:
                 print(f"ringsync: {error}", flush=True)
             self._asked = None
@@ -424,7 +414,6 @@ class FollowUps:
         return True
 
     def _debts(self) -> tuple[Owed, ...]:
-        """Return what bootstraps owe."""
         if self._owed_at != self.last:
             config = self._application.config
             only_changes = config.sync.after_image_of(self._table.schema.full_name) == "none"
@@ -439,33 +428,19 @@ class FollowUps:
         """
         folder = base_folder(self._table.schema.keyspace, self._table.schema.name)
         base = read_snapshot(self._store, folder, self._snapshots)
-        context = PassContext(
-            reader=self._reader("none", state, self.last),
-            topic=self.topic,
-            number=self.last + 1,
-            attempt=secrets.token_hex(4),
-            bootstrap="",
-            late=True,
-            endpoints={},
-            schema_version=self.schema_version,
-        )
+        context = self.context(self._reader("none", state, self.last), late=True)
         task = MissedRows(context, debt.copied.bootstrap, base.transactions.get(transaction_of(debt.copied.bootstrap)))
         copies = FileStream(self._store, self._table.topic).parts(debt.copied.bucket)
-        files = [key for one in reversed(debt.missed) for key in one.changes] if copies is not None else []
-        # One task after the other: what the newest file tells of a row, others need not.
+        files = [key for missed in reversed(debt.missed) for key in missed.changes] if copies is not None else []
+        # One task takes all files: what the newest tells of a row, others need not.
         outputs = self._context.parallelize([files], 1).mapPartitions(task).collect()
         made = commit(self._store, context, outputs, {TOLD_AGAIN: debt.copied.begin, "everywhere": 1})
         if made is not None:
             self.made(made)
         return made is not None
 
-    def _deletions_until(self, last: int) -> tuple[tuple[str, int | None], ...]:
-        """Return the deletions of partitions and ranges of all passes up to this one."""
-        before = (known for known in self.passes if known.number <= last)
-        return tuple((key, known.deleted_until_us) for known in before for key in known.deletions)
-
     def _forget(self) -> None:
-        """Remove passes so old that no copy of theirs comes any more, that no bootstrap begins with, and none owes."""
+        """Remove passes that are too old for further copies, and that no bootstrap begins with or owes."""
         if self.bootstrap:
             return
         state = self._replica_lately()
@@ -477,10 +452,10 @@ class FollowUps:
             if self._passes[number].created_at_ms > oldest_ms or number > done:
                 break
             forget_pass(self._store, self._passes[number])
-            del self._passes[number]  # a pass that is still there must be known: what none names is swept
+            del self._passes[number]  # later than the object: files of an unknown pass are swept
 
     def is_done(self) -> bool:
-        """Tell whether stream and replica have all passes. Of a bootstrap that goes on they have not."""
+        """Tell whether stream and replica have all passes; during a bootstrap they have not."""
         if self.bootstrap or self._published < self.last:
             return False
         state = self._replica()

@@ -1,12 +1,13 @@
-"""Kafka fed from the streams' files, beside the loop that writes them: a broker that is away holds up nothing.
+"""The feed of Kafka: threads that copy published buckets beside the loop that writes them. A broker that is away holds
+up nothing.
 
-Each topic is relayed by itself, in a thread that lasts as long as there is something to relay: what goes wrong is its
-own trouble, and its own pause. Whether the cluster answers at all is asked once for all of them.
+Each topic is relayed by itself, in a thread that lasts while there is something to relay. A topic that fails pauses
+alone. Whether the cluster answers at all is asked once for all of them.
 
-What is scarce is time, memory and files. So there is a room for topics that are well, and one, as large, for those on
-trial: Kafka has taken nothing of them yet, or they have failed since. Each has place for so many at work, so many bytes
-that wait for Kafka, and so many topics. Who is on trial hands over one part, and is well when Kafka has it. Those who
-are well take turns as soon as one of them finds no place.
+Time, memory and files are scarce. So there is a room for healthy topics, and an equal one for topics on trial: those of
+which Kafka has taken nothing yet, or that have failed since. Each room limits the topics at work, the bytes that wait
+for Kafka, and all its topics. A topic on trial hands over one part, and is healthy when Kafka has it. Healthy topics
+take turns as soon as one of them finds no place.
 """
 
 from __future__ import annotations
@@ -29,46 +30,46 @@ from ringsync.streams.kafka.errors import AnotherRelayError, BrokerUnavailableEr
 from ringsync.streams.kafka.relay import relay
 
 PAUSE_S = 1.0
-"""After a topic's first failure."""
+"""Pause after a topic's first failure."""
 
 LONGEST_PAUSE_S = 60.0
-"""Between two attempts for a topic that fails, or that another process relays, too: each twice as long, up to this."""
+"""Longest pause of a topic that fails, or that another process relays, too: each is twice as long as the last."""
 
 ALONE_AFTER_S = 600.0
-"""After so long without another process the pauses begin with the shortest one again."""
+"""After so long without another process the pauses begin anew with the shortest."""
 
 LISTED_EVERY_S = 60.0
-"""So often it is looked for buckets that nobody has announced: of another process."""
+"""Time between two searches for buckets that nobody has announced: those of another process."""
 
 AT_WORK = 4
-"""Topics at work in a room; they share their time with the loop. Those who wait for Kafka do not count."""
+"""Topics at work in a room, which share their time with the loop. Topics that wait for Kafka do not count."""
 
 QUEUED_BYTES = 256 << 20
-"""Of messages that Kafka does not have yet: where a room has more nobody enters. Who is at work may exceed it."""
+"""Bytes of messages that Kafka lacks: while a room has more, no topic enters. Topics at work may exceed it."""
 
 AT_ONCE = 32
-"""Topics in a room, with those who wait for Kafka."""
+"""Topics in a room, with those that wait for Kafka."""
 
 TURN_S = 2.0
-"""Who is well goes on for so long while others wait for a place."""
+"""A healthy topic's turn while others wait for a place."""
 
 MOMENT_S = 0.5
-"""Who waits for Kafka for longer does not count as being at work."""
+"""A topic that waits longer for Kafka does not count as being at work."""
 
 MAX_PRODUCERS = 500
-"""Topics that keep their producers, of half a megabyte each; those beyond begin anew each time, which takes 100 ms."""
+"""Most producers that are kept, of half a megabyte each. Other topics begin anew each time, which takes 100 ms."""
 
 FILES = 1 / 3
-"""Of the files that the process may open: where more are open no further topic keeps its producer."""
+"""Part of the files that the process may open: while more are open, no further topic keeps its producer."""
 
 IDLE_S = 120.0
-"""Topics that were not relayed for so long keep none."""
+"""A topic that was not relayed for so long loses its producer."""
 
 SENT_UNTIL_S = 2.0
-"""At the end: who is at work stops after this, at the end of a part, and confirms."""
+"""At the end: topics at work stop after this, at the end of a part, and confirm."""
 
 LEFT_AFTER_S = 5.0
-"""At the end: who still waits is left alone. What is not relayed belongs to the next run."""
+"""At the end: topics that still wait are left alone. What is not relayed belongs to the next run."""
 
 
 class KafkaFeed:
@@ -106,12 +107,12 @@ class KafkaFeed:
                 _warn(f"the run ends; still waiting for Kafka: {', '.join(left) or 'the cluster'}")
 
     def announce(self, topic: str, bucket: str) -> None:
-        """Take note that a bucket is published."""
+        """Take note of a published bucket."""
         self._add(topic, bucket)
         self._news.set()
 
     def watch(self, topic: str) -> None:
-        """There is a stream; what it has published is looked up."""
+        """Take note of a stream, and look up what it has published."""
         self._add(topic)
         self._news.set()
 
@@ -119,13 +120,13 @@ class KafkaFeed:
         """Tell how far a topic has come; None: there is no Kafka."""
         if self._settings is None:
             return None
-        one = self._topics.get(topic)
-        if one is None:
+        known = self._topics.get(topic)
+        if known is None:
             return {"messages": 0, "error": self._error}
-        return {"messages": one.kafka.confirmed, "error": (self._error if one.has_work else None) or one.error}
+        return {"messages": known.kafka.confirmed, "error": (self._error if known.has_work else None) or known.error}
 
     def producers(self) -> int:
-        """Tell how many topics have one."""
+        """Count the topics that have a producer."""
         return sum(topic.kafka.is_open(topic.name) for topic in self._all())
 
     def _is_full(self) -> bool:
@@ -154,36 +155,29 @@ class KafkaFeed:
             self._news.wait(MOMENT_S)
             self._news.clear()
             try:
-                if self._in_doubt:
-                    self._ask(cluster)
-                else:
+                if not self._in_doubt:
                     self._begin_some(time.monotonic())
+                elif math.isinf(self._ends_at):
+                    # Does the whole cluster not answer, or only one of its topics?
+                    cluster.check_answers(lambda: not math.isinf(self._ends_at))
+                    self._in_doubt = False
                 self._error = None
-            except Exception as error:  # whatever it is: nobody else would begin a topic any more
+            except Exception as error:  # no other thread begins topics
                 self._error = _told(error, self._error)
                 time.sleep(PAUSE_S)
         for topic in self._all():
             topic.kafka.close()
 
     def _has_ended(self) -> bool:
-        """Tell whether the run is at its end, and nobody is at work, nor could be."""
+        """Tell whether the run is at its end, and no topic is at work, nor could be."""
         if math.isinf(self._ends_at):
             return False
         topics = self._all()
         waiting = not self._in_doubt and not self._is_over() and any(topic.is_due(math.inf, True) for topic in topics)
         return not waiting and not any(topic.is_running for topic in topics)
 
-    def _ask(self, cluster: KafkaTopics) -> None:
-        """Find out whether it is the cluster that does not answer, or only a topic of it.
-
-        :raises BrokerUnavailableError: it is the cluster
-        """
-        if math.isinf(self._ends_at):
-            cluster.check_answers(lambda: not math.isinf(self._ends_at))
-            self._in_doubt = False
-
     def _begin_some(self, now: float) -> None:
-        """Begin with those that come first, as many as there is room for."""
+        """Begin with the first topics of each queue, as many as there is room for."""
         if self._is_over():
             return
         topics = self._all()
@@ -228,8 +222,8 @@ class KafkaFeed:
         with self._lock:
             announced = tuple(topic.buckets)
         begun, is_trial = time.monotonic(), not topic.is_well
-        # What another process has published is not announced here: it is looked for where nothing is. What no process
-        # announces any more lies before the newest bucket that Kafka has: it is looked for once in a run.
+        # Buckets of another process are not announced here: they are looked for while nothing is announced. Buckets
+        # that no process announces any more lie before the newest that Kafka has: they are looked for once in a run.
         done = relay(
             self._store,
             topic.name,
@@ -252,14 +246,12 @@ def _has_place(room: Collection[_Topic], now: float) -> bool:
 
 
 class _Topic:
-    """A topic and how it fares.
+    """A topic and how it fares. Times are by the monotonic clock.
 
     :ivar kafka: the topic's producer, for the thread that relays it
     :ivar buckets: buckets that are known and not relayed yet
-    :ivar look_at: time of the next look for others, by the monotonic clock; minus infinity: not done yet
-    :ivar tried_at: time when the last attempt began, by the monotonic clock
-    :ivar is_running: whether there is an attempt
-    :ivar error: how the last one has failed; None: it has not
+    :ivar look_at: time of the next look for others; minus infinity: the first is still to come
+    :ivar tried_at: time when the last attempt began
     """
 
     def __init__(self, name: str, settings: KafkaSettings) -> None:
@@ -276,12 +268,12 @@ class _Topic:
 
     @property
     def was_looked_at(self) -> bool:
-        """Whether all that was published before the run is relayed, or known."""
+        """Whether all that was published before the run is relayed or known."""
         return not math.isinf(self.look_at)
 
     @property
     def has_work(self) -> bool:
-        """Whether there may be something that Kafka does not have."""
+        """Whether Kafka may lack something."""
         return bool(self.buckets) or not self.was_looked_at
 
     @property
@@ -290,23 +282,22 @@ class _Topic:
         return self.error is None and self.kafka.confirmed > 0
 
     def place_in_queue(self) -> tuple[int, float]:
-        """Return the place in the queue: who failed least often comes first, and of these who waited longest."""
+        """Return the place in the queue: first the fewest failures, then the longest wait."""
         return self._failures, self.tried_at
 
     def is_due(self, now: float, ending: bool) -> bool:
-        """Tell whether to relay it.
+        """Tell whether to relay it now.
 
-        :param now: the time, by the monotonic clock
-        :param ending: whether only what is announced is relayed, and nothing tried again
+        :param ending: whether only announced buckets are relayed, and nothing is tried again
         """
         if ending:
             return not self.is_running and self.error is None and bool(self.buckets)
         return not self.is_running and now >= self._again_at and (bool(self.buckets) or now >= self.look_at)
 
     def failed(self, error: Exception, told: str, now: float) -> None:
-        """Pause: not in step with others, who wait likewise.
+        """Pause for a random time, so that topics do not wait in step.
 
-        :param told: what status says
+        :param told: error for the status
         """
         is_rival = isinstance(error, AnotherRelayError)
         if self._pause_s and (not is_rival or now - self._rival_at < ALONE_AFTER_S):
@@ -321,7 +312,7 @@ class _Topic:
         self.error = told
 
     def succeeded(self) -> None:
-        """Pause no more; but with another process the topic is taken in turns, ever longer ones."""
+        """End the pauses; but topics that another process relays, too, are taken in ever longer turns."""
         self.error = None
         self._failures = 0
         if time.monotonic() - self._rival_at > ALONE_AFTER_S:
@@ -329,7 +320,7 @@ class _Topic:
 
 
 def _told(error: Exception, before: str | None) -> str:
-    """Return what status says of an error; it is printed when it is new, with its place if nobody has foreseen it."""
+    """Return an error as status says it, and print it if it is new; with its place if it was not foreseen."""
     is_foreseen = isinstance(error, RelayError | StreamError | StorageError)
     told = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
     if told != before:

@@ -1,6 +1,6 @@
 """Passes in the making: settled change rows become messages, merged change rows for the replica, and digests.
 
-Tasks write files (:func:`make_outputs`); the driver commits a pass that names them (:func:`commit`), and then does what
+Tasks write files (:func:`make_outputs`). The driver commits a pass that names them (:func:`commit`), and then does what
 follows from it (:mod:`ringsync.steps.passes.follow_ups`).
 """
 
@@ -21,20 +21,11 @@ from ringsync.changes.batch import ChangeRows
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import PARTITION_DELETION
 from ringsync.compiled.arrow import Mask, integers
-from ringsync.config import Config
 from ringsync.cql.cells import Cells, raw_values
 from ringsync.images.after import without_expired
 from ringsync.images.queries import queries
 from ringsync.images.visible import same_keys
-from ringsync.ledger.passes import (
-    Pass,
-    changes_key,
-    deletions_key,
-    digests_key,
-    encode_digests,
-    pass_bucket,
-    put_pass,
-)
+from ringsync.ledger import passes
 from ringsync.ledger.staging import encode_rows
 from ringsync.ledger.tries import Try, remove_tries
 from ringsync.steps.passes.rows_after import AfterReader, images_after, rows_removed, with_before
@@ -45,19 +36,16 @@ from ringsync.streams.change_messages import change_messages
 from ringsync.streams.files import FileStream, Part, PartWriter
 
 LAG_SAMPLE = 1000
-"""Rows of a slice whose lag is remembered."""
+"""About how many rows of a slice have their lag remembered."""
 
 
 @dataclass(frozen=True)
 class PassContext:
     """What all tasks of a pass need to know.
 
-    :ivar reader: how rows after changes are found
-    :ivar topic: topic of the stream that takes the messages
-    :ivar number: number of the pass
-    :ivar attempt: a name that each attempt to make the pass has for itself
+    :ivar attempt: unique name of the attempt to make the pass
     :ivar bootstrap: id of the bootstrap that is going on; empty: none
-    :ivar late: the rows were late
+    :ivar late: whether the rows were late
     :ivar endpoints: addresses of nodes by host id
     :ivar schema_version: version of the stream's schemas
     """
@@ -74,10 +62,10 @@ class PassContext:
 
 @dataclass(frozen=True)
 class Made:
-    """What has come of change rows.
+    """The result for some change rows.
 
     :ivar outputs: None: there is nothing to publish
-    :ivar open: those of which nobody knows what they have come to, as long as replicas are down: not published
+    :ivar open: rows that are not published, since nobody knows their result while replicas are down
     """
 
     outputs: Outputs | None
@@ -109,32 +97,31 @@ class Outputs:
 def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Made:
     """Make messages of change rows of one table, and write all files of a slice.
 
-    A deletion of a partition or a range comes before the rows that it may cover, and whatever it removes, if that is
-    told, and spares follows it.
+    A deletion of a partition or a range comes before the rows that it may cover. Rows that it removes, if they are
+    told, and rows that it spares follow it.
 
-    :param rows: change rows that were never published, each once, by where their digests are kept: bucket, or LATE
+    :param rows: change rows that were never published, each once, by the place of their digests: bucket, or LATE
     :param name: the slice's name, unique in the pass
     :raises StreamConflictError: the pass's bucket is visible already, without these messages
     """
     try:
         return _outputs(context, store, rows, name)
     except UnseenDeletionsError as unseen:
-        # The others are made as if these did not exist: whenever they come, they hide what was published before.
+        # The other rows are made as if these deletions did not exist: whenever they come, they hide older rows.
         every = pa.concat_batches(list(rows.values()))
-        theirs = pc.is_in(every["partition_key"], unseen.partition_keys).to_numpy(zero_copy_only=False)
-        waits = theirs & (integers(every["kind"]) >= PARTITION_DELETION)
+        in_partitions = pc.is_in(every["partition_key"], unseen.partition_keys).to_numpy(zero_copy_only=False)
+        waits = in_partitions & (integers(every["kind"]) >= PARTITION_DELETION)
     others = _divided(rows, ~waits)
     made = make_outputs(context, store, others, name) if others else Made(None, every.slice(0, 0))
     return Made(made.outputs, pa.concat_batches([made.open, every.filter(pa.array(waits))]))
 
 
 def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Made:
-    """Outputs, but for rows that are open; with deletions that are there is nothing yet.
+    """Make the outputs without open rows; deletions that are open cannot be left out here.
 
-    :raises UnseenDeletionsError: there are such
+    :raises UnseenDeletionsError: there are such deletions
     """
-    config = context.reader.config
-    table = context.reader.table
+    config, table = context.reader.config, context.reader.table
     batch = pa.concat_batches(list(rows.values()))
     every = ChangeRows.of(batch)
     merged = merge(every, table)
@@ -148,30 +135,30 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
         if not len(every):
             return Made(None, left_open)
     now_ms = int(time.time() * 1000)
-    own = own_name(context, name)
+    name = own_name(context, name)
     writer = FileStream(store, context.topic).open_part(
-        pass_bucket(context.number), own, context.schema_version, config.stream.codec
+        passes.pass_bucket(context.number), name, context.schema_version, config.stream.codec
     )
     messages = 0
-    own_rows = Said(merged, after.images, after.visible, after.before)
+    changed = Said(merged, after.images, after.visible, after.before)
     removed = rows_removed(context.reader, merged)
     spared = (with_before(context.reader, said, removed) for said in spared_rows(context.reader, merged))
-    for said in chain([own_rows], [removed] if removed else [], spared):
+    for said in chain([changed], [removed] if removed else [], spared):
         messages += len(said.changes)
         # What was spared was not written, and what was removed is in the deletion's own query.
-        texts = queries(merged, table) if said is own_rows and config.sync.source_query else None
-        write_messages(writer, context, config, said, now_ms, texts)
-    # The changes come first: what is left of a try that is killed is found by them (tries.py).
-    changes = changes_key(table.table_id, context.number, own)
+        texts = queries(merged, table) if said is changed and config.sync.source_query else None
+        write_messages(writer, context, said, now_ms, texts)
+    # The changes come first: they lead to what is left of a try that is killed (tries.py).
+    changes = passes.changes_key(table.table_id, context.number, name)
     stored, deletes = context.reader.version.to_store(merged.to_arrow()), ~merged.of_row
     store.put(changes, encode_rows(stored))
-    deletions = deletions_key(table.table_id, context.number, own) if deletes.any() else None
+    deletions = passes.deletions_key(table.table_id, context.number, name) if deletes.any() else None
     if deletions:
         store.put(deletions, encode_rows(stored.filter(pa.array(deletes))))
     digests = {}
     for bucket, batch in rows.items():
-        digests[bucket] = digests_key(table.table_id, bucket, context.number, own)
-        store.put(digests[bucket], encode_digests(batch["digest"]))
+        digests[bucket] = passes.digests_key(table.table_id, bucket, context.number, name)
+        store.put(digests[bucket], passes.encode_digests(batch["digest"]))
     lags = now_ms - every.write_time // 1000
     sample = np.sort(lags)[:: max(1, len(lags) // LAG_SAMPLE)]
     outputs = Outputs(
@@ -189,14 +176,14 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
 
 
 def write_messages(
-    writer: PartWriter, context: PassContext, config: Config, said: Said, now_ms: int, texts: pa.Array | None = None
+    writer: PartWriter, context: PassContext, said: Said, now_ms: int, texts: pa.Array | None = None
 ) -> None:
-    """Add messages to a part of the stream. Whole rows are told without what has expired, as a SELECT shows them.
+    """Add messages to a part of the stream. Whole rows are told without expired cells, as a SELECT shows them.
 
-    :param now_ms: time when they are made, ms since the epoch
+    :param now_ms: time when the messages are made
     :param texts: ``source.query`` of each; None: they have none
     """
-    table, images = context.reader.table, said.images
+    config, table, images = context.reader.config, context.reader.table, said.images
     if context.reader.mode != "none":
         images = without_expired(images, table, now_ms // 1000)
     writer.add(
@@ -219,8 +206,8 @@ def write_messages(
 
 
 def own_name(context: PassContext, name: str) -> str:
-    """A name that no other task gives to a file, not even another run of this one: Spark may start a task anew while
-    the first, which it has lost sight of, goes on and comes to something else.
+    """Make a file name that no other task uses, not even another run of this one: Spark may start a task anew while the
+    first, which it has lost sight of, goes on with another result.
 
     :param name: the slice's name
     """
@@ -228,48 +215,47 @@ def own_name(context: PassContext, name: str) -> str:
 
 
 def _divided(rows: Mapping[str, pa.RecordBatch], chosen: Mask) -> dict[str, pa.RecordBatch]:
-    """Return the rows that the mask names, of all batches together; batches of which there is none are left out."""
+    """Keep the rows that the mask names, of all batches together, without batches that become empty."""
     ends = np.cumsum([batch.num_rows for batch in rows.values()])[:-1]
     parts = zip(rows.items(), np.split(chosen, ends), strict=True)
-    return {place: batch.filter(pa.array(own)) for (place, batch), own in parts if own.any()}
+    return {place: batch.filter(pa.array(mask)) for (place, batch), mask in parts if mask.any()}
 
 
 def commit(
     store: ObjectStore, context: PassContext, outputs: Iterable[Outputs], counts: Mapping[str, int]
-) -> Pass | None:
+) -> passes.Pass | None:
     """Commit a pass.
 
-    :returns: None: another pass has this number; what was made for this one is removed, and must be made anew from what
-        is left
+    :returns: None: another pass has this number. The files are removed, and what is left must be made anew
     """
-    made = list(outputs)
+    files = list(outputs)
     table_id = context.reader.table.table_id
     digests: dict[str, tuple[str, ...]] = {}
-    for one in made:
-        for bucket, key in one.digests.items():
+    for output in files:
+        for bucket, key in output.digests.items():
             digests[bucket] = (*digests.get(bucket, ()), key)
-    candidate = Pass(
+    candidate = passes.Pass(
         number=context.number,
         kind="changes",
         table_id=table_id,
         created_at_ms=int(time.time() * 1000),
         bootstrap=context.bootstrap,
         late=context.late,
-        parts=tuple(one.part for one in made),
-        changes=tuple(one.changes for one in made),
-        deletions=tuple(one.deletions for one in made if one.deletions),
+        parts=tuple(output.part for output in files),
+        changes=tuple(output.changes for output in files),
+        deletions=tuple(output.deletions for output in files if output.deletions),
         digests=digests,
-        counts={**counts, "rows": sum(one.rows for one in made), "messages": sum(one.messages for one in made)},
-        deleted_until_us=max((one.deleted_until_us for one in made if one.deleted_until_us is not None), default=None),
+        counts={**counts, **{name: sum(getattr(output, name) for output in files) for name in ("rows", "messages")}},
+        deleted_until_us=max((at for output in files if (at := output.deleted_until_us) is not None), default=None),
     )
-    if put_pass(store, candidate):
+    if passes.put_pass(store, candidate):
         return candidate
-    remove_tries(store, table_id, [context.topic], [Try.of(one.changes) for one in made])
+    remove_tries(store, table_id, [context.topic], [Try.of(output.changes) for output in files])
     return None
 
 
 def _endpoints(nodes: Cells | None, endpoints: Mapping[str, str]) -> pa.Array:
-    """Addresses of host ids; what is not known any more stays a host id."""
+    """Return the addresses of host ids; unknown ids stay as they are."""
     assert nodes is not None, "staged rows name their node"
     encoded = raw_values(nodes, pa.string()).dictionary_encode()
     names = pa.array([endpoints.get(node, node) for node in encoded.dictionary.to_pylist()], pa.string())

@@ -1,9 +1,10 @@
-"""What a bootstrap's scan has missed: rows that were copied old are told again behind the copies.
+"""Changes that a bootstrap's scan has missed: rows that were copied too old are told again behind the copies.
 
 The scan may have read replicas that lacked a change which had been published before. The replica takes such changes
-once more (:func:`ringsync.ledger.passes.first_to_add`). In the stream the copied rows come behind their messages,
-and would be the newest there. So each bootstrap owes one pass: where the replica shows a partition otherwise than it
-was copied, the deletions and static cells of the changes follow once more, and its rows as the replica has them.
+once more (:func:`ringsync.ledger.passes.first_to_add`). In the stream the copied rows come behind the messages of these
+changes, and would be the newest. So each bootstrap owes one pass. If the replica shows a partition otherwise than it
+was copied, the pass repeats the deletions and static cells of the changes, and tells the partition's rows as the
+replica has them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TOLD_AGAIN = "told_again"
 
 @dataclass(frozen=True)
 class Owed:
-    """What is to be told of one bootstrap.
+    """What one bootstrap owes.
 
     :ivar copied: the pass of its rows
     :ivar missed: the passes that its scan may not have seen, in their order
@@ -55,31 +56,31 @@ class Owed:
 
 
 def owed(passes: Sequence[Pass], reach_ms: float) -> tuple[Owed, ...]:
-    """Of each bootstrap what it owes.
+    """Find what each bootstrap owes.
 
     :param passes: the table's passes, in their order
-    :param reach_ms: time before a bootstrap within which a published change may be one that its scan missed, ms
+    :param reach_ms: time before a bootstrap within which its scan may have missed a published change, ms
     """
-    told = {one.counts.get(TOLD_AGAIN) for one in passes}
-    by_number = {one.number: one for one in passes}
-    found = []
+    told = {made.counts.get(TOLD_AGAIN) for made in passes}
+    by_number = {made.number: made for made in passes}
+    debts = []
     for copied in passes:
         if copied.kind == "rows" and copied.begin not in told:
             since_ms = by_number.get(copied.begin, copied).created_at_ms - reach_ms
-            before = (one for one in passes if one.number < copied.begin and one.created_at_ms >= since_ms)
-            if missed := tuple(one for one in before if one.changes and not one.everywhere):
-                found.append(Owed(copied, missed))
-    return tuple(found)
+            before = (made for made in passes if made.number < copied.begin and made.created_at_ms >= since_ms)
+            if missed := tuple(made for made in before if made.changes and not made.everywhere):
+                debts.append(Owed(copied, missed))
+    return tuple(debts)
 
 
 @dataclass(frozen=True)
 class MissedRows:
-    """Spark calls it with the files of changes of one bootstrap, the newest first.
+    """A task that tells what one bootstrap owes, for files of changes, the newest first.
 
     :ivar context: what tasks need; its reader has the replica, with all passes
     :ivar bootstrap: the bootstrap whose rows were copied
-    :ivar copied_version: version of the replica's base that holds the copied rows and nothing else, if the table still
-        has the columns that it had then; None: they have never become a base
+    :ivar copied_version: version of the replica's base that holds the copied rows and nothing else, if the table has
+        the same columns as then; None: the copied rows have never become a base
     """
 
     context: PassContext
@@ -88,8 +89,7 @@ class MissedRows:
 
     def __call__(self, several: Iterable[Sequence[str]]) -> Iterator[Outputs]:
         reader = self.context.reader
-        config = reader.config
-        store = store_of(config)
+        config, store = reader.config, store_of(reader.config)
         for files in several:
             seen = np.empty((0, 2), np.uint64)
             for place, key in enumerate(files):
@@ -98,19 +98,19 @@ class MissedRows:
                 except NotFoundError:
                     continue  # versions before did not keep changes so long
                 said = self.said(rows, seen, int(time.time()))
-                if not any(len(one.changes) for one in said):
+                if not any(len(part.changes) for part in said):
                     continue
-                told = [digest_halves(_key_digests(one.images, reader.table)) for one in said[1:]]
+                told = [digest_halves(_key_digests(part.images, reader.table)) for part in said[1:]]
                 seen = sorted_digests(np.concatenate([seen, *told]))
-                own, now_ms = own_name(self.context, f"{place:04}"), int(time.time() * 1000)
-                # It changes nothing; but what is left of a try that is killed is found by such a file (tries.py).
-                changes = changes_key(reader.table.table_id, self.context.number, own)
+                name, now_ms = own_name(self.context, f"{place:04}"), int(time.time() * 1000)
+                # It changes nothing, but leads to what is left of a try that is killed (tries.py).
+                changes = changes_key(reader.table.table_id, self.context.number, name)
                 store.put(changes, encode_rows(reader.version.to_store(rows.take(np.zeros(0, np.intp)).to_arrow())))
                 writer = FileStream(store, self.context.topic).open_part(
-                    pass_bucket(self.context.number), own, self.context.schema_version, config.stream.codec
+                    pass_bucket(self.context.number), name, self.context.schema_version, config.stream.codec
                 )
-                for one in said:
-                    write_messages(writer, self.context, config, one, now_ms)
+                for part in said:
+                    write_messages(writer, self.context, part, now_ms)
                 yield Outputs(
                     part=writer.finish(),
                     changes=changes,
@@ -118,43 +118,39 @@ class MissedRows:
                     deleted_until_us=None,
                     digests={},
                     rows=0,
-                    messages=sum(len(one.changes) for one in said),
+                    messages=sum(len(part.changes) for part in said),
                     lags_ms=(),
                     made_at_ms=now_ms,
                 )
 
     def said(self, rows: ChangeRows, seen: Digests, now_s: int) -> list[Said]:
-        """What is told of partitions that were copied otherwise than the replica shows them: the deletions and static
-        cells of these changes, copied rows that are gone, and rows that are there.
+        """Find partitions that were copied otherwise than the replica shows them. Return the deletions and static cells
+        of their changes, copied rows that are gone, and rows that are there.
 
-        :param rows: merged change rows
-        :param seen: sorted digests of the keys of rows that need not be told once more
-        :param now_s: seconds since the epoch
+        :param seen: sorted digests of the keys of rows that are told already
         """
         reader = self.context.reader
-        table, state = reader.table, reader.replica
-        assert state is not None
-        own = row_images_of(rows, table, reader.config.replica.unrepresentable_values)
-        images = _of_partitions(previous_of(state, table, rows, own), rows, table)
-        found = self._copied(rows, own)
-        if found is None:
-            # Nobody knows what was copied: whatever the changes touch.
+        table = reader.table
+        touched = row_images_of(rows, table, reader.misfits)
+        images = _of_partitions(previous_of(reader, rows, touched), rows, table)
+        copied = self._copied(rows, touched)
+        if copied is None:
+            # Nobody knows what was copied: all that the changes touch is told.
             copies, differs, gone = images, np.ones(len(images), np.bool_), ~alive(images, table, now_s)
         else:
-            copies = _of_partitions(found, rows, table)
+            copies = _of_partitions(copied, rows, table)
             differs, gone = _differences(images, copies, table, now_s)
-        partition, partition_of_copies = (image_keys(one, table)[0] for one in (images, copies))
+        partition, partition_of_copies = (image_keys(shown, table)[0] for shown in (images, copies))
         wrong = pa.concat_arrays([partition.filter(pa.array(differs)), partition_of_copies.filter(pa.array(gone))])
-        if found is None:
-            of_rows = rows
-        else:
+        of_rows = rows
+        if copied is not None:
             partitions, wrong_partitions = codes([rows.partition_key, cells_of(wrong)])
             of_rows = rows.where(np.isin(partitions, wrong_partitions))
         if not len(of_rows):
             return []
         deleted = raw_values(of_rows.where(~of_rows.of_row).partition_key)
         there, again = alive(images, table, now_s), pc.is_in(partition, deleted).to_numpy(zero_copy_only=False)
-        new, new_copies = (~among(digest_halves(_key_digests(one, table)), seen) for one in (images, copies))
+        new, new_copies = (~among(digest_halves(_key_digests(shown, table)), seen) for shown in (images, copies))
         told = there & (again | (differs & new))
         removed = gone & new_copies & has_clustering(copies, table)
         repeated = of_rows.where(of_rows.kind != ROW)
@@ -164,12 +160,12 @@ class MissedRows:
             self._told(images.filter(pa.array(told)), of_rows, visible=True),
         ]
 
-    def _copied(self, rows: ChangeRows, own: pa.RecordBatch) -> pa.RecordBatch | None:
+    def _copied(self, rows: ChangeRows, touched: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return what was copied of the rows that changes touch; None: nobody knows."""
         reader = self.context.reader
         if self.copied_version is None or reader.replica is None:
             return None
-        return copied_images(reader.replica, reader.table, self.copied_version, own, whole_partitions(rows))
+        return copied_images(reader.replica, reader.table, self.copied_version, touched, whole_partitions(rows))
 
     def _again(self, changes: ChangeRows, images: pa.RecordBatch, now_s: int) -> Said:
         """Return deletions and changes of static cells, with what is static now."""
@@ -178,33 +174,33 @@ class MissedRows:
         static = live_rows(images, table, now_s)["#static"].to_numpy(zero_copy_only=False)
         visible = np.zeros(len(changes), np.bool_)
         visible[place >= 0] = static[place[place >= 0]]
-        found = images.take(pa.array(place, mask=place < 0)) if len(images) else _nothing(images, len(changes))
-        return Said(self._own(changes), found, visible)
+        after = images.take(pa.array(place, mask=place < 0))
+        return Said(self._unique(changes), after, visible)
 
     def _told(self, images: pa.RecordBatch, origins: ChangeRows, *, visible: bool) -> Said:
         """Return rows as they are, or that they are gone.
 
-        :param origins: changes of these partitions
+        :param origins: changes of the rows' partitions
         """
         table = self.context.reader.table
         place = places_of(image_keys(images, table)[0], raw_values(origins.partition_key))
         keys = digest_halves(_key_digests(images, table))
         changes = changes_of_nothing(origins.take(place), images, keys, table)
-        return Said(self._own(changes), images, np.full(len(images), visible))
+        return Said(self._unique(changes), images, np.full(len(images), visible))
 
-    def _own(self, changes: ChangeRows) -> ChangeRows:
-        """Changes under digests that no message had before, not even for another bootstrap: consumers drop repeats."""
+    def _unique(self, changes: ChangeRows) -> ChangeRows:
+        """Give changes digests that no message had before, not even for another bootstrap: consumers drop repeats."""
         bootstrap = np.frombuffer(hashlib.blake2b(self.bootstrap.encode(), digest_size=16).digest(), np.uint64)
         return replace(changes, digest=changes.digest ^ bootstrap)
 
 
 def _of_partitions(images: pa.RecordBatch, rows: ChangeRows, table: TableSchema) -> pa.RecordBatch:
-    """Return the images of partitions that changes touch: another one may have the same token."""
+    """Keep the images of partitions that changes touch: another partition may have the same token."""
     return images.filter(pc.is_in(image_keys(images, table)[0], raw_values(rows.partition_key)))
 
 
 def _differences(images: pa.RecordBatch, copies: pa.RecordBatch, table: TableSchema, now_s: int) -> tuple[Mask, Mask]:
-    """Tell which images are shown otherwise than they were copied, and which copies were shown, and are gone."""
+    """Tell which images differ from their copies, and which copied rows were shown and are gone."""
     place: Places = places_of(key_digests(images, table), key_digests(copies, table))
     back: Places = places_of(key_digests(copies, table), key_digests(images, table))
     there, copied = alive(images, table, now_s), alive(copies, table, now_s)
@@ -218,15 +214,10 @@ def _differences(images: pa.RecordBatch, copies: pa.RecordBatch, table: TableSch
 
 
 def _shown_alike(images: pa.RecordBatch, others: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
-    """Tell which rows are the same, values and times, as of a moment."""
-    digests = zip(*(row_digests(live_rows(one, table, now_s)) for one in (images, others)), strict=True)
-    alike: Mask = np.logical_and(*(one == other for one, other in digests))
+    digests = zip(*(row_digests(live_rows(rows, table, now_s)) for rows in (images, others)), strict=True)
+    alike: Mask = np.logical_and(*(half == other for half, other in digests))
     return alike
 
 
 def _key_digests(images: pa.RecordBatch, table: TableSchema) -> pa.Array:
     return key_digests(images, table).cast(pa.binary(16))
-
-
-def _nothing(images: pa.RecordBatch, count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(count, one.type) for one in images.schema], schema=images.schema)

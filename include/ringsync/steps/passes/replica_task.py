@@ -35,7 +35,7 @@ class ReplicaTask:
         table = self.reader.table
         for key in keys:
             rows = ChangeRows.of(self.reader.version.from_store(decode_rows(store.get(key))))
-            images = complete_rows(self.reader, under_deletions(self.reader, store, rows)).images
+            images = complete_rows(self.reader, under_deletions(self.reader, rows)).images
             if not images.num_rows:
                 continue
             version = pa.array(np.full(images.num_rows, self.number), pa.int64())

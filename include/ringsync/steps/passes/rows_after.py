@@ -36,7 +36,6 @@ from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.read import UnreadRow, read_rows
 from ringsync.sources.scan.scan import scan_session
 from ringsync.steps.passes.rows_before import Before, Said, alive, removed_rows, rows_before
-from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings, store_of
 
 Mode = Literal["source", "replica", "none"]
@@ -47,7 +46,7 @@ _FETCHERS = ThreadPoolExecutor(8)
 """Hours of deletions are many small objects: an object store answers many requests at once."""
 
 KEYS_AT_ONCE = 50_000
-"""They are read, and their images held in memory, together."""
+"""Keys that are read together, with their images in memory."""
 
 
 class UnreadRowsError(RuntimeError):
@@ -55,25 +54,22 @@ class UnreadRowsError(RuntimeError):
 
 
 class NoReplicaError(UnreadRowsError):
-    """Rows that deletions have removed are in the replica only, and it does not have all passes."""
+    """Only the replica has the rows that deletions have removed, and it lacks some passes."""
 
 
 @dataclass(frozen=True)
 class AfterReader:
     """How a task finds rows.
 
-    :ivar version: the table's version
     :ivar mode: source of the row after a change
     :ivar ring: ring snapshot whose first rank is asked first
     :ivar control: keeps the limits of reading the cluster
-    :ivar replica: what it is now, with all passes before; None: the table has none, or not yet
-    :ivar deletions: deletions of partitions and ranges by earlier passes: keys of files, and the greatest
-        timestamp in each, µs (None: not known). A row that is older than they are, and comes only now, must not live
-        again in the replica
-    :ivar deletions_known_from_us: µs: what was written before may be hidden by other deletions, of which the replica
-        shows nothing
-    :ivar disagreed: no quorum need meet a replica that has the changes, so all of them are asked: maybe only one has
-    :ivar one_is_enough: these changes and all that was published lately were on all replicas: each of them shows it
+    :ivar replica: the replica with all passes before this one; None: the table has none, or it lacks some
+    :ivar deletions: files of earlier passes' deletions of partitions and ranges, each with its greatest timestamp, µs
+        (None: unknown). A row that is older than they are, and comes only now, must not live again in the replica
+    :ivar deletions_known_from_us: µs: deletions that the replica does not show may hide what was written before
+    :ivar disagreed: maybe only one replica has the changes, and no quorum need meet it: all replicas are asked
+    :ivar one_is_enough: all replicas have these changes and all that was published lately: one is asked
     :ivar element_times: whether the server can tell the times of elements of collections
     :ivar before: whether messages say the row before the change, as far as there is a replica
     :ivar expand: whether rows that deletions of partitions and ranges have removed get messages of their own
@@ -95,17 +91,22 @@ class AfterReader:
 
     @property
     def table(self) -> TableSchema:
-        """As it is in this version."""
+        """The table in this version."""
         return self.version.table
+
+    @property
+    def misfits(self) -> Literal["error", "raw"]:
+        """What becomes of values that their Arrow type cannot hold."""
+        return self.config.replica.unrepresentable_values
 
 
 @dataclass(frozen=True)
 class After:
     """The rows after changes.
 
-    :ivar images: one for each merged change row, in their order; anything where ``visible`` does not say so
+    :ivar images: one for each merged change row, in their order; anything where ``visible`` is false
     :ivar visible: whether the row is there
-    :ivar open: of which nobody knows: what was read does not show the change, but a replica that has it may be down
+    :ivar open: whether nobody knows: what was read does not show the change, but a replica that has it may be down
     :ivar before: the rows before the changes; None: unknown
     """
 
@@ -115,74 +116,66 @@ class After:
     before: Before | None = None
 
     def known(self) -> After:
-        """Without those that are open."""
+        """Leave out the open rows."""
         left = ~self.open
         before = self.before and (self.before[0].filter(pa.array(left)), self.before[1][left])
         return After(self.images.filter(pa.array(left)), self.visible[left], self.open[left], before)
 
 
 def images_after(reader: AfterReader, merged: ChangeRows) -> After:
-    """Find the row after each change, as the reader's mode says.
+    """Find the row after each change, as the reader's mode says. Counters are always read from the source.
 
-    Counters are always read from the source: a log says what one replica has counted.
-
-    :param merged: merged change rows of the table
     :raises UnreadRowsError: rows could not be read
     """
-    config = reader.config
-    table, misfits = reader.table, config.replica.unrepresentable_values
+    table, now_s = reader.table, int(time.time())
     places = np.flatnonzero(merged.of_row)
-    now_s = int(time.time())
     mode: Mode = "source" if table.has_counters else reader.mode
     if mode == "replica" and reader.replica is None:
         mode = "source"
     previous, before = None, None
     if reader.replica is not None and (reader.before or mode == "replica"):
-        previous = previous_of(reader.replica, table, merged, row_images_of(merged, table, misfits))
+        previous = previous_of(reader, merged, row_images_of(merged, table, reader.misfits))
         before = rows_before(previous, merged, table, now_s) if reader.before else None
     undecided = np.zeros(len(places), np.bool_)
     if mode == "none":
-        found, visible = row_images_of(merged, table, misfits), _is_left(merged, places)
+        images, visible = row_images_of(merged, table, reader.misfits), _is_left(merged, places)
     elif mode == "replica" and previous is not None:
-        under = under_deletions(reader, store_of(config), merged)
+        under = under_deletions(reader, merged)
         doubtful = _may_be_hidden(reader, under)
         after, believed = _completed(reader, under, previous, np.zeros_like(doubtful))
-        found, undecided = _of_changes(after, places), believed[after.of_change[places]]
-        visible, asked = alive(found, table, now_s), _with_their_rows(doubtful, merged)[places]
+        images = after.images.take(pa.array(after.of_change[places]))
+        undecided = believed[after.of_change[places]]
+        visible, asked = alive(images, table, now_s), _with_their_rows(doubtful, merged)[places]
         if asked.any():
-            seen, visible[asked], undecided[asked] = _from_source(reader, config, merged, places[asked], now_s)
-            found = _combined(found, asked, seen)
+            seen, visible[asked], undecided[asked] = _from_source(reader, merged, places[asked], now_s)
+            images = _combined(images, asked, seen)
     else:
-        found, visible, undecided = _from_source(reader, config, merged, places, now_s)
+        images, visible, undecided = _from_source(reader, merged, places, now_s)
     if len(places) == len(merged):
-        return After(found, visible, undecided, before)
+        return After(images, visible, undecided, before)
     take = np.zeros(len(merged), np.int64)
     shown, waiting = np.zeros((2, len(merged)), np.bool_)
     take[places] = np.arange(len(places))
     shown[places], waiting[places] = visible, undecided
-    return After(_taken(found, take, row_image_schema(table)), shown, waiting, before)
+    return After(_taken(images, take, row_image_schema(table)), shown, waiting, before)
 
 
 def _from_source(
-    reader: AfterReader,
-    config: Config,
-    merged: ChangeRows,
-    places: Places,
-    now_s: int,
+    reader: AfterReader, merged: ChangeRows, places: Places, now_s: int
 ) -> tuple[pa.RecordBatch, Mask, Mask]:
-    """Return what the source shows: the rows, whether they are there, and of which that is not known.
+    """Read the rows from the source: images, whether they are there, and whether that is unknown.
 
-    It is merged with the changes: that tells times that no SELECT shows. Where a change does not show, something hides
-    it, maybe a deletion that nobody may have told us of: all replicas are asked, and what they show is right. As long
-    as one of them is down that may have the change alone nobody knows.
+    What was read is merged with the changes: that tells times that no SELECT shows. If a change does not show,
+    something hides it, maybe a deletion that we do not know of. Then all replicas are asked, and what they show is
+    right. While one of them is down that may have the change alone, nobody knows.
     """
     table, now_us = reader.table, now_s * 1_000_000
     rows = merged.take(places)
     keys = rows.keys
     levels: list[ConsistencyLevel] = ["LOCAL_ONE"] if reader.one_is_enough and not reader.disagreed else []
-    seen = read_keys(reader, config, keys, levels, now_s)
-    after = rows_after(seen.images, rows, table, live_known_from_us=0, misfits=config.replica.unrepresentable_values)
-    images = _of_changes(after, np.arange(len(places)))
+    seen = read_keys(reader, keys, levels, now_s)
+    after = rows_after(seen.images, rows, table, live_known_from_us=0, misfits=reader.misfits)
+    images = after.images.take(pa.array(after.of_change))
     instead = seen_instead(images, seen.images, now_us, table)
     unknown = after.unknown[after.of_change]
     images = _combined(images, unknown, instead.filter(pa.array(unknown)))
@@ -190,19 +183,19 @@ def _from_source(
     hidden = ~visible(rows, seen.images, table, now_s)
     if reader.disagreed and table.has_counters:
         hidden |= ~seen.everywhere  # a newer time does not say that a total has what only one replica has counted
-    # Messages tell the times of what has ended; a row that is seen all the same lives by something else.
+    # Messages tell the times of what has ended. A row that is seen all the same lives by something else.
     ended = there & ~hidden & (_with_their_rows(_has_expired(rows, now_s), rows) | ~living)
     images = _combined(images, ended, instead.filter(pa.array(ended)))
     if reader.disagreed:
         decided = (hidden & seen.everywhere) | (_with_their_rows(hidden, rows) & ~hidden)
         shown = instead.filter(pa.array(decided))
     else:
-        # Whoever answers at such a level has the change in its log, so it knows what hides it: what was read instead of
-        # images that are not certain is right.
+        # At such a level a replica answers that has the change in its log, so it knows what hides it. What was read
+        # instead of uncertain images is right.
         decided = hidden = _with_their_rows(hidden & ~unknown, rows)
         if hidden.any():
             asked = keys.filter(pa.array(hidden))
-            again = read_keys(replace(reader, disagreed=True), config, asked, levels, now_s)
+            again = read_keys(replace(reader, disagreed=True), asked, levels, now_s)
             there[hidden] = again.there
             instead = seen_instead(images.filter(pa.array(hidden)), again.images, now_us, table)
         shown = instead
@@ -210,7 +203,7 @@ def _from_source(
 
 
 def _with_their_rows(chosen: Mask, merged: ChangeRows) -> Mask:
-    """Add to the changes that are chosen those of rows that show the static cells of one of them."""
+    """Add the changes of rows that show the static cells of a chosen change."""
     static = chosen & (merged.kind == STATIC)
     if not static.any():
         return chosen
@@ -220,23 +213,20 @@ def _with_their_rows(chosen: Mask, merged: ChangeRows) -> Mask:
 
 def _has_expired(rows: ChangeRows, now_s: int) -> Mask:
     """Tell which changes wrote a cell that no SELECT shows any more: nothing hides it."""
-    found = np.zeros(len(rows), np.bool_)
-    found[rows.cells.row[(rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)]] = True
-    return found
+    expired = np.zeros(len(rows), np.bool_)
+    expired[rows.cells.row[(rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)]] = True
+    return expired
 
 
-def under_deletions(reader: AfterReader, store: ObjectStore, merged: ChangeRows) -> ChangeRows:
-    """Merged change rows, each where it was: without what the deletions hide that were published before them.
-
-    :param merged: merged change rows of the table
-    """
-    version, table = reader.version, reader.table
+def under_deletions(reader: AfterReader, merged: ChangeRows) -> ChangeRows:
+    """Reconcile merged change rows, each in its place, with the deletions that were published before them."""
+    store, version, table = store_of(reader.config), reader.version, reader.table
     oldest = _written_from(merged).min(initial=_NEVER)
     keys = [key for key, until in reader.deletions if until is None or until >= oldest]
 
     def read(key: str) -> ChangeRows:
-        found = ChangeRows.of(version.from_store(decode_rows(store.get(key))))
-        return found.where(np.isin(found.token, merged.token))
+        deletions = ChangeRows.of(version.from_store(decode_rows(store.get(key))))
+        return deletions.where(np.isin(deletions.token, merged.token))
 
     older = [rows for rows in _FETCHERS.map(read, keys) if len(rows)]
     if not older:
@@ -247,42 +237,39 @@ def under_deletions(reader: AfterReader, store: ObjectStore, merged: ChangeRows)
 
 
 def _written_from(merged: ChangeRows) -> Integers:
-    """When the oldest was written of what each change row has written, µs; in the far future where it only deletes."""
-    found = np.where(merged.liveness.there, merged.liveness.timestamp, _NEVER)
+    """Return the oldest write time in each change row, µs; in the far future if it only deletes."""
+    oldest = np.where(merged.liveness.there, merged.liveness.timestamp, _NEVER)
     cells = merged.cells.where(merged.cells.kind != TOMBSTONE)
-    np.minimum.at(found, cells.row, cells.timestamp)
-    return found
+    np.minimum.at(oldest, cells.row, cells.timestamp)
+    return oldest
 
 
 def _may_be_hidden(reader: AfterReader, merged: ChangeRows) -> Mask:
-    """Tell which changes write something that deletions may hide of which the replica shows nothing."""
+    """Tell which changes write something that deletions may hide which the replica does not show."""
     if reader.table.has_counters:
         return np.zeros(len(merged), np.bool_)  # they are read from the source anyway
     return np.asarray(_written_from(merged) < reader.deletions_known_from_us)
 
 
 def complete_rows(reader: AfterReader, merged: ChangeRows) -> RowsAfter:
-    """Return complete images of all keys that changes touch: what the replica has, merged with them.
+    """Make complete images of all keys that changes touch: what the replica has, merged with the changes.
 
     What the replica cannot know for certain is read from the source, at quorum at least.
 
-    :param merged: merged change rows of the table
     :raises UnreadRowsError: rows could not be read
     """
-    assert reader.replica is not None
-    own = row_images_of(merged, reader.table, reader.config.replica.unrepresentable_values)
-    previous = previous_of(reader.replica, reader.table, merged, own)
+    previous = previous_of(reader, merged, row_images_of(merged, reader.table, reader.misfits))
     return _completed(reader, merged, previous, _may_be_hidden(reader, merged))[0]
 
 
 def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
-    """Return rows that were not changed, with what the replica had of them, if messages say the row before.
+    """Add what the replica had of rows that were not changed, if messages say the row before.
 
-    :param removed: of which messages before these say that they are gone
+    :param removed: rows that earlier messages of the pass call gone
     """
     if reader.replica is None or not reader.before:
         return said
-    previous = previous_of(reader.replica, reader.table, said.changes, said.images)
+    previous = previous_of(reader, said.changes, said.images)
     images, there = rows_before(previous, said.changes, reader.table, int(time.time()))
     if removed is not None:
         there = there & (same_keys(said.changes, removed.changes, reader.table) < 0)
@@ -290,9 +277,9 @@ def with_before(reader: AfterReader, said: Said, removed: Said | None) -> Said:
 
 
 def rows_removed(reader: AfterReader, merged: ChangeRows) -> Said | None:
-    """Return the rows that deletions of partitions and ranges have removed, and that no change of their own is of.
+    """Find the rows that deletions of partitions and ranges have removed, and that no change of their own touches.
 
-    :param merged: merged change rows of the table, with their nodes
+    :param merged: merged change rows, with their nodes
     :returns: None: there are none
     :raises NoReplicaError: there are such deletions, but no replica that has all passes
     :raises UnreadRowsError: rows could not be read
@@ -307,43 +294,41 @@ def rows_removed(reader: AfterReader, merged: ChangeRows) -> Said | None:
             f"sync.tables: {{{table.full_name}: {{expand_deletions: false}}}}"
         )
     chosen = merged.where(np.isin(merged.token, deleted))
-    own = row_images_of(chosen, table, reader.config.replica.unrepresentable_values)
-    previous = previous_of(reader.replica, table, chosen, own)
+    previous = previous_of(reader, chosen, row_images_of(chosen, table, reader.misfits))
     after, _ = _completed(reader, chosen, previous, np.zeros(len(chosen), np.bool_))
     return removed_rows(previous, chosen, after, table, int(time.time()))
 
 
-def previous_of(replica: ReplicaState, table: TableSchema, merged: ChangeRows, own: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what a replica has of the rows that changes touch.
+def previous_of(reader: AfterReader, merged: ChangeRows, images: pa.RecordBatch) -> pa.RecordBatch:
+    """Return what the replica has of the rows that changes touch.
 
-    :param merged: merged change rows of the table
-    :param own: images of the changes of rows
+    :param images: images of the changes of rows
     """
-    return previous_images(replica, table, own, whole_partitions(merged))
+    assert reader.replica is not None
+    return previous_images(reader.replica, reader.table, images, whole_partitions(merged))
 
 
 def whole_partitions(merged: ChangeRows) -> pa.Array:
-    """Return the tokens of partitions of which merged change rows touch any row there may be."""
+    """Return the tokens of partitions in which merged change rows may touch any row."""
     return pa.array(np.unique(merged.token[merged.kind != ROW]), pa.int64())
 
 
 def _completed(
     reader: AfterReader, merged: ChangeRows, previous: pa.RecordBatch, doubtful: Mask
 ) -> tuple[RowsAfter, Mask]:
-    """Return the images of all keys that changes touch, and the mask of those for which the log is believed.
+    """Make the images of all keys that changes touch, and the mask of those for which the log is believed.
 
-    :param previous: the newest images before them
+    :param previous: the newest images before the changes
     :param doubtful: mask of the changes for which the source is asked whether something hides them
     """
     assert reader.replica is not None
-    config = reader.config
-    table, misfits = reader.table, config.replica.unrepresentable_values
+    table = reader.table
     after = rows_after(
         previous,
         merged,
         table,
         live_known_from_us=reader.replica.live_known_from_us,
-        misfits=misfits,
+        misfits=reader.misfits,
         doubtful=doubtful,
         deletions_known_from_us=reader.deletions_known_from_us,
     )
@@ -356,7 +341,7 @@ def _completed(
     names = ["token", "partition_key", "clustering"]
     keys = pa.RecordBatch.from_arrays([unknown["token"], partition_keys, clusterings], names=names)
     now_s = int(time.time())
-    seen = read_keys(reader, config, keys, [], now_s)
+    seen = read_keys(reader, keys, [], now_s)
     images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
     if reader.disagreed and not table.has_counters:
         open_images = believed[after.unknown] = _undecided(after, merged, seen, table, now_s)
@@ -378,12 +363,12 @@ def _undecided(after: RowsAfter, merged: ChangeRows, seen: Seen, table: TableSch
     place = np.cumsum(after.unknown)[after.of_change[changes]] - 1  # among the images that were read
     told = _without_list_tombstones(merged.take(changes), table)
     is_open = ~seen.everywhere[place] & ~visible(told, seen.images, table, now_s)
-    found = np.zeros(len(seen.everywhere), np.bool_)
-    found[place[is_open]] = True
+    believed = np.zeros(len(seen.everywhere), np.bool_)
+    believed[place[is_open]] = True
     if table.of_kind("static"):  # all rows of a partition show its static cells
         partition, _ = image_keys(after.images.filter(pa.array(after.unknown)), table)
-        found = pc.is_in(partition, partition.filter(pa.array(found))).to_numpy(zero_copy_only=False)
-    return found
+        believed = pc.is_in(partition, partition.filter(pa.array(believed))).to_numpy(zero_copy_only=False)
+    return believed
 
 
 def _without_list_tombstones(merged: ChangeRows, table: TableSchema) -> ChangeRows:
@@ -397,7 +382,7 @@ class Seen:
     """What was read.
 
     :ivar images: images of the rows that exist
-    :ivar there: mask of the keys that have them
+    :ivar there: mask of the keys that have an image
     :ivar everywhere: mask of the keys whose replicas were all asked and have all answered
     """
 
@@ -406,79 +391,73 @@ class Seen:
     everywhere: Mask
 
 
-def read_keys(
-    reader: AfterReader, config: Config, keys: pa.RecordBatch, levels: Sequence[ConsistencyLevel], now_s: int
-) -> Seen:
-    """Return rows of the source.
+def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[ConsistencyLevel], now_s: int) -> Seen:
+    """Read rows of the source.
 
-    Where replicas disagreed all of them are asked, if they are alive; else, and where one does not answer, a quorum.
-    So are they for counters: a total is no cell that could be merged with what only one replica has counted, and what
-    was published of it long ago is in no later change.
+    All replicas are asked where they disagreed, if all are alive; if one does not answer, a quorum. Counters are read
+    likewise: a total cannot be merged with what only one replica has counted, and no later change has what was
+    published of it long ago.
 
-    :param levels: the consistency levels of what replicas agree on, one after the other until one is answered; where
-        all were to be asked they are tried when no quorum answers, too
+    :param levels: consistency levels for what replicas agree on, tried in turn; they are also tried when all were to be
+        asked and no quorum answers
     :raises UnreadRowsError: rows could not be read
     """
     images = [pa.RecordBatch.from_pylist([], row_image_schema(reader.table))]
     there, everywhere = np.zeros((2, keys.num_rows), np.bool_)
-    session = scan_session(cluster_settings(config), now_s)
+    settings = cluster_settings(reader.config)
+    session = scan_session(settings, now_s)
 
     def ask(level: ConsistencyLevel, asked: Places) -> list[UnreadRow]:
-        """Read the rows of some keys, and say of which it could not."""
-        settings = replace(cluster_settings(config), consistency_level=level)
+        """Read the rows of some keys, and return those that could not be read."""
         unread: list[UnreadRow] = []
         with ControlClient(reader.control) as permits:
             for start in range(0, len(asked), KEYS_AT_ONCE):
                 chosen = asked[start : start + KEYS_AT_ONCE]
-                found = read_rows(
+                rows = read_rows(
                     session,
                     reader.table,
                     keys.take(pa.array(chosen)),
                     reader.ring,
-                    settings,
+                    replace(settings, consistency_level=level),
                     permits,
                     element_times=reader.element_times,
-                    misfits=config.replica.unrepresentable_values,
+                    misfits=reader.misfits,
                     of_all=level == levels[-1],
                 )
-                images.append(found.images)
-                there[chosen[found.places]] = True
-                unread += [replace(one, place=int(chosen[one.place])) for one in found.unread]
+                images.append(rows.images)
+                there[chosen[rows.places]] = True
+                unread += [replace(row, place=int(chosen[row.place])) for row in rows.unread]
                 if unread and level == levels[-1]:
                     break
         return unread
 
     left, unread = np.arange(keys.num_rows), []
-    if not levels or reader.disagreed or reader.table.has_counters:
+    of_all = reader.disagreed or reader.table.has_counters
+    if of_all or not levels:
         levels = ["LOCAL_QUORUM", *levels]
-    if reader.disagreed or reader.table.has_counters:
+    if of_all:
         everywhere = reader.ring.all_live[reader.ring.numbers_of(integers(keys["token"]))]
         unread = ask("ALL", left[everywhere])
-        everywhere[[one.place for one in unread]] = False
+        everywhere[[row.place for row in unread]] = False
         left = left[~everywhere]
     for level in levels:
         unread = ask(level, left) if len(left) else []
-        left = np.array([one.place for one in unread], np.intp)
+        left = np.array([row.place for row in unread], np.intp)
     if unread:
         raise UnreadRowsError(f"rows could not be read, the first: {unread[0].reason}")
     return Seen(pa.concat_batches(images), there, everywhere)
 
 
 def _is_left(merged: ChangeRows, places: Places) -> Mask:
-    """Of changes without anything that was there before: whether more than a deletion of the row is left."""
+    """Tell whether more than a deletion of the row is left of changes that nothing was merged with."""
     has_parts = np.zeros(len(merged), np.bool_)
     for parts in (merged.cells, merged.complex_deletions):
         has_parts[parts.row] = True
     return np.asarray((merged.liveness.there | has_parts | ~merged.deletion.there)[places])
 
 
-def _of_changes(after: RowsAfter, places: Places) -> pa.RecordBatch:
-    """Return the images of these changes, in their order."""
-    return after.images.take(pa.array(after.of_change[places]))
-
-
 def _combined(images: pa.RecordBatch, replaced: Mask, others: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the images with others in the places of those that are replaced."""
+    """Put others in the places of the images that are replaced."""
     if not replaced.any():
         return images
     order = np.arange(images.num_rows)

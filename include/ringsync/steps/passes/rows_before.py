@@ -29,11 +29,11 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Said:
-    """What messages are made of.
+    """The content of messages.
 
-    :ivar changes: merged change rows; of a row that was spared one with nothing in it but its key
+    :ivar changes: merged change rows; for a row that was spared one that has only its key
     :ivar images: image of the row after each change; anything where ``visible`` is false
-    :ivar visible: whether it is there
+    :ivar visible: whether the row is there
     :ivar before: the rows before; None: unknown
     """
 
@@ -44,7 +44,7 @@ class Said:
 
 
 def alive(images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
-    """Tell which rows are there; of images without clustering: whether a static cell is."""
+    """Tell which rows are there; for images without clustering, whether a static cell is."""
     rows = live_rows(images, table, now_s)
     row_alive, static = (rows[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
     shown: Mask = np.where(has_clustering(images, table), row_alive, static)
@@ -52,13 +52,11 @@ def alive(images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
 
 
 def rows_before(previous: pa.RecordBatch, merged: ChangeRows, table: TableSchema, now_s: int) -> Before:
-    """Return the row before each change; of a change of static cells what was static in its partition.
+    """Return the row before each change; before a change of static cells, the static cells of its partition.
 
-    A deletion of a partition is of a row only where partitions are rows; one of a range never is.
+    A partition's deletion has a row only in tables whose partitions are rows; a range's deletion never has.
 
-    :param previous: the newest images of the rows that changes touch, before them
-    :param merged: merged change rows
-    :param now_s: seconds since the epoch
+    :param previous: the newest images, before the changes, of the rows that they touch
     """
     live = live_rows(previous, table, now_s)
     row_alive, static_alive = (live[name].to_numpy(zero_copy_only=False) for name in ("#alive", "#static"))
@@ -67,9 +65,9 @@ def rows_before(previous: pa.RecordBatch, merged: ChangeRows, table: TableSchema
     place = places_of(raw_values(merged.partition_key), partition)
     if table.clustering:
         is_row = merged.kind == ROW
-        mine = _keys(raw_values(merged.partition_key), raw_values(merged.clustering), is_row, table)
-        its = _keys(partition, clustering, has_clustering(previous, table), table)
-        place = np.where(is_row, places_of(mine, its), np.where(static, place, _NONE))
+        keys = _keys(raw_values(merged.partition_key), raw_values(merged.clustering), is_row, table)
+        keys_before = _keys(partition, clustering, has_clustering(previous, table), table)
+        place = np.where(is_row, places_of(keys, keys_before), np.where(static, place, _NONE))
     there = place != _NONE
     there[there] = np.where(static[there], static_alive[place[there]], row_alive[place[there]])
     return live.take(pa.array(place, mask=place == _NONE)), there
@@ -78,27 +76,27 @@ def rows_before(previous: pa.RecordBatch, merged: ChangeRows, table: TableSchema
 def removed_rows(
     previous: pa.RecordBatch, merged: ChangeRows, after: RowsAfter, table: TableSchema, now_s: int
 ) -> Said | None:
-    """The rows that deletions of partitions and ranges have removed, and that no change of their own is of; None: none.
+    """Find the rows that deletions of partitions and ranges have removed, and that no change of their own touches.
 
-    Of each the deletion as if it had been of this row alone: a change row of kind ROW whose digest is made of the
+    Each gets the deletion as if it were of this row alone: a change row of kind ROW whose digest is made of the
     deletion's digest and the row's clustering.
 
-    :param previous: the newest images of all rows of the partitions with deletions, before the changes
+    :param previous: the newest images, before the changes, of all rows of the partitions with deletions
     :param merged: merged change rows, with their nodes
     :param after: what has become of the previous images
-    :param now_s: seconds since the epoch
+    :returns: None: there are none
     """
     partition, clustering = image_keys(previous, table)
     is_row = has_clustering(previous, table)
     after_partition, after_clustering = image_keys(after.images, table)
-    mine = _keys(partition, clustering, is_row, table)
-    its = _keys(after_partition, after_clustering, has_clustering(after.images, table), table)
-    place = places_of(mine, its)
+    keys = _keys(partition, clustering, is_row, table)
+    keys_after = _keys(after_partition, after_clustering, has_clustering(after.images, table), table)
+    place = places_of(keys, keys_after)
     gone = ~alive(after.images, table, now_s)
     gone[after.of_change[after.of_change != _NONE]] = False  # they have a message of their own
     removed = is_row & alive(previous, table, now_s) & (place != _NONE)
     removed[removed] = gone[place[removed]]
-    # A row has the time of the newest deletion that covers it: that is what has removed it.
+    # A row has the time of the newest deletion that covers it, which has removed it.
     deletions = merged.where(~merged.of_row)
     deleted_at = pc.struct_field(after.images["_row"], "deleted_at").take(pa.array(place, mask=~removed))
     deletion = places_of(
@@ -117,7 +115,7 @@ def removed_rows(
 
 
 def _of_rows(deletions: ChangeRows, clusterings: pa.Array) -> ChangeRows:
-    """Return deletions as if each had been of one row."""
+    """Turn deletions into deletions of one row each."""
     count, digests = len(deletions), fixed16_array(deletions.digest).cast(pa.binary())
     halves = murmur3_128(pc.binary_join_element_wise(digests, clusterings, b""))
     return replace(
@@ -130,18 +128,18 @@ def _of_rows(deletions: ChangeRows, clusterings: pa.Array) -> ChangeRows:
 
 
 def _keys(partition: pa.Array, clustering: pa.Array, is_row: Mask, table: TableSchema) -> pa.Array:
-    """Return partition key and clustering as bytes, of equal rows the same; null where there is no row."""
+    """Join partition key and clustering to bytes that are equal for equal rows; null where there is no row."""
     ordered = clustering_order(pc.if_else(pa.array(is_row), clustering, None), table)
     lengths = pc.binary_length(partition).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(lengths, partition, ordered, b" ")
 
 
 def _with_times(partition: pa.Array, times: pa.Array) -> pa.Array:
-    """Return partition key and time as bytes; null where there is no time."""
+    """Join partition key and time to bytes; null where there is no time."""
     return pc.binary_join_element_wise(partition, times.cast(pa.string()).cast(pa.binary()), b" ")
 
 
-def places_of(mine: pa.Array, its: pa.Array) -> Places:
-    """Tell where each is found, the first time; -1: nowhere. Null is nowhere."""
-    found = pc.if_else(mine.is_valid(), pc.index_in(mine, value_set=its), None)
-    return integers(pc.fill_null(found, _NONE).cast(pa.int64()))
+def places_of(keys: pa.Array, among: pa.Array) -> Places:
+    """Find the first place of each key among others; -1: nowhere, as for null."""
+    places = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=among), None)
+    return integers(pc.fill_null(places, _NONE).cast(pa.int64()))

@@ -1,8 +1,8 @@
-"""What deletions of partitions and ranges have spared: rows that are newer, and may have been published long ago.
+"""Rows that deletions of partitions and ranges have spared: they are newer, and may have been published long ago.
 
-A consumer that takes the newest removes all rows that such a deletion covers. Those that are still there, whoever wrote
-them, must follow it in the same pass (docs/messages.md). They are read from the source, at quorum. If that shows what
-the deletion deletes, whoever has it did not answer: it waits.
+A consumer that takes the newest message removes all rows that such a deletion covers. The rows that are still there,
+whoever wrote them, must follow it in the same pass (docs/messages.md). They are read from the source, at quorum. If the
+source shows what the deletion deletes, the replica that has the deletion did not answer: the deletion waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.cluster.control import ControlClient
 from ringsync.compiled.arrow import Mask, Places, integers
-from ringsync.config import Config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.identifiers import quote
@@ -42,11 +41,11 @@ from ringsync.steps.passes.rows_before import Said
 from ringsync.wiring import cluster_settings
 
 _LONG_AGO = np.iinfo(np.int64).min + 1
-"""µs: what is there since nobody knows when may be older than any deletion."""
+"""µs: a write of unknown time may be older than any deletion."""
 
 
 class UnseenDeletionsError(Exception):
-    """The source shows what deletions of partitions or ranges delete, and not all replicas were asked or have answered.
+    """The source shows what deletions of partitions or ranges delete, and not all replicas have answered.
 
     :ivar partition_keys: partition keys of the deletions
     """
@@ -74,7 +73,7 @@ class _Lookup:
     """The rows that one deletion covers.
 
     :ivar place: place of the deletion
-    :ivar levels: consistency levels, one after the other until one is answered
+    :ivar levels: consistency levels, tried in turn until one is answered
     """
 
     place: int
@@ -84,24 +83,21 @@ class _Lookup:
 
 
 def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
-    """Return the rows that are there under deletions of partitions and ranges, some at a time: however many there are.
+    """Read the rows that are there under deletions of partitions and ranges, some at a time, however many there are.
 
-    :param merged: merged change rows of the table; what they say themselves is left out
+    :param merged: merged change rows; rows that they change themselves are left out
     :raises UnreadRowsError: rows could not be read
-    :raises UnseenDeletionsError: at the end: maybe only a replica that did not answer has deletions, so what was given
-        is not what they have spared
+    :raises UnseenDeletionsError: at the end: maybe only a replica that did not answer has deletions, so the rows that
+        were given are not what they have spared
     """
     deletions = merged.where(~merged.of_row)
     if reader.mode == "none" or not len(deletions):
         return
-    config, table, now_s = reader.config, reader.table, int(time.time())
+    table, now_s = reader.table, int(time.time())
     waiting: set[int] = set()
-    if table.clustering:
-        found = _under(reader, config, deletions, now_s, waiting)
-    else:
-        found = _rows(reader, config, deletions, now_s)
+    there = _under(reader, deletions, now_s, waiting) if table.clustering else _rows(reader, deletions, now_s)
     seen, unseen = np.empty((0, 2), np.uint64), [pa.array([], pa.binary())]
-    for shown in found:
+    for shown in there:
         images = shown.images
         keys = digest_halves(key_digests(images, table).cast(pa.binary(16)))
         changes = changes_of_nothing(deletions.take(shown.deletion), images, keys, table)
@@ -118,11 +114,11 @@ def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
 
 
 def _still_there(images: pa.RecordBatch, deletions: ChangeRows, merged: ChangeRows, table: TableSchema) -> Mask:
-    """Of which images more is shown than the deletions leave.
+    """Tell which images show more than the deletions leave.
 
-    Of a row's own liveness nobody knows when it was written; a row with newer cells need not have one.
+    Nobody knows when a row's own liveness was written; a row with newer cells need not have one.
 
-    :param merged: whose own rows were judged when the rows after them were found
+    :param merged: its own rows were judged when the rows after them were found
     """
     shown = change_rows_of(images, table, unknown_at_us=_LONG_AGO)
     shown = shown.where(same_keys(shown, merged, table) < 0)
@@ -130,17 +126,17 @@ def _still_there(images: pa.RecordBatch, deletions: ChangeRows, merged: ChangeRo
     place = same_keys(shown, left, table)
     cells, cells_left = (np.bincount(rows.cells.row, minlength=len(rows)) for rows in (shown, left))
     deleted = (place < 0) | (cells_left[place] < cells) | ((cells == 0) & ~left.liveness.there[place])
-    found = np.zeros(len(images), np.bool_)
-    found[shown.position[deleted]] = True
-    return found
+    still = np.zeros(len(images), np.bool_)
+    still[shown.position[deleted]] = True
+    return still
 
 
 def changes_of_nothing(origins: ChangeRows, images: pa.RecordBatch, keys: Digests, table: TableSchema) -> ChangeRows:
-    """Return change rows that say nothing: each has a row's key, and where the change comes from for which it is told.
+    """Make change rows that change nothing: each has a row's key, and the origin of the change for which it is told.
 
-    The digest is that change's and the key's: the same, whenever the change is published.
+    Its digest is made of that change's and the key's: always the same, whenever the change is published.
 
-    :param origins: the change of each image, whatever it has changed
+    :param origins: the change of each image
     :param keys: digests of the images' keys
     """
     is_row, (_, clusterings) = has_clustering(images, table), image_keys(images, table)
@@ -152,20 +148,18 @@ def changes_of_nothing(origins: ChangeRows, images: pa.RecordBatch, keys: Digest
     )
 
 
-def _rows(reader: AfterReader, config: Config, deletions: ChangeRows, now_s: int) -> Iterator[_Shown]:
-    """Tell where a partition is a row: those that are there."""
-    seen = read_keys(reader, config, deletions.keys, [], now_s)
+def _rows(reader: AfterReader, deletions: ChangeRows, now_s: int) -> Iterator[_Shown]:
+    """Read the rows of a table whose partitions are rows."""
+    seen = read_keys(reader, deletions.keys, [], now_s)
     partition_keys, _ = image_keys(seen.images, reader.table)
     place = integers(pc.index_in(partition_keys, value_set=raw_values(deletions.partition_key)))
     yield _Shown(seen.images, place, seen.everywhere[place])
 
 
-def _under(
-    reader: AfterReader, config: Config, deletions: ChangeRows, now_s: int, waiting: set[int]
-) -> Iterator[_Shown]:
-    """Return the rows that are there under deletions, some at a time.
+def _under(reader: AfterReader, deletions: ChangeRows, now_s: int, waiting: set[int]) -> Iterator[_Shown]:
+    """Read the rows that are there under deletions, some at a time.
 
-    :param waiting: places of the deletions of which no more rows are wanted; it may grow meanwhile
+    :param waiting: places of the deletions whose further rows are not wanted; it may grow meanwhile
     """
     table = reader.table
     query = scan_query(table, times=True, element_times=reader.element_times)
@@ -173,13 +167,13 @@ def _under(
     of: list[_Lookup] = []
 
     def decoded() -> _Shown:
-        images = row_images(pages, table, query.layout, now_s, config.replica.unrepresentable_values)
+        images = row_images(pages, table, query.layout, now_s, reader.misfits)
         counts = [row_count(page) for page in pages]
         everywhere = np.repeat([lookup.levels[0] == "ALL" for lookup in of], counts)
         return _Shown(images, np.repeat([lookup.place for lookup in of], counts), everywhere)
 
     lookups = list(_lookups(reader, query.select, deletions))
-    for lookup, page in _pages(reader, config, lookups, now_s, waiting):
+    for lookup, page in _pages(reader, lookups, now_s, waiting):
         pages.append(page)
         of.append(lookup)
         if sum(map(row_count, pages)) >= ROWS_AT_ONCE:
@@ -190,10 +184,10 @@ def _under(
 
 
 def _pages(
-    reader: AfterReader, config: Config, lookups: Sequence[_Lookup], now_s: int, waiting_deletions: set[int]
+    reader: AfterReader, lookups: Sequence[_Lookup], now_s: int, waiting_deletions: set[int]
 ) -> Iterator[tuple[_Lookup, Page]]:
-    """Pages that have rows, each with its lookup, whose first level was answered; one may give some of them twice."""
-    settings = cluster_settings(config)
+    """Read pages that have rows, each with its lookup, whose first level was answered; some rows may come twice."""
+    settings = cluster_settings(reader.config)
     session = scan_session(settings, now_s)
     waiting = deque(lookups)
     running: deque[tuple[_Lookup, Pages, Asked | None]] = deque()
@@ -211,7 +205,7 @@ def _pages(
                     if asked is None:
                         break
                 except PASSING_ERRORS:
-                    asked = None  # it is asked again by whoever waits for it
+                    asked = None  # Pages.read asks again
                 running.append((waiting.popleft(), pages, asked))
             lookup, pages, asked = running.popleft()
             try:
@@ -221,7 +215,7 @@ def _pages(
                     if row_count(page):
                         yield lookup, page
             except Stuck as stuck:
-                delays[lookup.levels[0]].clear()  # as in row_reads.py: what was in vain once is not done again
+                delays[lookup.levels[0]].clear()  # what was in vain once is not done again
                 if len(lookup.levels) == 1:
                     raise UnreadRowsError(f"{reader.table.full_name}: what a deletion has spared {stuck}") from stuck
                 waiting.append(replace(lookup, levels=lookup.levels[1:]))
@@ -253,32 +247,32 @@ class _Bound:
 
 
 def _bounds(cells: Cells, table: TableSchema) -> list[_Bound]:
-    """Return bounds as change rows have them; of the deletion of a partition those that leave nothing out."""
-    found = [_Bound()] * len(cells)
+    """Read bounds as change rows have them; those of a partition's deletion leave nothing out."""
+    bounds = [_Bound()] * len(cells)
     there = np.flatnonzero(cells.lengths >= 0)
     of_ranges = cells.take(there)
     counts, parts, _ = clustering_parts(of_ranges, len(table.clustering))
     inclusive = of_ranges.buffer[of_ranges.offsets + of_ranges.lengths - 1] > 0
     values = list(zip(*(raw_values(part).to_pylist() for part in parts), strict=True))
     for place, belongs, count, of_row in zip(there.tolist(), inclusive.tolist(), counts.tolist(), values, strict=True):
-        found[place] = _Bound(of_row[:count], belongs)
-    return found
+        bounds[place] = _Bound(of_row[:count], belongs)
+    return bounds
 
 
 def _between(table: TableSchema, start: _Bound, end: _Bound) -> tuple[list[str], list[bytes]]:
     """Return conditions for the rows of a range, and their parameters.
 
-    Where the bounds differ in more than one column they let some rows through that are not in it: what is told of these
-    is right as well.
+    If the bounds differ in more than one column they let through some rows that are not in the range: to tell these is
+    right as well.
     """
     conditions: list[str] = []
     values: list[bytes] = []
     shared = 0
-    for column, one, other in zip(table.clustering, start.values, end.values, strict=False):
-        if one is None or one != other:
+    for column, value, other in zip(table.clustering, start.values, end.values, strict=False):
+        if value is None or value != other:
             break
         conditions.append(f"{quote(column.name)} = ?")
-        values.append(one)
+        values.append(value)
         shared += 1
     for bound, sign in ((start, ">"), (end, "<")):
         value = bound.values[shared] if len(bound.values) > shared else None

@@ -1,4 +1,4 @@
-"""Merge what the sync has added to the replicas into their bases, where it is time (docs/replica.md)."""
+"""The merge of what the sync has added to the replicas into their bases, when it is due (docs/replica.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 from ringsync.wiring import cluster_settings
 
 UNMERGED_KEY = "progress/replica_merge.json"
-"""Names of tables that were tried and are not merged yet, those last that were tried last."""
+"""Names of tables that were tried and are not merged yet, in the order of their last tries."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Candidate:
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
-    """Merge the table that is named, or all that are due. Whatever goes wrong with one of them is its own trouble: all
-    others are merged, and before it in the next run, since it may kill the run.
+    """Merge the table that is named, or all that are due. A table that fails holds up no other, and comes after them in
+    the next run, since it may kill the run.
 
-    :returns: exit code 1 when some table could not be merged, or had to wait: the report says which and why
+    :returns: exit code 1 when some table could not be merged: the report says which and why
     :raises StepError: the table that is named has no replica, or it cannot be merged now
     :raises ClusterError: the cluster does not answer
-    :raises ConfigError: the configuration is wrong, which is everybody's
+    :raises ConfigError: the configuration is wrong, for all tables
     """
     from ringsync.replica.changes import replica_state
     from ringsync.replica.merge import due
@@ -55,7 +55,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     waiting = 0
     unmerged = _unmerged(store)
     tried = {name: place for place, name in enumerate(unmerged)}
-    for candidate in sorted(candidates(session, named), key=lambda one: tried.get(one.schema.full_name, -1)):
+    for candidate in sorted(candidates(session, named), key=lambda table: tried.get(table.schema.full_name, -1)):
         table = candidate.schema
         try:
             state = replica_state(store, table, options)
@@ -91,7 +91,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
 
 def _unmerged(store: ObjectStore) -> list[str]:
-    """Read which tables were tried by earlier runs and not merged."""
+    """Read the names of tables that earlier runs have tried and not merged."""
     try:
         names: list[str] = json.loads(store.get(UNMERGED_KEY))
     except (NotFoundError, ChecksumError, ValueError):
@@ -100,7 +100,6 @@ def _unmerged(store: ObjectStore) -> list[str]:
 
 
 def _spark_is_gone() -> bool:
-    """Tell whether Spark was there, and is gone."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
@@ -108,25 +107,25 @@ def _spark_is_gone() -> bool:
 
 
 def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:
-    """Return the table that is named, or all that the sync keeps in step: those with cdc.
+    """Return the named table, or all that the sync keeps in step: those with cdc.
 
     :raises StepError: there is no such table
     """
     rows = list(session.execute("SELECT id, cdc, gc_grace_seconds FROM system_schema.tables"))
     grace: Mapping[str, int] = {row.id.hex: row.gc_grace_seconds for row in rows}
     with_cdc = {row.id.hex for row in rows if row.cdc}
-    found = [
+    tables = [
         Candidate(table, grace[table.table_id])
         for table in read_tables(session).tables
         if table.table_id in grace and ((table.keyspace, table.name) == named if named else table.table_id in with_cdc)
     ]
-    if named and not found:
+    if named and not tables:
         raise StepError(f"the cluster has no table {'.'.join(named)} that ringsync can read")
-    return found
+    return tables
 
 
 def dead_kept_s(config: Config, candidate: Candidate) -> int:
-    """So long dead rows are kept: until no older write comes, and while nobody asks the source what hides one."""
+    """Return how long dead rows are kept: until no older write comes, and nobody asks the source what hides one."""
     return max(candidate.gc_grace_s, (digests_kept_ms(config) + FORGOTTEN_LATER_MS) // 1000)
 
 
@@ -134,7 +133,6 @@ def merge_table(application: Application, candidate: Candidate, state: Any, now_
     """Merge one table and tidy it up.
 
     :param state: :class:`ringsync.replica.changes.ReplicaState`
-    :returns: part of the report
     :raises StepError: another writer was faster, or the counts do not reconcile
     """
     from delta.exceptions import DeltaConcurrentModificationException

@@ -1,7 +1,7 @@
-"""Compare source and replica cell by cell, and repair what differs (docs/replica.md).
+"""The comparison of source and replica, cell by cell, and the repair of differences (docs/replica.md).
 
-Both sides are seen as of one moment, now: expired cells are gone from both. Each token range is summed up to a
-checksum on both sides; only ranges whose checksums differ are read again and compared row by row.
+Both sides are seen as of one moment, now: expired cells are gone from both. Each token range is summed up to a checksum
+on both sides; only ranges whose checksums differ are read again and compared row by row.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Ranges = Sequence[tuple[int, int]]
 ROWS_OF_A_TASK = 100_000
-"""Of the replica, about; a task opens both of its tables."""
+"""About how many of the replica's rows a task reads; it opens both tables of the replica."""
 CHANGES_OF_A_TASK = 32 << 20
-"""Bytes in files of the table of changes, about: a task has those of its token ranges in memory."""
+"""About how many bytes of the table of changes a task has in memory."""
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
@@ -67,9 +67,9 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
     def state() -> ReplicaState:
         complete_until_us = synced_until_us(store, table.table_id)  # asked first: the replica has it by then
-        found = replica_state(store, table, delta_options(**config.store.model_dump()))
-        assert found is not None, f"{replica.uri} was there a moment ago"
-        return replace(found, as_of_us=max(found.as_of_us, complete_until_us))
+        present = replica_state(store, table, delta_options(**config.store.model_dump()))
+        assert present is not None, f"{replica.uri} was there a moment ago"
+        return replace(present, as_of_us=max(present.as_of_us, complete_until_us))
 
     def source_images(ranges: Ranges, level: str = plan.consistency_level) -> Any:
         reader = spark.read.format("cassandra_table").option("config", application.config_path)
@@ -83,7 +83,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             source_checksums(spark, application, plan, edges),
             replica_checksums(spark, plan, seen, edges),
             lambda ranges: as_selected(source_images(ranges), table, plan.now),
-            # The condition comes first: all other rows would go through the functions in Python.
+            # The condition comes first: otherwise all rows would go through the functions in Python.
             lambda ranges: live(replica.images_at(spark, seen).where(token_condition(ranges)), table, plan.now),
             edges,
             table,
@@ -92,47 +92,47 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         )
 
     seen = state()
-    found = compare(seen)
-    report = {**describe(found, plan), "replica_pass": seen.applied}
-    if application.options.repair and not found.is_equal:
+    comparison = compare(seen)
+    report = {**describe(comparison, plan), "replica_pass": seen.applied}
+    if application.options.repair and not comparison.is_equal:
         level, first = repair_level(store, plan), seen
         written = repair(
             replica,
-            source_images(found.differing_ranges, level),
-            found.differing_ranges,
+            source_images(comparison.differing_ranges, level),
+            comparison.differing_ranges,
             up_to_pass=seen.applied,
             properties={"run_id": application.run},
             check=lambda: check_base(store, table, first),
         )
-        found = compare(state())
+        comparison = compare(state())
         report = {
-            **describe(found, plan),
+            **describe(comparison, plan),
             "before_repair": report,
             "repair": {**asdict(written), "consistency_level": level},
         }
-    return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+    return report, ExitCode.OK if comparison.is_equal else ExitCode.COMPLETED_WITH_ERRORS
 
 
 def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
-    """Return the consistency level at which what a replica is repaired with is read: of a table that is followed ALL.
+    """Return the consistency level of a repair's reads: ALL for a table that is followed.
 
-    A row that has been published is in the replica, though maybe only one node has it by now. Read without this node
-    it would be taken out, and never come back: its copies, which the others get later, are known as published.
+    A row that has been published is in the replica, though maybe only one node has it by now. A read without this node
+    would remove the row for ever: its copies, which the others get later, are known as published.
     """
     published = store.list(f"sync/{plan.table.table_id}/published/")
     return "ALL" if published else plan.consistency_level
 
 
 def synced_until_us(store: ObjectStore, table_id: str) -> int:
-    """Return the moment until which the sync has given to a replica all that was not late, in µs since the epoch.
+    """Return the moment until which the sync has given to a replica all that was not late, µs since the epoch.
 
-    Without it whatever differs and was written after the bootstrap would pass for a change that is on its way.
+    Otherwise any difference written after the bootstrap would pass for a change that is on its way.
 
-    :returns: 0: it does not say
+    :returns: 0: unknown
     """
     tables = read_statuses(store).get("bucket_close/close", {}).get("tables", {})
-    found = [one.get("complete_until_ms") for one in tables.values() if one["table_id"] == table_id]
-    return max((moment * 1000 for moment in found if moment), default=0)
+    moments = [table.get("complete_until_ms") for table in tables.values() if table["table_id"] == table_id]
+    return max((moment * 1000 for moment in moments if moment), default=0)
 
 
 def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges: Sequence[int]) -> Any:
@@ -143,7 +143,7 @@ def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges
 
     config = application.config
     with ControlServer(host=spark.conf.get("spark.driver.host", "127.0.0.1")) as control:
-        control.watch_limits(application.store, f"verify-{application.run}", cluster_limits(application.config))
+        control.watch_limits(application.store, f"verify-{application.run}", cluster_limits(config))
         address = control.address
 
         def read(piece: int) -> Iterator[Any]:
@@ -171,7 +171,7 @@ def replica_checksums(spark: Any, plan: ScanPlan, seen: ReplicaState, edges: Seq
 
 
 def boundaries(config: Config) -> list[int]:
-    """Return equal token ranges over the whole ring, as many as ``verify.ranges``."""
+    """Return the bounds of ``verify.ranges`` equal token ranges over the whole ring."""
     ranges = WHOLE_RING.split(config.verify.ranges)
     return [ranges[0].start, *(token_range.end for token_range in ranges[:-1]), 2**63 - 1]
 

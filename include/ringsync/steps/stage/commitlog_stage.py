@@ -1,7 +1,7 @@
-"""Stage what the nodes of a worker queue have logged: a loop.
+"""The loop that stages what the nodes of a worker queue have logged.
 
-In each cycle: what ``_cdc.idx`` says is synced and no commit covers is decoded by Spark tasks and laid into buckets;
-then, for each node, one commit makes its files, their digests and the new positions durable at once. A segment that is
+In each cycle Spark tasks decode what ``_cdc.idx`` says is synced and no commit covers, and lay it into buckets. Then,
+for each node, one commit makes its files, their digests and the new positions durable at once. A segment that is
 complete and wholly committed is removed from ``cdc_raw``, and nothing else ever is.
 """
 
@@ -44,7 +44,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
 
 CYCLE_BYTES = 64 * 2**20
-"""Of the log of one node that are staged in one cycle: a backlog comes in pieces, and each is committed."""
+"""Bytes of one node's log that are staged in one cycle: a backlog comes in pieces, and each is committed."""
 
 
 @starts_again()
@@ -60,7 +60,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 
     config, store = application.config, application.store
     check_layout(store)
-    # Whatever the master of all others is: executors elsewhere cannot read this host's commit logs.
+    # Always local: executors elsewhere cannot read this host's commit logs.
     master = f"local[{config.sync.stage_cores}]"
     spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
@@ -82,7 +82,7 @@ def _now_ms() -> int:
 
 
 class Stager:
-    """The nodes of one queue, each on its own: one that fails is tried again later, and holds up no other.
+    """The nodes of one queue, each on its own: a node that fails is tried again later, and holds up no other.
 
     :param context: Spark's
     :param put_errors: makes records that could not be decoded durable: rows of ``ERRORS`` and the node's id
@@ -119,22 +119,20 @@ class Stager:
             with log.alone(_now_ms):
                 work += log.new_work(now_ms, CYCLE_BYTES)
         staged: list[Staged] = []
-        # Asked after the indexes were read: what was logged for a table before it had cdc is no loss.
         if work:
+            # The schema is read after the indexes: what was logged for a table before it had cdc is no loss.
             staged = self._stage(work, windows)
-            unknown = [one.work for one in staged if one.has_unknown]
-            ids = frozenset().union(*(one.unknown_tables for one in staged))
+            unknown = [part.work for part in staged if part.has_unknown]
+            ids = frozenset().union(*(part.unknown_tables for part in staged))
             if unknown and (self._refresh_schema() | self._recall(ids)):
-                again = {one.work: one for one in self._stage(unknown, windows)}
-                for one in staged:
-                    if one.work in again:
-                        self._forget(one)
-                staged = [again.get(one.work, one) for one in staged]
+                again = {part.work: part for part in self._stage(unknown, windows)}
+                self._forget(*(part for part in staged if part.work in again))
+                staged = [again.get(part.work, part) for part in staged]
         for log in logs:
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    own = [one for one in staged if one.work.node == log.node]
-                    log.served(self._commit(log, own, now_ms), now_ms)
+                    of_node = [part for part in staged if part.work.node == log.node]
+                    log.served(self._commit(log, of_node, now_ms), now_ms)
             log.look_back(now_ms)
             log.remove_finished()
 
@@ -149,10 +147,11 @@ class Stager:
         return Windows(newest, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
-        """Return the nodes of this queue that are to be read now; those that have left the ring are so no longer.
+        """Return the nodes of this queue to read now, without those that have left the ring.
 
-        Of those that fail it is one at a time, behind all others, and when these have had as long as the last such try.
-        Of those that name one folder, maybe one of them in another queue, it is none: nobody knows whose log it has.
+        Only one failing node is tried at a time, behind all others, and after these have had as much time as its last
+        try. Nodes that name one folder, maybe one of them in another queue, are not read: nobody knows whose log it
+        has.
         """
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
         logs = {host: self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None)) for host in hosts}
@@ -175,7 +174,7 @@ class Stager:
         return self._plan.read_hosts if self._plan else ()
 
     def _folder(self, host: Host) -> Path | None:
-        """Tell where the node keeps its log for us; remembered, since a node that is down cannot be asked."""
+        """Return where the node keeps its log for us; remembered, since a node that is down cannot be asked."""
         if self._config.sync.cdc_raw:
             return Path(self._config.sync.cdc_raw)
         key = f"staging/nodes/{host.id}"
@@ -204,22 +203,22 @@ class Stager:
         return self._run(StageTask(self._config, logged, kept, windows, frozenset(gone)), work)
 
     def _run(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
-        """Run one job for all nodes that are well, and if it fails as a whole (a worker has crashed, its memory is
-        used up) one for each: whoever's fails then is in trouble by itself.
+        """Run one job for all healthy nodes. If it fails as a whole (a worker has crashed, its memory is used up), run
+        one for each: then a failure concerns one node.
 
         :raises Exception: Spark does not even run a job without work
         """
-        apart = {one.node for one in work if self._logs[one.node].failures}
+        apart = {part.node for part in work if self._logs[part.node].failures}
         staged: list[Staged] = []
         try:
-            staged += self._job(task, [one for one in work if one.node not in apart])
+            staged += self._job(task, [part for part in work if part.node not in apart])
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             print(f"ringsync: warning: a job failed, each node has one of its own now: {said[:2000]}", flush=True)
-            apart = {one.node for one in work}
+            apart = {part.node for part in work}
         for node in sorted(apart):
             with self._logs[node].alone(_now_ms):
-                staged += self._job(task, [one for one in work if one.node == node])
+                staged += self._job(task, [part for part in work if part.node == node])
         if not staged:
             self._context.parallelize([0], 1).mapPartitions(list).collect()
         return staged
@@ -242,9 +241,9 @@ class Stager:
         return ended_ms is not None and any(log.clear_at_ms <= ended_ms for log in self._logs.values())
 
     def _version_of(self, table: TableSchema) -> TableVersion:
-        found = version_of(self._store, table, self._versions.get(table.table_id))
-        self._versions[table.table_id] = found
-        return found
+        version = version_of(self._store, table, self._versions.get(table.table_id))
+        self._versions[table.table_id] = version
+        return version
 
     def _ring_of(self, keyspace: str) -> RankedRing | None:
         """Return the token ranges of a keyspace; None: they cannot be had, which ``bucket_close`` tells."""
@@ -252,19 +251,18 @@ class Stager:
             assert self._plan is not None
             try:
                 known = keyspace in self._plan.replications
-                self._rings[keyspace] = ranked(
-                    self._plan.ring(keyspace) if known else read_ring(self._session, keyspace)
-                )
+                ring = self._plan.ring(keyspace) if known else read_ring(self._session, keyspace)
+                self._rings[keyspace] = ranked(ring)
             except RingError:
                 self._rings[keyspace] = None
         return self._rings[keyspace]
 
     def _known(self) -> set[str]:
-        """Return the ids of the tables of the schema."""
         return {table.table_id for table in self._logged}
 
     def _recall(self, table_ids: frozenset[str]) -> bool:
-        """Find how tables looked that are gone: a batch may have rows of others, too; whether one was found."""
+        """Find the schemas of tables that are gone, since a batch may have rows of others, too; return whether some are
+        new."""
         self._gone = self._absent.look(table_ids, self._table_ids)
         new = {
             table_id: version.table
@@ -275,12 +273,11 @@ class Stager:
         return bool(new)
 
     def _table_ids(self) -> set[str]:
-        """Of the tables that the schema has at this moment."""
         kinds = ("tables", "views")
         return {row.id.hex for kind in kinds for row in self._session.execute(f"SELECT id FROM system_schema.{kind}")}
 
     def _refresh_schema(self) -> bool:
-        """Read the schema if it has changed; whether it has. While nodes differ it is read whenever it is asked for."""
+        """Read the schema if it has changed, or nodes differ; return whether it was read."""
         local = self._session.execute("SELECT schema_version FROM system.local").one().schema_version
         others = {row.schema_version for row in self._session.execute("SELECT schema_version FROM system.peers")}
         if local == self._schema_version and others <= {local, None}:
@@ -290,44 +287,42 @@ class Stager:
         return True
 
     def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> bool:
-        """Make what was read of a node durable.
+        """Make durable what was read of a node.
 
         :returns: whether there was something
         :raises StepError: the counts do not reconcile
         """
         taken = []
-        for one in staged:
-            if log.accepts(one, now_ms, unsure=not one.unknown_tables <= self._gone):
-                taken.append(one)
+        for part in staged:
+            if log.accepts(part, now_ms, unsure=not part.unknown_tables <= self._gone):
+                taken.append(part)
             else:
-                self._forget(one)
+                self._forget(part)
         if not taken:
             return False
         try:
-            for one in taken:
-                check_counts(one, log.node)
-                self._keep_damaged(log, one)
-                if one.error_count:
-                    self._put_errors(decode_rows(one.errors), log.node)
+            for part in taken:
+                check_counts(part, log.node)
+                self._keep_damaged(log, part)
+                if part.error_count:
+                    self._put_errors(decode_rows(part.errors), log.node)
         except Exception:
-            for one in taken:
-                self._forget(one)
+            self._forget(*taken)
             raise
         commit = log.commit_of(taken)
         counting = put_commit(self._store, commit)
         if (counting.files, counting.late, counting.parts) != (commit.files, commit.late, commit.parts):
-            for one in taken:
-                self._forget(one)
+            self._forget(*taken)
         log.take(counting)
         return True
 
-    def _forget(self, staged: Staged) -> None:
+    def _forget(self, *staged: Staged) -> None:
         """Remove files that no commit will list."""
-        for key in staged.files:
+        for key in (key for part in staged for key in part.files):
             self._store.delete(key)
 
     def _keep_damaged(self, log: NodeLog, staged: Staged) -> None:
-        """Keep a copy of a segment that could not be read whole, before it is removed: what is in it is not lost."""
+        """Keep a copy of a segment that could not be read whole, before the segment is removed."""
         key = f"cdc_damaged/{log.node}/{staged.part.segment}"
         there = self._store.stat(key)
         file = Path(staged.work.file)
@@ -353,7 +348,7 @@ class Stager:
 
 
 def check_counts(staged: Staged, node: str) -> None:
-    """Every row that was decoded has one outcome.
+    """Check that every decoded row has one outcome.
 
     :raises StepError: it has not
     """

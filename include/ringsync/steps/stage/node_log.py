@@ -1,9 +1,9 @@
-"""How far the log of a node is staged, what of it is to be read next, and what of it cannot be read.
+"""The log of a node: how far it is staged, what is to be read next, and what cannot be read.
 
 Nothing here is silent: a folder that cannot be listed or has no segment, an index without its segment, a segment that
 cannot be read, a read that brings nothing are problems that ``cdcservice status`` names. They are tried again, ever
-more seldom, and hold up neither the other segments nor, after :data:`PATIENCE_MS`, the closing of buckets. So is what
-else goes wrong with a node: the others of its queue do not wait for it.
+more seldom, and hold up neither the other segments nor, after :data:`PATIENCE_MS`, the closing of buckets. Any other
+failure of a node does not hold up the other nodes of its queue either.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
 PATIENCE_MS = 60_000
-"""So long what looks damaged is read again before it is taken for damaged: a mounted folder may show stale pages, and a
-node may know of a new column a moment after its writers do."""
+"""How long apparent damage is read again before it is believed: a mounted folder may show stale pages, and a node may
+know of a new column a moment after its writers do."""
 
 FIRST_WAIT_MS, LONGEST_WAIT_MS = 2_000, 60_000
 """A segment that cannot be read, or a node that cannot be staged, is tried again after 2 s, 4 s, 8 s …"""
 
 SEEN_EVERY_MS = 1_000
-"""The end of a log is remembered so often at most, to tell later which moments are wholly staged."""
+"""Least time between two notes of a log's end, which tell later which moments are wholly staged."""
 
 _COMPLETE = 2**62
 
@@ -44,8 +44,8 @@ _COMPLETE = 2**62
 class Doubt:
     """A segment that could not be read as it should.
 
-    :ivar since_ms: ms since the epoch
-    :ivar again_ms: time of the next try, ms since the epoch
+    :ivar since_ms: time of the first failure
+    :ivar again_ms: time of the next try
     """
 
     reason: str
@@ -61,19 +61,19 @@ class NodeLog:
     :ivar folder: the node's ``cdc_raw``; None: unknown
     :ivar number: number of the node's last commit; 0: none
     :ivar ends: logical position by segment id, of segments that are not finished
-    :ivar finished: times when segments were finished (ms since the epoch), by id: nothing more comes of them, though
-        Cassandra may link them again after a crash
-    :ivar folded: those that were known as finished long before
+    :ivar finished: times when segments were finished, by id: nothing more comes of them, though Cassandra may link them
+        again after a crash
+    :ivar folded: segments that were finished long ago
     :ivar doubts: segments that could not be read, by id
     :ivar backlog: bytes that are synced and not staged
-    :ivar clear_at_ms: all that was synced at this moment (ms since the epoch) is staged, but for what cannot be read
-    :ivar is_known: whether it was found out how far it is staged
+    :ivar clear_at_ms: all that was synced at this moment is staged, but for what cannot be read
+    :ivar is_known: whether it was found out how far the log is staged
     :ivar error: why the log as a whole cannot be read
-    :ivar failure: why it could not be staged, unless all is well again
+    :ivar failure: why the node could not be staged, unless all is well again
     :ivar refused: what this worker may not do there, though the log can be read
-    :ivar failures: how often in a row something went wrong that concerns all of the node
-    :ivar again_ms: time of the next try after that, ms since the epoch
-    :ivar rested_ms: the others of its queue have then had as long as its try took, ms since the epoch
+    :ivar failures: failures in a row that concern the whole node
+    :ivar again_ms: time of the next try
+    :ivar rested_ms: time when the others of its queue have had as long as the node's last try took
     """
 
     node: str
@@ -100,8 +100,8 @@ class NodeLog:
 
     @contextmanager
     def alone(self, clock: Callable[[], int]) -> Iterator[None]:
-        """Whatever goes wrong inside is this node's own trouble: it is told, and the node is left alone then: for
-        as long as the try took at least, which held up all others.
+        """Catch any failure inside as this node's own trouble: name it, and leave the node alone for as long as the try
+        took at least, which held up all others.
 
         :param clock: ms since the epoch
         """
@@ -118,18 +118,12 @@ class NodeLog:
             print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.failure}", flush=True)
 
     def is_due(self, now_ms: int) -> bool:
-        """Tell whether it is not left alone.
-
-        :param now_ms: ms since the epoch
-        """
+        """Tell whether the node is not left alone."""
         return self.again_ms <= now_ms
 
     def served(self, committed: bool, now_ms: int) -> None:
-        """Nothing has gone wrong. All is well again once something is committed, or nothing waits: where what waits
-        was not tried, nobody knows; then other nodes that fail come first.
-
-        :param now_ms: ms since the epoch
-        """
+        """Note that nothing has gone wrong. All is well again once something is committed, or nothing waits. Otherwise
+        what waits was not tried: other failing nodes come first."""
         if committed or (self.error is None and not self._parts):
             self.failures, self.failure = 0, None
         self.again_ms = now_ms
@@ -137,26 +131,25 @@ class NodeLog:
     def new_work(self, now_ms: int, most: int) -> list[StageWork]:
         """Return what is synced and not staged, the oldest segments first.
 
-        :param now_ms: ms since the epoch
-        :param most: about so many bytes, and one part at least
+        :param most: about how many bytes, and one part at least
         """
         self._parts = {}
         try:
-            found = list(self._synced_parts(now_ms))
+            parts = list(self._synced_parts(now_ms))
         except OSError as error:
             self.error = f"cdc_raw cannot be read: {error}: is it mounted, and may this user read there?"
             return []
-        self.backlog = sum(size for _, _, size in found)
+        self.backlog = sum(size for _, _, size in parts)
         self._remember_end(now_ms)
         work, left = [], most
-        for identity, part, size in found:
+        for identity, part, size in parts:
             if left > 0 and (identity not in self.doubts or self.doubts[identity].again_ms <= now_ms):
                 work.append(part)
                 left -= size
         return work
 
     def _synced_parts(self, now_ms: int) -> Iterator[tuple[int, StageWork, int]]:
-        """Return id, work and about how many bytes of each part that is synced and not staged.
+        """Find the parts that are synced and not staged: segment id, work, about how many bytes.
 
         :raises OSError: the folder cannot be read
         """
@@ -178,12 +171,12 @@ class NodeLog:
             if self._is_finished(identity):
                 continue
             try:
-                found = _synced_part(file, self.node, self.ends.get(identity, 0), self.number + 1)
+                synced_part = _synced_part(file, self.node, self.ends.get(identity, 0), self.number + 1)
             except (OSError, ValueError) as error:
                 self._doubt(identity, str(error), now_ms)
                 continue
-            if found is not None:
-                part, synced, size = found
+            if synced_part is not None:
+                part, synced, size = synced_part
                 self._parts[identity] = (self.ends.get(identity, 0), synced)
                 yield identity, part, size
 
@@ -191,13 +184,14 @@ class NodeLog:
         return identity in self.finished or identity in self.folded
 
     def remove_finished(self) -> None:
-        """Remove segments that are staged whole, also those that Cassandra has linked again when it replayed them
-        after a crash. What cannot be removed is told, and tried again in the next cycle.
-        """
+        """Remove segments that are staged whole, also those that Cassandra has linked again when it replayed them after
+        a crash. A failure is named, and the removal is tried again in the next cycle."""
         for identity, file in self._segments.items():
             if self._is_finished(identity):
                 try:
-                    _remove_segment(file)
+                    # The index last: what is left tells that the segment was read.
+                    file.unlink(missing_ok=True)
+                    file.with_name(index_name(file.name)).unlink(missing_ok=True)
                 except OSError as error:
                     self.refused = self.refused or (
                         f"{file} cannot be deleted ({error.strerror or error}), and the folder fills: "
@@ -207,8 +201,7 @@ class NodeLog:
     def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
         """Tell whether what was read of a segment may be committed; otherwise it is read again later.
 
-        :param now_ms: ms since the epoch
-        :param unsure: it has rows of tables of which nobody knows yet whether they were dropped, or are new
+        :param unsure: it has rows of tables that were dropped, or are new: nobody knows yet
         """
         part = staged.part
         reason = staged.unreadable
@@ -228,7 +221,7 @@ class NodeLog:
         return True
 
     def _doubt(self, identity: int, reason: str, now_ms: int) -> Doubt:
-        """Note that a segment could not be read: it is tried again later."""
+        """Note that a segment could not be read, and when it is tried again."""
         known = self.doubts.get(identity)
         attempts = known.attempts + 1 if known else 1
         since_ms = known.since_ms if known else now_ms
@@ -239,28 +232,27 @@ class NodeLog:
         """Return the next commit of the node, with what was read of its log."""
         ends, finished = dict(self.ends), dict(self.finished)
         counts: Counter[str] = Counter()
-        read_at_ms = max(one.read_at_ms for one in staged)
-        for one in staged:
-            counts.update(one.counts)
-            ends.pop(one.part.segment_id, None)
-            if one.part.finished:
-                finished[one.part.segment_id] = one.read_at_ms
+        for result in staged:
+            counts.update(result.counts)
+            ends.pop(result.part.segment_id, None)
+            if result.part.finished:
+                finished[result.part.segment_id] = result.read_at_ms
             else:
-                ends[one.part.segment_id] = one.part.end
+                ends[result.part.segment_id] = result.part.end
         return StageCommit(
             node=self.node,
             number=self.number + 1,
-            read_at_ms=read_at_ms,
-            parts=tuple(one.part for one in staged),
+            read_at_ms=max(result.read_at_ms for result in staged),
+            parts=tuple(result.part for result in staged),
             ends=ends,
             finished={identity: at for identity, at in finished.items() if identity not in self.folded},
             counts=dict(counts),
-            blocks=tuple(block for one in staged for block in one.blocks),
-            late=tuple(key for one in staged for key in one.late),
+            blocks=tuple(block for result in staged for block in result.blocks),
+            late=tuple(key for result in staged for key in result.late),
         )
 
     def take(self, commit: StageCommit) -> None:
-        """Go on behind a commit of the node: our own, or that of somebody who was faster."""
+        """Go on behind a commit of the node: ours, or that of a faster process."""
         self.number = commit.number
         self.ends, self.finished = dict(commit.ends), dict(commit.finished)
         self.counts.update(commit.counts)
@@ -269,16 +261,13 @@ class NodeLog:
             self.backlog = max(0, self.backlog - max(0, part.end - part.start))
 
     def _remember_end(self, now_ms: int) -> None:
-        """Tell where the log ends now: once this is staged, so is everything that was synced by now."""
+        """Note where the log ends now: once this is staged, so is everything that was synced by now."""
         if self.error is None and (not self._seen or now_ms - self._seen[-1][0] >= SEEN_EVERY_MS):
             newest = max(self._parts, default=0)
             self._seen.append((now_ms, (newest, self._parts[newest][1] if newest else 0)))
 
     def look_back(self, now_ms: int) -> None:
-        """Find up to which moment everything is staged.
-
-        :param now_ms: ms since the epoch
-        """
+        """Find up to which moment everything is staged, but for segments that were long in doubt."""
         if self.error is not None or self.failure is not None:
             return
         waiting = [
@@ -286,14 +275,11 @@ class NodeLog:
             for identity, (_, synced) in self._parts.items()
             if identity not in self.finished
             and self.ends.get(identity, 0) < synced
-            and not self._is_given_up(identity, now_ms)
+            and not (identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS)
         ]
         first = min(waiting, default=(_COMPLETE, 0))
         while self._seen and self._seen[0][1] <= first:
             self.clear_at_ms = self._seen.pop(0)[0]
-
-    def _is_given_up(self, identity: int, now_ms: int) -> bool:
-        return identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS
 
     def place(self) -> dict[str, Any]:
         """Tell where the log is read, for :func:`~ringsync.steps.folders.shared_folders`."""
@@ -301,7 +287,7 @@ class NodeLog:
         return {"endpoint": self.endpoint, "folder": folder, "folder_id": folder_id(self.folder)}
 
     def status(self) -> dict[str, Any]:
-        """Tell how it stands, for ``cdcservice status``."""
+        """Tell how the node stands, for ``cdcservice status``."""
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
@@ -322,40 +308,38 @@ class NodeLog:
 
 
 def _wait_ms(failures: int) -> int:
-    """Tell how long to wait after so many failures in a row."""
     return min(LONGEST_WAIT_MS, FIRST_WAIT_MS << min(failures - 1, 10))
 
 
 def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageWork, int, int] | None:
-    """Return what of a segment is synced behind a position; up to which position; about how many bytes that are.
+    """Return what of a segment is synced behind a position; the last synced position; about how many bytes that are.
 
     :raises OSError: index or segment cannot be read, or the index is there without its segment
-    :raises ValueError: the index is none
+    :raises ValueError: the index cannot be parsed
     """
     index = file.with_name(index_name(file.name))
     try:
         content = index.read_bytes()
     except FileNotFoundError:
-        return None  # nothing of it is synced that any table with cdc has
+        return None  # no table with cdc has synced anything in it
     try:
-        found, size = parse_index(content), file.stat().st_size
+        synced, size = parse_index(content), file.stat().st_size
     except FileNotFoundError:
         raise OSError(f"{index} is there without its segment: who has removed {file.name}?") from None
     except ValueError as error:
         raise ValueError(f"{index}: {error}") from None
-    if found is None or not (found.completed or found.offset > start):
+    if synced is None or not (synced.completed or synced.offset > start):
         return None
-    wanted = replace(found.wanted, after=start)
-    left = max(0, (size if found.completed else found.offset) - start)
-    return StageWork(node, str(file), wanted, commit), _COMPLETE if found.completed else found.offset, left
+    left = max(0, (size if synced.completed else synced.offset) - start)
+    work = StageWork(node, str(file), replace(synced.wanted, after=start), commit)
+    return work, _COMPLETE if synced.completed else synced.offset, left
 
 
 def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: int) -> NodeLog:
-    """Tell how far a node's log was staged before. What was finished long ago is put together in one object.
+    """Read how far a node's log was staged before, and fold segments that were finished long ago into one object.
 
     :param folder: the node's ``cdc_raw``; None: unknown
-    :param now_ms: ms since the epoch
-    :raises StorageError: its newest commit cannot be read, among others
+    :raises StorageError: e.g. the newest commit cannot be read
     """
     log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id), is_known=True)
     keys = commit_keys(store, host.id)
@@ -368,22 +352,16 @@ def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: i
         try:
             log.folded = fold_finished(store, host.id, old)
         except (AlreadyExistsError, VersionMismatchError):
-            return log  # somebody else has just done so; the next run looks again
+            return log  # another process has just done so; the next run looks again
         log.finished = {identity: at for identity, at in log.finished.items() if identity not in log.folded}
     return log
-
-
-def _remove_segment(file: Path) -> None:
-    """Remove a segment and its index from ``cdc_raw``; the index last, so that what is left tells that it was read."""
-    file.unlink(missing_ok=True)
-    file.with_name(index_name(file.name)).unlink(missing_ok=True)
 
 
 _REMEDY = "give the user of this worker the right, e.g. by the node's group and a umask of 002"
 
 
 def what_is_refused(folder: Path) -> str | None:
-    """Return what this process may not do in a folder of segments; nothing is tried, so nothing of the node is touched.
+    """Tell what this process may not do in a folder of segments, without trying, so nothing of the node is touched.
 
     :returns: a sentence that names the folder and what to do; None: it may do all
     :raises OSError: the folder or what is in it cannot be looked at
@@ -395,7 +373,7 @@ def what_is_refused(folder: Path) -> str | None:
             return f"{file} cannot be read: {_REMEDY}"
     if not os.access(folder, os.W_OK):
         return f"nothing can be deleted in {folder}, and it fills: {_REMEDY}, or mount it so that it can be written to"
-    found = folder.stat()
-    if found.st_mode & stat.S_ISVTX and os.geteuid() not in (0, found.st_uid):
+    status = folder.stat()
+    if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
         return f"nothing of others can be deleted in {folder}, and it fills: take away its sticky bit (chmod -t)"
     return None

@@ -1,4 +1,4 @@
-"""What a Spark task of ``commitlog_stage`` does: decode a part of a segment, and lay its change rows into buckets."""
+"""The Spark task of ``commitlog_stage``: it decodes a part of a segment, and lays its change rows into buckets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,23 +20,13 @@ from ringsync.changes.columns import logged_tables
 from ringsync.changes.identity import TableVersion
 from ringsync.compiled.arrow import Integers, integers
 from ringsync.config import Config
-from ringsync.cql.cells import cells_of_values, raw_values
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.formats.commitlog.reader import UNDECODED, read_log
 from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted
 from ringsync.formats.commitlog.state import REASONS, UNKNOWN_COLUMN
 from ringsync.formats.keystores.lookup import keys_in
+from ringsync.ledger import staging
 from ringsync.ledger.passes import digest_halves, first_of_each
-from ringsync.ledger.staging import (
-    STAGED_ROWS,
-    Block,
-    Bucket,
-    LogPart,
-    encode_blocks,
-    encode_rows,
-    late_key,
-    rows_key,
-)
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import TableSchema
@@ -44,7 +34,7 @@ from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import store_of
 
 ERRORS = UNDECODED.append(pa.field("file", pa.string()))
-"""What could not be decoded; of damaged bytes without ``raw``."""
+"""What could not be decoded; damaged bytes have no ``raw``."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,9 @@ class StageWork:
 
     :ivar node: host id
     :ivar file: path of the segment
-    :ivar wanted: position behind which to read, and the one up to which; a completed segment is read to its end
-    :ivar commit: number of the node's commit that is to list what comes of it
+    :ivar wanted: position behind which to read, and last position; None as the latter: a completed segment is read to
+        its end
+    :ivar commit: number of the node's commit that is to list the result
     """
 
     node: str
@@ -62,27 +53,22 @@ class StageWork:
     wanted: Wanted
     commit: int
 
-    @property
-    def finishes(self) -> bool:
-        """Whether nothing more of the segment will come."""
-        return self.wanted.until is None
-
 
 @dataclass(frozen=True)
 class Windows:
-    """Which buckets there are.
+    """The open buckets.
 
     :ivar newest: the present interval
     :ivar closed_until: ms since the epoch: buckets that end then or before take nothing more
     """
 
-    newest: Bucket
+    newest: staging.Bucket
     closed_until: int
 
     def starts(self, write_times: Integers, by_arrival: bool) -> Integers:
-        """Tell where the bucket of each row begins, in ms; -1: it is closed.
+        """Return the start of each row's bucket, in ms; -1: it is closed.
 
-        :param write_times: µs. What is written in the future belongs to the newest bucket
+        :param write_times: µs; rows written in the future belong to the newest bucket
         """
         if by_arrival:
             return np.full(len(write_times), self.newest.start)
@@ -95,7 +81,6 @@ class Windows:
 class StagedTable:
     """A table whose rows are kept.
 
-    :ivar version: the table's present version
     :ivar ring: the table's token ranges; None: unknown, so its rows are not summed up
     """
 
@@ -106,23 +91,21 @@ class StagedTable:
 
 @dataclass(frozen=True)
 class Staged:
-    """What has come of some work: files that count once they are committed.
+    """The result of some work: files that count once they are committed.
 
-    :ivar read_at_ms: ms since the epoch
     :ivar errors: batch of :data:`ERRORS`, as Arrow IPC
-    :ivar error_count: how many
     :ivar unknown_tables: ids of tables that the schema does not have
     :ivar unknown_columns: some records name a column that its table does not have
-    :ivar damage: what of it cannot be read, the first; empty: nothing
+    :ivar damage: first thing that cannot be read; empty: nothing
     :ivar stopped: why it was not read as far as it is synced; empty: it was
     :ivar unreadable: why nothing of the segment can be read; empty: it can
     """
 
     work: StageWork
-    part: LogPart
+    part: staging.LogPart
     read_at_ms: int
     counts: Mapping[str, int] = field(default_factory=dict)
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[staging.Block, ...] = ()
     late: tuple[str, ...] = ()
     errors: bytes = b""
     error_count: int = 0
@@ -145,11 +128,11 @@ class Staged:
 
 @dataclass(frozen=True)
 class StageTask:
-    """Decodes and stages; Spark calls it with the work of one partition.
+    """Decodes and stages the work of one partition.
 
     :ivar logged: all tables of the schema: a mutation may have any
     :ivar kept: the followed tables; rows of all others count as ``not_cdc``
-    :ivar gone: ids of tables of ``logged`` that were dropped: their rows are counted
+    :ivar gone: ids of dropped tables in ``logged``: their rows are counted
     """
 
     config: Config
@@ -167,16 +150,16 @@ class StageTask:
                 staged = stage(work, self, store, keys)
             except StorageError:
                 raise
-            except Exception as error:  # whatever it is: the segments of all nodes are read by one job
+            except Exception as error:  # one job reads the segments of all nodes
                 traceback.print_exception(error)
                 staged = _unreadable(work, f"{Path(work.file).name}: {type(error).__name__}: {error}")
             yield staged
 
 
 def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[str], bytes] | None) -> Staged:
-    """Read a part of a segment and write its rows. A segment that cannot be read is told, not raised.
+    """Read a part of a segment and write its rows. A segment that cannot be read is reported, not raised.
 
-    :param keys: gives the keys of encrypted segments, by name
+    :param keys: returns the keys of encrypted segments, by name
     """
     name, identity = Path(work.file).name, _segment_id(work)
     after, read_at_ms = work.wanted.after, int(time.time() * 1000)
@@ -185,57 +168,56 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         with open(work.file, "rb") as file:
             data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)  # its memory comes faster than that of bytes
             data = data[: file.readinto(data.data)]
-        found = read_log(data.data, name, logged_tables(task.logged), work.wanted, key_of=keys)
+        log = read_log(data.data, name, logged_tables(task.logged), work.wanted, key_of=keys)
     except OSError as error:
         return _unreadable(work, f"{work.file} cannot be read: {error.strerror or error}")
     except SegmentError as error:
         return _unreadable(work, str(error))
-    files = _Files(task, store, work.node, work.commit, f"{identity}-{after}-{secrets.token_hex(4)}")
+    files = _Files(task, store, work, f"{identity}-{after}-{secrets.token_hex(4)}")
     undecoded: list[pa.RecordBatch] = []
-    for changes in found.batches:
+    for changes in log.batches:
         files.add(changes.rows)
         undecoded.append(changes.undecoded)
-    damages, stopped = _believed(found.damages, found.end, work.wanted.until)
+    damages, stopped = _believed(log.damages, log.end, work.wanted.until)
     errors, passed_over = _errors(undecoded, damages, name)
     counts = {
-        "records": found.records,
+        "records": log.records,
         "records_of_system_tables": passed_over,
         "damages": len(damages),
         "of_unknown_tables": (of_unknown := errors.num_rows - errors["table_id"].null_count),
         "errors": errors.num_rows - of_unknown,
         **files.finish(),
     }
-    unknown_columns = REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist()
     return Staged(
         work,
-        LogPart(name, identity, after, max(found.end, after), work.finishes),
+        staging.LogPart(name, identity, after, max(log.end, after), finished=work.wanted.until is None),
         read_at_ms,
         counts,
         tuple(files.blocks),
         tuple(files.late),
-        encode_rows(errors),
+        staging.encode_rows(errors),
         errors.num_rows,
-        unknown_tables=frozenset(one.hex() for one in errors["table_id"].to_pylist() if one),
-        unknown_columns=unknown_columns,
+        unknown_tables=frozenset(table_id.hex() for table_id in errors["table_id"].to_pylist() if table_id),
+        unknown_columns=REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist(),
         damage=damages[0].reason if damages else "",
         stopped=stopped,
     )
 
 
 def _unreadable(work: StageWork, reason: str) -> Staged:
-    part = LogPart(Path(work.file).name, _segment_id(work), work.wanted.after, work.wanted.after, False)
+    part = staging.LogPart(Path(work.file).name, _segment_id(work), work.wanted.after, work.wanted.after, False)
     return Staged(work, part, int(time.time() * 1000), unreadable=reason)
 
 
 def _segment_id(work: StageWork) -> int:
-    found = segment_id(Path(work.file).name)
-    if found is None:
+    identity = segment_id(Path(work.file).name)
+    if identity is None:
         raise ValueError(f"{work.file} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
-    return found
+    return identity
 
 
 def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[Damage], str]:
-    """The damages of what was read; and why a segment that is being written could not be read as far as it is synced.
+    """Return the damages of what was read; and why a segment that is being written was not read as far as it is synced.
 
     What lies behind that place is read again: the folder may show pages that are older than the index.
     """
@@ -246,18 +228,17 @@ def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[
 
 
 class _Files:
-    """The files of some work in the making: one for all that is in time, and one of each table for what is late."""
+    """The files of some work: one for all rows that are in time, and one for each table's late rows."""
 
-    def __init__(self, task: StageTask, store: ObjectStore, node: str, commit: int, name: str) -> None:
+    def __init__(self, task: StageTask, store: ObjectStore, work: StageWork, name: str) -> None:
         self._task = task
         self._store = store
-        self._node = node
-        self._commit = commit
+        self._work = work
         self._name = name
         self._tables = {bytes.fromhex(table.version.table_id): number for number, table in enumerate(self._task.kept)}
-        self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+        self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = defaultdict(list)
         self._rows = self._of_dropped = 0
-        self.blocks: list[Block] = []
+        self.blocks: list[staging.Block] = []
         self.late: list[str] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -271,14 +252,13 @@ class _Files:
                 is_gone = table_id.hex() in self._task.gone
                 self._of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
                 continue
-            of_table = rows.take(_indices(np.flatnonzero(of_id == place)))
+            of_table = rows.take(pa.array(np.flatnonzero(of_id == place)))
             starts = self._task.windows.starts(integers(of_table["write_time"]), self._task.kept[number].by_arrival)
             for start in np.unique(starts).tolist():
-                chosen = of_table.take(_indices(np.flatnonzero(starts == start)))
-                self._waiting.setdefault((number, start), []).append(chosen)
+                self._waiting[number, start].append(of_table.take(pa.array(np.flatnonzero(starts == start))))
 
     def finish(self) -> dict[str, int]:
-        """Write everything; the counts of rows."""
+        """Write everything, and count the rows."""
         counts: Counter[str] = Counter(staged=0, late=0, repeated=0, of_dropped_tables=self._of_dropped)
         batches: list[pa.RecordBatch] = []
         described: list[tuple[StagedTable, str, Any, Integers]] = []
@@ -290,58 +270,50 @@ class _Files:
             once = order[first_of_each(halves)[order]]
             counts["repeated"] += len(order) - len(once)
             counts["late" if start < 0 else "staged"] += len(once)
-            chosen = self._as_stored(table, rows.take(_indices(once)))
+            stored = table.version.to_store(rows.take(pa.array(once)))
+            node = pa.repeat(pa.scalar(self._work.node), len(once))
+            chosen = pa.RecordBatch.from_arrays([*stored.columns, node], schema=staging.STAGED_ROWS)
             if start < 0:
-                self.late.append(key := late_key(table.version.table_id, f"{self._node}-{self._name}"))
-                self._store.put(key, encode_rows(chosen))
+                self.late.append(key := staging.late_key(table.version.table_id, f"{self._work.node}-{self._name}"))
+                self._store.put(key, staging.encode_rows(chosen))
                 continue
-            bucket = str(Bucket(start, self._task.windows.newest.length))
+            bucket = str(staging.Bucket(start, self._task.windows.newest.length))
             batches.append(chosen)
             described.append((table, bucket, halves[once], integers(chosen["token"])))
         if batches:
-            self._write(batches, described)
+            key = staging.rows_key(self._work.node, self._work.commit, self._name)
+            data, places = staging.encode_blocks(batches, key)
+            self._store.put(key, data)
+            for place, (table, bucket, halves, tokens) in zip(places, described, strict=True):
+                ring = table.ring.ring.digest if table.ring else ""
+                sums = range_sums(table.ring, tokens, halves) if table.ring else ()
+                version = table.version
+                self.blocks.append(
+                    staging.Block(place, version.table_id, version.number, bucket, len(tokens), ring, sums)
+                )
         return {"rows": self._rows, **counts, "not_cdc": self._rows - sum(counts.values())}
-
-    def _write(self, batches: list[pa.RecordBatch], described: list[tuple[StagedTable, str, Any, Integers]]) -> None:
-        """Write the file of all that is in time."""
-        key = rows_key(self._node, self._commit, self._name)
-        data, places = encode_blocks(batches, key)
-        self._store.put(key, data)
-        for place, (table, bucket, halves, tokens) in zip(places, described, strict=True):
-            ring = table.ring.ring.digest if table.ring else ""
-            sums = range_sums(table.ring, tokens, halves) if table.ring else ()
-            version = table.version
-            self.blocks.append(Block(place, version.table_id, version.number, bucket, len(tokens), ring, sums))
-
-    def _as_stored(self, table: StagedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
-        node = raw_values(cells_of_values([self._node.encode()]).take(np.zeros(rows.num_rows, np.intp)), pa.string())
-        stored = table.version.to_store(rows)
-        return pa.RecordBatch.from_arrays([*stored.columns, node], schema=STAGED_ROWS)
 
 
 def range_sums(
     ring: RankedRing, tokens: Integers, halves: npt.NDArray[np.uint64]
 ) -> tuple[tuple[int, int, int, int], ...]:
-    """For each token range that has rows: its number, rows, and the sums of both halves of their digests."""
+    """Return, for each token range that has rows, its number, rows, and the sums of both halves of their digests."""
     ranges = ring.numbers_of(tokens)
     order = np.argsort(ranges, kind="stable")
-    found, starts, rows = np.unique(ranges[order], return_index=True, return_counts=True)
+    numbers, starts, rows = np.unique(ranges[order], return_index=True, return_counts=True)
     sums = np.add.reduceat(halves[order], starts, axis=0)
-    columns = (found.tolist(), rows.tolist(), sums[:, 0].tolist(), sums[:, 1].tolist())
+    columns = (numbers.tolist(), rows.tolist(), sums[:, 0].tolist(), sums[:, 1].tolist())
     return tuple(zip(*columns, strict=True))
 
 
 def _errors(undecoded: list[pa.RecordBatch], damages: list[Damage], file: str) -> tuple[pa.RecordBatch, int]:
-    """Return what could not be decoded, records of Cassandra's own tables left out; and their number."""
-    own = {bytes.fromhex(table_id) for table_id in system_tables()}
-    records = [one for batch in undecoded if batch.num_rows for one in batch.to_pylist()]
-    wanted = [one for one in records if one["table_id"] not in own]
-    described: list[dict[str, Any]] = [{**one, "file": file} for one in wanted]
+    """Return what could not be decoded, and how many records of Cassandra's own tables were left out."""
+    of_cassandra = {bytes.fromhex(table_id) for table_id in system_tables()}
+    records = [record for batch in undecoded if batch.num_rows for record in batch.to_pylist()]
+    wanted = [record for record in records if record["table_id"] not in of_cassandra]
+    described: list[dict[str, Any]] = [{**record, "file": file} for record in wanted]
     described += [
-        {"position": one.position, "length": one.length, "reason": one.reason, "file": file} for one in damages
+        {"position": damage.position, "length": damage.length, "reason": damage.reason, "file": file}
+        for damage in damages
     ]
     return pa.RecordBatch.from_pylist(described, ERRORS), len(records) - len(wanted)
-
-
-def _indices(places: npt.NDArray[np.intp]) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places.astype(np.int64))])
