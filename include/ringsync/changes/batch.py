@@ -14,28 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringsync.changes import schema
 from ringsync.changes.digest import DIGEST_BYTES
-from ringsync.changes.flat import FlatCells, FlatDeletions, joined, taken
-from ringsync.changes.schema import (
-    CELL,
-    CHANGE_ROWS,
-    COMPLEX_DELETION,
-    DELETION,
-    EXPIRING,
-    LIVE,
-    LIVENESS,
-    NEVER,
-    NO_EXPIRY,
-    NO_TTL,
-    ROW,
-    STATIC,
-    UNKNOWN_TTL,
-)
-from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, list_of, rows_of_lists, runs, structs_of
+from ringsync.changes.flat import FlatCells, FlatDeletions, joined, of_rows, taken
+from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, ROW, STATIC, UNKNOWN_TTL
+from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, list_of, rows_of_lists, structs_of
 from ringsync.cql.cells import Cells, cells_of, no_cells, raw_values
 
 Digests = npt.NDArray[np.uint64]
-"""[digests, 2]: both halves of each, as the memory of this machine has them."""
+"""uint64[digests, 2]: both halves of each digest, its bytes read as native numbers."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +91,14 @@ class ChangeRows:
 
     @property
     def of_row(self) -> Mask:
-        """Whether each is a row or a static row: all others are deletions of partitions and ranges."""
+        """Whether each is a row or a static row, not the deletion of a partition or range."""
         return np.asarray((self.kind == ROW) | (self.kind == STATIC))
 
     def take(self, places: npt.NDArray[np.integer[Any]]) -> ChangeRows:
         """Take the rows at these places."""
-        values = vars(self) | {name: _taken_parts(getattr(self, name), places, len(self)) for name in _PARTS}
-        others = {name: taken(value, places) for name, value in values.items() if name not in _PARTS}
-        return ChangeRows(**(values | others))
+        parts = {name: of_rows(getattr(self, name), places, len(self)) for name in _PARTS}
+        others = {name: taken(column, places) for name, column in vars(self).items() if name not in _PARTS}
+        return ChangeRows(**(parts | others))
 
     def where(self, mask: Mask) -> ChangeRows:
         """Keep the rows for which the mask is true."""
@@ -166,21 +153,22 @@ class ChangeRows:
             raw_values(self.clustering),
             raw_values(self.range_end),
             array_of(self.write_time),
-            structs_of(LIVENESS, liveness, live),
-            structs_of(DELETION, deletion, deleted),
-            list_of(np.bincount(self.cells.row, minlength=len(self)), _cell_structs(self.cells)),
-            list_of(
-                np.bincount(self.complex_deletions.row, minlength=len(self)), _deletion_structs(self.complex_deletions)
-            ),
+            structs_of(schema.LIVENESS, liveness, live),
+            structs_of(schema.DELETION, deletion, deleted),
+            self._listed(self.cells, _cell_structs(self.cells)),
+            self._listed(self.complex_deletions, _deletion_structs(self.complex_deletions)),
             fixed16_array(self.digest),
             raw_values(self.file, pa.string()),
             array_of(self.position),
         ]
-        schema = CHANGE_ROWS
+        columns = schema.CHANGE_ROWS
         if self.node is not None:
             arrays.append(raw_values(self.node, pa.string()))
-            schema = schema.append(pa.field("node", pa.string()))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+            columns = columns.append(pa.field("node", pa.string()))
+        return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+    def _listed(self, parts: FlatDeletions, structs: pa.StructArray) -> pa.ListArray:
+        return list_of(np.bincount(parts.row, minlength=len(self)), structs)
 
 
 _PARTS = ("cells", "complex_deletions")
@@ -198,29 +186,21 @@ def concatenated(parts: Sequence[ChangeRows]) -> ChangeRows:
 
 
 def without_content(rows: ChangeRows, **others: Any) -> ChangeRows:
-    """Return rows with nothing in them but their keys and where they come from.
+    """Return rows that keep only their keys and their source.
 
     :param others: fields that get other values
     """
     count = len(rows)
-    never, none = np.full(count, NEVER), np.full(count, NO_EXPIRY)
+    never = np.full(count, NEVER)
     nothing = np.zeros(0, np.intp)
-    made: dict[str, Any] = {
+    empty: dict[str, Any] = {
         "range_end": no_cells(count),
-        "liveness": Liveness(never, np.full(count, NO_TTL), none),
+        "liveness": Liveness(never, np.full(count, NO_TTL), np.full(count, NO_EXPIRY)),
         "deletion": Deletion(never, np.zeros(count, np.int64)),
         "cells": rows.cells.take(nothing),
         "complex_deletions": rows.complex_deletions.take(nothing),
     }
-    return replace(rows, **(made | others))
-
-
-def _taken_parts(parts: Any, places: npt.NDArray[np.integer[Any]], count: int) -> Any:
-    """Take the parts of the rows at these places."""
-    counts = np.bincount(parts.row, minlength=count)
-    starts = np.cumsum(counts) - counts
-    chosen = parts.take(runs(starts[places], counts[places]))
-    return replace(chosen, row=np.repeat(np.arange(len(places)), counts[places]))
+    return replace(rows, **(empty | others))
 
 
 def _cells(lists: pa.ListArray) -> FlatCells:
@@ -249,7 +229,7 @@ def _cell_structs(cells: FlatCells) -> pa.StructArray:
         array_of(cells.local, cells.kind != LIVE),
         array_of(cells.kind.astype(np.int8)),
     ]
-    return structs_of(CELL, arrays)
+    return structs_of(schema.CELL, arrays)
 
 
 def _deletions(lists: pa.ListArray) -> FlatDeletions:
@@ -259,7 +239,7 @@ def _deletions(lists: pa.ListArray) -> FlatDeletions:
 
 def _deletion_structs(parts: FlatDeletions) -> pa.StructArray:
     column = array_of(parts.column.astype(np.int32))
-    return structs_of(COMPLEX_DELETION, [column, array_of(parts.timestamp), array_of(parts.local)])
+    return structs_of(schema.COMPLEX_DELETION, [column, array_of(parts.timestamp), array_of(parts.local)])
 
 
 def fixed16(array: pa.Array) -> Digests:

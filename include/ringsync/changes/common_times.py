@@ -33,11 +33,6 @@ class ElementTimes:
     writetimes: Integers
     expiries: Integers
 
-    @property
-    def rows(self) -> npt.NDArray[np.intp]:
-        """The row of each element."""
-        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-
 
 @dataclass(frozen=True)
 class RowTimes:

@@ -26,7 +26,7 @@ _FOREVER = np.iinfo(np.int64).max
 class FlatDeletions:
     """Complex deletions of many rows.
 
-    :ivar row: number of each one's row
+    :ivar row: number of each deletion's row
     :ivar column: number of the column (:func:`ringsync.changes.columns.columns_of`)
     :ivar timestamp: µs
     :ivar local: local deletion time, s since the epoch
@@ -38,16 +38,16 @@ class FlatDeletions:
     local: Integers
 
     def take(self, places: Chosen) -> Self:
-        """Take those at these places."""
+        """Take the parts at these places."""
         chosen: Self = taken(self, places)
         return chosen
 
     def where(self, mask: Mask) -> Self:
-        """Keep those for which the mask is true."""
+        """Keep the parts for which the mask is true."""
         return self if mask.all() else self.take(np.flatnonzero(mask))
 
     def moved(self, shift: int) -> Self:
-        """Return the same for rows that come ``shift`` rows later."""
+        """Renumber the rows: each comes ``shift`` rows later."""
         return replace(self, row=self.row + shift)
 
 
@@ -79,8 +79,10 @@ def taken(columns: Any, places: Chosen) -> Any:
 
     :param columns: a dataclass of columns of equal length: arrays, :class:`Cells`, other such dataclasses, or None
     """
-    if columns is None or isinstance(columns, np.ndarray):
-        return None if columns is None else columns[places]
+    if columns is None:
+        return None
+    if isinstance(columns, np.ndarray):
+        return columns[places]
     if isinstance(columns, Cells):
         return columns.take(places)
     return type(columns)(*(taken(getattr(columns, field.name), places) for field in fields(columns)))
@@ -89,22 +91,20 @@ def taken(columns: Any, places: Chosen) -> Any:
 def joined(parts: Sequence[Any]) -> Any:
     """Concatenate at least one part: such columns as :func:`taken` takes."""
     first = parts[0]
-    if first is None or isinstance(first, np.ndarray):
-        return None if first is None else np.concatenate(parts)
+    if first is None:
+        return None
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
     if isinstance(first, Cells):
         return joined_cells(parts)
     return type(first)(*(joined([getattr(part, field.name) for part in parts]) for field in fields(first)))
 
 
-def no_flat_cells() -> FlatCells:
-    """Return no cells."""
-    nothing = np.zeros(0, np.int64)
-    return FlatCells(nothing, nothing, nothing, nothing, nothing, nothing, no_cells(0), no_cells(0))
-
-
 def together(parts: Sequence[FlatCells]) -> FlatCells:
-    """Concatenate cells."""
-    cells: FlatCells = joined([no_flat_cells(), *parts])
+    """Concatenate cells; no parts give no cells."""
+    nothing = np.zeros(0, np.int64)
+    none = FlatCells(nothing, nothing, nothing, nothing, nothing, nothing, no_cells(0), no_cells(0))
+    cells: FlatCells = joined([none, *parts])
     return cells
 
 
@@ -139,16 +139,16 @@ def by_column(parts: Parts, count: int) -> list[Parts]:
     return [parts.take(order[start:end]) for start, end in itertools.pairwise(limits.tolist())]
 
 
-def shown_by(cells: FlatCells, source: Places) -> FlatCells:
-    """Give each row a copy of the cells of its source row.
+def of_rows(parts: Parts, rows: Chosen, count: int) -> Parts:
+    """Take the cells or complex deletions of some rows, which become the rows 0, 1, …
 
-    :param cells: cells sorted by row
-    :param source: for each row, the row whose cells it gets
+    :param parts: cells or complex deletions of ``count`` rows, sorted by row
+    :param rows: numbers of the rows; a row may be taken several times
     """
-    counts = np.bincount(cells.row, minlength=len(source))
+    counts = np.bincount(parts.row, minlength=count)
     starts = np.cumsum(counts) - counts
-    shown = counts[source]
-    return replace(cells.take(runs(starts[source], shown)), row=np.repeat(np.arange(len(source)), shown))
+    taken_counts = counts[rows]
+    return replace(parts.take(runs(starts[rows], taken_counts)), row=np.repeat(np.arange(len(rows)), taken_counts))
 
 
 def spread(values: Cells, rows: Places, count: int) -> Cells:

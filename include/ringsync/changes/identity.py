@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.columns import columns_of
-from ringsync.compiled.arrow import integers
+from ringsync.compiled.arrow import array_of, integers, list_of, rows_of_lists, structs_of
 from ringsync.schema.table import TableSchema
 
 _NOWHERE = -1
@@ -71,7 +71,7 @@ class TableVersion:
         :param rows: change rows of this table, decoded under this version
         """
         at = rows.schema.get_field_index("schema_version")
-        version = pa.array(np.full(rows.num_rows, self.number, np.int32))
+        version = array_of(np.full(rows.num_rows, self.number, np.int32))
         return _renumbered(rows, self._ids).set_column(at, rows.schema.field(at), version)
 
     def from_store(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -108,13 +108,9 @@ def _renumbered(rows: pa.RecordBatch, by: npt.NDArray[np.int32]) -> pa.RecordBat
     for name in ("cells", "complex_deletions"):
         at = rows.schema.get_field_index(name)
         lists = rows.column(at)
-        values = lists.flatten()
-        if not len(values):
-            continue
-        fields = [values.field(place) for place in range(values.type.num_fields)]
-        fields[0] = pa.array(by[integers(fields[0])])
-        structs = pa.StructArray.from_arrays(fields, fields=list(values.type))
-        offsets = integers(lists.offsets)
-        moved = pa.array((offsets - offsets[0]).astype(np.int32))
-        rows = rows.set_column(at, rows.schema.field(at), pa.ListArray.from_arrays(moved, structs, type=lists.type))
+        row, structs = rows_of_lists(lists)
+        numbers, *others = structs.flatten()
+        structs = structs_of(structs.type, [array_of(by[integers(numbers)]), *others])
+        counts = np.bincount(row, minlength=len(rows))
+        rows = rows.set_column(at, rows.schema.field(at), list_of(counts, structs, kind=lists.type))
     return rows

@@ -36,11 +36,11 @@ from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.flat import FlatCells, FlatDeletions, by_column
 from ringsync.changes.keys.order import path_type
-from ringsync.changes.keys.parts import clustering_parts, partition_parts
+from ringsync.changes.keys.parts import are_inclusive, clustering_parts, partition_parts
 from ringsync.changes.schema import DELETION, EXPIRING, KINDS, LIVENESS, RANGE_DELETION, TOMBSTONE
-from ringsync.compiled.arrow import array_of, list_of, placed, structs_of
+from ringsync.compiled.arrow import array_of, list_of, only, placed, structs_of
 from ringsync.cql.cells import Cells, raw_values
-from ringsync.cql.codec.decode import decode
+from ringsync.cql.codec.decode import Decoded, decode
 from ringsync.cql.counters import counter_totals
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.types import arrow_type
@@ -88,19 +88,11 @@ def typed_rows(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     parts_of = (by_column(of_all, len(columns)) for of_all in (change_rows.cells, change_rows.complex_deletions))
     for column, cells, deletions in zip(columns, *parts_of, strict=True):
         arrays.append(_column(column, cells, deletions, len(rows)))
-    limits = pa.StructArray.from_arrays([start, end], fields=list(_range_type(table)))
     arrays += [
         pa.array(KINDS).take(kinds),
-        rows["token"],
-        rows["write_time"],
-        rows["liveness"],
-        rows["deletion"],
-        pc.if_else(is_range, limits, pa.scalar(None, limits.type)),
-        rows["partition_key"],
-        rows["clustering"],
-        rows["digest"],
-        rows["file"],
-        rows["position"],
+        *(rows[name] for name in ("token", "write_time", "liveness", "deletion")),
+        structs_of(_range_type(table), [start, end], change_rows.kind == RANGE_DELETION),
+        *(rows[name] for name in ("partition_key", "clustering", "digest", "file", "position")),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=typed_schema(table))
 
@@ -119,16 +111,11 @@ def _range_type(table: TableSchema) -> pa.StructType:
 
 def _bound(cells: Cells, table: TableSchema) -> tuple[pa.StructArray, list[pa.Array]]:
     """Decode one side of ranges, or the clustering of rows. Return it as a struct, and its columns."""
-    # Null has no bytes to read a count from.
-    rows = np.flatnonzero(cells.lengths >= 0)
-    there = cells.take(rows)
-    counts, parts, ends = clustering_parts(there, len(table.clustering))
+    counts, parts, sizes = clustering_parts(cells, len(table.clustering))
     decoded = [decode(column.type, part).values for column, part in zip(table.clustering, parts, strict=True)]
-    inclusive = (ends == there.lengths) | (there.buffer[there.offsets + np.minimum(ends, there.lengths - 1)] > 0)
-    values = [*decoded, pa.array(counts.astype(np.int32)), pa.array(inclusive)]
-    columns = [placed(value, rows, len(cells)) for value in values]
-    bound = pa.StructArray.from_arrays(columns, fields=list(_range_type(table).field("start").type))
-    return bound, columns[: len(decoded)]
+    there = cells.lengths >= 0
+    others = [array_of(counts.astype(np.int32), there), only(pa.array(are_inclusive(cells, sizes)), there)]
+    return structs_of(_range_type(table).field("start").type, [*decoded, *others]), decoded
 
 
 def _cell_type(column: LoggedColumn) -> pa.StructType:
@@ -158,26 +145,21 @@ def _column(column: LoggedColumn, cells: FlatCells, deletions: FlatDeletions, co
     lists = list_of(np.bincount(cells.row, minlength=count), typed)
     times = [array_of(deletions.timestamp), array_of(deletions.local)]
     deleted = placed(structs_of(DELETION, times), deletions.row, count)
-    touched = pc.or_(pc.greater(pc.list_value_length(lists), 0), deleted.is_valid())
-    values = pa.StructArray.from_arrays([deleted, lists], fields=list(_column_type(column)))
-    return pc.if_else(touched, values, pa.scalar(None, values.type))
+    touched = np.bincount(np.concatenate([cells.row, deletions.row]), minlength=count) > 0
+    return structs_of(_column_type(column), [deleted, lists], touched)
 
 
 def _cells(column: LoggedColumn, cells: FlatCells) -> pa.StructArray:
-    raw = raw_values(cells.value)
-    value_type = column.value_type
-    misfits = None
-    if value_type is None:
-        values = raw
+    if column.value_type is None:
+        decoded = Decoded(raw_values(cells.value), None)
     elif column.is_counter:
-        values = counter_totals(raw)
+        decoded = Decoded(counter_totals(raw_values(cells.value)), None)
     else:
-        decoded = decode(value_type, cells.value)
-        values, misfits = decoded.values, decoded.misfits
+        decoded = decode(column.value_type, cells.value)
     ends = cells.kind == EXPIRING
     arrays: Sequence[pa.Array] = [
-        values,
-        pa.nulls(len(raw), pa.binary()) if misfits is None else pc.if_else(pa.array(misfits), raw, None),
+        decoded.values,
+        decoded.raw(cells.value),
         array_of(cells.timestamp),
         array_of(cells.ttl.astype(np.int32), ends),
         array_of(cells.local, ends),
@@ -185,4 +167,4 @@ def _cells(column: LoggedColumn, cells: FlatCells) -> pa.StructArray:
     ]
     if column.is_multicell:
         arrays = [decode(path_type(column.type), cells.path).values, *arrays]
-    return pa.StructArray.from_arrays(arrays, fields=list(_cell_type(column)))
+    return structs_of(_cell_type(column), arrays)

@@ -41,10 +41,15 @@ def array_of(values: npt.NDArray[np.integer[Any]], valid: Mask | None = None) ->
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
-def list_of(counts: npt.NDArray[np.integer[Any]], values: pa.Array, valid: Mask | None = None) -> pa.ListArray:
-    """Make lists of ``counts`` values each, null where they are not ``valid``."""
+def list_of(
+    counts: npt.NDArray[np.integer[Any]],
+    values: pa.Array,
+    valid: Mask | None = None,
+    kind: pa.DataType | None = None,
+) -> pa.ListArray:
+    """Make lists (or maps, by their ``kind``) of ``counts`` values each, null where they are not ``valid``."""
     buffers = [None if valid is None else bitmap(valid), starts_of(counts).buffers()[1]]
-    return pa.Array.from_buffers(pa.list_(values.type), len(counts), buffers, children=[values])
+    return pa.Array.from_buffers(kind or pa.list_(values.type), len(counts), buffers, children=[values])
 
 
 def structs_of(kind: pa.StructType, children: Sequence[pa.Array], valid: Mask | None = None) -> pa.StructArray:
@@ -65,6 +70,13 @@ def placed(values: pa.Array, rows: npt.NDArray[np.integer[Any]], count: int) -> 
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))
     return values.take(array_of(places, places >= 0))
+
+
+def only(array: pa.Array, keep: Mask) -> pa.Array:
+    """Set the values outside a mask to null."""
+    if not (valid_mask(array) & ~keep).any():
+        return array
+    return array.take(array_of(np.arange(len(array)), keep))
 
 
 def bitmap(mask: npt.NDArray[np.bool_]) -> pa.Buffer:

@@ -1,9 +1,9 @@
 """The row after: images of what changed, from the images before and the merged changes.
 
-The images before become change rows, these and the changes are merged, and the result becomes images. So there is one
-merge. What a SELECT could not tell goes through it as well: a liveness or the times of elements that are not known
-are not later than the scan that showed the rows, list entries of unknown identity get placeholders. Where one of
-these meets a change that it decides about, the image is a guess and is reported as such.
+The images before become change rows, these and the changes are merged, and the result becomes images: there is only one
+merge. Facts that a SELECT could not tell take part in it: an unknown liveness, and unknown times of elements, are not
+later than the scan that showed the rows; list entries of unknown identity get placeholders. If such a fact decides
+about a change, the image is a guess and is reported as such.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import pyarrow.compute as pc
 from ringsync.changes.batch import ChangeRows, Deletion, concatenated, without_content
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.flat import FlatCells, Places, by_column, together, tombstones
-from ringsync.changes.keys.order import clustering_order, path_type, value_keys
+from ringsync.changes.keys.order import key_numbers, numbered, path_type, value_keys
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import EXPIRING, NEVER, PARTITION_DELETION, ROW, STATIC, TOMBSTONE
-from ringsync.compiled.arrow import Mask, array_of, filled, integers, valid_mask
-from ringsync.cql.cells import cells_of_values, codes, no_cells
-from ringsync.images.from_changes import Misfits, change_rows_of, images_of
+from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, structs_of, valid_mask
+from ringsync.cql.cells import cells_of, cells_of_values, codes, no_cells
+from ringsync.images.from_changes import Misfits, images_of
 from ringsync.images.merge_column import is_placeholder, tombstone_lists, tombstones_of
 from ringsync.images.schema import MERGE, NO_LIVENESS, ROW_TIMES, lake_names, row_image_schema
-from ringsync.images.times import or_nulls, struct_of
+from ringsync.images.times import struct_of
 from ringsync.images.to_cells import value_cells
-from ringsync.images.to_changes import MICROS, has_clustering, image_keys
+from ringsync.images.to_changes import MICROS, change_rows_of, has_clustering, image_keys
 from ringsync.schema.table import TableSchema
 
 _NONE = -1
@@ -39,8 +39,8 @@ _FOREVER = np.iinfo(np.int64).max
 class RowsAfter:
     """The keys that changes touch, as they are after them.
 
-    :ivar images: one per key, in the order of merged change rows; in tables with static columns one without
-        clustering for each partition, and static cells on every row
+    :ivar images: one per key, in the order of merged change rows; in tables with static columns also an image without
+        clustering for each partition, and the static cells on every row
     :ivar unknown: mask of the images that are not certain and must be read from the source
     :ivar of_change: place of each change's image; -1 for deletions of partitions and ranges
     """
@@ -60,44 +60,44 @@ def rows_after(
     doubtful: Mask | None = None,
     deletions_known_from_us: int = NEVER,
 ) -> RowsAfter:
-    """Return the rows that changes touch, after them.
+    """Return the rows that changes touch, after these changes.
 
-    :param previous: the newest image of every row that ``merged`` has, as far as there are such; of partitions with a
-        partition deletion, a range deletion or a change of static cells all images; and in tables with static columns
-        the image without clustering of every partition, or if there is none any image of it. Images that nothing
-        touches may be among them, and are not in the result
+    :param previous: the newest image of each row in ``merged``, if there is one; all images of partitions with a
+        partition deletion, a range deletion or a change of static cells; and in tables with static columns the image
+        without clustering of each partition, or if there is none any image of it. Images that nothing touches may be
+        among them; the result does not have them
     :param merged: merged change rows
-    :param live_known_from_us: µs; livenesses, and times of cells, that ``previous`` does not know are older: the
-        moment of the scan that the replica began with
-    :param misfits: what to do with a value that its Arrow type cannot hold
-    :param doubtful: which changes something may hide that ``previous`` does not show; None: none
-    :param deletions_known_from_us: µs; what was written before may be hidden by deletions that ``previous`` does not
-        show. So may a row's own liveness, for as long as the row was seen with cells
-    :raises UnrepresentableValueError: for such a value, with ``misfits="error"``
+    :param live_known_from_us: moment of the scan that the replica began with, µs; livenesses and times of cells that
+        ``previous`` does not know are older
+    :param misfits: treatment of values that the Arrow type cannot hold
+    :param doubtful: mask of changes that something may hide which ``previous`` does not show; None: none
+    :param deletions_known_from_us: µs; earlier writes may be hidden by deletions that ``previous`` does not show. So
+        may a row's own liveness, for as long as the row was seen with cells
+    :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
     """
     known = change_rows_of(previous, table, unknown_at_us=live_known_from_us - 1)
     both = merge(concatenated([known, replace(merged, node=None)]), table)
-    own = merged.where(merged.of_row)
+    row_changes = merged.where(merged.of_row)
     rows = _with_expected(both, merged, table)
     rows = rows.where(rows.of_row)
     changed = rows.digest.any(axis=1)  # zero for what comes from images only
     touched = changed | _touched(rows, merged, previous)
     change_of = np.where(changed, np.cumsum(changed) - 1, _NONE)[touched]
-    if changed.sum() != len(own):
-        raise ValueError(f"{len(own)} merged change rows became {int(changed.sum())}: they were not merged")
+    if changed.sum() != len(row_changes):
+        raise ValueError(f"{len(row_changes)} merged change rows became {int(changed.sum())}: they were not merged")
     rows = rows.where(touched)
     static_of = _static_of(rows)
     images = images_of(rows, table, misfits, static_of)
-    doubts = np.zeros(len(own), np.bool_) if doubtful is None else doubtful[merged.of_row]
-    unknown = _unknown(rows, own, change_of, static_of, doubts, table, deletions_known_from_us)
+    doubts = np.zeros(len(row_changes), np.bool_) if doubtful is None else doubtful[merged.of_row]
+    unknown = _unknown(rows, row_changes, change_of, static_of, doubts, table, deletions_known_from_us)
     of_change = np.full(len(merged), _NONE)
     of_change[merged.of_row] = np.flatnonzero(change_of != _NONE)
     return RowsAfter(images, unknown, of_change)
 
 
 def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) -> ChangeRows:
-    """With a static row for every partition that has changes, if the table has static columns; and where partitions
-    are rows with a row for every partition that was deleted: its deletion must be known later."""
+    """Add the rows whose images are expected: if the table has static columns, a static row for each partition with
+    changes; if partitions are rows, a row for each deleted partition, because its deletion must be known later."""
     if not table.clustering:
         wanted, kind = changes.where(changes.kind == PARTITION_DELETION), ROW
     elif table.of_kind("static"):
@@ -110,11 +110,11 @@ def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) ->
     lacking = first[~has_it & np.isin(partition[first], wanted_partitions)]
     if not len(lacking):
         return both
-    # A partition's deletion comes first in it, and is the deletion of what is made here.
+    # The deletion of a partition is its first row; the new row has the same deletion.
     rows = both.take(lacking)
     is_deletion, count = rows.kind == PARTITION_DELETION, len(rows)
     no_columns = cells_of_values([bytes(4)]).take(np.zeros(count, np.int64))
-    made = without_content(
+    added = without_content(
         rows,
         kind=np.full(count, kind),
         clustering=no_cells(count) if table.clustering else no_columns,
@@ -123,16 +123,16 @@ def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) ->
         position=np.full(count, _NONE),
     )
     places = np.concatenate([np.arange(len(both)) + 0.0, lacking + np.where(is_deletion, 0.5, -0.5)])
-    return concatenated([both, made]).take(np.argsort(places, kind="stable"))
+    return concatenated([both, added]).take(np.argsort(places, kind="stable"))
 
 
 def _touched(rows: ChangeRows, changes: ChangeRows, previous: pa.RecordBatch) -> Mask:
-    """Rows that none of the changes is of: all of a partition that was deleted or whose static cells changed, what a
-    range deletion hits, and the static cells of partitions with changes."""
+    """Find rows that changes of other rows touch: all rows of a partition that was deleted or whose static cells
+    changed, rows that a range deletion hits, and the static rows of partitions with changes."""
     whole = (changes.kind == PARTITION_DELETION) | (changes.kind == STATIC)
     partition, changed = codes([rows.partition_key, changes.partition_key])
     before = np.append(filled(pc.struct_field(previous["_row"], "deleted_at"), NEVER), NEVER)
-    # Of a row that no change is of, the position is the place of its image.
+    # A row without a change of its own has the place of its image as position.
     is_image = (rows.position >= 0) & (rows.position < len(previous))
     hit = rows.deletion.timestamp > before[np.where(is_image, rows.position, len(previous))]
     in_any = np.isin(partition, changed)
@@ -140,17 +140,17 @@ def _touched(rows: ChangeRows, changes: ChangeRows, previous: pa.RecordBatch) ->
 
 
 def _static_of(rows: ChangeRows) -> Places:
-    """For each row the static row of its partition, itself where there is none."""
+    """Return the static row of each row's partition; the row itself if there is none."""
     (partition,) = codes([rows.partition_key])
     is_static = rows.kind == STATIC
-    found = np.full(int(partition.max(initial=-1)) + 1, _NONE)
-    found[partition[is_static]] = np.flatnonzero(is_static)
-    return np.where(found[partition] == _NONE, np.arange(len(rows)), found[partition])
+    static_of = np.full(int(partition.max(initial=-1)) + 1, _NONE)
+    static_of[partition[is_static]] = np.flatnonzero(is_static)
+    return np.where(static_of[partition] == _NONE, np.arange(len(rows)), static_of[partition])
 
 
 def _unknown(
     rows: ChangeRows,
-    own: ChangeRows,
+    changes: ChangeRows,
     change_of: Places,
     static_of: Places,
     doubtful: Mask,
@@ -159,7 +159,7 @@ def _unknown(
 ) -> Mask:
     """Tell which images are not certain.
 
-    :param own: the changes that are of rows
+    :param changes: changes of rows
     :param change_of: place of each row's change, -1: none
     :param doubtful: mask of the changes that something may hide
     """
@@ -167,13 +167,13 @@ def _unknown(
         return np.ones(len(rows), np.bool_)
     columns = [column for column in columns_of(table) if not column.dropped]
     alive = by_column(rows.cells.where(rows.cells.kind != TOMBSTONE), len(columns))
-    parts = [by_column(all_parts, len(columns)) for all_parts in (own.cells, own.complex_deletions)]
+    parts = [by_column(all_parts, len(columns)) for all_parts in (changes.cells, changes.complex_deletions)]
     deleted = rows.deletion.there
     unknown, has_cell = np.append(doubtful, False)[change_of], np.zeros(len(rows), np.bool_)
     for column, cells in zip(columns, alive, strict=True):
         if not column.is_static:
             has_cell[cells.row] = True
-        changed = np.zeros(len(own) + 1, np.bool_)
+        changed = np.zeros(len(changes) + 1, np.bool_)
         for of_column in parts:
             changed[of_column[column.number].row] = True
         unknown |= _marked(cells.row, cells.unknown, len(rows)) & (changed[change_of] | deleted)
@@ -181,89 +181,86 @@ def _unknown(
             unknown |= _marked(cells.row, is_placeholder(cells.path), len(rows)) & changed[change_of]
     liveness = rows.liveness
     unknown |= liveness.unknown & ~has_cell & ((change_of != _NONE) | deleted)
-    # A SELECT that showed it with cells did not prove that the row was inserted. (What inserts is doubtful itself.)
+    # A SELECT that showed cells did not prove that the row was inserted. (A change that inserts is doubtful itself.)
     unproven = liveness.there & (liveness.timestamp < deletions_known_from_us)
-    takes = np.append(~own.liveness.there, False)[change_of]
+    takes = np.append(~changes.liveness.there, False)[change_of]
     unknown |= unproven & ~has_cell & takes
     return np.asarray(unknown | unknown[static_of])
 
 
 def _marked(rows: Places, marks: Mask, count: int) -> Mask:
-    found = np.zeros(count, np.bool_)
-    found[rows[marks]] = True
-    return found
+    marked = np.zeros(count, np.bool_)
+    marked[rows[marks]] = True
+    return marked
 
 
 def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, table: TableSchema) -> pa.RecordBatch:
-    """Return what a read of the source showed, in the place of images that are not certain.
+    """Replace images that are not certain by what a read of the source showed.
 
-    Values and times are those that were seen; deletions and tombstones are kept, and so is a liveness, unless it is
-    refuted: what is seen without a regular cell lives by a liveness. A row that was not seen has no cells. What expires
-    and was not seen has expired, or something newer hides it: of cells a tombstone is left, of a row's liveness when it
-    was and that it has ended, since both hide what is older.
+    Values and times are those that were seen. Deletions and tombstones stay. A liveness stays unless the read refutes
+    it: a row that is seen without regular cells lives by a liveness. A row that was not seen has no cells. If something
+    expires and was not seen, it has expired, or something newer hides it. An expired cell leaves a tombstone, and an
+    expired liveness keeps its time and gets an end, because both hide what is older.
 
     :param after: images of the keys that were read
-    :param seen: images that the read gave, in any order; of a partition without rows one without clustering
-    :param read_at_us: µs, moment of the read, or before it
+    :param seen: images that the read gave, in any order; for a partition without rows one without clustering
+    :param read_at_us: moment of the read or earlier, µs
     :returns: images of the keys of ``after``, in its order
     """
     names, schema = lake_names(table), row_image_schema(table)
     is_row = has_clustering(after, table)
     of_key, of_partition = _places(after, seen, table)
     place = np.where(is_row, of_key, of_partition)
-    found = place != _NONE
-    all_seen = pa.array(place, mask=~found)
-    rows_seen = pa.array(place, mask=~(found & is_row))
-    x_type, values, differences = schema.field("_x").type, [], []
+    was_seen = place != _NONE
+    all_seen, rows_seen = array_of(place, was_seen), array_of(place, was_seen & is_row)
+    values, differences = [], []
     has_cell = np.zeros(len(after), np.bool_)
     for column in table.columns:
         name = names[column.name]
         batch, take = (seen, all_seen if column.kind == "static" else rows_seen)
         if column.is_key:
-            batch, take = after, pa.array(np.arange(len(after)))
+            batch, take = after, array_of(np.arange(len(after)))
         values.append(batch[name].take(take))
         differences.append(pc.struct_field(batch["_x"], name).take(take))
         if column.kind == "regular":
             has_cell |= valid_mask(values[-1]) | valid_mask(pc.struct_field(differences[-1], "raw"))
-    live = _live_when_seen(after, found & is_row, has_cell, read_at_us)
-    live |= ~found & is_row
+    live = _live_when_seen(after, was_seen & is_row, has_cell, read_at_us)
+    live |= ~was_seen & is_row
     merge = dict(zip(MERGE.names, after["_merge"].flatten(), strict=True))
     live_expires_at = integers(merge["live_expires_at"])
-    may_hide = live & (found | valid_mask(merge["live_expires_at"]))
+    may_hide = live & (was_seen | valid_mask(merge["live_expires_at"]))
     row = [pc.struct_field(seen["_row"], name).take(all_seen) for name in ("writetime", "expires_at")]
-    row += [pc.struct_field(after["_row"], "deleted_at"), _live(after, may_hide, live)]
-    ended = np.where(found, live_expires_at, np.minimum(live_expires_at, read_at_us // MICROS))
+    times = integers(pc.struct_field(after["_row"], "live"))
+    row += [pc.struct_field(after["_row"], "deleted_at"), array_of(np.where(may_hide, times, NO_LIVENESS), live)]
+    ended = np.where(was_seen, live_expires_at, np.minimum(live_expires_at, read_at_us // MICROS))
     merge["live_expires_at"] = array_of(ended, may_hide & valid_mask(merge["live_expires_at"]))
-    merge["unseen_at"] = array_of(np.full(len(after), read_at_us), ~found)
+    merge["unseen_at"] = array_of(np.full(len(after), read_at_us), ~was_seen)
     if _may_expire(after, table).any():
         kept_tombstones, deletions = tombstones_of(after["_merge"], table)
         every = together([kept_tombstones, _ended_cells(after, is_row, seen, place, table)])
         merge["tombstones"] = tombstone_lists(deletions, every, table, len(after))
     merge["entries"] = pa.nulls(len(after), MERGE.field("entries").type)
-    arrays = [
-        pa.StructArray.from_arrays(row, fields=list(ROW_TIMES)),
-        or_nulls(struct_of(x_type, differences), x_type, len(after)),
-        or_nulls(struct_of(MERGE, list(merge.values())), MERGE, len(after)),
-    ]
-    return pa.RecordBatch.from_arrays([after["token"], *values, *arrays], schema=schema)
+    x = struct_of(schema.field("_x").type, differences, len(after))
+    structs = [structs_of(ROW_TIMES, row), x, struct_of(MERGE, list(merge.values()), len(after))]
+    return pa.RecordBatch.from_arrays([after["token"], *values, *structs], schema=schema)
 
 
 def _places(after: pa.RecordBatch, seen: pa.RecordBatch, table: TableSchema) -> tuple[Places, Places]:
-    """Tell where among the images seen those of each key are, and any of each partition; -1: nowhere."""
-    keys, partitions = [], []
-    for images in (after, seen):
-        partition, clustering = image_keys(images, table)
-        # Equal clusterings need not have equal bytes.
-        ordered = clustering_order(clustering, table)
-        lengths = pc.binary_length(partition).cast(pa.string()).cast(pa.binary())
-        keys.append(pc.binary_join_element_wise(lengths, partition, ordered, b" "))
-        partitions.append(partition)
-    places = [pc.fill_null(pc.index_in(mine, value_set=its), _NONE) for mine, its in (keys, partitions)]
-    return integers(places[0]), integers(places[1])
+    """Find the first image of each key among those seen, and the first of each partition; -1: there is none."""
+    keys, seen_keys = (map(cells_of, image_keys(images, table)) for images in (after, seen))
+    (partition, clustering), (seen_partition, seen_clustering) = keys, seen_keys
+    of_keys = key_numbers(table, (partition, clustering), (seen_partition, seen_clustering))
+    return _first_places(*of_keys), _first_places(*codes([partition, seen_partition]))
+
+
+def _first_places(numbers: Integers, among: Integers) -> Places:
+    places = np.full(max(numbers.max(initial=0), among.max(initial=0)) + 1, _NONE)
+    places[among[::-1]] = np.arange(len(among))[::-1]
+    return np.asarray(places[numbers])
 
 
 def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_us: int) -> Mask:
-    """Return rows that were seen whose liveness, or that there is none, stays known."""
+    """Find seen rows whose liveness, or its absence, stays known."""
     deleted_at, live = (pc.struct_field(after["_row"], name) for name in ("deleted_at", "live"))
     expires_at = pc.struct_field(after["_merge"], "live_expires_at")
     times = integers(live)
@@ -273,16 +270,10 @@ def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_u
     return np.asarray(seen & valid_mask(live) & (has_cell | explains))
 
 
-def _live(after: pa.RecordBatch, kept: Mask, known: Mask) -> pa.Array:
-    """``_row.live``: where it is known and not kept there is none."""
-    live = integers(pc.struct_field(after["_row"], "live"))
-    return array_of(np.where(kept, live, NO_LIVENESS), known)
-
-
 def without_expired(images: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
-    """Return images without the cells that have expired: what a SELECT shows of rows that are there.
+    """Remove expired cells from images: the rest is what a SELECT shows of rows that are there.
 
-    :param now_s: s since the epoch
+    :param now_s: present time, s since the epoch
     """
     may_end = np.flatnonzero(_may_expire(images, table))
     rows = change_rows_of(images.take(array_of(may_end)), table, unknown_at_us=0, one_each=True)
@@ -307,50 +298,50 @@ def _may_expire(images: pa.RecordBatch, table: TableSchema) -> Mask:
 def _ended_cells(
     after: pa.RecordBatch, is_row: Mask, seen: pa.RecordBatch, place: Places, table: TableSchema
 ) -> FlatCells:
-    """Return tombstones of the cells that expire and were not seen.
+    """Make tombstones of the cells that expire and were not seen.
 
-    :param is_row: mask of the images of ``after`` that are of rows: the others have the static cells
-    :param place: place of each one's image among those that were seen, -1: none
+    :param is_row: mask of the images of rows in ``after``; all others hold static cells
+    :param place: place of each image among those that were seen, -1: none
     """
-    found = []
+    expiring = []
     for column in columns_of(table):
         if column.dropped or column.is_counter:
             continue
         cells = value_cells(after, table, column, None)
         cells = cells.where((cells.kind == EXPIRING) & (is_row[cells.row] != column.is_static))
-        found.append(cells.where(~is_placeholder(cells.path)) if column.is_list else cells)
-    return tombstones_of_ended(together(found), seen, place, table)
+        expiring.append(cells.where(~is_placeholder(cells.path)) if column.is_list else cells)
+    return tombstones_of_ended(together(expiring), seen, place, table)
 
 
 def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, table: TableSchema) -> FlatCells:
-    """Return tombstones of cells that expire and are not seen: they have ended, or something newer hides them.
+    """Make tombstones of cells that expire and are not seen: they have ended, or something newer hides them.
 
     :param cells: the cells that expire
     :param seen: images
     :param place: place in ``seen`` of the image of each row of the cells, -1: none
     """
     columns = [column for column in columns_of(table) if not column.dropped]
-    found = []
-    for column, its in zip(columns, by_column(cells, len(columns)), strict=True):
-        if len(its.row):
-            # What was seen at an unknown time is as new as can be.
+    hidden = []
+    for column, expiring in zip(columns, by_column(cells, len(columns)), strict=True):
+        if len(expiring.row):
+            # A cell that was seen with unknown times is as new as can be.
             shown = value_cells(seen, table, column, _FOREVER)
-            found.append(its.where(~_is_shown(its, place[its.row], shown, column)))
-    ended = together(found)
+            hidden.append(expiring.where(~_is_shown(expiring, place[expiring.row], shown, column)))
+    ended = together(hidden)
     return tombstones(ended.row, ended.column, ended.timestamp, ended.local, ended.path)
 
 
 def _is_shown(cells: FlatCells, place: Places, shown: FlatCells, column: LoggedColumn) -> Mask:
     """Tell which cells of a column were seen, or something in their place that is not older.
 
-    :param place: the row of each among those of ``shown``, -1: none
+    :param place: row of each cell among the rows of ``shown``, -1: none
     """
     row, path = np.concatenate([place, shown.row]), np.zeros(len(place) + len(shown.row), np.int64)
     # A SELECT does not tell which entry of a list is which.
     if column.is_multicell and not column.is_list:
         kind = path_type(column.type)
-        path = np.concatenate(codes([value_keys(one.path, kind) for one in (cells, shown)]))
-    keys, key = np.unique(row * (path.max(initial=0) + 1) + path, return_inverse=True)
-    newest = np.full(len(keys), NEVER)
-    np.maximum.at(newest, key[len(place) :], shown.timestamp)
-    return np.asarray(newest[key[: len(place)]] >= cells.timestamp)
+        path = np.concatenate(codes([value_keys(part.path, kind) for part in (cells, shown)]))
+    keys = numbered(row * (path.max(initial=0) + 1) + path)
+    newest = np.full(keys.max(initial=0) + 1, NEVER)
+    np.maximum.at(newest, keys[len(place) :], shown.timestamp)
+    return np.asarray(newest[keys[: len(place)]] >= cells.timestamp)

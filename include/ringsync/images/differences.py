@@ -13,25 +13,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 
+from ringsync.cql import types as cql
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.natives import NATIVES
-from ringsync.cql.types import (
-    CqlType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-    tuple_field_name,
-)
 from ringsync.images.schema import lake_names
 from ringsync.schema.table import TableSchema
 
 Row = Mapping[str, Any]
 
 DifferenceKind = Literal["missing", "extra", "value", "writetime", "ttl"]
+
+_TIMES: Mapping[DifferenceKind, str] = {"writetime": "writetime", "ttl": "expires_at"}
+"""The times of a cell, by the kind of their differences."""
 
 LONGEST_TEXT = 80
 
@@ -78,7 +71,7 @@ def row_differences(table: TableSchema, source: Row | None, replica: Row | None)
 class _Cell:
     """A cell, or a whole multi-cell column, whose times are lists, or None if unknown."""
 
-    type: CqlType
+    type: cql.CqlType
     exists: bool = False
     value: Any = None
     writetime: Any = None
@@ -91,7 +84,7 @@ class _Cell:
         return _short(_plain(self.type, self.value)) if self.exists else None
 
 
-def _cell(cql_type: CqlType, row: Row, name: str) -> _Cell:
+def _cell(cql_type: cql.CqlType, row: Row, name: str) -> _Cell:
     times = row["_cells"][name]
     return _Cell(cql_type) if times is None else _Cell(cql_type, exists=True, value=row[name], **times)
 
@@ -100,22 +93,20 @@ def _compare(source: _Cell, replica: _Cell, element: str | None = None) -> Itera
     """Compare two cells, and their times if both exist."""
     if (source.exists, source.value, source.raw) != (replica.exists, replica.value, replica.raw):
         yield Difference("value", {}, None, element, source.printed(), replica.printed())
-    if source.exists and replica.exists:
-        if source.writetime != replica.writetime:
-            yield Difference("writetime", {}, None, element, _short(source.writetime), _short(replica.writetime))
-        if source.expires_at != replica.expires_at:
-            yield Difference("ttl", {}, None, element, _short(source.expires_at), _short(replica.expires_at))
+    for kind, name in _TIMES.items() if source.exists and replica.exists else ():
+        times = getattr(source, name), getattr(replica, name)
+        if times[0] != times[1]:
+            yield Difference(kind, {}, None, element, *map(_short, times))
 
 
 def _compare_elements(source: _Cell, replica: _Cell) -> Iterator[Difference]:
     """Compare a multi-cell column element by element; times that only one side knows are one difference."""
-    if source.exists and replica.exists:
-        if (source.writetime is None) != (replica.writetime is None):
-            yield Difference("writetime", {}, None, None, _short(source.writetime), _short(replica.writetime))
-            source, replica = replace(source, writetime=None), replace(replica, writetime=None)
-        if (source.expires_at is None) != (replica.expires_at is None):
-            yield Difference("ttl", {}, None, None, _short(source.expires_at), _short(replica.expires_at))
-            source, replica = replace(source, expires_at=None), replace(replica, expires_at=None)
+    for kind, name in _TIMES.items() if source.exists and replica.exists else ():
+        times = getattr(source, name), getattr(replica, name)
+        if (times[0] is None) != (times[1] is None):
+            yield Difference(kind, {}, None, None, *map(_short, times))
+            unknown: Any = {name: None}
+            source, replica = replace(source, **unknown), replace(replica, **unknown)
     there, here = _elements(source), _elements(replica)
     for identity in dict.fromkeys([*there, *here]):
         name, cell = there.get(identity) or here[identity]
@@ -135,16 +126,16 @@ def _elements(column: _Cell) -> dict[str, tuple[str, _Cell]]:
     return cells
 
 
-def _parts(cql_type: CqlType, value: Any) -> Iterator[tuple[str, str, CqlType, Any]]:
+def _parts(cql_type: cql.CqlType, value: Any) -> Iterator[tuple[str, str, cql.CqlType, Any]]:
     """Return (identity, name, type, value) of each element."""
     match cql_type:
-        case ListType(element):
+        case cql.ListType(element):
             yield from ((str(i), str(i), element, item) for i, item in enumerate(value))
-        case SetType(element):
+        case cql.SetType(element):
             yield from ((repr(item), _short(_plain(element, item)), element, item) for item in value)
-        case MapType(key, inner):
+        case cql.MapType(key, inner):
             yield from ((repr(e["key"]), _short(_plain(key, e["key"])), inner, e["value"]) for e in value)
-        case UserType(field_names=names, field_types=types):
+        case cql.UserType(field_names=names, field_types=types):
             members = zip(names, portable_names(names), types, strict=True)
             yield from ((name, name, field_type, value[lake]) for name, lake, field_type in members)
 
@@ -159,20 +150,20 @@ def _key(table: TableSchema, names: Mapping[str, str], row: Row) -> dict[str, An
     return key
 
 
-def _plain(cql_type: CqlType, value: Any) -> Any:
+def _plain(cql_type: cql.CqlType, value: Any) -> Any:
     """Convert a canonical value to a JSON value that people can read."""
     if value is None:
         return None
     match cql_type:
-        case Native(name):
+        case cql.Native(name):
             return _plain_native(name, value)
-        case ListType(element) | SetType(element) | VectorType(element):
+        case cql.ListType(element) | cql.SetType(element) | cql.VectorType(element):
             return [_plain(element, item) for item in value]
-        case MapType(key, inner):
+        case cql.MapType(key, inner):
             return [[_plain(key, entry["key"]), _plain(inner, entry["value"])] for entry in value]
-        case TupleType(fields):
-            return [_plain(field, value[tuple_field_name(i)]) for i, field in enumerate(fields)]
-        case UserType(field_names=names, field_types=types):
+        case cql.TupleType(fields):
+            return [_plain(field, value[cql.tuple_field_name(i)]) for i, field in enumerate(fields)]
+        case cql.UserType(field_names=names, field_types=types):
             members = zip(names, portable_names(names), types, strict=True)
             return {name: _plain(field_type, value[lake]) for name, lake, field_type in members}
     return _hex(value)

@@ -9,17 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.avro.rows import encode_rows
+from ringsync.compiled.arrow import Integers
 from ringsync.cql.murmur3 import murmur3_128
 
-Int64Array = npt.NDArray[np.int64]
 
-
-def row_digests(rows: pa.RecordBatch) -> tuple[Int64Array, Int64Array]:
+def row_digests(rows: pa.RecordBatch) -> tuple[Integers, Integers]:
     """Compute the 128-bit digest of every row, over all its columns: (low halves, high halves)."""
     canonical_rows = canonical(pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)))
     low, high = murmur3_128(encode_rows(canonical_schema(canonical_rows.type), canonical_rows))

@@ -8,6 +8,7 @@ comes back unchanged. Images lack TTLs and counters: a TTL comes back as 0, coun
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,10 +17,10 @@ import pyarrow as pa
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.common_times import NO_CELL, ElementTimes
-from ringsync.changes.flat import FlatCells, Places, by_column, kept, shown_by, spread
+from ringsync.changes.flat import FlatCells, Places, by_column, kept, of_rows, spread
 from ringsync.changes.flat import expiries as expiries_of
 from ringsync.changes.keys.canonical import decoded_clustering
-from ringsync.changes.keys.parts import clustering_parts, partition_parts
+from ringsync.changes.keys.parts import clustering_parts, field_numbers, partition_parts
 from ringsync.changes.schema import ROW, TOMBSTONE
 from ringsync.compiled.arrow import array_of
 from ringsync.cql.cells import Cells, cells_of, raw_values
@@ -28,15 +29,8 @@ from ringsync.cql.codec.encode import frozen_values
 from ringsync.cql.counters import counter_totals
 from ringsync.cql.types import ListType, MapType, UserType
 from ringsync.images.merge_column import merge_column
-from ringsync.images.schema import NO_LIVENESS, lake_names, row_image_schema
-from ringsync.images.times import (
-    Differences,
-    differences_of,
-    or_nulls,
-    row_times,
-    struct_of,
-    unrepresentable,
-)
+from ringsync.images.schema import NO_LIVENESS, row_image_schema
+from ringsync.images.times import Differences, differences_of, refuse_misfits, row_times, x_column
 from ringsync.images.to_changes import change_rows_of
 from ringsync.schema.table import Column, TableSchema
 
@@ -62,45 +56,30 @@ def images_of(rows: ChangeRows, table: TableSchema, misfits: Misfits, static_of:
 
     :param static_of: index of the row whose static cells each row shows
     """
-    count, names, schema = len(rows), lake_names(table), row_image_schema(table)
+    count = len(rows)
     columns = [column for column in columns_of(table) if not column.dropped]
     cells = kept(rows.cells, table)
     there = cells.where(cells.kind != TOMBSTONE)
     live = dict(zip([column.name for column in columns], by_column(there, len(columns)), strict=True))
     for column in columns:
         if column.is_static:
-            live[column.name] = shown_by(live[column.name], static_of)
-    raws = dict(zip([column.name for column in table.key_columns], _key_cells(rows, table), strict=True))
+            live[column.name] = of_rows(live[column.name], static_of, count)
+    _, clustering, _ = clustering_parts(rows.clustering, len(table.clustering))
+    keys = [*partition_parts(rows.partition_key, table), *clustering]
+    raws = dict(zip([column.name for column in table.key_columns], keys, strict=True))
     raws |= {column.name: _values(column, live[column.name], count) for column in columns}
     decoded = {column.name: _decoded(column, raws[column.name]) for column in table.columns}
     for key in table.clustering:
         decoded[key.name], raws[key.name] = decoded_clustering(decoded[key.name], raws[key.name], key.type)
     if misfits == "error":
-        _refuse_misfits(table, rows, raws, decoded)
+        refuse_misfits(table, decoded, raws, partial(_described, rows, table))
     row, differences = _times(rows, columns, live, decoded)
-    kept_raw = {name: _raw(raws[name], decoded[name]) for name in decoded}
-    x_type = schema.field("_x").type
-    parts = [
-        struct_of(
-            x_type.field(names[column.name]).type,
-            [*(() if column.is_key else differences.get(column.name, (None, None))), kept_raw[column.name]],
-        )
-        for column in table.columns
-    ]
+    misfit_bytes = {name: values.raw(raws[name]) for name, values in decoded.items()}
+    x = x_column(table, differences, misfit_bytes, count)
     lists = {column.name: live[column.name] for column in columns if column.is_list}
     merge = merge_column(rows, table, cells.where(cells.kind == TOMBSTONE), lists)
     values = [decoded[column.name].values for column in table.columns]
-    x = or_nulls(struct_of(x_type, parts), x_type, count)
-    return pa.RecordBatch.from_arrays([array_of(rows.token), *values, row, x, merge], schema=schema)
-
-
-def _key_cells(rows: ChangeRows, table: TableSchema) -> list[Cells]:
-    """Return the key columns of each row; the clustering of static rows is null."""
-    parts = partition_parts(rows.partition_key, table)
-    there = np.flatnonzero(rows.clustering.lengths >= 0)
-    # A null clustering has no bytes that could be read as a count.
-    _, clustering, _ = clustering_parts(rows.clustering.take(there), len(table.clustering))
-    return parts + [spread(part, there, len(rows)) for part in clustering]
+    return pa.RecordBatch.from_arrays([array_of(rows.token), *values, row, x, merge], schema=row_image_schema(table))
 
 
 def _values(column: LoggedColumn, cells: FlatCells, rows: int) -> Cells:
@@ -123,11 +102,8 @@ def _values(column: LoggedColumn, cells: FlatCells, rows: int) -> Cells:
 def _field_numbers(column: LoggedColumn, cells: FlatCells) -> Places:
     """Return the number of the field that each cell of a user-defined type belongs to."""
     assert isinstance(column.type, UserType)
-    paths = cells.path
-    at = paths.offsets.astype(np.int64)
-    number: Places = paths.buffer[at].astype(np.int64) << 8 | paths.buffer[at + 1]
-    fields = len(column.type.field_types)
-    if np.any(paths.lengths != 2) or np.any(number >= fields):
+    number, fields = field_numbers(cells.path), len(column.type.field_types)
+    if np.any((number < 0) | (number >= fields)):
         raise ValueError(
             f"column {column.name} has a cell for field {int(number.max())} of its type {column.type}, which has "
             f"{fields} fields in the known schema: read the table's schema again"
@@ -141,18 +117,10 @@ def _decoded(column: LoggedColumn | Column, raw: Cells) -> Decoded:
     return decode(column.type, raw)
 
 
-def _raw(raw: Cells, decoded: Decoded) -> pa.Array | None:
-    return None if decoded.misfits is None else raw_values(raw.without(~decoded.misfits))
-
-
-def _refuse_misfits(table: TableSchema, rows: ChangeRows, raws: dict[str, Cells], decoded: dict[str, Decoded]) -> None:
-    for column in table.columns:
-        misfits = decoded[column.name].misfits
-        if misfits is not None:
-            row = int(np.flatnonzero(misfits)[0])
-            key, clustering = (cells.value(row) or b"" for cells in (rows.partition_key, rows.clustering))
-            where = f"partition key 0x{key.hex()}" + (f", clustering 0x{clustering.hex()}" if table.clustering else "")
-            raise unrepresentable(table, column, where, raws[column.name].value(row) or b"")
+def _described(rows: ChangeRows, table: TableSchema, row: int) -> str:
+    """Describe a row for an error message, by the bytes of its key."""
+    key, clustering = (cells.value(row) or b"" for cells in (rows.partition_key, rows.clustering))
+    return f"partition key 0x{key.hex()}" + (f", clustering 0x{clustering.hex()}" if table.clustering else "")
 
 
 def _times(

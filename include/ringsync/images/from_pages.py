@@ -8,37 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
 
-from ringsync.changes.common_times import ElementTimes
+from ringsync.changes.common_times import NO_CELL, ElementTimes
 from ringsync.changes.keys.canonical import decoded_clustering
-from ringsync.cql.cells import Cells, raw_values
+from ringsync.changes.schema import NO_EXPIRY
+from ringsync.compiled.arrow import Integers, integers, valid_mask
+from ringsync.compiled.memory import KERNEL, address, is_valid, load32_native, load64_native, store64
+from ringsync.cql.cells import Cells, no_cells
 from ringsync.cql.codec.decode import Decoded
 from ringsync.cql.types import CqlType, ListType, Native, arrow_type
 from ringsync.formats.page_columns import decode_pages
 from ringsync.formats.result_page import Page
-from ringsync.images.page_times import element_times, scalar_times
 from ringsync.images.schema import MERGE, ROW_TIMES, lake_names, row_image_schema
-from ringsync.images.times import (
-    Differences,
-    differences_of,
-    or_nulls,
-    row_times,
-    struct_of,
-    unrepresentable,
-)
+from ringsync.images.times import Differences, differences_of, refuse_misfits, row_times, struct_of, x_column
 from ringsync.schema.table import Column, TableSchema
 
 Role = Literal["token", "value", "writetime", "ttl"]
 PageCells = dict[tuple[Role, str | None], Cells]
 PageValues = dict[tuple[Role, str | None], Decoded]
-
-_schema_of = lru_cache(maxsize=16)(row_image_schema)
-_names_of = lru_cache(maxsize=16)(lake_names)
 
 
 @dataclass(frozen=True)
@@ -100,21 +94,15 @@ def row_images(
         if all_values[entry].misfits is not None:
             all_values[entry], cells[entry] = decoded_clustering(all_values[entry], cells[entry], column.type)
     decoded = {column.name: all_values["value", column.name] for column in table.columns}
+    serialised = {name: cells.get(("value", name), no_cells(rows)) for name in decoded}
     if misfits == "error":
-        _refuse_misfits(table, cells, decoded)
+        refuse_misfits(table, decoded, serialised, partial(_described, table, decoded, serialised))
     row, times = _times(table, all_values, rows, now)
-    schema, names = _schema_of(table), _names_of(table)
-    x_type = schema.field("_x").type
-    differences = []
-    for column in table.columns:
-        raw = _raw(cells.get(("value", column.name)), decoded[column.name])
-        parts = [raw] if column.is_key else [*times.get(column.name, (None, None)), raw]
-        differences.append(struct_of(x_type.field(names[column.name]).type, parts))
+    raw = {name: values.raw(serialised[name]) for name, values in decoded.items()}
     token = all_values["token", None].values
     values = [decoded[column.name].values for column in table.columns]
-    x = struct_of(x_type, differences)
-    arrays = [token, *values, or_nulls(row, ROW_TIMES, rows), or_nulls(x, x_type, rows), pa.nulls(rows, MERGE)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    arrays = [token, *values, row, x_column(table, times, raw, rows), pa.nulls(rows, MERGE)]
+    return pa.RecordBatch.from_arrays(arrays, schema=row_image_schema(table))
 
 
 def widened(images: pa.RecordBatch, narrow: TableSchema, table: TableSchema) -> pa.RecordBatch:
@@ -124,16 +112,15 @@ def widened(images: pa.RecordBatch, narrow: TableSchema, table: TableSchema) -> 
     :param narrow: table with fewer columns
     :return: images with ``row_image_schema(table)``
     """
-    schema, given = _schema_of(table), _names_of(narrow)
-    x, x_type, rows = images.column("_x"), schema.field("_x").type, images.num_rows
-    values, differences = [], []
+    schema, given, rows = row_image_schema(table), lake_names(narrow), images.num_rows
+    values: list[pa.Array] = []
+    differences: list[pa.Array | None] = []
     for column in table.columns:
         name = given.get(column.name)
-        values.append(pa.nulls(rows, arrow_type(column.type)) if name is None else images.column(name))
-        differences.append(None if name is None or x.null_count == rows else x.field(name))
-    widened = or_nulls(struct_of(x_type, differences), x_type, rows)
-    arrays = [images.column("token"), *values, images.column("_row"), widened, images.column("_merge")]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        values.append(pa.nulls(rows, arrow_type(column.type)) if name is None else images[name])
+        differences.append(None if name is None else pc.struct_field(images["_x"], name))
+    x = struct_of(schema.field("_x").type, differences, rows)
+    return pa.RecordBatch.from_arrays([images["token"], *values, images["_row"], x, images["_merge"]], schema=schema)
 
 
 def _check_layout(table: TableSchema, entries: Collection[tuple[Role, str | None]]) -> None:
@@ -148,16 +135,10 @@ def _check_layout(table: TableSchema, entries: Collection[tuple[Role, str | None
         raise ValueError(f"the scan of {table.full_name} does not select: {', '.join(missing)}")
 
 
-def _refuse_misfits(table: TableSchema, cells: PageCells, decoded: Mapping[str, Decoded]) -> None:
-    for column in table.columns:
-        misfits = decoded[column.name].misfits
-        if misfits is not None:
-            row = int(np.flatnonzero(misfits)[0])
-            key = ", ".join(
-                f"{key.name} = {_key_text(decoded[key.name], cells['value', key.name], row)}"
-                for key in table.key_columns
-            )
-            raise unrepresentable(table, column, f"row {key}", cells["value", column.name].value(row) or b"")
+def _described(table: TableSchema, decoded: Mapping[str, Decoded], cells: Mapping[str, Cells], row: int) -> str:
+    """Describe a row for an error message, by its key."""
+    names = [column.name for column in table.key_columns]
+    return "row " + ", ".join(f"{name} = {_key_text(decoded[name], cells[name], row)}" for name in names)
 
 
 def _key_text(decoded: Decoded, cells: Cells, row: int) -> str:
@@ -173,23 +154,17 @@ def _key_text(decoded: Decoded, cells: Cells, row: int) -> str:
     return f"0x{raw.hex()}" if text is None or pa.types.is_binary(value.type) else str(text)
 
 
-def _raw(cells: Cells | None, decoded: Decoded) -> pa.Array | None:
-    return None if cells is None or decoded.misfits is None else raw_values(cells.without(~decoded.misfits))
-
-
-def _times(
-    table: TableSchema, values: PageValues, rows: int, now: int
-) -> tuple[pa.Array | None, dict[str, Differences]]:
-    """Return ``_row``, and ``d`` and ``e`` by column; None stands for an array of nulls."""
+def _times(table: TableSchema, values: PageValues, rows: int, now: int) -> tuple[pa.Array, dict[str, Differences]]:
+    """Return ``_row``, and ``d`` and ``e`` by column."""
     if not any(role == "writetime" for role, _ in values):
-        return None, {}
+        return pa.nulls(rows, ROW_TIMES), {}
     scalars = [
         column for column in table.value_columns if ("writetime", column.name) in values and not column.is_multicell
     ]
     elements = {
         column.name: _element_times(column, values, rows, now) for column in table.value_columns if column.is_multicell
     }
-    writetimes, expiries = scalar_times(
+    writetimes, expiries = _scalar_times(
         [(values["writetime", column.name], values.get(("ttl", column.name))) for column in scalars], rows, now
     )
     decoded = {name: values["value", name] for name in elements}
@@ -200,9 +175,69 @@ def _times(
 
 
 def _element_times(column: Column, values: PageValues, rows: int, now: int) -> ElementTimes:
-    """Return the times of a multi-cell column's elements; none if the scan does not select them."""
-    writetimes, ttls = values.get(("writetime", column.name)), values.get(("ttl", column.name))
-    if writetimes is None or ttls is None:
+    """Read ``writetime(c)`` and ``ttl(c)`` of a multi-cell column: list<bigint> and list<int> with null elements.
+
+    :param now: moment at which the server computed the TTLs, s since the epoch
+    :returns: the elements' times; none if the scan does not select them
+    :raises ValueError: these are not lists, or not of the same length
+    """
+    times, left = values.get(("writetime", column.name)), values.get(("ttl", column.name))
+    if times is None or left is None:
         nothing = np.empty(0, np.int64)
         return ElementTimes(np.zeros(rows + 1, np.int32), nothing, nothing)
-    return element_times(writetimes, ttls, now)
+    if times.misfits is not None or left.misfits is not None:
+        raise ValueError("writetime or ttl of a multi-cell column must be a list of numbers")
+    starts = np.frombuffer(times.values.buffers()[1], np.int32)
+    counts, ttl_given = np.diff(starts), valid_mask(left.values)
+    if np.any(ttl_given & (np.diff(integers(left.values.offsets)) != counts)):
+        raise ValueError("writetime and ttl of a multi-cell column have different numbers of elements")
+    expiries = np.full(len(times.values.values), NO_EXPIRY, np.int64)
+    expiries[np.repeat(ttl_given, counts)] = np.where(
+        valid_mask(left.values.values), integers(left.values.values) + now, NO_EXPIRY
+    )
+    expiries[~valid_mask(times.values.values)] = NO_CELL
+    return ElementTimes(starts, integers(times.values.values), expiries)
+
+
+def _scalar_times(columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, now: int) -> tuple[Integers, Integers]:
+    """Read ``writetime(c)`` and ``ttl(c)`` of columns of one cell as int64[columns, rows] writetimes and expiries.
+
+    :param columns: decoded bigint and int; None: the column has no TTLs
+    :param now: moment at which the server computed the TTLs, s since the epoch
+    :raises ValueError: a value is not such a number
+    """
+    writetimes, expiries = np.empty((2, len(columns), rows), np.int64)
+    first_writetime, first_expiry = address(writetimes), address(expiries)
+    for place, (times, ttls) in enumerate(columns):
+        if times.misfits is not None or (ttls and ttls.misfits is not None):
+            raise ValueError("writetime or ttl of a column must be a number")
+        shift = 8 * place * rows
+        # The most common case: nothing in these pages expires.
+        some = ttls is not None and ttls.values.null_count < rows
+        ttl_valid, ttl_values = _buffers(ttls.values) if ttls is not None and some else (0, 0)
+        time_valid, time_values = _buffers(times.values)
+        _gather_times(
+            time_values, time_valid, ttl_values, ttl_valid, rows, now, first_writetime + shift, first_expiry + shift
+        )
+    return writetimes, expiries
+
+
+def _buffers(array: pa.Array) -> tuple[int, int]:
+    """Return the addresses of validity (0: no nulls) and values of an array of numbers without offset."""
+    valid, values = array.buffers()
+    return valid.address if valid else 0, values.address
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _gather_times(
+    times: int, times_valid: int, ttls: int, ttls_valid: int, count: int, now: int, writetimes: int, expiries: int
+) -> None:
+    """Compute one column's times. ``ttls`` 0: there are none."""
+    for row in range(count):
+        writetime, expiry = load64_native(times + 8 * row), NO_EXPIRY
+        if not is_valid(times_valid, row):
+            expiry = NO_CELL
+        elif ttls != 0 and is_valid(ttls_valid, row):
+            expiry = now + load32_native(ttls + 4 * row)
+        store64(writetimes + 8 * row, writetime)
+        store64(expiries + 8 * row, expiry)

@@ -13,21 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringsync.changes.batch import fixed16_array
 from ringsync.changes.keys.canonical import canonical_column, has_aliases
 from ringsync.changes.keys.order import path_type
+from ringsync.cql import types as cql
 from ringsync.cql.natives import DECIMAL, FLOAT, NATIVES
-from ringsync.cql.types import (
-    CqlType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-    arrow_type,
-    types_inside,
-)
 from ringsync.images.digests import row_digests
 from ringsync.images.schema import lake_names
 from ringsync.schema.table import Column, TableSchema
@@ -60,7 +50,7 @@ def comparable(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
         values = rows.column(place)
         if column.kind == "clustering":
             canonical = canonical_column(values, column.type)
-        elif column.is_multicell and isinstance(column.type, SetType | MapType):
+        elif column.is_multicell and isinstance(column.type, cql.SetType | cql.MapType):
             canonical = _with_canonical_paths(values, column.type)
         else:
             continue
@@ -69,7 +59,7 @@ def comparable(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     return rows
 
 
-def _with_canonical_paths(values: pa.Array, cql_type: SetType | MapType) -> pa.Array:
+def _with_canonical_paths(values: pa.Array, cql_type: cql.SetType | cql.MapType) -> pa.Array:
     kind = path_type(cql_type)
     if not has_aliases(kind):
         return values
@@ -79,7 +69,7 @@ def _with_canonical_paths(values: pa.Array, cql_type: SetType | MapType) -> pa.A
         keys = canonical_column(values.keys, kind)
         return pa.MapArray.from_arrays(offsets, keys, values.items, mask=nulls)
     entries = values.values
-    if isinstance(cql_type, MapType):
+    if isinstance(cql_type, cql.MapType):
         parts = [canonical_column(entries.field("key"), kind), entries.field("value")]
         return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, ["key", "value"]), mask=nulls)
     return pa.ListArray.from_arrays(offsets, canonical_column(entries, kind), mask=nulls)
@@ -87,8 +77,7 @@ def _with_canonical_paths(values: pa.Array, cql_type: SetType | MapType) -> pa.A
 
 def binary_digests(rows: pa.RecordBatch) -> pa.Array:
     """Compute the digest of all columns of each row, 16 bytes."""
-    both = np.column_stack(row_digests(rows)).astype("<i8").tobytes()
-    return pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(both)]).cast(pa.binary())
+    return fixed16_array(np.column_stack(row_digests(rows)).astype("<i8")).cast(pa.binary())
 
 
 def _digests(rows: pa.RecordBatch, table: TableSchema, columns: Sequence[Column]) -> pa.Array:
@@ -126,7 +115,7 @@ def same_key_sql(table: TableSchema, one: str, other: str) -> str:
     return " AND ".join([f"{token[0]} = {token[1]}", *(f"{left} <=> {right}" for left, right in rest)])
 
 
-def _comparable(cql_type: CqlType, value: str, *, as_clustering: bool, depth: int = 0) -> str:
+def _comparable(cql_type: cql.CqlType, value: str, *, as_clustering: bool, depth: int = 0) -> str:
     """Write an expression that Spark compares exactly: floats as text, maps as arrays of their entries.
 
     In clusterings, equal decimals have one text, however they are spelled.
@@ -135,18 +124,18 @@ def _comparable(cql_type: CqlType, value: str, *, as_clustering: bool, depth: in
         return value
     entry = f"e{depth}"
     match cql_type:
-        case Native(name) if NATIVES[name].order == DECIMAL:
+        case cql.Native(name) if NATIVES[name].order == DECIMAL:
             return _decimal(value)
-        case MapType(key, item):
+        case cql.MapType(key, item):
             parts = ((key, f"{entry}.key"), (item, f"{entry}.value"))
             members = ", ".join(_comparable(t, v, as_clustering=as_clustering, depth=depth + 1) for t, v in parts)
-            entries = f"map_entries({value})" if pa.types.is_map(arrow_type(cql_type)) else value
+            entries = f"map_entries({value})" if pa.types.is_map(cql.arrow_type(cql_type)) else value
             return f"transform({entries}, {entry} -> struct({members}))"
-        case ListType(element) | SetType(element) | VectorType(element):
+        case cql.ListType(element) | cql.SetType(element) | cql.VectorType(element):
             inner = _comparable(element, entry, as_clustering=as_clustering, depth=depth + 1)
             return f"transform({value}, {entry} -> {inner})"
-        case TupleType(fields) | UserType(field_types=fields):
-            named = [f"{value}.`{field.name}`" for field in arrow_type(cql_type)]
+        case cql.TupleType(fields) | cql.UserType(field_types=fields):
+            named = [f"{value}.`{field.name}`" for field in cql.arrow_type(cql_type)]
             members = ", ".join(
                 _comparable(t, v, as_clustering=as_clustering, depth=depth) for t, v in zip(fields, named, strict=True)
             )
@@ -168,10 +157,10 @@ def _decimal(value: str) -> str:
     )
 
 
-def _is_compared_otherwise(cql_type: CqlType, as_clustering: bool) -> bool:
-    if isinstance(cql_type, Native):
+def _is_compared_otherwise(cql_type: cql.CqlType, as_clustering: bool) -> bool:
+    if isinstance(cql_type, cql.Native):
         order = NATIVES[cql_type.name].order
         return order == FLOAT or (order == DECIMAL and as_clustering)
-    return isinstance(cql_type, MapType) or any(
-        _is_compared_otherwise(inner, as_clustering) for inner in types_inside(cql_type)
+    return isinstance(cql_type, cql.MapType) or any(
+        _is_compared_otherwise(inner, as_clustering) for inner in cql.types_inside(cql_type)
     )

@@ -1,4 +1,4 @@
-"""The column ``_merge`` of row images: tombstones, the identity of list entries, and more (images/schema.py)."""
+"""The column ``_merge`` of row images: tombstones, identities of list entries and more (images/schema.py)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,11 @@ from ringsync.changes.columns import columns_of
 from ringsync.changes.flat import FlatCells, FlatDeletions, kept, together
 from ringsync.changes.flat import tombstones as tombstones_of_cells
 from ringsync.changes.schema import NO_EXPIRY
-from ringsync.compiled.arrow import (
-    Integers,
-    Mask,
-    array_of,
-    filled,
-    integers,
-    list_of,
-    rows_of_lists,
-    runs,
-    structs_of,
-    valid_mask,
-)
+from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, list_of, rows_of_lists, runs, structs_of
 from ringsync.compiled.memory import padded
 from ringsync.cql.cells import Cells, cells_of, joined_cells, no_cells, raw_values
-from ringsync.images.schema import MERGE
+from ringsync.images.schema import ENTRIES, MERGE, TOMBSTONE
+from ringsync.images.times import struct_of
 from ringsync.schema.table import TableSchema
 
 _PATH_BYTES = 16
@@ -50,7 +40,7 @@ def merge_column(
         tombstone_lists(kept(rows.complex_deletions, table), tombstones, table, count),
         _entries(lists, count),
     ]
-    return structs_of(MERGE, fields, np.logical_or.reduce([valid_mask(field) for field in fields]))
+    return struct_of(MERGE, fields, count)
 
 
 def tombstone_lists(deletions: FlatDeletions, tombstones: FlatCells, table: TableSchema, count: int) -> pa.Array:
@@ -66,20 +56,14 @@ def tombstone_lists(deletions: FlatDeletions, tombstones: FlatCells, table: Tabl
     whole = tombstones_of_cells(deletions.row, deletions.column, deletions.timestamp, deletions.local, path)
     every = together([whole, tombstones])
     every = every.take(np.lexsort((every.column, every.row)))
-    kind = MERGE.field("tombstones").type.value_type
-    fields = [
-        names.take(array_of(every.column)),
-        raw_values(every.path),
-        array_of(every.timestamp),
-        array_of(every.local),
-    ]
+    numbers = [array_of(every.timestamp), array_of(every.local)]
     counts = np.bincount(every.row, minlength=count)
-    return list_of(counts, structs_of(kind, fields), counts > 0)
+    structs = structs_of(TOMBSTONE, [names.take(array_of(every.column)), raw_values(every.path), *numbers])
+    return list_of(counts, structs, counts > 0)
 
 
 def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
     """Build the identities of each list's entries, unless one of them is not known."""
-    kind = MERGE.field("entries").type
     parts, row_of_part = [], [np.zeros(0, np.int64)]
     for name, cells in lists.items():
         placeholders = np.bincount(cells.row, is_placeholder(cells.path), rows) > 0
@@ -87,10 +71,10 @@ def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
         counts = np.bincount(known.row, minlength=rows)
         present = np.flatnonzero(counts)
         names = pa.array([name], pa.string()).take(array_of(np.zeros(len(present), np.int64)))
-        parts.append(structs_of(kind.value_type, [names, list_of(counts[present], raw_values(known.path))]))
+        parts.append(structs_of(ENTRIES, [names, list_of(counts[present], raw_values(known.path))]))
         row_of_part.append(present)
     if not parts:
-        return pa.nulls(rows, kind)
+        return pa.nulls(rows, pa.list_(ENTRIES))
     row = np.concatenate(row_of_part)
     ordered = pa.concat_arrays(parts).take(array_of(np.argsort(row, kind="stable")))
     counts = np.bincount(row, minlength=rows)
@@ -134,23 +118,23 @@ def entries_of(merge: pa.Array, column: str, counts: Integers) -> Cells:
     starts = np.cumsum(counts) - counts
     places[runs(starts[rows[told]], lengths[told])] = runs(integers(paths.offsets)[:-1][told], lengths[told])
     known = cells_of(paths.flatten())
-    made = placeholders(counts)
-    paths_of_entries = joined_cells([known, made])
-    return paths_of_entries.take(np.where(places < 0, len(known) + np.arange(len(places)), places))
+    # The placeholders come after all known paths, one for each entry.
+    with_placeholders = joined_cells([known, placeholders(counts)])
+    return with_placeholders.take(np.where(places < 0, len(known) + np.arange(len(places)), places))
 
 
 def placeholders(counts: Integers) -> Cells:
-    """Make paths for list entries of unknown identity: in the order of the list, and before all paths of servers.
+    """Make paths for list entries of unknown identity. They keep the list's order and sort before all real paths.
 
-    They are timeuuids of time 0 whose version is 0, unlike that of any real one.
+    They are timeuuids of time 0 with version 0, which no real timeuuid has.
     """
     index = runs(np.zeros(len(counts), np.int64), counts).astype(">u8")
-    made = np.zeros((len(index), _PATH_BYTES), np.uint8)
+    uuids = np.zeros((len(index), _PATH_BYTES), np.uint8)
     # The second half of timeuuids is compared byte by byte, each as a signed number.
-    made[:, 8:] = index.view(np.uint8).reshape(-1, 8) ^ 0x80
+    uuids[:, 8:] = index.view(np.uint8).reshape(-1, 8) ^ 0x80
     starts = np.arange(len(index)) * _PATH_BYTES
     lengths = np.full(len(index), _PATH_BYTES)
-    return Cells(padded(made.tobytes()), starts.astype(np.int32), lengths.astype(np.int32))
+    return Cells(padded(uuids.tobytes()), starts.astype(np.int32), lengths.astype(np.int32))
 
 
 def is_placeholder(paths: Cells) -> Mask:

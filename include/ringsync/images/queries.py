@@ -20,9 +20,9 @@ from ringsync.changes.flat import kept
 from ringsync.changes.schema import NO_EXPIRY, NO_TTL
 from ringsync.changes.text.assignments import assignments, deleted_names, live_cells
 from ringsync.changes.text.statements import Statements, cell_deletions, deletions_of_rows, row_keys, writes
-from ringsync.compiled.arrow import array_of, filled, integers, starts_of, valid_mask
+from ringsync.compiled.arrow import array_of, filled, integers, list_of, valid_mask
 from ringsync.cql.text.literals import message_literals
-from ringsync.images.from_changes import change_rows_of
+from ringsync.images.to_changes import change_rows_of
 from ringsync.schema.table import TableSchema
 
 _BEGIN, _END = "BEGIN UNLOGGED BATCH ", "; APPLY BATCH"
@@ -114,7 +114,7 @@ def _by_row(statements: Sequence[Statements], count: int) -> pa.Array:
     sizes = np.bincount(rows[order], minlength=count)
     if (sizes == 1).all():
         return texts.take(pa.array(order))
-    whole = pc.binary_join(pa.ListArray.from_arrays(starts_of(sizes), texts.take(pa.array(order))), "; ")
+    whole = pc.binary_join(list_of(sizes, texts.take(array_of(order))), "; ")
     if (sizes > 1).any():
         batch = pc.binary_join_element_wise(_BEGIN, whole, _END, "")
         whole = pc.if_else(pa.array(sizes > 1), batch, whole)

@@ -40,6 +40,9 @@ set). Key columns have only ``raw``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 import pyarrow as pa
 
 from ringsync.cql.identifiers import portable_names
@@ -49,37 +52,19 @@ from ringsync.schema.table import Column, TableSchema
 NO_LIVENESS = -(2**63)
 """Value of ``_row.live`` if the row is known to have no liveness of its own; it lives by its cells only."""
 
-ROW_TIMES = pa.struct(
-    [
-        pa.field("writetime", pa.int64()),
-        pa.field("expires_at", pa.int64()),
-        pa.field("deleted_at", pa.int64()),
-        pa.field("live", pa.int64()),
-    ]
-)
+ROW_TIMES = pa.struct({name: pa.int64() for name in ("writetime", "expires_at", "deleted_at", "live")})
 
+TOMBSTONE = pa.struct(
+    [("column", pa.string()), ("path", pa.binary()), ("timestamp", pa.int64()), ("local_deletion_time", pa.int64())]
+)
+ENTRIES = pa.struct([("column", pa.string()), ("paths", pa.list_(pa.binary()))])
 MERGE = pa.struct(
     [
-        pa.field("live_expires_at", pa.int64()),
-        pa.field("deletion_local", pa.int64()),
-        pa.field("unseen_at", pa.int64()),
-        pa.field(
-            "tombstones",
-            pa.list_(
-                pa.struct(
-                    [
-                        pa.field("column", pa.string()),
-                        pa.field("path", pa.binary()),
-                        pa.field("timestamp", pa.int64()),
-                        pa.field("local_deletion_time", pa.int64()),
-                    ]
-                )
-            ),
-        ),
-        pa.field(
-            "entries",
-            pa.list_(pa.struct([pa.field("column", pa.string()), pa.field("paths", pa.list_(pa.binary()))])),
-        ),
+        ("live_expires_at", pa.int64()),
+        ("deletion_local", pa.int64()),
+        ("unseen_at", pa.int64()),
+        ("tombstones", pa.list_(TOMBSTONE)),
+        ("entries", pa.list_(ENTRIES)),
     ]
 )
 
@@ -87,26 +72,24 @@ RESERVED_NAMES = ("token", "_row", "_x", "_merge", "_cells", "_version")
 """Names of ringsync's columns; a table column of the same name is renamed, see :func:`lake_names`."""
 
 
-def lake_names(table: TableSchema) -> dict[str, str]:
+@lru_cache(maxsize=16)
+def lake_names(table: TableSchema) -> Mapping[str, str]:
     """Return the names in row images and in the lake, by CQL column name. They are almost always the same."""
     names = [column.name for column in table.columns]
     return dict(zip(names, portable_names(names, RESERVED_NAMES), strict=True))
 
 
+@lru_cache(maxsize=16)
 def row_image_schema(table: TableSchema) -> pa.Schema:
     """Return the Arrow schema of the table's row images. Every field is nullable, as lakes and Spark require."""
     names = lake_names(table)
-    fields = [pa.field("token", pa.int64())]
-    fields += [pa.field(names[column.name], arrow_type(column.type)) for column in table.columns]
-    fields.append(pa.field("_row", ROW_TIMES))
-    fields.append(pa.field("_x", pa.struct([pa.field(names[c.name], _differences(c)) for c in table.columns])))
-    fields.append(pa.field("_merge", MERGE))
-    return pa.schema(fields)
+    columns = [(names[column.name], arrow_type(column.type)) for column in table.columns]
+    x = pa.struct([(names[column.name], _differences(column)) for column in table.columns])
+    return pa.schema([("token", pa.int64()), *columns, ("_row", ROW_TIMES), ("_x", x), ("_merge", MERGE)])
 
 
 def _differences(column: Column) -> pa.DataType:
-    raw = pa.field("raw", pa.binary())
     if column.is_key:
-        return pa.struct([raw])
+        return pa.struct([("raw", pa.binary())])
     times = pa.list_(pa.int64()) if column.is_multicell else pa.int64()
-    return pa.struct([pa.field("d", times), pa.field("e", times), raw])
+    return pa.struct([("d", times), ("e", times), ("raw", pa.binary())])

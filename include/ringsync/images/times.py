@@ -5,43 +5,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.common_times import NO_CELL, ElementTimes, RowTimes, common_times
 from ringsync.changes.schema import NO_EXPIRY
-from ringsync.compiled.arrow import Integers, Mask, array_of, bitmap, integers, list_of, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, array_of, integers, list_of, structs_of, valid_mask
+from ringsync.cql.cells import Cells
 from ringsync.cql.codec.decode import Decoded, misfit_reason
-from ringsync.images.schema import ROW_TIMES, lake_names
-from ringsync.schema.table import Column, TableSchema
+from ringsync.images.schema import ROW_TIMES, lake_names, row_image_schema
+from ringsync.schema.table import TableSchema
 
 Differences = tuple[pa.Array | None, pa.Array | None]
 """``d`` and ``e`` of a column; None stands for an array of nulls."""
 
 _SHOWN_BYTES = 64
 
-_names_of = lru_cache(maxsize=16)(lake_names)
-
 
 class UnrepresentableValueError(ValueError):
     """A cell holds a value that its Arrow type cannot hold; the message names the cell and what to do."""
 
 
-def unrepresentable(table: TableSchema, column: Column, where: str, value: bytes) -> UnrepresentableValueError:
-    """Make the error for a value that the column's type in the lake cannot hold.
+def refuse_misfits(
+    table: TableSchema, decoded: Mapping[str, Decoded], cells: Mapping[str, Cells], where: Callable[[int], str]
+) -> None:
+    """Make sure that the types in the lake can hold all values.
 
-    :param where: description of the row
+    :param cells: values of each column, serialised
+    :param where: function that describes a row
+    :raises UnrepresentableValueError: a type cannot hold a value
     """
-    shown = f"0x{value[:_SHOWN_BYTES].hex()}" + (f"… ({len(value)} bytes)" if len(value) > _SHOWN_BYTES else "")
-    return UnrepresentableValueError(
-        f"table {table.full_name}, column {column.name}, {where}: {shown} is "
-        f"{misfit_reason(column.type, value)}, which the column's type in the lake cannot hold; "
-        f"set replica.unrepresentable_values: raw in the configuration to keep such values "
-        f"as bytes in _x.{_names_of(table)[column.name]}.raw"
-    )
+    for column in table.columns:
+        misfits = decoded[column.name].misfits
+        if misfits is None:
+            continue
+        row = int(np.flatnonzero(misfits)[0])
+        value = cells[column.name].value(row) or b""
+        shown = f"0x{value[:_SHOWN_BYTES].hex()}" + (f"… ({len(value)} bytes)" if len(value) > _SHOWN_BYTES else "")
+        raise UnrepresentableValueError(
+            f"table {table.full_name}, column {column.name}, {where(row)}: {shown} is "
+            f"{misfit_reason(column.type, value)}, which the column's type in the lake cannot hold; "
+            f"set replica.unrepresentable_values: raw in the configuration to keep such values "
+            f"as bytes in _x.{lake_names(table)[column.name]}.raw"
+        )
 
 
 def differences_of(
@@ -72,18 +80,30 @@ def differences_of(
 def row_times(row: RowTimes, deleted_at: pa.Array | None = None, live: pa.Array | None = None) -> pa.Array:
     """Build the column ``_row``.
 
-
     :param deleted_at: int64, µs; None: unknown in all rows
     :param live: int64, µs; None: unknown in all rows
     """
-    common = [_given(row.writetimes, row.expiries != NO_CELL), _given(row.expiries, row.expiries >= 0)]
-    arrays = [or_nulls(array, pa.int64(), len(row.expiries)) for array in (*common, deleted_at, live)]
-    return pa.StructArray.from_arrays(arrays, fields=list(ROW_TIMES))
+    common = [array_of(row.writetimes, row.expiries != NO_CELL), array_of(row.expiries, row.expiries >= 0)]
+    unknown = pa.nulls(len(row.expiries), pa.int64())
+    others = [unknown if times is None else times for times in (deleted_at, live)]
+    return structs_of(ROW_TIMES, [*common, *others])
 
 
-def _scalar_differences(
-    writetimes: Integers, expiries: Integers, row: RowTimes
-) -> tuple[pa.Array | None, pa.Array | None]:
+def x_column(table: TableSchema, times: Mapping[str, Differences], raw: Mapping[str, pa.Array], rows: int) -> pa.Array:
+    """Build the column ``_x``.
+
+    :param times: differences by column; columns without any may be missing
+    :param raw: bytes of values that the column's type in the lake cannot hold, by column
+    """
+    kind = row_image_schema(table).field("_x").type
+    fields = []
+    for column, field in zip(table.columns, kind, strict=True):
+        differences = () if column.is_key else times.get(column.name, (None, None))
+        fields.append(struct_of(field.type, [*differences, raw[column.name]], rows))
+    return struct_of(kind, fields, rows)
+
+
+def _scalar_differences(writetimes: Integers, expiries: Integers, row: RowTimes) -> Differences:
     cell = expiries != NO_CELL
     return (
         _given(writetimes - row.writetimes, cell & (writetimes != row.writetimes)),
@@ -91,18 +111,18 @@ def _scalar_differences(
     )
 
 
-def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> tuple[pa.Array | None, pa.Array | None]:
+def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> Differences:
     """Build ``d`` and ``e`` of a multi-cell column.
 
-    A value without times gets ``[]``. A misfit gets its elements' times even if they equal the row's, since the number
-    of its elements is unknown without the typed value.
+    A value without times gets ``[]``. A misfit always gets the times of its elements, because only the typed value
+    tells how many elements there are.
     """
     misfits = value.misfits
     present = valid_mask(value.values) if misfits is None else valid_mask(value.values) | misfits
     unknown = present & (np.diff(times.starts) == 0)
     if not row.mixed and misfits is None and not unknown.any():
         return None, None
-    rows = times.rows
+    rows = np.repeat(np.arange(len(present)), np.diff(times.starts))
     cell = times.expiries != NO_CELL
     differences = times.writetimes - row.writetimes[rows]
     lists = []
@@ -122,19 +142,16 @@ def _given(values: Integers, valid: Mask) -> pa.Array | None:
     return array_of(values, valid) if valid.any() else None
 
 
-def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None]) -> pa.Array | None:
-    """Build a struct that is null where all its fields are; None: it is null in all rows."""
-    given = [child for child in children if child is not None]
-    if not given:
-        return None
-    valid = np.logical_or.reduce([valid_mask(child) for child in given])
-    rows = len(given[0])
-    arrays = [or_nulls(child, field.type, rows) for child, field in zip(children, kind, strict=True)]
-    return pa.Array.from_buffers(kind, rows, [bitmap(valid)], children=arrays)
-
-
-def or_nulls(array: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
-    return pa.nulls(rows, kind) if array is None else array
+def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None], rows: int) -> pa.StructArray:
+    """Build a struct of ``rows`` values, null where all its fields are; None: a field without values."""
+    arrays = [
+        pa.nulls(rows, field.type) if child is None else child for child, field in zip(children, kind, strict=True)
+    ]
+    valid = np.zeros(rows, np.bool_)
+    for array in arrays:
+        if array.null_count < rows:
+            valid |= valid_mask(array)
+    return structs_of(kind, arrays, valid)
 
 
 def cell_times(batch: pa.RecordBatch, table: TableSchema, column: str) -> tuple[pa.Array, pa.Array]:
@@ -146,7 +163,7 @@ def cell_times(batch: pa.RecordBatch, table: TableSchema, column: str) -> tuple[
         or its times are unknown; for a multi-cell column as list<int64> with one entry per element (null for a UDT
         field that is not set), null where there is no value, ``[]`` where the times are unknown
     """
-    name = _names_of(table)[column]
+    name = lake_names(table)[column]
     value = batch.column(name)
     row, x = _fields(batch.column("_row")), _fields(batch.column("_x"))
     differences = _fields(x[name])
@@ -156,35 +173,32 @@ def cell_times(batch: pa.RecordBatch, table: TableSchema, column: str) -> tuple[
         writetimes = integers(row["writetime"]) + np.where(valid_mask(differences["d"]), integers(differences["d"]), 0)
         expiries = np.where(valid_mask(differences["e"]), integers(differences["e"]), integers(row["expires_at"]))
         expiring = valid_mask(differences["e"]) | valid_mask(row["expires_at"])
-        return (
-            array_of(writetimes, known),
-            array_of(expiries, known & expiring & (expiries != NO_EXPIRY)),
-        )
+        return array_of(writetimes, known), array_of(expiries, known & expiring & (expiries != NO_EXPIRY))
     elements = valid_mask(value) & valid_mask(row["writetime"])
     writetimes = _absolute(differences["d"], row["writetime"], value, there, elements, relative=True)
     return writetimes, _absolute(differences["e"], row["expires_at"], value, there, elements, relative=False)
 
 
 def _absolute(
-    own: pa.ListArray, row: pa.Array, value: pa.Array, there: Mask, elements: Mask, relative: bool
+    lists: pa.ListArray, row: pa.Array, value: pa.Array, there: Mask, elements: Mask, relative: bool
 ) -> pa.Array:
-    """Build lists of times: a value's own list if it has one, else the row's time for each element.
+    """Build lists of times: the list that ``_x`` has for a value, else the row's time for each element.
 
     :param there: mask of rows that have a value, typed or raw
-    :param elements: mask of rows whose elements have the row's time, unless the value has its own list
-    :param relative: whether times in own lists are differences from the row's
+    :param elements: mask of rows whose elements have the row's time, unless ``_x`` has a list
+    :param relative: whether the lists' times are differences from the row's
     """
-    given = valid_mask(own)
+    given = valid_mask(lists)
     alike = elements & ~given
     counts = np.where(alike, _element_counts(value), 0)
-    counts[given] = np.diff(integers(own.offsets))[given]
+    counts[given] = np.diff(integers(lists.offsets))[given]
     rows = np.repeat(np.arange(len(value)), counts)
-    times, valid, from_own = integers(row)[rows], valid_mask(row)[rows], given[rows]
-    flat = own.flatten()
-    times[from_own] = integers(flat) + (times[from_own] if relative else 0)
-    valid[from_own] = valid_mask(flat) & (relative | (integers(flat) != NO_EXPIRY))
+    times, valid, listed = integers(row)[rows], valid_mask(row)[rows], given[rows]
+    flat = lists.flatten()
+    times[listed] = integers(flat) + (times[listed] if relative else 0)
+    valid[listed] = valid_mask(flat) & (relative | (integers(flat) != NO_EXPIRY))
     if pa.types.is_struct(value.type):
-        valid[~from_own] &= np.stack([valid_mask(field) for field in value.flatten()], axis=1)[alike].ravel()
+        valid[~listed] &= np.stack([valid_mask(field) for field in value.flatten()], axis=1)[alike].ravel()
     return list_of(counts, array_of(times, valid), there)
 
 

@@ -1,61 +1,58 @@
-"""Whether what was read shows what change rows say: each cell, or something newer in its place.
+"""Whether a read shows what change rows say: each cell, or something newer in its place.
 
-A SELECT shows no tombstones, and a write that has expired is one. So a value that a newer deletion has hidden looks as
-if it had not arrived; whoever asks must stop asking at some time. Nor does it show when a row was inserted, which entry
-of a list is which, and of old servers' collections the times of elements. What may be older than the change does not
-say that the change is there.
+A SELECT shows no tombstones, and an expired write is one. A value that a newer deletion has hidden therefore looks as
+if it had not arrived, so a caller must stop asking at some time. Nor does a SELECT show when a row was inserted, which
+entry of a list is which, or, on old servers, the times of collections' elements. What may be older than the change does
+not prove that the change is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import columns_of
-from ringsync.changes.flat import FlatCells, together
+from ringsync.changes.flat import FlatCells, FlatDeletions, together
 from ringsync.changes.keys.canonical import has_aliases
-from ringsync.changes.keys.order import START, clustering_keys, path_type, value_keys
+from ringsync.changes.keys.order import key_numbers, numbered, path_type, value_keys
 from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, ROW, TOMBSTONE
 from ringsync.compiled.arrow import Integers, Mask, integers, valid_mask
 from ringsync.cql.cells import Cells, cells_of, codes, no_cells
-from ringsync.cql.types import CqlType, UserType
-from ringsync.images.from_changes import change_rows_of
+from ringsync.cql.types import UserType
 from ringsync.images.times import cell_times
-from ringsync.images.to_changes import image_keys
+from ringsync.images.to_changes import change_rows_of, image_keys
 from ringsync.schema.table import TableSchema
 
 _FOREVER = np.iinfo(np.int64).max
 _UNKNOWN = NEVER + 1
-"""µs: of what is there since nobody knows when."""
+"""Timestamp, µs, of cells that a read shows without their times."""
+
+_Keys = tuple[Cells, Cells]
+"""Partition keys and clusterings of rows; a static row has no clustering."""
 
 
 @dataclass(frozen=True)
-class _Keys:
-    """Keys of rows: those without a clustering are of static rows."""
+class _Cells:
+    """The cells of changes that a read can show, and then the cells that it shows. Each has the number of its row.
 
-    partition_key: Cells
-    clustering: Cells
+    :ivar wanted: number of cells of changes
+    """
 
-    @staticmethod
-    def of(rows: ChangeRows) -> _Keys:
-        return _Keys(rows.partition_key, rows.clustering.without(rows.kind != ROW))
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """Cells of columns that can be read, and the place of each: a row or the static row of a partition, from 0."""
-
-    place: Integers
     cells: FlatCells
+    wanted: int
+
+    @property
+    def shown(self) -> FlatDeletions:
+        """Rows, columns and times of the cells that the read shows."""
+        numbers = (self.cells.row, self.cells.column, self.cells.timestamp, self.cells.local)
+        return FlatDeletions(*(values[self.wanted :] for values in numbers))
 
 
 def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
-    """Find the change rows of which everything was seen. Deletions of partitions and ranges count as seen.
+    """Find the change rows that a read shows completely. Deletions of partitions and ranges count as shown.
 
     :param changes: merged change rows of the table
     :param images: what was read: row images of all that is there under the same keys
@@ -63,65 +60,54 @@ def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now
     """
     seen = change_rows_of(images, table, unknown_at_us=_UNKNOWN)
     counter_keys, counters = _counters(images, table)
-    rows, seen_rows, counter_rows = _places(table, _Keys.of(changes), _Keys.of(seen), counter_keys)
-    # What a dropped column holds nobody can read.
-    cells = changes.cells.where(changes.cells.column < len(table.value_columns))
-    wanted = _Placed(rows[cells.row], cells)
-    shown = seen.cells.where(seen.cells.kind != TOMBSTONE)
-    found = _Placed(np.concatenate([seen_rows[shown.row], counter_rows]), together([shown, counters]))
-    found = _dated(wanted, found, table, now_s)
+    rows, seen_rows, counter_rows = key_numbers(table, _keys(changes), _keys(seen), counter_keys)
+    # Nobody can read a dropped column.
+    wanted = changes.cells.where(changes.cells.column < len(table.value_columns))
+    live = seen.cells.where(seen.cells.kind != TOMBSTONE)
+    row = np.concatenate([rows[wanted.row], seen_rows[live.row], counter_rows])
+    cells = _dated(_Cells(replace(together([wanted, live, counters]), row=row), len(wanted.row)), table, now_s)
+    shown = cells.shown
     unseen = np.zeros(len(changes), np.bool_)
-    unseen[cells.row[~_cells_seen(wanted, found, table, now_s)]] = True
-    unseen |= _deletions_unseen(changes, rows, found)
-    unseen |= _rows_unchanged(changes, rows, seen, seen_rows, found, now_s)
+    unseen[wanted.row[~_cells_seen(cells, table, now_s)]] = True
+    unseen |= _deletions_unseen(changes, rows, shown)
+    unseen |= _rows_unchanged(changes, rows, seen, seen_rows, shown, now_s)
     deletions = changes.complex_deletions
-    unseen[deletions.row[_complex_deletions_unseen(changes, rows, found, table)]] = True
-    # A row was inserted that is not there.
-    unseen |= _lives(changes, now_s) & ~np.isin(rows, seen_rows)
+    if len(deletions.row):
+        unseen[deletions.row[_complex_deletions_unseen(changes, rows, shown)]] = True
+    unseen |= _lives(changes, now_s) & ~np.isin(rows, seen_rows)  # an inserted row is not there
     return np.asarray(~unseen | ~changes.of_row)
 
 
 def same_keys(rows: ChangeRows, merged: ChangeRows, table: TableSchema) -> Integers:
-    """For each change row the merged one of its key and kind; -1: there is none, since a deletion has left nothing.
+    """Find for each change row the merged one of its key and kind; -1: there is none, a deletion has left nothing.
 
     :param merged: change rows, at most one of each key among rows, and among static rows
     """
-    places, merged_places = _places(table, _Keys.of(rows), _Keys.of(merged))
+    numbers, merged_numbers = key_numbers(table, _keys(rows), _keys(merged))
     one_each = np.flatnonzero(merged.of_row)
-    of_place = np.full(max(places.max(initial=0), merged_places.max(initial=0)) + 1, -1, np.int64)
-    of_place[merged_places[one_each]] = one_each
-    return np.where(rows.of_row, of_place[places], -1)
+    place_of = np.full(max(numbers.max(initial=0), merged_numbers.max(initial=0)) + 1, -1, np.int64)
+    place_of[merged_numbers[one_each]] = one_each
+    return np.where(rows.of_row, place_of[numbers], -1)
 
 
-def _places(table: TableSchema, *batches: _Keys) -> list[Integers]:
-    """A number for each change row, equal where partition key and clustering are; of static rows without clustering."""
-    keys = codes([batch.partition_key for batch in batches])
-    # One clustering may be written in several ways (1.0 and 1.00), but has one place in the order.
-    clusterings = codes([clustering_keys(batch.clustering, table, START) for batch in batches])
-    return _renumbered([key * 2**32 + clustering for key, clustering in zip(keys, clusterings, strict=True)])
-
-
-def _renumbered(arrays: list[Integers]) -> list[Integers]:
-    """Return the same with small numbers."""
-    _, numbers = np.unique(np.concatenate(arrays), return_inverse=True)
-    return list(np.split(numbers.reshape(-1).astype(np.int64), np.cumsum([len(array) for array in arrays])[:-1]))
+def _keys(rows: ChangeRows) -> _Keys:
+    return rows.partition_key, rows.clustering.without(rows.kind != ROW)
 
 
 def _counters(images: pa.RecordBatch, table: TableSchema) -> tuple[_Keys, FlatCells]:
-    """Return the counters in row images, which have no change rows."""
+    """Return the counters in row images, which have no change rows, and the keys of their rows."""
     partition_keys, clusterings = map(cells_of, image_keys(images, table))
-    found = []
+    counters = []
     for column in columns_of(table):
         if column.is_counter and not column.dropped:
             times = cell_times(images, table, column.name)[0]
             row = np.flatnonzero(valid_mask(times))
-            number, nothing, none = np.full(len(row), column.number), no_cells(len(row)), np.full(len(row), NO_EXPIRY)
-            kinds = none * 0 + NO_TTL, none * 0 + LIVE
-            found.append(FlatCells(row, number, integers(times)[row], none, *kinds, nothing, nothing))
-    cells = together(found)
+            count, nothing = len(row), no_cells(len(row))
+            number, none, ttl, kind = (np.full(count, value) for value in (column.number, NO_EXPIRY, NO_TTL, LIVE))
+            counters.append(FlatCells(row, number, integers(times)[row], none, ttl, kind, nothing, nothing))
+    cells = together(counters)
     is_static = np.array([column.is_static for column in columns_of(table)] or [False])[cells.column]
-    keys = _Keys(partition_keys.take(cells.row), clusterings.take(cells.row).without(is_static))
-    return keys, cells
+    return (partition_keys.take(cells.row), clusterings.take(cells.row).without(is_static)), cells
 
 
 def _expires(cells: FlatCells) -> Integers:
@@ -135,129 +121,105 @@ def _lives(rows: ChangeRows, now_s: int) -> Mask:
     return np.asarray(rows.liveness.there & ((expires_at == NO_EXPIRY) | (expires_at > now_s)))
 
 
-def _dated(wanted: _Placed, found: _Placed, table: TableSchema, now_s: int) -> _Placed:
-    """Elements of unknown times are as new as can be where the change has written the same, which one list entry does
-    not say of another; else as old as can be."""
-    unknown = found.cells.timestamp == _UNKNOWN
+def _dated(cells: _Cells, table: TableSchema, now_s: int) -> _Cells:
+    """Give shown elements of unknown times a time.
+
+    An element that equals what a change wrote is as new as can be, all others are as old as can be. Entries of lists
+    always count as old, because an equal entry may be another one.
+    """
+    every, count = cells.cells, cells.wanted
+    unknown = every.timestamp == _UNKNOWN
+    unknown[:count] = False
     if not unknown.any():
-        return found
-    keys = _cell_keys(wanted, found, table)
-    values = _value_codes(wanted, found, table, of_fields=True)
-    pairs = _renumbered([key * 2**31 + value for key, value in zip(keys, values, strict=True)])
-    lives = (wanted.cells.kind != TOMBSTONE) & (_expires(wanted.cells) > now_s)
-    written = np.isin(pairs[1], pairs[0][lives]) & ~_in_lists(found.cells, table)
-    timestamp = np.where(unknown & written, _FOREVER, found.cells.timestamp)
-    return replace(found, cells=replace(found.cells, timestamp=timestamp))
+        return cells
+    pairs = numbered(_cell_keys(every, table) << 32 | _value_codes(every, table, of_fields=True))
+    lives = (every.kind != TOMBSTONE) & (_expires(every) > now_s)
+    written = np.isin(pairs, pairs[:count][lives[:count]]) & ~_in_lists(every, table)
+    timestamp = np.where(unknown & written, _FOREVER, every.timestamp)
+    return replace(cells, cells=replace(every, timestamp=timestamp))
 
 
 def _in_lists(cells: FlatCells, table: TableSchema) -> Mask:
     return np.isin(cells.column, [column.number for column in columns_of(table) if column.is_list])
 
 
-def _cell_keys(wanted: _Placed, found: _Placed, table: TableSchema) -> list[Integers]:
-    """Return numbers for cells, equal where place, column and path are."""
-    paths = [np.zeros(len(one.place), np.int64) for one in (wanted, found)]
+def _cell_keys(cells: FlatCells, table: TableSchema) -> Integers:
+    """Number cells: those with equal row, column and path have equal numbers. Entries of a list are all equal."""
+    paths = np.zeros(len(cells.row), np.int64)
     for column in columns_of(table):
         # A SELECT does not tell which entry of a list is which.
         if column.is_multicell and not column.is_list:
-            # One value may be written in several ways, but has one place in the order.
-            form = partial(_path_keys, path_type(column.type))
-            _number(paths, (wanted, found), column.number, form)
-    columns = len(columns_of(table))
-    return _renumbered(
-        [
-            (one.place * columns + one.cells.column) * 2**31 + path
-            for one, path in zip((wanted, found), paths, strict=True)
-        ]
-    )
+            of_column = np.flatnonzero(cells.column == column.number)
+            # One path may be written in several ways, but it has one place in the order.
+            (paths[of_column],) = codes([value_keys(cells.path.take(of_column), path_type(column.type))])
+    return numbered((cells.row * len(columns_of(table)) + cells.column) << 32 | paths)
 
 
-def _cells_seen(wanted: _Placed, found: _Placed, table: TableSchema, now_s: int) -> Mask:
-    keys = _cell_keys(wanted, found, table)
-    count = max(key.max(initial=0) for key in keys) + 1
-    newest, oldest = np.full(count, NEVER), np.full(count, _FOREVER)
-    np.maximum.at(newest, keys[1], found.cells.timestamp)
-    np.minimum.at(oldest, keys[1], found.cells.timestamp)
-    cells = wanted.cells
-    there, in_list = newest[keys[0]], _in_lists(cells, table)
-    # Of a deletion and a value of the same time the deletion stays. Any older entry of a list may be the deleted one.
-    gone = (there == NEVER) | (np.where(in_list, oldest[keys[0]], there) > cells.timestamp)
-    newer = (there > cells.timestamp) & ~in_list
+def _cells_seen(cells: _Cells, table: TableSchema, now_s: int) -> Mask:
+    """Tell of each cell of the changes whether it was seen, or something newer in its place."""
+    every, count = cells.cells, cells.wanted
+    keys = _cell_keys(every, table)
+    number = keys.max(initial=0) + 1
+    newest, oldest = np.full(number, NEVER), np.full(number, _FOREVER)
+    np.maximum.at(newest, keys[count:], every.timestamp[count:])
+    np.minimum.at(oldest, keys[count:], every.timestamp[count:])
+    there, timestamp, expires = newest[keys[:count]], every.timestamp[:count], _expires(every)
+    in_list = _in_lists(every, table)[:count]
+    # If a deletion and a value have the same time, the deletion wins. Any older entry of a list may be the deleted one.
+    gone = (there == NEVER) | (np.where(in_list, oldest[keys[:count]], there) > timestamp)
+    newer = (there > timestamp) & ~in_list
     counters = [column.number for column in columns_of(table) if column.is_counter]
-    newer |= np.isin(cells.column, counters) & (there == cells.timestamp)
-    # What has expired hides older cells; an entry of a list hides none.
-    came = newer | ((_expires(cells) <= now_s) & (gone | in_list)) | _same(wanted, found, keys, table)
-    return np.asarray(np.where(cells.kind == TOMBSTONE, gone, came))
+    newer |= np.isin(every.column[:count], counters) & (there == timestamp)
+    # An expired cell hides older ones; an entry of a list hides none.
+    expired = (expires[:count] <= now_s) & (gone | in_list)
+    # If two values have the same time, either may have won: only the very same cell proves that it was seen.
+    for part in (_value_codes(every, table), numbered(every.timestamp), numbered(expires)):
+        keys = numbered(keys << 32 | part)
+    came = newer | expired | np.isin(keys[:count], keys[count:])
+    return np.asarray(np.where(every.kind[:count] == TOMBSTONE, gone, came))
 
 
-def _same(wanted: _Placed, found: _Placed, keys: list[Integers], table: TableSchema) -> Mask:
-    """Tell where the very cell was found. Of two values of one time either may have won."""
-    both = (wanted.cells, found.cells)
-    parts = [_value_codes(wanted, found, table)]
-    parts += [_renumbered([one.timestamp for one in both]), _renumbered([_expires(one) for one in both])]
-    for part in parts:
-        keys = _renumbered([key * 2**31 + code for key, code in zip(keys, part, strict=True)])
-    return np.isin(keys[0], keys[1])
+def _value_codes(cells: FlatCells, table: TableSchema, *, of_fields: bool = False) -> Integers:
+    """Number the values of cells: equal values of a column have equal numbers.
 
-
-def _value_codes(wanted: _Placed, found: _Placed, table: TableSchema, *, of_fields: bool = False) -> list[Integers]:
-    """Return numbers for the values of cells, equal where values of one column are.
-
-    :param of_fields: those of fields of user-defined types, too, by their bytes, which change when fields are added to
-        the types in them; else they are all equal
+    :param of_fields: whether to compare fields of user-defined types, by their bytes, which change when the types
+        inside get new fields; False: all fields are equal
     """
-    both = (wanted, found)
-    numbers = codes([one.cells.value for one in both])
+    (numbers,) = codes([cells.value])
     for column in columns_of(table):
         kind = column.value_type
-        # What has one form only is equal where its bytes are.
+        # Values of most types are equal only if their bytes are.
         if (kind and not has_aliases(kind)) or (of_fields and isinstance(column.type, UserType)):
             continue
-        _number(numbers, both, column.number, partial(_value_keys, kind))
+        of_column = np.flatnonzero(cells.column == column.number)
+        values = value_keys(cells.value.take(of_column), kind) if kind else no_cells(len(of_column))
+        (numbers[of_column],) = codes([values])
     return numbers
 
 
-def _path_keys(kind: CqlType, cells: FlatCells) -> Cells:
-    return value_keys(cells.path, kind)
-
-
-def _value_keys(kind: CqlType | None, cells: FlatCells) -> Cells:
-    return value_keys(cells.value, kind) if kind else no_cells(len(cells.row))
-
-
-def _number(
-    numbers: list[Integers], both: tuple[_Placed, _Placed], column: int, form: Callable[[FlatCells], Cells]
-) -> None:
-    """Number the cells of one column by the form of each: equal ones have equal numbers."""
-    places = [np.flatnonzero(one.cells.column == column) for one in both]
-    new = codes([form(one.cells.take(place)) for one, place in zip(both, places, strict=True)])
-    for of_all, place, number in zip(numbers, places, new, strict=True):
-        of_all[place] = number
-
-
-def _deletions_unseen(changes: ChangeRows, places: Integers, found: _Placed) -> Mask:
-    """Tell where something is still there that the row's deletion deletes."""
-    oldest = np.full(max(places.max(initial=0), found.place.max(initial=0)) + 1, _FOREVER)
-    np.minimum.at(oldest, found.place, found.cells.timestamp)
-    return changes.deletion.there & (oldest[places] <= changes.deletion.timestamp)
+def _deletions_unseen(changes: ChangeRows, rows: Integers, shown: FlatDeletions) -> Mask:
+    """Tell which rows still show something that their deletion deletes."""
+    oldest = np.full(max(rows.max(initial=0), shown.row.max(initial=0)) + 1, _FOREVER)
+    np.minimum.at(oldest, shown.row, shown.timestamp)
+    return changes.deletion.there & (oldest[rows] <= changes.deletion.timestamp)
 
 
 def _rows_unchanged(
-    changes: ChangeRows, places: Integers, seen: ChangeRows, seen_places: Integers, found: _Placed, now_s: int
+    changes: ChangeRows, rows: Integers, seen: ChangeRows, seen_rows: Integers, shown: FlatDeletions, now_s: int
 ) -> Mask:
-    """Tell where a row that is deleted, or whose INSERT has expired, is still there only by a liveness that is, or may
-    be, older."""
-    live = np.full(max(one.max(initial=0) for one in (places, seen_places, found.place)) + 1, NEVER)
-    np.maximum.at(live, seen_places, np.where(_lives(seen, now_s), seen.liveness.timestamp, NEVER))
-    live[found.place] = NEVER  # what they say is enough
+    """Tell which deleted rows, and rows whose INSERT has expired, still live by a liveness that is or may be older."""
+    live = np.full(max(numbers.max(initial=0) for numbers in (rows, seen_rows, shown.row)) + 1, NEVER)
+    np.maximum.at(live, seen_rows, np.where(_lives(seen, now_s), seen.liveness.timestamp, NEVER))
+    live[shown.row] = NEVER  # their cells are compared, that is enough
     hidden_until = np.maximum(changes.liveness.timestamp, changes.deletion.timestamp)
-    return np.asarray(~_lives(changes, now_s) & (live[places] != NEVER) & (live[places] <= hidden_until))
+    return np.asarray(~_lives(changes, now_s) & (live[rows] != NEVER) & (live[rows] <= hidden_until))
 
 
-def _complex_deletions_unseen(changes: ChangeRows, places: Integers, found: _Placed, table: TableSchema) -> Mask:
-    """Tell of which complex deletions some of what they delete is still there."""
-    deletions, columns = changes.complex_deletions, len(columns_of(table)) + 1
-    keys = _renumbered([places[deletions.row] * columns + deletions.column, found.place * columns + found.cells.column])
-    oldest = np.full(max(key.max(initial=0) for key in keys) + 1, _FOREVER)
-    np.minimum.at(oldest, keys[1], found.cells.timestamp)
-    return np.asarray(oldest[keys[0]] <= deletions.timestamp)
+def _complex_deletions_unseen(changes: ChangeRows, rows: Integers, shown: FlatDeletions) -> Mask:
+    """Tell which complex deletions have left something that they delete."""
+    deletions, count = changes.complex_deletions, len(changes.complex_deletions.row)
+    row = np.concatenate([rows[deletions.row], shown.row])
+    keys = numbered(row << 32 | np.concatenate([deletions.column, shown.column]))
+    oldest = np.full(keys.max(initial=0) + 1, _FOREVER)
+    np.minimum.at(oldest, keys[count:], shown.timestamp)
+    return np.asarray(oldest[keys[:count]] <= deletions.timestamp)

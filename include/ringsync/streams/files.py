@@ -316,27 +316,22 @@ class FileStream:
             raise ValueError(f"bucket {bucket!r}: this folder is reserved for the schemas, use another name")
         return f"{self.root}/{_check_name('bucket', bucket)}/manifest.json"
 
-    def _part_key(self, bucket: str, part: Part) -> str:
-        return f"{self._part_path(bucket, part)}{_SUFFIX}"
+    def _part_key(self, bucket: str, part: Part, suffix: str = _SUFFIX) -> str:
+        return f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part.name)}{suffix}"
 
     def _index_key(self, bucket: str, part: Part) -> str:
-        return f"{self._part_path(bucket, part)}.index"
-
-    def _part_path(self, bucket: str, part: Part) -> str:
-        return f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part.name)}"
+        return self._part_key(bucket, part, ".index")
 
 
+@dataclass(frozen=True)
 class PartWriter:
     """A writer of one file of messages (:meth:`FileStream.open_part`)."""
 
-    def __init__(
-        self, stream: FileStream, bucket: str, name: str, container: ContainerWriter, index: PartIndex
-    ) -> None:
-        self._stream = stream
-        self._bucket = bucket
-        self._name = name
-        self._container = container
-        self._index = index
+    _stream: FileStream
+    _bucket: str
+    _name: str
+    _container: ContainerWriter
+    _index: PartIndex
 
     @property
     def size(self) -> int:

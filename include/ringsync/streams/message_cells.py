@@ -11,13 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.avro.mapping import AvroMappingError, Mapping, avro_values
+from ringsync.changes.flat import FlatCells, together
 from ringsync.changes.keys.canonical import canonical_cells, canonical_column, has_aliases
 from ringsync.changes.keys.order import path_type
-from ringsync.compiled.arrow import Integers
-from ringsync.cql.cells import Cells, cells_of, raw_values
-from ringsync.cql.codec.decode import Decoded, decode
+from ringsync.changes.keys.parts import field_numbers
+from ringsync.compiled.arrow import Integers, Mask, array_of, integers, list_of, structs_of, valid_mask
+from ringsync.cql.cells import Cells, raw_values
+from ringsync.cql.codec.decode import decode
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
+from ringsync.images.merge_column import entries_of, is_placeholder
 from ringsync.images.schema import NO_LIVENESS, lake_names
 from ringsync.images.times import cell_times
 from ringsync.schema.table import Column, TableSchema
@@ -30,38 +33,11 @@ class Deletions:
     """The deletions of one column's cells.
 
     :ivar at: deletion time of each row's cell, or of all its cells in a multi-cell column, µs; null: not deleted
-    :ivar rows: row of each deleted single element, ascending
-    :ivar paths: binary, Cassandra's cell path of each deleted element
-    :ivar times: deletion time of each deleted element, µs
+    :ivar elements: tombstones of single elements, sorted by row
     """
 
     at: pa.Array
-    rows: Integers
-    paths: pa.Array
-    times: pa.Array
-
-
-@dataclass(frozen=True)
-class ColumnTimes:
-    """The writetimes of a column's cells by row (int64 µs, or lists of them), and which rows have a cell."""
-
-    writetimes: pa.Array
-    present: pa.Array
-
-
-@dataclass(frozen=True)
-class _Elements:
-    """The elements of a multi-cell column, grouped by row; each array has one entry per element.
-
-    :ivar identity: canonical name of the element, the same in all messages
-    """
-
-    rows: Integers
-    identity: pa.Array
-    writetime: pa.Array
-    expires_at: pa.Array
-    deleted_at: pa.Array
-    raw: pa.Array
+    elements: FlatCells
 
 
 def column_values(batch: pa.RecordBatch, table: TableSchema, mapping: Mapping) -> dict[str, pa.Array]:
@@ -86,39 +62,25 @@ def mapped(values: pa.Array, table: TableSchema, column: Column, mapping: Mappin
 
 def key_record(
     table: TableSchema, columns: tuple[Column, ...], values: AnyMapping[str, pa.Array], raw: AnyMapping[str, pa.Array]
-) -> dict[str, pa.Array]:
-    """Return the key columns by their names in the lake, and ``_x``.
+) -> pa.StructArray:
+    """Build the record of key columns by their names in the lake, and ``_x``.
 
     :param values: values in Avro's form, by CQL name
     :param raw: by CQL name, Cassandra's bytes of values that cannot be decoded, else null
     """
     names = lake_names(table)
-    bytes_ = {names[column.name]: raw[column.name] for column in columns}
-    present = any_of([array.is_valid() for array in bytes_.values()])
-    return {**{names[column.name]: values[column.name] for column in columns}, "_x": struct(bytes_, present)}
-
-
-def raw_of(decoded: Decoded, cells: Cells) -> pa.Array:
-    """Return the bytes of cells that could not be decoded, else null."""
-    if decoded.misfits is None:
-        return pa.nulls(len(cells), pa.binary())
-    return raw_values(cells.without(~decoded.misfits))
-
-
-def raw_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return a column's raw bytes in row images.
-
-    :param name: name of the column in the lake
-    """
-    return pc.struct_field(batch.column("_x"), [name, "raw"])
+    return struct(
+        {names[column.name]: values[column.name] for column in columns}
+        | {"_x": struct_of_some({names[column.name]: raw[column.name] for column in columns})}
+    )
 
 
 def row_liveness(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     """Return writetime (µs) and expiry (s) of the rows' own liveness; null: unknown, or none."""
     live = pc.struct_field(batch.column("_row"), "live")
-    live = pc.if_else(pc.equal(live, NO_LIVENESS), pa.scalar(None, pa.int64()), live)
     expires_at = pc.struct_field(batch.column("_merge"), "live_expires_at")
-    return live, pc.if_else(live.is_valid(), expires_at, pa.scalar(None, pa.int64()))
+    known = valid_mask(live) & (integers(live) != NO_LIVENESS)
+    return array_of(integers(live), known), array_of(integers(expires_at), known & valid_mask(expires_at))
 
 
 def cells_record(
@@ -126,10 +88,10 @@ def cells_record(
     table: TableSchema,
     values: AnyMapping[str, pa.Array],
     mapping: Mapping,
-    row: AnyMapping[str, pa.Array],
+    row: dict[str, pa.Array],
     deletions: AnyMapping[str, Deletions],
-) -> tuple[pa.Array, list[ColumnTimes]]:
-    """Build the record ``Cells`` of every row, and return the writetimes in it.
+) -> tuple[pa.StructArray, list[pa.Array]]:
+    """Build the record ``Cells`` of every row. Return it with the writetimes of each column that is not a key.
 
     :param batch: row images
     :param values: values of these images (:func:`column_values`)
@@ -137,32 +99,34 @@ def cells_record(
     :param deletions: deletions by CQL name; columns without deletions may be missing
     """
     names = lake_names(table)
-    fields = {"_row": struct(dict(row), any_of([array.is_valid() for array in row.values()]))}
-    times = []
-    nothing = Deletions(
-        pa.nulls(len(batch), pa.int64()), np.empty(0, np.int64), pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64())
-    )
+    fields = {"_row": struct_of_some(row)}
+    all_writetimes = []
+    nothing = Deletions(pa.nulls(len(batch), pa.int64()), together([]))
     for column in table.columns:
         name, value = names[column.name], values[column.name]
-        raw = raw_column(batch, name)
+        raw = pc.struct_field(batch["_x"], [name, "raw"])
         if column.is_key:
-            fields[name] = struct({"raw": raw}, raw.is_valid())
+            fields[name] = struct_of_some({"raw": raw})
             continue
         deleted = deletions.get(column.name, nothing)
-        held = pc.or_(value.is_valid(), raw.is_valid())
-        present = pc.or_(held, deleted.at.is_valid())
+        present = valid_mask(value) | valid_mask(raw) | valid_mask(deleted.at)
         writetime, expires_at = cell_times(batch, table, column.name)
-        times.append(ColumnTimes(writetime, held))
+        all_writetimes.append(writetime)
         if column.is_multicell:
-            live = _live_elements(batch, column, value, batch.column(name), (writetime, expires_at), mapping)
-            every = _together(live, _deleted_elements(column, deleted, mapping)) if len(deleted.rows) else live
-            elements = _listed(every, len(batch))
-            cell = {"deleted_at": deleted.at, "raw": raw, "elements": elements}
-            present = pc.or_(present, elements.is_valid())
+            rows, elements = _live_elements(batch, column, value, batch[name], (writetime, expires_at), mapping)
+            if len(deleted.elements.row):
+                rows = np.concatenate([rows, deleted.elements.row])
+                dead = _deleted_elements(column, deleted.elements, mapping).cast(elements.type)
+                # The live elements of a row come before the deleted ones.
+                order = np.argsort(rows, kind="stable")
+                elements = pa.concat_arrays([elements, dead]).take(array_of(order))
+            counts = np.bincount(rows, minlength=len(batch))
+            present |= counts > 0
+            cell = {"deleted_at": deleted.at, "raw": raw, "elements": list_of(counts, elements, counts > 0)}
         else:
             cell = {"writetime": writetime, "expires_at": expires_at, "deleted_at": deleted.at, "raw": raw}
         fields[name] = struct(cell, present)
-    return struct(fields), times
+    return struct(fields), all_writetimes
 
 
 def _live_elements(
@@ -170,151 +134,94 @@ def _live_elements(
     column: Column,
     value: pa.Array,
     typed: pa.Array,
-    all_times: tuple[pa.Array, pa.Array],
+    times: tuple[pa.Array, pa.Array],
     mapping: Mapping,
-) -> _Elements:
-    """List a column's elements with their times; rows with unknown times give none.
+) -> tuple[Integers, pa.StructArray]:
+    """Return the row of each element of a column, and its record. Rows with unknown times give none.
 
     :param value: column in Avro's form (:func:`column_values`); ``typed``: the batch's own column
-    :param all_times: writetimes and expiries of the column
+    :param times: writetimes and expiries of the column
     """
-    known = pc.and_(value.is_valid(), pc.greater(pc.fill_null(pc.list_value_length(all_times[0]), 0), 0))
-    rows = np.flatnonzero(known.to_numpy(zero_copy_only=False))
-    value, times = value.filter(known), [array.filter(known) for array in all_times]
+    known = valid_mask(value) & (integers(pc.list_value_length(times[0])) > 0)
+    of_known = pa.array(known)
+    value = value.filter(of_known)
     counts, identity, chosen = _identities(column.type, value)
     slots = counts if chosen is None else np.full(len(value), len(value.type.fields))
-    for array in times:
-        if (pc.list_value_length(array).to_numpy(zero_copy_only=False) != slots).any():
+    flat = []
+    for lists in (array.filter(of_known) for array in times):
+        if (integers(pc.list_value_length(lists)) != slots).any():
             raise ValueError(f"column {column.name!r}: a row has not as many times as elements")
-    flat = [array.flatten() for array in times]
-    if chosen is not None:
-        flat = [array.filter(chosen) for array in flat]
-    row_of = np.repeat(rows, counts)
+        flat.append(lists.flatten() if chosen is None else lists.flatten().filter(chosen))
+    all_counts = np.zeros(len(batch), np.int64)
+    all_counts[known] = counts
     if isinstance(column.type, ListType):
-        identity = _entry_names(batch, column, rows, counts)
+        identity = _timeuuids(entries_of(batch["_merge"], column.name, all_counts))
     elif has_aliases(kind := path_type(column.type)):
-        _, elements, _ = _identities(column.type, typed.filter(known))
+        _, elements, _ = _identities(column.type, typed.filter(of_known))
         identity = avro_values(kind, mapping, canonical_column(elements, kind))
-    nothing = pa.nulls(len(row_of), pa.int64())
-    return _Elements(row_of, identity, flat[0], flat[1], nothing, pa.nulls(len(row_of), pa.binary()))
+    return np.repeat(np.arange(len(batch)), all_counts), _elements(identity, writetime=flat[0], expires_at=flat[1])
 
 
-def _identities(cql_type: CqlType, value: pa.Array) -> tuple[npt.NDArray[np.int32], pa.Array, pa.Array | None]:
+def _identities(cql_type: CqlType, value: pa.Array) -> tuple[npt.NDArray[np.integer], pa.Array, pa.Array | None]:
     """Return each row's number of elements, each element's identity, and for a UDT which fields are set."""
     if isinstance(cql_type, UserType):
-        is_set = np.array([value.field(i).is_valid().to_numpy(zero_copy_only=False) for i in range(len(value.type))])
+        is_set = np.array([valid_mask(field) for field in value.flatten()]).T
         names = pa.array([field.name for field in value.type], pa.string())
-        field_index = np.tile(np.arange(len(names)), len(value))[is_set.T.ravel()]
-        return is_set.sum(axis=0, dtype=np.int32), names.take(pa.array(field_index)), pa.array(is_set.T.ravel())
-    offsets = value.offsets.to_numpy()
-    counts = np.diff(offsets)
+        return is_set.sum(axis=1), names.take(array_of(np.nonzero(is_set)[1])), pa.array(is_set.ravel())
+    offsets = integers(value.offsets)
     if pa.types.is_map(value.type):
         items = value.keys
     else:
         items = value.values.field("key") if isinstance(cql_type, MapType) else value.values
-    return counts, items[int(offsets[0]) : int(offsets[-1])], None
+    return np.diff(offsets), items[int(offsets[0]) : int(offsets[-1])], None
 
 
-def _entry_names(batch: pa.RecordBatch, column: Column, rows: Integers, counts: npt.NDArray[np.int32]) -> pa.Array:
-    """Return the timeuuids of a list column's entries as text, null where the row images do not know them.
-
-    :param rows: rows whose entries are wanted; ``counts``: number of entries of each
-    """
-    entries = pc.struct_field(batch.column("_merge"), "entries")
-    sizes = pc.fill_null(pc.list_value_length(entries), 0).to_numpy(zero_copy_only=False)
-    flat = entries.flatten()
-    of_column = np.flatnonzero(
-        pc.fill_null(pc.equal(flat.field("column"), column.name), False).to_numpy(zero_copy_only=False)
-    )
-    row_of = np.repeat(np.arange(len(batch)), sizes)[of_column]
-    place_of_row = np.full(len(batch), -1)
-    place_of_row[row_of] = np.arange(len(of_column))
-    paths = flat.field("paths").take(pa.array(of_column))
-    lengths = pc.fill_null(pc.list_value_length(paths), 0).to_numpy(zero_copy_only=False)
-    places = place_of_row[rows]
-    known = places >= 0
-    known[known] = lengths[places[known]] == counts[known]
-    starts = np.cumsum(lengths) - lengths
-    # Where the first entry of each row is among all paths; 0 if its entries are not known.
-    first = np.where(known, starts[np.where(known, places, 0)] if len(starts) else 0, 0)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = pa.array(np.repeat(first, counts) + within, mask=~np.repeat(known, counts))
-    return _timeuuids(paths.flatten().take(index))
-
-
-def _deleted_elements(column: Column, deleted: Deletions, mapping: Mapping) -> _Elements:
-    cells = cells_of(deleted.paths)
-    raw = pa.nulls(len(cells), pa.binary())
+def _deleted_elements(column: Column, deleted: FlatCells, mapping: Mapping) -> pa.StructArray:
+    paths, raw = deleted.path, None
     match column.type:
         case SetType(element=kind) | MapType(key=kind):
-            cells = canonical_cells(cells, kind)
-            decoded = decode(kind, cells)
-            identity, raw = avro_values(kind, mapping, decoded.values), raw_of(decoded, cells)
-        case UserType() as kind:
-            identity, raw = _field_names(kind, deleted.paths, cells)
+            paths = canonical_cells(paths, kind)
+            decoded = decode(kind, paths)
+            identity, raw = avro_values(kind, mapping, decoded.values), decoded.raw(paths)
+        case UserType(field_names=field_names):
+            numbers = field_numbers(paths)
+            there = (numbers >= 0) & (numbers < len(field_names))
+            identity = pa.array(portable_names(field_names), pa.string()).take(array_of(numbers, there))
+            raw = raw_values(paths.without(there))
         case _:
-            identity = _timeuuids(deleted.paths)
-    nothing = pa.nulls(len(cells), pa.int64())
-    return _Elements(deleted.rows, identity, nothing, nothing, deleted.times, raw)
+            identity = _timeuuids(paths)
+    return _elements(identity, deleted_at=array_of(deleted.timestamp), raw=raw)
 
 
-def _timeuuids(paths: pa.Array) -> pa.Array:
-    """Write the timeuuids of list entries as text; null for version 0, which stands for an unknown one."""
-    texts = decode(_TIMEUUID, cells_of(paths)).values
-    unknown = pc.equal(pc.utf8_slice_codeunits(texts, 14, 15), "0")
-    return pc.if_else(unknown, pa.scalar(None, pa.string()), texts)
+def _timeuuids(paths: Cells) -> pa.Array:
+    """Write the timeuuids of list entries as text, null for unknown ones."""
+    return decode(_TIMEUUID, paths.without(is_placeholder(paths))).values
 
 
-def _field_names(kind: UserType, paths: pa.Array, cells: Cells) -> tuple[pa.Array, pa.Array]:
-    """Return names of a UDT's fields from their int16 numbers, and the numbers of fields that do not exist."""
-    numbers = decode(Native("smallint"), cells).values
-    count = len(kind.field_names)
-    there = pc.fill_null(pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, count)), False)
-    names = pa.array(portable_names(kind.field_names), pa.string())
-    nowhere = pa.scalar(None, pa.binary())
-    return names.take(pc.if_else(there, numbers, None)), pc.if_else(there, nowhere, paths)
+def _elements(
+    identity: pa.Array,
+    *,
+    writetime: pa.Array | None = None,
+    expires_at: pa.Array | None = None,
+    deleted_at: pa.Array | None = None,
+    raw: pa.Array | None = None,
+) -> pa.StructArray:
+    """Build the records ``Element``; None: null for all of them.
+
+    :param identity: canonical name of each element, the same in all messages
+    """
+    count = len(identity)
+    times = {"writetime": writetime, "expires_at": expires_at, "deleted_at": deleted_at}
+    given = {name: pa.nulls(count, pa.int64()) if array is None else array for name, array in times.items()}
+    return struct({"identity": identity, **given, "raw": pa.nulls(count, pa.binary()) if raw is None else raw})
 
 
-def _together(live: _Elements, deleted: _Elements) -> _Elements:
-    """Join the elements of each row: first the live ones, then the deleted ones."""
-    rows = np.concatenate([live.rows, deleted.rows])
-    order = np.argsort(rows, kind="stable")
-    arrays = [
-        pa.concat_arrays([alive, dead.cast(alive.type)]).take(pa.array(order))
-        for alive, dead in (
-            (live.identity, deleted.identity),
-            (live.writetime, deleted.writetime),
-            (live.expires_at, deleted.expires_at),
-            (live.deleted_at, deleted.deleted_at),
-            (live.raw, deleted.raw),
-        )
-    ]
-    return _Elements(rows[order], *arrays)
-
-
-def _listed(elements: _Elements, count: int) -> pa.Array:
-    """Make a list of each row's elements, null if there are none."""
-    counts = np.bincount(elements.rows, minlength=count)
-    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
-    entries = {
-        "identity": elements.identity,
-        "writetime": elements.writetime,
-        "expires_at": elements.expires_at,
-        "deleted_at": elements.deleted_at,
-        "raw": elements.raw,
-    }
-    return pa.ListArray.from_arrays(pa.array(offsets), struct(entries), mask=pa.array(counts == 0))
-
-
-def struct(fields: dict[str, pa.Array], present: pa.Array | None = None) -> pa.Array:
+def struct(fields: dict[str, pa.Array], present: Mask | None = None) -> pa.StructArray:
     """Build a struct of these fields, null where it is not present."""
-    mask = None if present is None else pc.invert(present)
-    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields), mask=mask)
+    kind = pa.struct([(name, array.type) for name, array in fields.items()])
+    return structs_of(kind, list(fields.values()), present)
 
 
-def any_of(conditions: list[pa.Array]) -> pa.Array:
-    """Tell for each row whether one of the conditions holds."""
-    holds = conditions[0]
-    for condition in conditions[1:]:
-        holds = pc.or_(holds, condition)
-    return holds
+def struct_of_some(fields: dict[str, pa.Array]) -> pa.StructArray:
+    """Build a struct of these fields, null where all of them are."""
+    return struct(fields, np.logical_or.reduce([valid_mask(array) for array in fields.values()]))

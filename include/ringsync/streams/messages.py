@@ -11,30 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.avro.mapping import AvroRecord, Mapping, avro_type, nullable_field, record
 from ringsync.avro.rows import encode_rows
+from ringsync.changes.batch import fixed16_array
 from ringsync.changes.keys.canonical import canonical_column, has_aliases
+from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, rows_of_lists, valid_mask
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.cql.types import CqlType, MapType, SetType, UserType
 from ringsync.images.schema import lake_names
 from ringsync.schema.table import Column, TableSchema
-from ringsync.streams.message_cells import (
-    ColumnTimes,
-    cells_record,
-    column_values,
-    key_record,
-    mapped,
-    raw_column,
-    row_liveness,
-    struct,
-)
+from ringsync.streams.message_cells import cells_record, column_values, key_record, mapped, row_liveness, struct
 
-_NO_WRITETIME = np.iinfo(np.int64).min
+_NO_WRITETIME = -(2**63)
 
 
 @dataclass(frozen=True)
@@ -133,10 +125,12 @@ def snapshot_messages(
     live, expires_at = row_liveness(batch)
     deleted_at = pc.struct_field(batch.column("_row"), "deleted_at")
     row = {"writetime": live, "expires_at": expires_at, "deleted_at": deleted_at}
-    cells, times = cells_record(batch, table, values, mapping, row, {})
+    cells, writetimes = cells_record(batch, table, values, mapping, row, {})
     content = encode_content(envelope_schema(table, server, mapping), row_record(table, values), cells)
-    event_ids = _digests(pc.binary_join_element_wise(keys, content, b""))
-    ts_us = _greatest(live, times)
+    event_ids = fixed16_array(
+        np.stack(murmur3_128(pc.binary_join_element_wise(keys, content, b"")), axis=1).astype(">i8")
+    )
+    ts_us = _greatest(live, writetimes)
     count = len(batch)
     source = {
         "version": pa.repeat(version, count),
@@ -163,7 +157,7 @@ def snapshot_messages(
     return Messages(keys, encode_head(envelope_schema(table, server, mapping), head, content), event_ids)
 
 
-def row_record(table: TableSchema, values: dict[str, pa.Array], present: pa.Array | None = None) -> pa.Array:
+def row_record(table: TableSchema, values: dict[str, pa.Array], present: Mask | None = None) -> pa.Array:
     """Build the field ``after`` or ``before``: all columns by their names in the lake, null where it is not present."""
     names = lake_names(table)
     return struct({names[name]: array for name, array in values.items()}, present)
@@ -182,12 +176,9 @@ def encode_head(envelope: AvroRecord, head: dict[str, pa.Array], content: pa.Arr
     :param head: first fields, by name
     :param content: result of :func:`encode_content`
     """
-    fields = envelope["fields"][: _content_begins(envelope)]
+    content_begins = [field["name"] for field in envelope["fields"]].index("after")
+    fields = envelope["fields"][:content_begins]
     return pc.binary_join_element_wise(encode_rows({**envelope, "fields": fields}, struct(head)), content, b"")
-
-
-def _content_begins(envelope: AvroRecord) -> int:
-    return [field["name"] for field in envelope["fields"]].index("after")
 
 
 def _namespace(table: TableSchema, server: str) -> str:
@@ -270,50 +261,36 @@ def _range_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroR
 
 def _keys(batch: pa.RecordBatch, table: TableSchema, values: dict[str, pa.Array], mapping: Mapping) -> pa.Array:
     names = lake_names(table)
-    raw = {column.name: raw_column(batch, names[column.name]) for column in table.key_columns}
+    raw = {column.name: pc.struct_field(batch["_x"], [names[column.name], "raw"]) for column in table.key_columns}
     canonical = {
         column.name: mapped(canonical_column(batch[names[column.name]], column.type), table, column, mapping)
         for column in table.clustering
         if has_aliases(column.type)
     }
-    return struct(key_record(table, table.key_columns, {**values, **canonical}, raw))
+    return key_record(table, table.key_columns, {**values, **canonical}, raw)
 
 
-def _greatest(live: pa.Array, times: list[ColumnTimes]) -> pa.Array:
+def _greatest(live: pa.Array, writetimes: list[pa.Array]) -> pa.Array:
     """Return the greatest writetime of each row, µs; null: none."""
-    greatest = _numbers(live)
-    for column in times:
-        greatest = np.maximum(greatest, _greatest_of(column.writetimes, column.present))
-    return pa.array(greatest, mask=greatest == _NO_WRITETIME)
+    greatest = filled(live, _NO_WRITETIME)
+    for of_column in writetimes:
+        np.maximum(greatest, _greatest_of(of_column), out=greatest)
+    return array_of(greatest, greatest != _NO_WRITETIME)
 
 
-def _greatest_of(writetime: pa.Array, present: pa.Array) -> npt.NDArray[np.int64]:
+def _greatest_of(writetimes: pa.Array) -> Integers:
     """Return the greatest writetime of a column's cells in each row, or _NO_WRITETIME."""
-    if not pa.types.is_list(writetime.type):
-        return _numbers(pc.if_else(present, writetime, None))
-    greatest = np.full(len(writetime), _NO_WRITETIME)
-    lengths = pc.fill_null(pc.list_value_length(writetime), 0).to_numpy(zero_copy_only=False)
-    times = _numbers(writetime.flatten())
-    if len(times):
-        starts = np.cumsum(lengths) - lengths
-        greatest[lengths > 0] = np.maximum.reduceat(times, starts[lengths > 0])
-    greatest[~present.to_numpy(zero_copy_only=False)] = _NO_WRITETIME
+    if not pa.types.is_list(writetimes.type):
+        return filled(writetimes, _NO_WRITETIME)
+    greatest = np.full(len(writetimes), _NO_WRITETIME)
+    rows, times = rows_of_lists(writetimes)
+    np.maximum.at(greatest, rows, filled(times, _NO_WRITETIME))
     return greatest
-
-
-def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
-    numbers: npt.NDArray[np.int64] = pc.fill_null(values, int(_NO_WRITETIME)).to_numpy(zero_copy_only=False)
-    return numbers
 
 
 def milliseconds(micros: pa.Array) -> pa.Array:
     """Convert microseconds to milliseconds, rounded down."""
-    return pa.array(_numbers(micros) // 1000, mask=micros.is_null().to_numpy(zero_copy_only=False))
-
-
-def _digests(content: pa.Array) -> pa.Array:
-    halves = np.stack(murmur3_128(content), axis=1).astype(">i8")
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(content), [None, pa.py_buffer(halves)])
+    return array_of(integers(micros) // 1000, valid_mask(micros))
 
 
 def hexadecimal(event_ids: pa.Array) -> pa.Array:

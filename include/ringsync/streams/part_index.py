@@ -50,7 +50,7 @@ class MessageBlock:
     schema_version: int
 
     def cut(self, first: int, count: int) -> MessageBlock:
-        """Some of them.
+        """Return some of the messages.
 
         :param first: number of the first message, from 0
         :param count: greatest number of messages

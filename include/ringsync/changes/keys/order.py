@@ -20,26 +20,24 @@ import pyarrow as pa
 
 from ringsync.changes.keys import order_kernels as kernels
 from ringsync.changes.keys.order_kernels import END, START
+from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import PADDING, address
-from ringsync.cql.cells import Cells, cells_of, raw_values
+from ringsync.cql import types as cql
+from ringsync.cql.cells import Cells, cells_of, codes, raw_values
 from ringsync.cql.codec.split import total_bytes
 from ringsync.cql.natives import BYTES, NATIVES
-from ringsync.cql.types import (
-    CqlType,
-    CustomType,
-    ListType,
-    MapType,
-    Native,
-    SetType,
-    TupleType,
-    UserType,
-    VectorType,
-    stored_length,
-    types_inside,
-)
 from ringsync.schema.table import TableSchema
 
-__all__ = ["END", "START", "clustering_keys", "clustering_order", "path_type", "value_keys", "value_order"]
+__all__ = [
+    "END",
+    "START",
+    "clustering_keys",
+    "clustering_order",
+    "key_numbers",
+    "path_type",
+    "value_keys",
+    "value_order",
+]
 
 
 def clustering_order(clustering: pa.Array, table: TableSchema, side: int = START) -> pa.Array:
@@ -54,7 +52,7 @@ def clustering_order(clustering: pa.Array, table: TableSchema, side: int = START
     return raw_values(clustering_keys(cells_of(clustering), table, side))
 
 
-def value_order(values: pa.Array, cql_type: CqlType) -> pa.Array:
+def value_order(values: pa.Array, cql_type: cql.CqlType) -> pa.Array:
     """Encode serialised values of a type, for example paths of cells (see :func:`path_type`).
 
     :returns: ``pa.binary()``, never null: null has a place in the order
@@ -62,14 +60,14 @@ def value_order(values: pa.Array, cql_type: CqlType) -> pa.Array:
     return raw_values(value_keys(cells_of(values), cql_type))
 
 
-def path_type(cql_type: CqlType) -> CqlType:
+def path_type(cql_type: cql.CqlType) -> cql.CqlType:
     """Return the type of a multi-cell column's paths: elements, keys, timeuuids of list entries, field numbers."""
     match cql_type:
-        case SetType(element=kind) | MapType(key=kind):
+        case cql.SetType(element=kind) | cql.MapType(key=kind):
             return kind
-        case UserType():
-            return Native("smallint")
-    return Native("timeuuid")
+        case cql.UserType():
+            return cql.Native("smallint")
+    return cql.Native("timeuuid")
 
 
 def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
@@ -89,12 +87,30 @@ def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
     return _cells(output, ends, cells.lengths < 0)
 
 
-def value_keys(cells: Cells, cql_type: CqlType) -> Cells:
+def value_keys(cells: Cells, cql_type: cql.CqlType) -> Cells:
     """Encode values like :func:`value_order`, without Arrow."""
     program = type_program([cql_type])
     output, ends = _room(cells)
     kernels.put_values(*cells.arguments, address(program), 0, address(output), address(ends))
     return _cells(output, ends, np.zeros(len(cells), np.bool_))
+
+
+def key_numbers(table: TableSchema, *keys: tuple[Cells, Cells]) -> list[Integers]:
+    """Number keys: equal ones have equal numbers, also in different batches.
+
+    One clustering may be written in several ways (1.0 and 1.00), but it has one place in the order.
+
+    :param keys: partition keys and clusterings of each batch; a null clustering is that of the static row
+    """
+    partitions = codes([partition_key for partition_key, _ in keys])
+    clusterings = codes([clustering_keys(clustering, table, START) for _, clustering in keys])
+    numbers = numbered(np.concatenate(partitions) << 32 | np.concatenate(clusterings))
+    return np.split(numbers, np.cumsum([len(partition) for partition in partitions])[:-1])
+
+
+def numbered(values: Integers) -> Integers:
+    """Number values from 0: equal ones have equal numbers."""
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _room(cells: Cells) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
@@ -110,7 +126,7 @@ def _cells(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int32], nulls: np
     return Cells(output, ends[:-1], lengths)
 
 
-def type_program(types: Sequence[CqlType]) -> npt.NDArray[np.int64]:
+def type_program(types: Sequence[cql.CqlType]) -> npt.NDArray[np.int64]:
     """List the nodes of types: first those of the types themselves, then the children of each node in a row."""
     nodes: list[list[int]] = []
     waiting = list(types)
@@ -121,15 +137,15 @@ def type_program(types: Sequence[CqlType]) -> npt.NDArray[np.int64]:
     return np.array(nodes or [[0] * 4], np.int64)
 
 
-def _node(cql_type: CqlType) -> tuple[int, Sequence[CqlType], int]:
+def _node(cql_type: cql.CqlType) -> tuple[int, Sequence[cql.CqlType], int]:
     match cql_type:
-        case Native(name):
+        case cql.Native(name):
             return NATIVES[name].order, (), NATIVES[name].width
-        case ListType() | SetType() | MapType():
-            return kernels.SEQUENCE, types_inside(cql_type), 0
-        case TupleType() | UserType():
-            return kernels.FIELDS, types_inside(cql_type), 0
-        case VectorType(element, dimension):
-            return kernels.VECTOR, (element,), dimension << 32 | max(stored_length(element), 0)
-        case CustomType():
+        case cql.ListType() | cql.SetType() | cql.MapType():
+            return kernels.SEQUENCE, cql.types_inside(cql_type), 0
+        case cql.TupleType() | cql.UserType():
+            return kernels.FIELDS, cql.types_inside(cql_type), 0
+        case cql.VectorType(element, dimension):
+            return kernels.VECTOR, (element,), dimension << 32 | max(cql.stored_length(element), 0)
+        case cql.CustomType():
             return BYTES, (), 0

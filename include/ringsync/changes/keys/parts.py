@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, Mask
 from ringsync.cql.cells import NULL_LENGTH, Cells
 from ringsync.schema.table import TableSchema
 
 
 def partition_parts(cells: Cells, table: TableSchema) -> list[Cells]:
     """Split partition keys into the values of each column."""
-    count = len(table.partition_key)
-    return [cells] if count == 1 else composite_parts(cells, count)
-
-
-def composite_parts(cells: Cells, count: int) -> list[Cells]:
-    """Split partition keys into columns: each is a uint16 length, the bytes and a zero (docs/formats.md, 2.6)."""
+    if len(table.partition_key) == 1:
+        return [cells]
+    # Each column is a uint16 length, the bytes and a zero (docs/formats.md, 2.6).
     at, parts = cells.offsets.astype(np.int64), []
     ends = at + cells.lengths
-    for _ in range(count):
+    for _ in table.partition_key:
         at = np.minimum(at, ends)
         lengths = cells.buffer[at].astype(np.int64) << 8 | cells.buffer[at + 1]
         whole = at + 2 + lengths <= ends
@@ -31,10 +28,10 @@ def composite_parts(cells: Cells, count: int) -> list[Cells]:
 def clustering_parts(cells: Cells, columns: int) -> tuple[Integers, list[Cells], Integers]:
     """Split clusterings. Return the number of values in each, the values of each column, and the bytes of each.
 
-    :param cells: clusterings in the form of :mod:`ringsync.changes.schema`
+    :param cells: clusterings in the form of :mod:`ringsync.changes.schema`; a null has no values
     """
     at = cells.offsets.astype(np.int64)
-    counts, parts = _int32(cells, at), []
+    counts, parts = np.where(cells.lengths >= 0, _int32(cells, at), 0), []
     at += 4
     for column in range(columns):
         there = column < counts
@@ -42,6 +39,22 @@ def clustering_parts(cells: Cells, columns: int) -> tuple[Integers, list[Cells],
         parts.append(_part(cells, at + 4, lengths))
         at += np.where(there, 4 + np.maximum(lengths, 0), 0)
     return counts, parts, at - cells.offsets
+
+
+def are_inclusive(cells: Cells, sizes: Integers) -> Mask:
+    """Tell which bounds of ranges belong to their range, by the byte after their values; true for rows.
+
+    :param sizes: bytes of the values (:func:`clustering_parts`)
+    """
+    last = cells.buffer[cells.offsets + np.minimum(sizes, np.maximum(cells.lengths - 1, 0))]
+    return np.asarray((sizes == cells.lengths) | (last > 0))
+
+
+def field_numbers(paths: Cells) -> Integers:
+    """Read the fields' numbers in the cell paths of a user-defined type; -1: the path holds no number."""
+    at = paths.offsets.astype(np.int64)
+    numbers = paths.buffer[at].astype(np.int64) << 8 | paths.buffer[at + 1]
+    return np.where(paths.lengths == 2, numbers, -1)
 
 
 def _part(cells: Cells, at: Integers, lengths: Integers) -> Cells:

@@ -21,7 +21,6 @@ The rules: docs/formats.md, 3.1; C: db/rows/{Cells, Row.Merger}, db/{LivenessInf
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -180,11 +179,11 @@ def _complex_deletions(rows: ChangeRows, table: TableSchema, groups: _Groups) ->
     deletions = rows.complex_deletions
     count = len(deletions.row)
     nothing, absent = np.zeros(count, np.int64), no_cells(count).arguments[:3]
-    limits = _limits(table)
+    dropped, counters = _limits(table)
     cells = CellColumns(
         deletions.column,
-        limits.dropped,
-        limits.counters,
+        dropped,
+        counters,
         deletions.timestamp,
         nothing,
         deletions.local,
@@ -194,39 +193,39 @@ def _complex_deletions(rows: ChangeRows, table: TableSchema, groups: _Groups) ->
         nothing,
         nothing,
     )
-    members, memory, chosen = _room(rows, groups, deletions)
-    size = merge_complex_deletions(members, cells, memory.room, chosen)
+    members, memory, _kept_records, chosen = _room(rows, groups, deletions)
+    size = merge_complex_deletions(members, cells, memory, chosen)
     return _chosen(deletions, chosen, size), chosen._replace(parts=chosen.parts[:size])
 
 
 def _cells(rows: ChangeRows, table: TableSchema, groups: _Groups, complex_deletions: Chosen) -> FlatCells:
     """Return the cells that the result has."""
-    all_cells, limits = rows.cells, _limits(table)
+    all_cells, (dropped, counters) = rows.cells, _limits(table)
     values, count = all_cells.value, len(all_cells.row)
     behind, scratch = 0, np.empty(0, np.uint8)
-    if limits.counters.any():
+    if counters.any():
         # A merged context is no longer than its two sources together.
         behind, room = len(values.buffer), total_bytes(values) + PADDING
         values = Cells(np.concatenate([values.buffer, np.zeros(room, np.uint8)]), values.offsets, values.lengths)
         scratch = np.empty(2 * room, np.uint8)
-    paths = _Paths.of(all_cells, table)
+    path_addresses, path_lengths, _kept_keys = _path_keys(all_cells, table)
     cells = CellColumns(
         all_cells.column,
-        limits.dropped,
-        limits.counters,
+        dropped,
+        counters,
         all_cells.timestamp,
         np.where(all_cells.kind == EXPIRING, all_cells.ttl, -1),
         all_cells.local,
         all_cells.kind,
         all_cells.path.arguments[:3],
         values.arguments[:3],
-        paths.addresses,
-        paths.lengths,
+        path_addresses,
+        path_lengths,
     )
-    members, memory, chosen = _room(rows, groups, all_cells)
+    members, memory, _kept_records, chosen = _room(rows, groups, all_cells)
     offsets, lengths = np.empty((2, count), np.int32)
     contexts = (address(scratch), len(scratch) // 2, behind)
-    size = merge_cells(members, cells, complex_deletions, memory.room, contexts, chosen, offsets, lengths)
+    size = merge_cells(members, cells, complex_deletions, memory, contexts, chosen, offsets, lengths)
     return replace(_chosen(all_cells, chosen, size), value=Cells(values.buffer, offsets[:size], lengths[:size]))
 
 
@@ -263,52 +262,36 @@ def _records(count: int) -> Integers:
     return np.empty(count * RECORD_BYTES // 8, np.int64)
 
 
-@dataclass(frozen=True)
-class _Paths:
-    """Addresses and lengths of the paths' sort keys (0: none), and the arrays that keep them in memory."""
+def _path_keys(cells: FlatCells, table: TableSchema) -> tuple[Integers, Integers, list[Cells]]:
+    """Encode the paths of cells, each by the type of its column.
 
-    addresses: Integers
-    lengths: Integers
-    kept: tuple[Cells, ...]
-
-    @classmethod
-    def of(cls, cells: FlatCells, table: TableSchema) -> _Paths:
-        """Encode the paths of cells, each by the type of its column."""
-        addresses, lengths = np.zeros((2, len(cells.row)), np.int64)
-        kept = []
-        if (cells.path.lengths >= 0).any():
-            for column in columns_of(table):
-                if column.is_multicell and len(chosen := np.flatnonzero(cells.column == column.number)):
-                    keys = value_keys(cells.path.take(chosen), path_type(column.type))
-                    addresses[chosen] = address(keys.buffer) + keys.offsets.astype(np.int64)
-                    lengths[chosen] = keys.lengths
-                    kept.append(keys)
-        return cls(addresses, lengths, tuple(kept))
+    :returns: addresses and lengths of the paths' sort keys (0: none), and the arrays that keep them in memory
+    """
+    addresses, lengths = np.zeros((2, len(cells.row)), np.int64)
+    kept = []
+    if (cells.path.lengths >= 0).any():
+        for column in columns_of(table):
+            if column.is_multicell and len(chosen := np.flatnonzero(cells.column == column.number)):
+                keys = value_keys(cells.path.take(chosen), path_type(column.type))
+                addresses[chosen] = address(keys.buffer) + keys.offsets.astype(np.int64)
+                lengths[chosen] = keys.lengths
+                kept.append(keys)
+    return addresses, lengths, kept
 
 
-class _Limits(NamedTuple):
-    """Properties of columns by number: see ``CellColumns``."""
-
-    dropped: Integers
-    counters: npt.NDArray[np.uint8]
-
-
-def _limits(table: TableSchema) -> _Limits:
+def _limits(table: TableSchema) -> tuple[Integers, npt.NDArray[np.uint8]]:
+    """Return ``dropped`` and ``counters`` of ``CellColumns``."""
     dropped_at = {column.name: column.dropped_at for column in table.dropped}
     columns = columns_of(table)
     dropped = np.array([dropped_at.get(column.name, NEVER) for column in columns], np.int64)
-    return _Limits(dropped, np.array([column.is_counter for column in columns], np.uint8))
+    return dropped, np.array([column.is_counter for column in columns], np.uint8)
 
 
-class _KeptMemory(NamedTuple):
-    """Room for the parts of one group, and the array that keeps it in memory."""
+def _room(rows: ChangeRows, groups: _Groups, parts: FlatDeletions) -> tuple[Members, Memory, Integers, Chosen]:
+    """Describe which parts belong to which group, and make room for the parts of the largest group and the result.
 
-    room: Memory
-    records: Integers
-
-
-def _room(rows: ChangeRows, groups: _Groups, parts: FlatDeletions) -> tuple[Members, _KeptMemory, Chosen]:
-    """Describe which parts belong to which group, and make room for the parts of the largest group and the result."""
+    :returns: groups, room for one group, the array that keeps this room in memory, room for the result
+    """
     count = len(parts.row)
     sizes = np.bincount(parts.row, minlength=len(rows))
     members = Members(
@@ -320,7 +303,7 @@ def _room(rows: ChangeRows, groups: _Groups, parts: FlatDeletions) -> tuple[Memb
     memory = Memory(address(records), *np.empty((3, most), np.int32))
     places, limits = np.empty(count, np.int32), np.empty(len(groups.origin) + 1, np.int32)
     columns, timestamps = np.empty((2, count), np.int64)
-    return members, _KeptMemory(memory, records), Chosen(places, columns, timestamps, limits, groups.write_times)
+    return members, memory, records, Chosen(places, columns, timestamps, limits, groups.write_times)
 
 
 def _chosen(parts: Parts, chosen: Chosen, size: int) -> Parts:

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.flat import FlatCells, FlatDeletions
+from ringsync.changes.keys.parts import field_numbers
 from ringsync.changes.schema import EXPIRING, TOMBSTONE
-from ringsync.compiled.arrow import Integers, Mask, integers, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, Places, array_of, list_of, placed, valid_mask
 from ringsync.cql.cells import Cells
-from ringsync.cql.codec.decode import decode
 from ringsync.cql.identifiers import printable
-from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, UserType
+from ringsync.cql.types import CqlType, ListType, MapType, SetType, UserType
 from ringsync.schema.table import Column, TableSchema
 
 _UUID_EPOCH = 0x01B21DD213814000
@@ -178,24 +178,21 @@ def _items(column: Column, values: Cells, paths: Cells, literals: Literals) -> t
             pairs = [literals(key, paths), literals(value, values)]
             return pc.binary_join_element_wise(*pairs, ": "), nothing, nowhere
         case UserType(field_types=kinds):
-            numbers_, names = _field_names(column.type, paths)
+            numbers, names = _field_names(column.type, paths)
             texts = nothing
             for number, kind in enumerate(kinds):
-                chosen = np.flatnonzero(numbers_ == number)
-                if len(chosen):
-                    back = np.full(len(values), -1)
-                    back[chosen] = np.arange(len(chosen))
-                    field_texts = literals(kind, values.take(chosen)).take(pa.array(back, mask=back < 0))
-                    texts = pc.coalesce(field_texts, texts)
+                of_field = np.flatnonzero(numbers == number)
+                if len(of_field):
+                    of_field_texts = literals(kind, values.take(of_field))
+                    texts = pc.coalesce(placed(of_field_texts, of_field, len(values)), texts)
             return texts, names, nowhere
     raise AssertionError(f"{column.type} is not a multi-cell type")
 
 
 def _field_names(cql_type: UserType, paths: Cells) -> tuple[Integers, pa.Array]:
-    fields = integers(pc.fill_null(decode(Native("smallint"), paths).values, -1))
+    fields = field_numbers(paths)
     names = pa.array([printable(name) for name in cql_type.field_names], pa.string())
-    there = (fields >= 0) & (fields < len(names))
-    return fields, names.take(pa.array(fields, mask=~there))
+    return fields, names.take(array_of(fields, (fields >= 0) & (fields < len(names))))
 
 
 def are_prepended(paths: Cells) -> Mask:
@@ -369,12 +366,16 @@ def _values(cells: LiveCells, kinds: _Kinds, order: Integers, first: Integers) -
     named = kinds.whole & cells.fields.is_valid().to_numpy(zero_copy_only=False)
     if named.any():
         items = pc.if_else(pa.array(named), pc.binary_join_element_wise(cells.fields, items, ": "), items)
-    limits = np.append(first, len(order)).astype(np.int32)
-    values = pc.binary_join(pa.ListArray.from_arrays(pa.array(limits), items.take(pa.array(order))), ", ")
+    values = joined_texts(items.take(array_of(order)), first, ", ")
     entry = pa.array(kinds.entry[order[first]])
     opened, closed = (pc.if_else(entry, of_list, other) for of_list, other in (("[", "{"), ("]", "}")))
     single = (kinds.scalar | kinds.field)[order[first]]
     return pc.if_else(pa.array(single), values, pc.binary_join_element_wise(opened, values, closed, ""))
+
+
+def joined_texts(texts: pa.Array, first: Places, separator: str) -> pa.Array:
+    """Join each run of texts to one text; runs begin at the places ``first``."""
+    return pc.binary_join(list_of(np.diff(first, append=len(texts)), texts), separator)
 
 
 def deleted_names(

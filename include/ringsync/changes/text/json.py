@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.schema import EXPIRING, KINDS, RANGE_DELETION, TOMBSTONE
 from ringsync.changes.text.values import Bound, ChangeTexts, change_texts
@@ -22,6 +23,8 @@ from ringsync.schema.table import TableSchema
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 """JSON allows these characters in strings, but many programs take them for the end of a line."""
+
+_quoted = lru_cache(maxsize=65536)(json_string)
 
 
 def json_lines(
@@ -36,49 +39,32 @@ def json_lines(
     :param tables: tables by id
     :param raw: whether to add the bytes of keys, paths and values, as hexadecimal digits
     """
-    texts = change_texts(rows, tables, JSON)
+    texts = change_texts(ChangeRows.of(rows), tables, JSON)
     by_id = {table_id: _names(tables[table_id]) for table_id in {table.table_id for table in texts.tables}}
     names = [by_id[table.table_id] for table in texts.tables]
+    kinds = rows["kind"].to_pylist()
     parts = zip(
         [table_names.table for table_names in names],
         rows["token"].to_pylist(),
-        rows["kind"].to_pylist(),
+        kinds,
         _partition_keys(rows["partition_key"], names, texts, raw),
-        _clusterings(rows, names, texts, raw),
+        _clusterings(kinds, names, texts, raw),
         _liveness(rows["liveness"]),
         _deletions(rows["deletion"]),
         _by_row(rows["cells"], "cells", _cells(rows["cells"].flatten(), texts, raw)),
         _by_row(rows["complex_deletions"], "complex_deletions", _complex_deletions(rows, names)),
-        _ranges(rows, names, texts, raw),
+        _ranges(names, texts, raw),
         rows["file"].to_pylist(),
         rows["position"].to_pylist(),
         rows["digest"].to_pylist(),
         strict=True,
     )
     lines = [
-        f'{{{table},"token":{token},"kind":"{KINDS[kind]}",{key}{clustering}{liveness}{deletion}{cells}{complex_deletions}'
-        f'{limits},"source":{{"file":{json_string(file)},"position":{position}}},"digest":"{digest.hex()}"}}'
-        for (
-            table,
-            token,
-            kind,
-            key,
-            clustering,
-            liveness,
-            deletion,
-            cells,
-            complex_deletions,
-            limits,
-            file,
-            position,
-            digest,
-        ) in parts
+        f'{{{table},"token":{token},"kind":"{KINDS[kind]}",{"".join(content)},'
+        f'"source":{{"file":{json_string(file)},"position":{position}}},"digest":"{digest.hex()}"}}'
+        for table, token, kind, *content, file, position, digest in parts
     ]
-    return [_LINE_ENDS.sub(_escaped, line) for line in lines], texts.malformed
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04X}"
+    return [_LINE_ENDS.sub(lambda match: f"\\u{ord(match[0]):04X}", line) for line in lines], texts.malformed
 
 
 @dataclass(frozen=True)
@@ -111,44 +97,30 @@ def _partition_keys(keys: pa.Array, names: list[_Names], texts: ChangeTexts, raw
         yield f'{text},"raw_partition_key":"{key.hex()}"' if raw or None in values else text
 
 
-def _clusterings(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
+def _clusterings(kinds: list[int], names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
     """Write the clusterings of rows. Those of ranges are inside ``range``."""
-    bounds = zip(rows["clustering"].to_pylist(), texts.clusterings, rows["kind"].to_pylist(), names, strict=True)
-    for encoded, bound, kind, table in bounds:
-        there = bound is not None and bound.values and kind != RANGE_DELETION
-        yield "," + _clustering(encoded, bound, table, raw) if there and bound else ""
+    for bound, kind, table in zip(texts.clusterings, kinds, names, strict=True):
+        yield "," + _clustering(bound, table, raw) if bound and bound.values and kind != RANGE_DELETION else ""
 
 
-def _ranges(rows: pa.RecordBatch, names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
-    encoded = zip(rows["clustering"].to_pylist(), rows["range_end"].to_pylist(), strict=True)
-    for (start, end), first, last, table in zip(encoded, texts.clusterings, texts.range_ends, names, strict=True):
-        if first is None or last is None:
+def _ranges(names: list[_Names], texts: ChangeTexts, raw: bool) -> Iterator[str]:
+    for start, end, table in zip(texts.clusterings, texts.range_ends, names, strict=True):
+        if start is None or end is None:
             yield ""
         else:
             sides = [
-                f'"{side}":{{{_clustering(values, bound, table, raw)},"inclusive":{str(bound.inclusive).lower()}}}'
-                for side, values, bound in (("start", start, first), ("end", end, last))
+                f'"{side}":{{{_clustering(bound, table, raw)},"inclusive":{str(bound.inclusive).lower()}}}'
+                for side, bound in (("start", start), ("end", end))
             ]
             yield f',"range":{{{",".join(sides)}}}'
 
 
-def _clustering(encoded: bytes, bound: Bound, names: _Names, raw: bool) -> str:
+def _clustering(bound: Bound, names: _Names, raw: bool) -> str:
     text = f'"clustering":{{{_object(names.clustering, bound.values)}}}'
     if not raw and None not in bound.values:
         return text
-    values = [NULL if value is None else f'"{value.hex()}"' for value in clustering_values(encoded)]
+    values = [NULL if value is None else f'"{value.hex()}"' for value in bound.raw]
     return f'{text},"raw_clustering":[{",".join(values)}]'
-
-
-def clustering_values(encoded: bytes) -> list[bytes | None]:
-    """Return the values in ``clustering`` or ``range_end`` of a change row."""
-    values: list[bytes | None] = []
-    at = 4
-    for _ in range(int.from_bytes(encoded[:4], "little")):
-        length = int.from_bytes(encoded[at : at + 4], "little", signed=True)
-        values.append(None if length < 0 else encoded[at + 4 : at + 4 + length])
-        at += 4 + max(length, 0)
-    return values
 
 
 def _liveness(array: pa.StructArray) -> Iterator[str]:
@@ -173,13 +145,10 @@ def _cells(flat: pa.StructArray, texts: ChangeTexts, raw: bool) -> Iterator[str]
         texts.columns,
         texts.paths,
         texts.values,
-        *(
-            flat.field(name).to_pylist()
-            for name in ("path", "value", "timestamp", "ttl", "local_deletion_time", "kind")
-        ),
+        _fields(flat),
         strict=True,
     )
-    for column, path, value, raw_path, raw_value, timestamp, ttl, local, kind in parts:
+    for column, path, value, (_, _, raw_path, raw_value, timestamp, ttl, local, kind) in parts:
         text = f'{{"column":{_quoted(column.name)}'
         if raw_path is not None:
             text += f',"path":{_path(column, path)}'
@@ -195,11 +164,6 @@ def _cells(flat: pa.StructArray, texts: ChangeTexts, raw: bool) -> Iterator[str]
             text += f',"raw":"{raw_value.hex()}"'
         times = f',"ttl":{ttl},"expires_at":{local}' if kind == EXPIRING else ""
         yield f'{text},"timestamp":{timestamp}{times}}}'
-
-
-@lru_cache(maxsize=65536)
-def _quoted(name: str) -> str:
-    return json_string(name)
 
 
 def _path(column: LoggedColumn, path: str | None) -> str:

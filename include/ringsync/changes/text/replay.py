@@ -30,8 +30,8 @@ from ringsync.changes.text.assignments import (
 )
 from ringsync.changes.text.lists import Entry, ListEntries, cells_of_entries
 from ringsync.changes.text.statements import Keys, Statements, cell_deletions, deletions_of_rows, row_keys, writes
-from ringsync.changes.text.values import counter_shards
-from ringsync.compiled.arrow import Integers, integers, valid_mask
+from ringsync.changes.text.values import by_table, counter_shards
+from ringsync.compiled.arrow import Integers, array_of, valid_mask
 from ringsync.cql.cells import cells_of_values
 from ringsync.cql.identifiers import printable
 from ringsync.cql.text.literals import literals
@@ -69,10 +69,9 @@ class CqlStatements:
         :param rows: batch of ``CHANGE_ROWS``
         """
         lines: list[list[str]] = [[] for _ in range(len(rows))]
-        ids = rows["table_id"].dictionary_encode()
-        for number, table_id in enumerate(ids.dictionary.to_pylist()):
-            chosen = np.flatnonzero(integers(ids.indices) == number)
-            for row, line in self._of_table(ChangeRows.of(rows.take(pa.array(chosen))), self._tables[table_id.hex()]):
+        changes = ChangeRows.of(rows)
+        for table, chosen in by_table(changes, self._tables):
+            for row, line in self._of_table(changes.take(chosen), table):
                 lines[chosen[row]].append(line)
         for file, position, said in zip(rows["file"].to_pylist(), rows["position"].to_pylist(), lines, strict=True):
             if (file, position) != self._said:
@@ -231,7 +230,7 @@ def _in_log_order(deleted: Deleted) -> Deleted:
     order = np.argsort(deleted.places, kind="stable")
     rows, times, places = deleted.rows[order], deleted.times[order], deleted.places[order]
     return Deleted(
-        rows, times, deleted.names.take(pa.array(order)), places, first_places(places, times, rows), deleted.unsaid
+        rows, times, deleted.names.take(array_of(order)), places, first_places(places, times, rows), deleted.unsaid
     )
 
 

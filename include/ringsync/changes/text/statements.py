@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.schema import NO_EXPIRY, PARTITION_DELETION, RANGE_DELETION, ROW
-from ringsync.changes.text.assignments import Assignments, Deleted, Literals, Times, changes
+from ringsync.changes.text.assignments import Assignments, Deleted, Literals, Times, changes, joined_texts
 from ringsync.changes.text.ranges import range_conditions
 from ringsync.changes.text.values import change_texts
-from ringsync.compiled.arrow import Integers, Places, starts_of
+from ringsync.compiled.arrow import Integers, Places, list_of
 from ringsync.cql.cells import Cells
 from ringsync.cql.identifiers import printable
 from ringsync.cql.text.literals import CQL
@@ -101,7 +101,7 @@ def deletions_of_rows(merged: ChangeRows, table: TableSchema, where: pa.Array) -
 
 def _range_deletions(merged: ChangeRows, table: TableSchema, ranges: Places) -> Statements:
     """Write DELETEs of ranges. They are few, so each may be a Python object."""
-    texts = change_texts(merged.take(ranges).to_arrow(), {table.table_id: table}, CQL)
+    texts = change_texts(merged.take(ranges), {table.table_id: table}, CQL)
     using = _timestamps(table, merged.deletion.timestamp[ranges]).to_pylist()
     rows: list[int] = []
     deletes: list[str | None] = []
@@ -125,7 +125,7 @@ def cell_deletions(table: TableSchema, deleted: Deleted, where: pa.Array) -> lis
         return []
     order = np.lexsort((deleted.turns, deleted.rows))
     first = np.flatnonzero(changes(order, [deleted.rows, deleted.times]))
-    names = _joined(deleted.names.take(pa.array(order)), first, ", ")
+    names = joined_texts(deleted.names.take(pa.array(order)), first, ", ")
     rows, using = deleted.rows[order[first]], _timestamps(table, deleted.times[order[first]])
     parts = ["DELETE ", names, f" FROM {table.full_name}", using, " WHERE ", where.take(pa.array(rows))]
     return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
@@ -210,7 +210,7 @@ def _texts_after(units: Assignments, chosen: Places, insert_of: Places, count: i
     joined = []
     for texts in (units.names, units.values):
         parts = pc.binary_join_element_wise(", ", texts.take(pa.array(order)), "")
-        joined.append(pc.binary_join(pa.ListArray.from_arrays(starts_of(sizes), parts), ""))
+        joined.append(pc.binary_join(list_of(sizes, parts), ""))
     return joined[0], joined[1]
 
 
@@ -224,17 +224,11 @@ def _updates(
     sorted_by = [*units.times.keys, units.turns, units.rows]
     order = places[np.lexsort([key[places] for key in sorted_by])]
     first = np.flatnonzero(changes(order, sorted_by))
-    texts = _joined(units.assignments().take(pa.array(order)), first, ", ")
+    texts = joined_texts(units.assignments().take(pa.array(order)), first, ", ")
     rows = units.rows[order[first]]
     using, where = _using(units.times.take(order[first]), now), keys.where.take(pa.array(rows))
     parts = [f"UPDATE {table.full_name}", using, " SET ", texts, " WHERE ", where]
     return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
-
-
-def _joined(texts: pa.Array, first: Places, separator: str) -> pa.Array:
-    """Join each run of texts to one; runs begin at the places ``first``."""
-    limits = np.append(first, len(texts)).astype(np.int32)
-    return pc.binary_join(pa.ListArray.from_arrays(pa.array(limits), texts), separator)
 
 
 def _timestamps(table: TableSchema, times: Integers) -> pa.Array:

@@ -51,6 +51,12 @@ class Decoded:
     values: pa.Array
     misfits: Mask | None
 
+    def raw(self, cells: Cells) -> pa.Array:
+        """Return the bytes of the misfits among the cells that were decoded, null for all others."""
+        if self.misfits is None:
+            return pa.nulls(len(cells), pa.binary())
+        return raw_values(cells.without(~self.misfits))
+
 
 def decode(cql_type: CqlType, cells: Cells) -> Decoded:
     """Decode a column of any type.

@@ -1,7 +1,7 @@
-"""A Kafka cluster as a place for messages: topics are made, messages sent and confirmed. The client is librdkafka's.
+"""A Kafka cluster that takes messages: it creates topics, sends messages and confirms them. The client is librdkafka's.
 
-Of all processes that send to a topic only the one that began last can do so: its transactional id is that of the topic,
-and whoever begins later takes it away from whoever began before, who may be asleep.
+Only the process that opened a topic last can send to it. All processes use the same transactional id for a topic, so
+opening it shuts out earlier processes, even one that was only asleep.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ PartitionBy = Literal["partition_key", "primary_key"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 _BY_KEY = -1
-"""Instead of a partition: librdkafka chooses it by the key."""
+"""Partition number that lets librdkafka choose the partition by the key."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of the topics that are made here. Cassandra takes mutations of up to 16 MiB, and a row may be made of several."""
+"""Limit of new topics. Cassandra takes mutations of up to 16 MiB, and a row may consist of several."""
 
 TRANSACTIONAL_IDS = "ringsync-"
-"""What our transactional ids begin with; brokers that check rights must allow us these."""
+"""Prefix of our transactional ids; brokers that check rights must allow us these."""
 
 LEADERS_S = 2.0
-"""A topic with partitions that have no leader for so long is not sent to: it would take until the time for delivery."""
+"""Longest wait for partitions without a leader. Sending anyway would take until the timeout of the delivery."""
 
 _STEP_S = 1.0
-"""So long the cluster is waited for at a time, while it is asked whether to wait on."""
+"""Length of one wait for the cluster; then the caller is asked whether to wait on."""
 
 _ANY_TOPIC = "ringsync"
-"""Whatever a cluster says of it, it answers."""
+"""Topic to ask the cluster about; any reply shows that it answers."""
 
 _OVERHEAD_BYTES = 400
-"""Of a message in librdkafka's queue, with its headers."""
+"""Memory that a message in librdkafka's queue takes besides key and value, with its headers."""
 
 _FENCED = {
     KafkaError._FENCED,
@@ -57,7 +57,7 @@ _FENCED = {
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
 }
-"""Somebody else has begun to send to the topic, or the broker has ended our transaction, since it took too long."""
+"""Another process has opened the topic, or the broker has ended our transaction because it took too long."""
 
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -73,24 +73,24 @@ _REFUSED = {
     KafkaError.POLICY_VIOLATION,
     KafkaError.TOPIC_EXCEPTION,
 }
-"""What does not pass by itself."""
+"""Errors that do not pass by themselves."""
 
 
 @dataclass(frozen=True)
 class KafkaSettings:
-    """How a Kafka cluster is reached and what messages look like there.
+    """Connection to a Kafka cluster and form of the messages.
 
-    :ivar bootstrap_servers: ``host:port`` each
-    :ivar json_schemas: for ``json``: whether each message has its schema beside its payload, or is the payload alone
+    :ivar bootstrap_servers: brokers, ``host:port`` each
+    :ivar json_schemas: for ``json``: whether each message has its schema beside its payload; False: the payload alone
     :ivar schema_registry_url: address of the registry of ``avro`` schemas; None: messages are plain Avro
     :ivar tls: TLS to brokers and registry; None: none to brokers
-    :ivar sasl_mechanism: with ``username`` and ``password``; None: no login
+    :ivar sasl_mechanism: mechanism of the login with ``username`` and ``password``; None: no login
     :ivar partitions: number of partitions of new topics
     :ivar replication_factor: replication factor of new topics; None: the brokers' default
-    :ivar partition_by: what chooses a message's partition: Cassandra's partition key, by its token, so that all
-        messages of a Cassandra partition are in one; or the message's whole key, as Java's producers do it
-    :ivar answer_timeout_s: how long a broker may take to say that it is there
-    :ivar delivery_timeout_s: how long Kafka is waited for that takes nothing
+    :ivar partition_by: choice of a message's partition: by the token of Cassandra's partition key, so that all messages
+        of a Cassandra partition are in one; or by the message's whole key, as Java's producers do it
+    :ivar answer_timeout_s: longest time for a broker's answer
+    :ivar delivery_timeout_s: longest time in which Kafka takes nothing
     """
 
     bootstrap_servers: tuple[str, ...]
@@ -111,12 +111,12 @@ class KafkaSettings:
 class KafkaTopics:
     """The topics of a cluster, for one thread at a time: ``with KafkaTopics(settings) as kafka: …``.
 
-    A message counts only after :meth:`confirm`. After an error what was not confirmed may be there or not; the next
-    :meth:`open` begins anew. A topic that is open has a producer, with some threads and connections, until it is given
-    up; to open it again takes some requests.
+    A message counts only after :meth:`confirm`. After an error, unconfirmed messages may be there or not; the next
+    :meth:`open` begins anew. An open topic has a producer, with some threads and connections, until it is given up;
+    opening it again takes some requests.
 
-    :ivar registry: the schema registry; None: there is none
-    :ivar confirmed: messages, since the beginning
+    :ivar registry: schema registry; None: there is none
+    :ivar confirmed: number of messages confirmed so far
     :ivar waits_since: time when the wait for Kafka or the registry began, by the monotonic clock; infinite: no wait
     """
 
@@ -136,51 +136,51 @@ class KafkaTopics:
         self.close()
 
     def close(self) -> None:
-        """Give up what is not confirmed, and all connections."""
+        """Give up unconfirmed messages and all connections."""
         for topic in list(self._senders):
             self.give_up(topic)
 
     def check_answers(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Make sure that the cluster answers, whatever it says of a topic.
+        """Make sure that the cluster answers.
 
-        :param stop: asked every second or so; True: it is not waited for any longer
+        :param stop: called about every second; True ends the wait
         :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
         """
         try:
             admin = AdminClient({**connection_settings(self.settings, self._note), "allow.auto.create.topics": False})
         except KafkaException as error:  # a certificate that is just being replaced
             raise self._explained(error.args[0], "all topics") from error
-        found: list[KafkaError | None] = []
+        answers: list[KafkaError | None] = []
 
         def ask() -> None:
-            # Of one topic, be it there or not: that of all topics is long.
+            # One topic is enough, even if it does not exist: the list of all topics is long.
             try:
                 admin.list_topics(_ANY_TOPIC, timeout=self.settings.answer_timeout_s)
-                found.append(None)
+                answers.append(None)
             except KafkaException as error:
-                found.append(error.args[0])
+                answers.append(error.args[0])
 
         asking = threading.Thread(target=ask, name="kafka-answers", daemon=True)
         asking.start()
         while asking.is_alive() and not stop():
             asking.join(_STEP_S)
-        reason = found[0] if found else KafkaError(KafkaError._TIMED_OUT)
+        reason = answers[0] if answers else KafkaError(KafkaError._TIMED_OUT)
         if reason is not None:
             admin.poll(0)  # calls _note
             raise self._explained(reason, "all topics")
 
     def is_open(self, topic: str) -> bool:
-        """Tell whether messages can be sent and confirmed: after an error of the broker they cannot."""
+        """Tell whether messages can be sent and confirmed, which an error of the broker ends."""
         return topic in self._senders
 
     @property
     def queued_bytes(self) -> int:
-        """About how much memory is taken by messages that Kafka does not have yet; for any thread."""
+        """Approximate memory of messages that Kafka does not have yet; any thread may ask."""
         return sum(len(sender.producer) * sender.message_bytes for sender in list(self._senders.values()))
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """Tell by ``waits_since`` that somebody else is waited for."""
+        """Note in ``waits_since`` that this process waits for a server."""
         self.waits_since = time.monotonic()
         try:
             yield
@@ -188,11 +188,11 @@ class KafkaTopics:
             self.waits_since = math.inf
 
     def open(self, topic: str) -> bool:
-        """Make sure that the cluster answers, the topic is there, and nobody who opened it before can send to it.
+        """Make sure that the cluster answers, the topic exists, and no process that opened it before can send to it.
 
-        :returns: whether nothing was sent since it began: only now it is sure how far others have come
+        :returns: whether this process has not sent anything to the topic yet: only now the progress of others is known
         :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
-        :raises RelayError: the topic is not there and may not be made, or the broker refuses transactions
+        :raises RelayError: the topic does not exist and may not be created, or the broker refuses transactions
         """
         try:
             with self.waits():
@@ -201,7 +201,7 @@ class KafkaTopics:
                     self._known.add(topic)
                 sender = self._senders.get(topic) or self._begin(topic)
                 self._senders[topic] = sender
-                # A topic may have got more of them.
+                # A topic may have got more partitions.
                 sender.partitions = self._count_partitions(sender.producer, topic)
         except KafkaException as error:
             raise self._failed(topic, error) from error
@@ -216,11 +216,11 @@ class KafkaTopics:
         tokens: pa.Array,
         version: int,
     ) -> None:
-        """Hand messages over, in order, after :meth:`open`: as fast as Kafka takes them.
+        """Hand messages over, in order, as fast as Kafka takes them. The topic must be open.
 
-        :param event_ids: go into the header ``event_id``
-        :param tokens: int64, of the Cassandra partitions
-        :param version: the schema's version, for the header ``schema_version``
+        :param event_ids: values of the header ``event_id``
+        :param tokens: tokens of the Cassandra partitions, int64
+        :param version: version of the schema, for the header ``schema_version``
         :raises BrokerUnavailableError: Kafka has taken nothing for ``delivery_timeout_s``
         :raises AnotherRelayError: another process has opened the topic since
         :raises RelayError: the broker refused an earlier message
@@ -257,17 +257,17 @@ class KafkaTopics:
             raise self._failed(topic, error) from error
 
     def is_long(self, topic: str) -> bool:
-        """Tell whether what was sent is to be confirmed now: the transaction is open for long, as Kafka is slow."""
+        """Tell whether the transaction is open for so long, because Kafka is slow, that it should be confirmed now."""
         sender = self._senders.get(topic)
         return sender is not None and time.monotonic() - sender.begun_at > COMMIT_AFTER_S
 
     def confirm(self, topic: str) -> int:
-        """Wait until Kafka has all that was sent since the last time, on all in-sync replicas.
+        """Wait until Kafka has all messages sent since the last call, on all in-sync replicas.
 
-        :returns: the number of messages
+        :returns: number of these messages
         :raises BrokerUnavailableError: Kafka has taken nothing for ``delivery_timeout_s``
-        :raises AnotherRelayError: another process has opened the topic since: who reads committed messages gets none
-        :raises RelayError: the broker refused one
+        :raises AnotherRelayError: another process has opened the topic since: readers of committed messages get none
+        :raises RelayError: the broker refused a message
         """
         sender = self._senders.get(topic)
         if sender is None:
@@ -277,21 +277,21 @@ class KafkaTopics:
                 sender.commit()
         except KafkaException as error:
             raise self._failed(topic, error) from error
-        done, sender.sent = sender.sent, 0
-        self.confirmed += done
-        return done
+        confirmed, sender.sent = sender.sent, 0
+        self.confirmed += confirmed
+        return confirmed
 
     def give_up(self, topic: str) -> None:
-        """Take back what was sent and not confirmed; the next :meth:`open` begins anew."""
+        """Take unconfirmed messages back; the next :meth:`open` begins anew."""
         sender = self._senders.pop(topic, None)
         if sender is not None:
             with self.waits():
                 sender.abort(self.settings.answer_timeout_s)
 
     def _failed(self, topic: str, error: KafkaException) -> RelayError:
-        """Return what to raise for an error; the next :meth:`open` begins anew, and makes the topic if it was deleted.
+        """Return the error to raise; the next :meth:`open` begins anew, and creates the topic if it was deleted.
 
-        Nothing is aborted: what is on its way could come behind the abort. To begin anew ends it for good.
+        Nothing is aborted, because messages on their way could arrive after the abort. Beginning anew ends them.
         """
         self._known.discard(topic)
         sender = self._senders.pop(topic, None)
@@ -304,9 +304,9 @@ class KafkaTopics:
         return self._explained(reason, f"topic {topic}")
 
     def _begin(self, topic: str) -> Sender:
-        """A producer that takes the topic away from all that began before; what they have not committed is aborted."""
-        own = {"transactional.id": f"{TRANSACTIONAL_IDS}{topic}"}
-        producer = Producer({**producer_settings(self.settings, self._note), **own})
+        """Create a producer that shuts out all earlier ones; their uncommitted messages are aborted."""
+        transactional_id = {"transactional.id": f"{TRANSACTIONAL_IDS}{topic}"}
+        producer = Producer({**producer_settings(self.settings, self._note), **transactional_id})
         try:
             producer.init_transactions(self.settings.answer_timeout_s)
         except KafkaException:
@@ -332,20 +332,21 @@ class KafkaTopics:
                 raise
 
     def _count_partitions(self, producer: Producer, topic: str) -> int:
-        """Of a topic that is there, and led; one that was made just now is not so at once."""
+        """Count the partitions of a topic once all have leaders, which takes a new topic a moment."""
         timeout = self.settings.answer_timeout_s
         begun = time.monotonic()
         while True:
-            found = producer.list_topics(topic, timeout=timeout).topics[topic]
-            if found.partitions and all(one.leader >= 0 for one in found.partitions.values()):
-                return len(found.partitions)
-            if time.monotonic() - begun > (LEADERS_S if found.partitions else timeout):
-                missing = KafkaError.LEADER_NOT_AVAILABLE if found.partitions else KafkaError._TIMED_OUT
-                raise KafkaException(found.error or KafkaError(missing))
+            metadata = producer.list_topics(topic, timeout=timeout).topics[topic]
+            partitions = metadata.partitions
+            if partitions and all(partition.leader >= 0 for partition in partitions.values()):
+                return len(partitions)
+            if time.monotonic() - begun > (LEADERS_S if partitions else timeout):
+                missing = KafkaError.LEADER_NOT_AVAILABLE if partitions else KafkaError._TIMED_OUT
+                raise KafkaException(metadata.error or KafkaError(missing))
             time.sleep(0.1)
 
     def _note(self, error: KafkaError) -> None:
-        """Return what librdkafka tells by the way: why a broker cannot be reached."""
+        """Keep the reason that librdkafka gives in passing: why it cannot reach a broker."""
         self._last_error = error.str()
 
     def _explained(self, error: KafkaError, where: str) -> RelayError:
@@ -383,22 +384,22 @@ def _registry(settings: KafkaSettings) -> SchemaRegistry | None:
     if settings.schema_registry_url is None:
         return None
     tls = settings.tls or Tls()
-    own = (tls.certificate_file, tls.key_file) if tls.certificate_file and tls.key_file else None
-    return SchemaRegistry(settings.schema_registry_url, tls.ca_file, own)
+    certificate = (tls.certificate_file, tls.key_file) if tls.certificate_file and tls.key_file else None
+    return SchemaRegistry(settings.schema_registry_url, tls.ca_file, certificate)
 
 
 def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
-    """Return the configuration of a producer that loses and reorders nothing.
+    """Return the configuration of a producer that neither loses nor reorders messages.
 
-    :param on_error: called with errors that concern no single message
+    :param on_error: function that gets errors that concern no single message
     """
     return {
         **connection_settings(settings, on_error),
         "acks": "all",
         "enable.idempotence": True,
-        # A report of each message would be a Python object made of it: what is not delivered cannot be committed.
+        # A report of each message would cost a Python object, and undelivered messages cannot be committed anyway.
         "delivery.report.only.error": True,
-        # How long a message waits is no matter, as long as others are taken (kafka_sender).
+        # A message may wait for long, as long as Kafka takes others (streams/kafka/sender.py).
         "message.timeout.ms": int(TRANSACTION_S * 1000),
         "transaction.timeout.ms": int(TRANSACTION_S * 1000),
         # For partition_by primary_key. Java's default, so that other producers put a key into the same partition.
@@ -414,20 +415,21 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
 
 
 def connection_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
-    """Return what every client of the cluster is configured with; holds the password."""
+    """Return the configuration of all clients of the cluster; it holds the password."""
     tls, login = settings.tls, settings.sasl_mechanism
-    found: dict[str, Any] = {
+    configuration: dict[str, Any] = {
         "bootstrap.servers": ",".join(settings.bootstrap_servers),
         "client.id": "ringsync",
-        # What fails is in our errors; librdkafka would log each attempt to connect.
+        # Our errors say what fails; librdkafka would log each attempt to connect.
         "log_level": 2,
         "security.protocol": ("SASL_" if login else "") + ("SSL" if tls else "PLAINTEXT"),
         "error_cb": on_error,
     }
     if tls:
         files = {"ca": tls.ca_file, "certificate": tls.certificate_file, "key": tls.key_file}
-        found |= {f"ssl.{name}.location": path for name, path in files.items() if path}
-        found["ssl.endpoint.identification.algorithm"] = "https" if tls.verify_hostname else "none"
+        configuration |= {f"ssl.{name}.location": path for name, path in files.items() if path}
+        configuration["ssl.endpoint.identification.algorithm"] = "https" if tls.verify_hostname else "none"
     if login:
-        found |= {"sasl.mechanism": login, "sasl.username": settings.username, "sasl.password": settings.password}
-    return found
+        configuration["sasl.mechanism"] = login
+        configuration |= {"sasl.username": settings.username, "sasl.password": settings.password}
+    return configuration

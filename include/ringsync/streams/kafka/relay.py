@@ -1,12 +1,12 @@
-"""The relay: what a file stream has published is copied to Kafka. The file stream is the outbox.
+"""The relay, which copies the published messages of a file stream to Kafka. The file stream is the outbox.
 
-A message is sent before the cursor (:mod:`ringsync.streams.kafka.cursor`) moves behind it, and the cursor moves only
-after Kafka has confirmed every message: whatever is killed or down, each message comes at least once, under one event
-id, in the order of the stream; what is repeated is repeated in order, too, up to the newest message.
+The cursor (:mod:`ringsync.streams.kafka.cursor`) moves behind a message only after Kafka has confirmed it. So each
+message arrives at least once, under one event id, in the order of the stream, whatever is killed or down. Repeated
+messages keep their order, too, up to the newest message.
 
-A relay that wakes up after another has taken over can do nothing: first Kafka refuses whoever began before (a
-transactional producer), then the cursor is read and claimed, then messages are sent. So all that others have sent comes
-before what this one sends, this one goes on from what is stored, and nobody else can move the cursor meanwhile.
+A relay that wakes up after another has taken over can do no harm. A relay first lets Kafka shut out all earlier ones (a
+transactional producer), then reads and claims the cursor, then sends. So the messages of earlier relays come before its
+own, it continues from the stored cursor, and no other process can move the cursor meanwhile.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ringsync.streams.kafka.errors import AnotherRelayError
 from ringsync.streams.part_index import MessageBlock
 
 CONFIRM_AFTER = 100_000
-"""Messages between two confirmations, at least: the cursor of small buckets is not written for each of them."""
+"""Least number of messages between two confirmations, so that small buckets do not each write the cursor."""
 
 PIECE_BYTES = 256 << 10
-"""About so much of a part is handed over at a time: then it is seen whether that takes long."""
+"""Approximate size of the pieces of a part that are handed over at once; after each the time is checked."""
 
 Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
-"""Keys and values of messages as they go to Kafka."""
+"""Writer of the keys and values of messages in Kafka's form."""
 
 
 @dataclass(frozen=True)
 class Relayed:
-    """What a relay has done.
+    """The result of a relay.
 
-    :ivar buckets: buckets that Kafka now has wholly
+    :ivar buckets: buckets that are now completely in Kafka
     :ivar messages: number of confirmed messages
-    :ivar waiting: published buckets that it has left, as it was asked to stop; in order
+    :ivar waiting: published buckets that are left because the relay was asked to stop, in order
     """
 
     buckets: tuple[str, ...] = ()
@@ -59,18 +59,17 @@ def relay(
 ) -> Relayed:
     """Copy the published buckets of a file stream that Kafka does not have yet, in the order of their names.
 
-    Of several relays of one topic at once only the one that began last can go on; the others raise.
+    If several relays copy one topic at once, only the one that began last can continue; the others raise.
 
-    :param topic: the file stream's topic
-    :param kafka_topic: None: the same name
-    :param buckets: published ones to look at, in order; where there are none, or their numbers show that some are left
-        out, what is behind the newest that Kafka has is listed. None: all, which lists every file of the stream
-    :param stop: called after every part, and after what takes long; True ends the relay, which has then kept how far it
-        came
-    :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call goes on
+    :param topic: topic of the file stream
+    :param kafka_topic: Kafka topic; None: the same name
+    :param buckets: published buckets to copy, in order; if there are none, or their numbers show a gap, the relay lists
+        the buckets after the newest that Kafka has. None: all, which lists every file of the stream
+    :param stop: called after every part, and after long waits; True ends the relay, which has then stored its cursor
+    :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call continues
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
     :raises RelayError: Kafka or the registry refuses
-    :raises CursorError: the cursor is damaged, or of another Kafka topic
+    :raises CursorError: the cursor is damaged or belongs to another Kafka topic
     :raises StreamError: a bucket is not published, or damaged, or does not follow its schemas; Kafka has all before it
     """
     stream, target = FileStream(store, topic), kafka_topic or topic
@@ -87,8 +86,8 @@ def relay(
                 cursor, waiting = claimed, _waiting(stream, buckets, claimed)
         return _relay(stream, waiting, cursor, place, target, kafka, stop, handed_over)
     except BaseException as error:
-        # Of the part in hand some messages may be in the transaction already: all that is open is taken back, and what
-        # was whole sent again. Not if it is the broker who refuses, or another relay that goes on.
+        # The transaction may hold a part's first messages: it is aborted, and the complete parts are sent again. But
+        # not if the broker refuses, or if another relay has taken over.
         whole = len(handed_over) if kafka.is_open(target) and not isinstance(error, AnotherRelayError) else 0
         kafka.give_up(target)
         if whole and isinstance(error, Exception):
@@ -105,21 +104,21 @@ def relay(
 
 
 def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) -> list[str]:
-    """Return the buckets that Kafka does not have yet, of all or of some."""
+    """List the buckets that Kafka does not have yet, among all or some."""
     after = "" if buckets is None else cursor.newest
     if buckets:
-        some, ahead = [bucket for bucket in dict.fromkeys(buckets) if bucket not in cursor], cursor
-        for bucket in some:
+        given, ahead = [bucket for bucket in dict.fromkeys(buckets) if bucket not in cursor], cursor
+        for bucket in given:
             if not ahead.is_next(bucket):
                 break
             ahead = ahead.behind(bucket)
         else:
-            return some
-        # What is between may be a pass without messages, or one that another process has published and not relayed.
-        after = after if after < some[0] else ""
-    found = [bucket for bucket in stream.buckets(after) if bucket not in cursor]
-    # A listing takes its time: one that saw a bucket may have passed by the place of one published just before it.
-    return found and [bucket for bucket in stream.buckets(after) if bucket not in cursor and bucket <= found[-1]]
+            return given
+        # A gap may be a pass without messages, or one that another process has published and not relayed.
+        after = after if after < given[0] else ""
+    listed = [bucket for bucket in stream.buckets(after) if bucket not in cursor]
+    # A listing takes time: it may show a bucket, but not an earlier one that was published meanwhile.
+    return listed and [bucket for bucket in stream.buckets(after) if bucket not in cursor and bucket <= listed[-1]]
 
 
 def _relay(
@@ -132,8 +131,9 @@ def _relay(
     stop: Callable[[], bool],
     handed_over: list[Part],
 ) -> Relayed:
-    """
-    :param handed_over: gets the parts that Kafka was wholly given, and has not confirmed
+    """Copy the waiting buckets.
+
+    :param handed_over: gets the parts that were handed over completely and are not confirmed
     """
     serialisers: dict[int, Serialise] = {}
     done: list[str] = []
@@ -166,12 +166,13 @@ def _relay(
 def _pieces(
     stream: FileStream, bucket: str, parts: Sequence[Part], cursor: Cursor
 ) -> Iterator[tuple[MessageBlock, Cursor, Part | None]]:
-    """What of a bucket Kafka does not have yet, some messages at a time; the cursor behind them; and the part that ends
-    with them.
+    """Cut the messages of a bucket that Kafka does not have yet into pieces.
+
+    :returns: each piece, the cursor after it, and the part that ends with it, if one does
     """
     for number in range(cursor.parts_of(bucket), len(parts)):
         part, relayed = parts[number], cursor.messages_of(bucket, number)
-        first = 0  # of the block
+        first = 0  # number of the block's first message
         for block in stream.blocks(bucket, part):
             count = len(block.keys)
             size = sum(map(len, block.keys)) + sum(map(len, block.values))
@@ -200,7 +201,7 @@ def _send(
 
 
 def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:
-    """Tell how messages of a version of the schemas are written, by the settings."""
+    """Return the writer of messages that follow a version of the schemas."""
     if kafka.settings.serialisation == "json":
         key_json, value_json = (
             json_converter(schema, with_schema=kafka.settings.json_schemas) for schema in (key, value)
@@ -218,5 +219,5 @@ def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTop
 
 
 def _confluent_prefix(schema_id: int) -> bytes:
-    """Return what Confluent's wire format has before a datum: 0 and the schema's id."""
+    """Return the prefix of a datum in Confluent's wire format: 0 and the schema's id."""
     return struct.pack(">bI", 0, schema_id)

@@ -1,7 +1,7 @@
-"""The producer of a Kafka topic: its transaction, and how much is handed over to it before Kafka has taken the rest.
+"""The producer of a Kafka topic: its transaction, and the number of messages that may wait for Kafka.
 
-However slowly Kafka takes messages, what waits for it is about what it takes in the time of a transaction: so a
-transaction ends long before its time is over, and what is given up is only a Kafka that takes nothing at all.
+However slow Kafka is, about as many messages wait as it takes during a transaction. So a transaction ends long before
+its timeout, and a Kafka is given up only if it takes nothing at all.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 COMMIT_AFTER_S = 10.0
-"""A transaction is not kept open for longer while messages are sent: those who read committed messages wait for it."""
+"""Longest time for which a transaction stays open while messages are sent: readers of committed ones wait for it."""
 
 TRANSACTION_S = 300.0
-"""Then the broker itself ends a transaction. It allows 15 minutes (``transaction.max.timeout.ms``) by default."""
+"""Time after which the broker ends a transaction. By default it allows 15 minutes (``transaction.max.timeout.ms``)."""
 
 FIRST_BYTES = 256 << 10
-"""So much is handed over before anything is known of Kafka's speed."""
+"""Bytes that are handed over before Kafka's speed is known."""
 
 _POLL_S = 0.01
 
@@ -27,13 +27,13 @@ _POLL_S = 0.01
 class Sender:
     """The producer of a topic, and its transaction.
 
-    :param patience_s: Kafka is given up when it takes nothing for so many seconds
+    :param patience_s: time without progress after which Kafka is given up, s
     :ivar partitions: number of the topic's partitions
-    :ivar sent: messages since the last confirmation
+    :ivar sent: number of messages since the last confirmation
     :ivar used: whether something was ever sent
     :ivar begun_at: time when the open transaction began, by the monotonic clock; infinite: none is open
-    :ivar handed_over: messages of the transaction
-    :ivar message_bytes: what a message takes in memory, of those that were handed over lately
+    :ivar handed_over: number of messages in the transaction
+    :ivar message_bytes: memory of a message, from those that were handed over lately
     """
 
     def __init__(self, producer: Producer, patience_s: float) -> None:
@@ -55,10 +55,10 @@ class Sender:
             self.handed_over = 0
 
     def room(self) -> int:
-        """Tell how many messages may be handed over now.
+        """Return how many messages may be handed over now.
 
-        Kafka may have yet to take :data:`FIRST_BYTES`, and as many messages as it has taken in this transaction, or in
-        one before it that was short. Where there are as many it is waited until half of them are taken.
+        At most :data:`FIRST_BYTES` may wait for Kafka, and as many messages as it has taken in this transaction, or in
+        an earlier short one. If so many wait already, this waits until Kafka has taken half of them.
 
         :raises KafkaException: Kafka takes nothing
         """
@@ -79,7 +79,7 @@ class Sender:
         self._wait_until(lambda: len(self.producer) <= full // 2)
 
     def commit(self) -> None:
-        """End the transaction that is open, if one is.
+        """Commit the open transaction, if there is one.
 
         :raises KafkaException: Kafka takes nothing, or refuses
         """
@@ -99,11 +99,11 @@ class Sender:
             if len(self.producer) < least:
                 least, since = len(self.producer), time.monotonic()
             elif time.monotonic() - since > self._patience_s:
-                told = f"Kafka has taken nothing for {self._patience_s:.0f} s; {least:,} messages wait"
-                raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT, told))
+                reason = f"Kafka has taken nothing for {self._patience_s:.0f} s; {least:,} messages wait"
+                raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT, reason))
 
     def abort(self, seconds: float) -> None:
-        """Take the open transaction back if the broker answers; else whoever begins next does it, or its timeout."""
+        """Abort the open transaction if the broker answers; else the next producer or the timeout aborts it."""
         if math.isinf(self.begun_at):
             return
         try:
@@ -112,25 +112,25 @@ class Sender:
             self.producer.purge()
 
     def reason(self, error: KafkaError) -> KafkaError:
-        """Why there is this error: after a failure producing says only that there was one, committing says which."""
+        """Return the cause of an error: after a failure only a commit, not a new message, tells which it was."""
         if error.code() not in (KafkaError._STATE, KafkaError._FATAL):
             return error
         try:
             self.producer.commit_transaction(0)
-        except KafkaException as found:
-            error = found.args[0]
+        except KafkaException as cause:
+            error = cause.args[0]
         return error
 
 
 def serve(wait: Callable[[float], int], seconds: float) -> int:
-    """Wait for librdkafka, which tells meanwhile what went wrong.
+    """Wait for librdkafka, which reports errors meanwhile.
 
     :raises KafkaException: the producer cannot be used any more
     """
     try:
         return wait(seconds)
     except SystemError as error:
-        # The client has called our code while its own exception was on its way.
+        # The client has called our code while it was raising an exception.
         if isinstance(error.__cause__, KafkaException):
             raise error.__cause__ from None
         raise
