@@ -356,6 +356,16 @@ def test_entries_of_a_list_that_expire_and_are_not_there_leave_tombstones_where_
     assert found.to_pylist()[0]["_merge"]["tombstones"] is None
 
 
+def test_an_entry_that_was_read_and_is_named_by_its_change_is_one() -> None:
+    """Only a read of the source makes it certain; where none is to be had it is there once."""
+    path = uuid.UUID("50554d6e-29bb-11e5-b345-feff819cdc9f").bytes
+    read = images(image(l=[8, 9, 9], _row={"writetime": 1500}))
+    found = after(read, changes({"cells": [cell(L, 9, 1500, path)]}), TABLE)
+    assert (found.images["l"].to_pylist()[-1], found.unknown.tolist()[-1]) == ([8, 9], True)
+    older = after(read, changes({"cells": [cell(L, 9, 1501, path)]}), TABLE)
+    assert older.images["l"].to_pylist()[-1] == [8, 9, 9, 9]
+
+
 def test_a_value_that_no_lake_type_holds_is_refused_or_kept() -> None:
     rows = merged(changes({"cells": [cell(V, 1, 1500) | {"value": b""}]}), TABLE)
     with pytest.raises(UnrepresentableValueError, match=r"column v, partition key 0x00000001, clust.*empty"):

@@ -57,7 +57,7 @@ def follow_ups(lake: Lake) -> FollowUps:
 
 def caught_up(ours: FollowUps) -> FollowUps:
     """Let the replica take all passes, in however many cycles this machine needs."""
-    while not ours.catch_up():
+    while ours.catch_up() is False:
         pass
     return ours
 

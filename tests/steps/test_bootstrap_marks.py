@@ -50,7 +50,7 @@ def now_ms() -> int:
 
 def cycle(close: FollowUps) -> None:
     """What ``bucket_close`` does for a table of which no rows are settled, in as many cycles as the replica needs."""
-    while not close.catch_up():
+    while close.catch_up() is False:
         pass
     close.tell_missed()
 

@@ -44,7 +44,7 @@ from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import again, follow_ups, rows_of_replica
 from tests.steps.test_bootstrap_marks import TOPIC, Lake, cycle, now_ms
 from tests.steps.test_close import NOW, TABLE
-from tests.steps.test_rows_before import WITH_STATIC
+from tests.steps.test_rows_before import WITH_STATIC, Expired, KeyOnly
 from tests.stream_model import StreamModel
 
 AT = NOW.start * 1000
@@ -283,6 +283,16 @@ def test_a_row_that_has_changed_in_many_passes_is_told_once(lake: Lake) -> None:
     keys = [(one["key"]["id"], one["key"]["seq"]) for one in FileStream(lake.store, TOPIC).read(told.bucket)]
     assert sorted(keys, key=str) == [(1, 1), (2, 1), (3, 1), (3, None)]
     assert newest(lake) == {**RIGHT, (1, 1): "v4"}
+
+
+def test_what_is_told_again_is_told_without_what_has_expired(lake: Lake) -> None:
+    lake.write([KeyOnly(6, 1, "", AT + 900)])
+    lake.write([Expired(6, 1, "short", AT + 950)])
+    bootstrap(lake, "b2", as_read([*OLD, Write(6, 1, "copied", AT)]))
+    cycle(lake.close)
+    (told,) = told_again(lake)
+    again = [one["value"]["after"] for one in FileStream(lake.store, TOPIC).read(told.bucket) if one["key"]["id"] == 6]
+    assert [row["v"] for row in again] == [None]
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,28 @@ def rows_after(
         raise ValueError(f"{len(row_changes)} merged change rows became {int(changed.sum())}: they were not merged")
     rows = rows.where(touched)
     static_of = _static_of(rows)
-    images = images_of(rows, table, misfits, static_of)
+    images = images_of(replace(rows, cells=_named_once(rows.cells, table)), table, misfits, static_of)
     doubts = np.zeros(len(row_changes), np.bool_) if doubtful is None else doubtful[merged.of_row]
     unknown = _unknown(rows, row_changes, change_of, static_of, doubts, table, deletions_known_from_us)
     of_change = np.full(len(merged), _NONE)
     of_change[merged.of_row] = np.flatnonzero(change_of != _NONE)
     return RowsAfter(images, unknown, of_change)
+
+
+def _named_once(cells: FlatCells, table: TableSchema) -> FlatCells:
+    """Leave out entries of lists of unknown identity where the same value of the same time has one."""
+    numbers = [column.number for column in columns_of(table) if column.is_list]
+    entries = np.flatnonzero(np.isin(cells.column, numbers) & (cells.kind != TOMBSTONE))
+    nameless = is_placeholder(cells.path.take(entries))
+    if not nameless.any() or nameless.all():
+        return cells
+    lists = cells.take(entries)
+    (value,) = codes([lists.value])
+    _, entry = np.unique(np.stack([lists.row, lists.column, lists.timestamp, value]), axis=1, return_inverse=True)
+    again = nameless & np.isin(entry.reshape(-1), entry.reshape(-1)[~nameless])
+    left = np.ones(len(cells.row), np.bool_)
+    left[entries[again]] = False
+    return cells.where(left)
 
 
 def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) -> ChangeRows:

@@ -180,7 +180,7 @@ def _deletions(
 
 def _ended(cells: FlatCells, images: pa.RecordBatch, table: TableSchema, now_s: int) -> FlatCells:
     """Make tombstones of expired writes that the images do not hold, because these writes hide older ones."""
-    expired = cells.where((cells.kind == EXPIRING) & _has_ended(cells.local, now_s + CLOCK_SKEW_S))
+    expired = cells.where((cells.kind == EXPIRING) & (cells.local <= now_s + CLOCK_SKEW_S))
     rows, place = np.unique(expired.row, return_inverse=True)
     place_of = np.zeros(len(images), np.int64)
     place_of[expired.row] = place

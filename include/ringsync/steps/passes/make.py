@@ -147,7 +147,7 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
         messages += len(said.changes)
         # What was spared was not written, and what was removed is in the deletion's own query.
         texts = queries(merged, table) if said is changed and config.sync.source_query else None
-        write_messages(writer, context, said, now_ms, texts)
+        write_messages(writer, context, said, now_ms, texts, whole=context.reader.mode != "none")
     # The changes come first: they lead to what is left of a try that is killed (tries.py).
     changes = passes.changes_key(table.table_id, context.number, name)
     stored, deletes = context.reader.version.to_store(merged.to_arrow()), ~merged.of_row
@@ -176,15 +176,22 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
 
 
 def write_messages(
-    writer: PartWriter, context: PassContext, said: Said, now_ms: int, texts: pa.Array | None = None
+    writer: PartWriter,
+    context: PassContext,
+    said: Said,
+    now_ms: int,
+    texts: pa.Array | None = None,
+    *,
+    whole: bool = True,
 ) -> None:
-    """Add messages to a part of the stream. Whole rows are told without expired cells, as a SELECT shows them.
+    """Add messages to a part of the stream.
 
     :param now_ms: time when the messages are made
     :param texts: ``source.query`` of each; None: they have none
+    :param whole: whether images are of whole rows: these are told without expired cells, as a SELECT shows them
     """
     config, table, images = context.reader.config, context.reader.table, said.images
-    if context.reader.mode != "none":
+    if whole:
         images = without_expired(images, table, now_ms // 1000)
     writer.add(
         change_messages(
