@@ -135,6 +135,13 @@ def test_a_row_is_told_without_what_has_expired_before(lake: Lake, first: Write)
     assert list(StreamModel(TABLE, True).apply_all(messages).rows(now)) == [(1, 1)]
 
 
+def test_a_pass_is_made_by_the_configuration_that_its_driver_has_read(lake: Lake, tmp_path: Path) -> None:
+    """Somebody edits it while the loops run: tasks looked for the files of their driver in another store."""
+    conf = tmp_path / "ringsync.yaml"
+    conf.write_text(conf.read_text().replace("url: lake", "url: elsewhere"))
+    assert told(lake.publish(Write(1, 1, "a", 10))) == [(1, 1, "c", None, "a")]
+
+
 def test_before_is_the_row_that_was_there(lake: Lake) -> None:
     lake.reader = replace(lake.reader, mode="replica")
     assert told(lake.publish(Write(1, 1, "a", 10), Write(1, 2, "b", 11))) == [
