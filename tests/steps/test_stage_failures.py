@@ -9,22 +9,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from ringsync.formats.commitlog.segment import Wanted
-from ringsync.ledger.staging import Bucket, encode_rows
+from ringsync.ledger.staging import Bucket
 from ringsync.state.session import RETRY_DELAYS_S, StateError
 from ringsync.steps.close.closing import progress
 from ringsync.steps.stage import stage_task
 from ringsync.steps.stage.node_log import PATIENCE_MS
-from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, stage
+from ringsync.steps.stage.stage_task import StageTask, StageWork, Windows, stage
 from ringsync.storage.local import LocalStore
-from tests.steps.test_stager import HOST, TABLES, UNREAD, WELL, Cluster, OneByOne, Sync
+from tests.steps.test_stager import TABLES, UNREAD, WELL, Cluster, OneByOne, Sync
 
 
 def test_a_page_that_cannot_be_read_is_an_error_of_its_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,22 +125,8 @@ def test_a_node_whose_damaged_segment_cannot_be_committed_fails_until_it_can(
 ) -> None:
     """Its doubt was forgotten before the commit: the next try was a first one, that took nothing, and all was well."""
     sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
-    raw, folders = sync.segment.parent, {}
-    for number in range(bad + 1):
-        host = replace(HOST, id=f"bad-{number}" if number else "well", address=f"127.0.0.{number + 1}")
-        folders[host.id] = shutil.copytree(raw, raw.with_name(f"cdc_raw_{number}"))
-        sync.hosts = (host, *sync.hosts) if number else (host,)
-    monkeypatch.setattr(sync.stager, "_folder", lambda host: folders[host.id])
-    row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
-    errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS)), sync.stager._stage
-
-    def staged(*given: Any) -> list[Staged]:
-        damage = {"well": ""}
-        return [
-            replace(one, errors=errors, error_count=1, damage=damage.get(one.work.node, "torn"))
-            for one in stage_all(*given)
-        ]
-
+    folders = sync.add_bad(monkeypatch, bad)
+    sync.add_errors(monkeypatch, lambda node: "" if node == "well" else "torn")
     tried: list[tuple[float, str]] = []
     refused = [True]
 
@@ -152,7 +136,6 @@ def test_a_node_whose_damaged_segment_cannot_be_committed_fails_until_it_can(
             sync.now_s += sum(RETRY_DELAYS_S)
             raise StateError("keyspace cdc could not be used in 9 attempts")
 
-    monkeypatch.setattr(sync.stager, "_stage", staged)
     monkeypatch.setattr(sync.stager, "_put_errors", put)
 
     def cycle() -> tuple[float, set[str]]:

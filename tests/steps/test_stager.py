@@ -33,7 +33,7 @@ from ringsync.steps.application import ExitCode
 from ringsync.steps.stage import commitlog_stage, stage_task
 from ringsync.steps.stage.commitlog_stage import Stager
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
-from ringsync.steps.stage.stage_task import StagedTable, StageTask, StageWork, Windows, stage
+from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows, stage
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
@@ -149,6 +149,30 @@ class Sync:
         patch.setattr(self.stager, "_folder", lambda host: folders[host.id])
         return well / self.segment.name
 
+    def add_bad(self, patch: pytest.MonkeyPatch, bad: int) -> dict[str, Path]:
+        """Have ``bad`` nodes, and last the node ``well``, whose logs are the same; where they are, by node."""
+        raw, folders = self.segment.parent, {}
+        for number in range(bad + 1):
+            host = replace(HOST, id=f"bad-{number}" if number else "well", address=f"127.0.0.{number + 1}")
+            folders[host.id] = shutil.copytree(raw, raw.with_name(f"cdc_raw_{number}"))
+            self.hosts = (host, *self.hosts) if number else (host,)
+        patch.setattr(self.stager, "_folder", lambda host: folders[host.id])
+        return folders
+
+    def add_errors(self, patch: pytest.MonkeyPatch, damage: Callable[[str], str] = lambda node: "") -> None:
+        """Have a record that cannot be decoded in every segment.
+
+        :param damage: what cannot be read of the segment of a node; empty: nothing
+        """
+        row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
+        errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS)), self.stager._stage
+
+        def staged(*given: Any) -> list[Staged]:
+            found = stage_all(*given)
+            return [replace(one, errors=errors, error_count=1, damage=damage(one.work.node)) for one in found]
+
+        patch.setattr(self.stager, "_stage", staged)
+
     def told(self, host: Host = HOST) -> list[str]:
         """What ``cdcservice status`` says is wrong with a node."""
         status = {"at_ms": int(self.now_s * 1000), "nodes": self.stager.status()}
@@ -263,19 +287,14 @@ def break_commit(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def break_errors(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A record cannot be decoded, and ``cdc.processor_error`` has no quorum for the node."""
-    broken, stage_all, count = [True], sync.stager._stage, sync.count
-    row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
-    errors = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS))
-
-    def staged(*given: Any) -> list[Any]:
-        return [replace(one, errors=errors, error_count=1) for one in stage_all(*given)]
+    broken, count = [True], sync.count
 
     def put(errors: Any, node: str) -> None:
         if broken and node == HOST.id:
             raise RuntimeError("cannot achieve consistency level QUORUM")
         count(errors, node)
 
-    patch.setattr(sync.stager, "_stage", staged)
+    sync.add_errors(patch)
     patch.setattr(sync, "count", put)
     return broken.clear
 
@@ -381,19 +400,8 @@ def test_nodes_whose_tries_take_long_do_not_starve_the_others(
 ) -> None:
     """Each had half a minute of every cycle: the pauses of whoever waits for a quorum of ``processor_error``."""
     sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
-    raw, folders = sync.segment.parent, {}
-    for number in range(bad + 1):
-        host = replace(HOST, id=f"bad-{number}" if number else "well", address=f"127.0.0.{number + 1}")
-        folders[host.id] = raw.with_name(f"cdc_raw_{number}")
-        shutil.copytree(raw, folders[host.id])
-        sync.hosts = (host, *sync.hosts) if number else (host,)
-    monkeypatch.setattr(sync.stager, "_folder", lambda host: folders[host.id])
-    row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
-    errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS)), sync.stager._stage
-    monkeypatch.setattr(
-        *(sync.stager, "_stage"),
-        lambda *given: [replace(one, errors=errors, error_count=1) for one in stage_all(*given)],
-    )
+    folders = sync.add_bad(monkeypatch, bad)
+    sync.add_errors(monkeypatch)
     tried: list[str] = []
 
     def put(errors: Any, node: str) -> None:
