@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from ringsync.changes.schema import EXPIRING
 from ringsync.config import load_config
 from ringsync.schema.table import TableSchema
-from ringsync.steps.passes import rows_after
+from ringsync.steps.passes import make, rows_after
 from ringsync.steps.passes.make import PassContext, commit, make_outputs
 from ringsync.steps.passes.rows_after import AfterReader, Seen
 from ringsync.streams.files import FileStream
@@ -41,6 +43,16 @@ class KeyOnlyExpired(Expired):
 
     def row(self, table: TableSchema, node: str) -> dict[str, Any]:
         return super().row(table, node) | {"cells": []}
+
+
+@dataclass(frozen=True)
+class EndsSoon(Update):
+    """An ``UPDATE USING TTL`` that expires in half a minute."""
+
+    def row(self, table: TableSchema, node: str) -> dict[str, Any]:
+        found = super().row(table, node)
+        end = {"kind": EXPIRING, "ttl": 60, "local_deletion_time": int(time.time()) + 30}
+        return found | {"cells": [found["cells"][0] | end]}
 
 
 class Select(Source):
@@ -74,9 +86,9 @@ class Stream:
         assert one is not None
         FileStream(self.lake.store, "test.shop.t").publish(one.bucket, one.parts)
 
-    def rows(self) -> tuple[Any, Any]:
-        """Values by key of who takes the newest, and of who keeps what was written last."""
-        stream, now = FileStream(self.lake.store, "test.shop.t"), int(time.time())
+    def rows(self, after_s: int = 0) -> tuple[Any, Any]:
+        """Values by key of who takes the newest, and of who keeps what was written last, some seconds later."""
+        stream, now = FileStream(self.lake.store, "test.shop.t"), int(time.time()) + after_s
         messages = [message for bucket in stream.buckets() for message in stream.read(bucket)]
         newest = NewestModel(TABLE).apply_all(messages).rows(now)
         last = StreamModel(TABLE, True).apply_all(messages).rows(now)
@@ -115,3 +127,14 @@ def test_a_row_is_told_without_what_has_expired(stream: Stream) -> None:
     stream.publish(Write(1, 1, "for ever", AT), [Write(1, 1, "for ever", AT)])
     stream.publish(Expired(1, 1, "short", AT + 1000), [KeyOnly(1, 1, "", AT)])
     assert stream.rows() == ({(1, 1): None},) * 2
+
+
+def test_a_row_that_ends_before_its_message_is_made_is_told_with_its_end(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice is long: the row was told as one that is there, without the cell that had it end."""
+    monkeypatch.setattr(make, "time", SimpleNamespace(time=lambda: time.time() + 60))
+    row = EndsSoon(1, 1, "short", AT)
+    stream.publish(row, [row])
+    assert stream.rows() == ({(1, 1): "short"},) * 2
+    assert stream.rows(60) == ({}, {})

@@ -140,7 +140,7 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
         passes.pass_bucket(context.number), name, context.schema_version, config.stream.codec
     )
     messages = 0
-    changed = Said(merged, after.images, after.visible, after.before)
+    changed = Said(merged, after.images, after.visible, after.at_s, after.before)
     removed = rows_removed(context.reader, merged)
     spared = (with_before(context.reader, said, removed) for said in spared_rows(context.reader, merged))
     for said in chain([changed], [removed] if removed else [], spared):
@@ -188,11 +188,12 @@ def write_messages(
 
     :param now_ms: time when the messages are made
     :param texts: ``source.query`` of each; None: they have none
-    :param whole: whether images are of whole rows: these are told without expired cells, as a SELECT shows them
+    :param whole: whether images are of whole rows: these are told without what had expired when they were found, as a
+        SELECT showed them then. What has expired since is told with its end: without it a row would not end
     """
     config, table, images = context.reader.config, context.reader.table, said.images
     if whole:
-        images = without_expired(images, table, now_ms // 1000)
+        images = without_expired(images, table, said.at_s)
     writer.add(
         change_messages(
             said.changes,

@@ -156,8 +156,8 @@ class MissedRows:
         repeated = of_rows.where(of_rows.kind != ROW)
         return [
             self._again(repeated, images, now_s),
-            self._told(copies.filter(pa.array(removed)), of_rows, visible=False),
-            self._told(images.filter(pa.array(told)), of_rows, visible=True),
+            self._told(copies.filter(pa.array(removed)), of_rows, now_s, visible=False),
+            self._told(images.filter(pa.array(told)), of_rows, now_s, visible=True),
         ]
 
     def _copied(self, rows: ChangeRows, touched: pa.RecordBatch) -> pa.RecordBatch | None:
@@ -175,9 +175,9 @@ class MissedRows:
         visible = np.zeros(len(changes), np.bool_)
         visible[place >= 0] = static[place[place >= 0]]
         after = images.take(pa.array(place, mask=place < 0))
-        return Said(self._unique(changes), after, visible)
+        return Said(self._unique(changes), after, visible, now_s)
 
-    def _told(self, images: pa.RecordBatch, origins: ChangeRows, *, visible: bool) -> Said:
+    def _told(self, images: pa.RecordBatch, origins: ChangeRows, now_s: int, *, visible: bool) -> Said:
         """Return rows as they are, or that they are gone.
 
         :param origins: changes of the rows' partitions
@@ -186,7 +186,7 @@ class MissedRows:
         place = places_of(image_keys(images, table)[0], raw_values(origins.partition_key))
         keys = digest_halves(_key_digests(images, table))
         changes = changes_of_nothing(origins.take(place), images, keys, table)
-        return Said(self._unique(changes), images, np.full(len(images), visible))
+        return Said(self._unique(changes), images, np.full(len(images), visible), now_s)
 
     def _unique(self, changes: ChangeRows) -> ChangeRows:
         """Give changes digests that no message had before, not even for another bootstrap: consumers drop repeats."""

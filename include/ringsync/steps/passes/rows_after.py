@@ -107,19 +107,21 @@ class After:
     :ivar images: one for each merged change row, in their order; anything where ``visible`` is false
     :ivar visible: whether the row is there
     :ivar open: whether nobody knows: what was read does not show the change, but a replica that has it may be down
+    :ivar at_s: moment of which this is true, s since the epoch
     :ivar before: the rows before the changes; None: unknown
     """
 
     images: pa.RecordBatch
     visible: Mask
     open: Mask
+    at_s: int
     before: Before | None = None
 
     def known(self) -> After:
         """Leave out the open rows."""
         left = ~self.open
         before = self.before and (self.before[0].filter(pa.array(left)), self.before[1][left])
-        return After(self.images.filter(pa.array(left)), self.visible[left], self.open[left], before)
+        return After(self.images.filter(pa.array(left)), self.visible[left], self.open[left], self.at_s, before)
 
 
 def images_after(reader: AfterReader, merged: ChangeRows) -> After:
@@ -152,12 +154,12 @@ def images_after(reader: AfterReader, merged: ChangeRows) -> After:
     else:
         images, visible, undecided = _from_source(reader, merged, places, now_s)
     if len(places) == len(merged):
-        return After(images, visible, undecided, before)
+        return After(images, visible, undecided, now_s, before)
     take = np.zeros(len(merged), np.int64)
     shown, waiting = np.zeros((2, len(merged)), np.bool_)
     take[places] = np.arange(len(places))
     shown[places], waiting[places] = visible, undecided
-    return After(_taken(images, take, row_image_schema(table)), shown, waiting, before)
+    return After(_taken(images, take, row_image_schema(table)), shown, waiting, now_s, before)
 
 
 def _from_source(

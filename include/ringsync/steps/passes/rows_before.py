@@ -34,12 +34,14 @@ class Said:
     :ivar changes: merged change rows; for a row that was spared one that has only its key
     :ivar images: image of the row after each change; anything where ``visible`` is false
     :ivar visible: whether the row is there
+    :ivar at_s: moment of which this is true, s since the epoch
     :ivar before: the rows before; None: unknown
     """
 
     changes: ChangeRows
     images: pa.RecordBatch
     visible: Mask
+    at_s: int
     before: Before | None = None
 
 
@@ -111,7 +113,7 @@ def removed_rows(
     images = previous.take(take)
     changes = _of_rows(deletions.take(deletion[chosen]), clustering.take(take))
     there = np.ones(len(chosen), np.bool_)
-    return Said(changes, images, ~there, (live_rows(images, table, now_s), there))
+    return Said(changes, images, ~there, now_s, (live_rows(images, table, now_s), there))
 
 
 def _of_rows(deletions: ChangeRows, clusterings: pa.Array) -> ChangeRows:

@@ -104,7 +104,8 @@ def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
         new = first_of_each(keys) & ~among(keys, seen) & (same_keys(changes, merged, table) < 0)
         seen = sorted_digests(np.concatenate([seen, keys[new]]))
         if new.any():
-            yield Said(changes.where(new), images.filter(pa.array(new)), np.ones(int(new.sum()), np.bool_))
+            spared = np.ones(int(new.sum()), np.bool_)
+            yield Said(changes.where(new), images.filter(pa.array(new)), spared, now_s)
         if reader.disagreed and not shown.everywhere.all():
             still = _still_there(images, deletions, merged, table) & ~shown.everywhere
             unseen.append(raw_values(deletions.partition_key.take(shown.deletion[still])))
