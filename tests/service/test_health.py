@@ -158,6 +158,8 @@ def test_nodes_whose_worker_would_read_one_folder_are_refused() -> None:
         judge_nodes(alike, settings())
     with pytest.raises(CheckError, match="same folder /mnt/raw"):
         judge_nodes([Node("a:9042", CAPTURING), Node("b:9042", None)], settings(sync={"cdc_raw": "/mnt/raw"}))
+    idle = raw | {"cdc_enabled": "false"}
+    assert judge_nodes([Node("a:9042", raw), Node("b:9042", idle)], settings())
     apart = [Node("a:9042", raw), Node("b:9042", raw, "b"), Node("c:9042", raw, None)]
     assert judge_nodes(apart, settings()) == ["nodes that capture changes: a:9042, b:9042, c:9042"]
 

@@ -77,7 +77,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     found._tables = {table.table_id: TableState(table, Service(name)) for name, table in tables.items()}  # type: ignore[arg-type]
     found._rings, found._other_rings, found._absent, found._unread = {}, {}, AbsentTables(), {}
     found._looked, found._others_failed = found._plan, {}
-    found._unread_since_ms, found._shared = {}, {}
+    found._unread_since_ms = {}
     found._closed_until, found._complete_until = 0, None
     found._over, found._serving = False, None
     found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]

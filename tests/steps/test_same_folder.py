@@ -13,8 +13,7 @@ from ringsync.ring.ring import Host
 from ringsync.service.workers import told_by_workers
 from ringsync.status import Status
 from ringsync.steps.close.closing import progress
-from ringsync.steps.folders import folder_id
-from ringsync.steps.loop import put_status
+from ringsync.steps.folders import folder_id, put_shared_by_queues, shared_by_queues
 from ringsync.steps.stage import commitlog_stage
 from tests.steps.test_stager import HOST, TABLES, WELL, Cluster, Sync
 
@@ -30,10 +29,15 @@ class Nodes(Sync):
         self.raw = self.segment.parent
         other = shutil.copytree(self.raw, folder / "other")
         self.says = {HOST.id: self.raw, WELL.id: self.raw, OTHER.id: other}
+        self.idle: set[str] = set()  # those that capture nothing
         self.stager._config.sync.cdc_raw = None  # the default
         patch.setattr(
             *(commitlog_stage, "read_settings"),
-            lambda session, host, names: {"cdc_raw_directory": str(self.says[host])} if host in self.says else {},
+            lambda session, host, names: (
+                {"cdc_raw_directory": str(self.says[host]), "cdc_enabled": str(host not in self.idle).lower()}
+                if host in self.says
+                else {}
+            ),
         )
 
     def logs_more(self) -> Path:
@@ -116,17 +120,19 @@ def test_a_worker_of_another_queue_that_reads_the_folder_stops_both(nodes: Nodes
         """``bucket_close`` knows what the workers of both queues say."""
         for _ in range(3):
             now_ms = int(nodes.now_s * 1000)
-            other = {**HOST_TELLS, "endpoint": WELL.endpoint, "folder": str(nodes.raw), "folder_id": folder}
-            statuses = {HOST.id: nodes.status(), WELL.id: {"at_ms": now_ms, "nodes": {WELL.id: other}}}
-            found = progress((HOST, WELL), statuses, lambda host: host.id, now_ms, 300_000, {})
-            put_status(nodes.store, "bucket_close", "close", {"at_ms": now_ms, "shared_folders": found.shared})
+            place = {"endpoint": WELL.endpoint, "folder": str(nodes.raw), "folder_id": folder, "is_found": True}
+            other = {"at_ms": now_ms, "nodes": {WELL.id: HOST_TELLS | place}}
+            statuses = {HOST.id: nodes.status(), **({WELL.id: other} if folder else {})}
+            before = shared_by_queues(nodes.store)
+            found = progress((HOST, WELL), statuses, lambda host: host.id, now_ms, 300_000, {}, before)
+            put_shared_by_queues(nodes.store, found.shared)
             nodes.cycle_once(20)
 
     nodes.cycle_once()
     own = str(folder_id(nodes.raw))
     pass_minute(own)
     another = nodes.logs_more()
-    for folder, is_read in ((own, False), (own, False), ("elsewhere", True)):
+    for folder, is_read in ((own, False), ("", False), (own, False), ("elsewhere", True)):
         pass_minute(folder)
         assert (another.exists(), named(nodes, HOST)) == (not is_read, not is_read)
         assert (nodes.unread() == set()) == is_read
@@ -138,3 +144,34 @@ def test_folders_that_are_not_there_are_nobodys(nodes: Nodes, tmp_path: Path) ->
     nodes.cycle_once()
     assert "cdc_raw cannot be read" in nodes.told()[0]
     assert nodes.staged() == {OTHER.id}
+
+
+def test_what_was_found_outlives_all_who_know_it(nodes: Nodes) -> None:
+    """All loops were silent for a minute: then the segments were staged, and deleted, as those of one node."""
+    nodes.hosts = (HOST,)  # WELL is of another queue.
+    put_shared_by_queues(nodes.store, [{HOST.id: "same folder", WELL.id: "same folder"}])
+    for _ in range(3):
+        nodes.cycle_once(86_400)
+    assert (nodes.staged(), nodes.segment.exists()) == (set(), True)
+    assert "same folder" in nodes.told()[0]
+
+
+@pytest.mark.parametrize("own_path", [False, True])
+def test_a_node_that_captures_nothing_owns_no_folder(nodes: Nodes, own_path: bool) -> None:
+    """It names the packaged one, too: nobody was read."""
+    if own_path:
+        nodes.stager._config.sync.cdc_raw = str(nodes.raw)
+    nodes.hosts, nodes.idle = (HOST, WELL), {WELL.id}
+    nodes.cycle_once()
+    assert (nodes.staged(), nodes.segment.exists(), nodes.told()) == ({HOST.id}, False, [])
+    assert "the node captures nothing (cdc_enabled: false)" in nodes.told(WELL)[0]
+    nodes.idle = {HOST.id}  # What it has left is read all the same.
+    another = nodes.logs_more()
+    nodes.cycle_once()
+    assert (nodes.staged(), another.exists()) == ({HOST.id}, True)
+    assert named(nodes, HOST)
+    assert named(nodes, WELL)
+    del nodes.stager._logs[HOST.id]
+    nodes.hosts = (HOST,)
+    nodes.cycle_once(61)
+    assert (another.exists(), nodes.told()) == (False, [])

@@ -18,6 +18,7 @@ from ringsync.formats.commitlog.segment import Wanted
 from ringsync.ledger.staging import Bucket
 from ringsync.state.session import RETRY_DELAYS_S, StateError
 from ringsync.steps.close.closing import progress
+from ringsync.steps.loop import AwayError, Patience
 from ringsync.steps.stage import stage_task
 from ringsync.steps.stage.node_log import PATIENCE_MS
 from ringsync.steps.stage.stage_task import StageTask, StageWork, Windows, stage
@@ -109,6 +110,32 @@ def test_a_worker_that_crashes_over_one_node_stops_no_other(tmp_path: Path, monk
     spark.folder = "/nowhere/"
     sync.cycle_once(60)
     assert (sync.told(), sync.segment.exists()) == ([], False)
+
+
+def test_a_failure_is_past_once_what_waits_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is in doubt, maybe for ever: no commit came, and the node failed for the rest of the run."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    sync.cycle_once()
+    damaged = sync.segment.with_name("CommitLog-7-1500000000000.log")
+    damaged.write_bytes(bytes(100))
+    damaged.with_name("CommitLog-7-1500000000000_cdc.idx").write_text("100\nCOMPLETED")
+    spark = sync.stager._context = Crashing(sync.segment.parent)
+    sync.cycle_once()
+    assert sync.stager.is_failing
+    spark.folder = "/nowhere/"
+    log = sync.cycle(60)
+    assert (log.failures, log.status()["is_read"], sync.stager.is_failing) == (0, True, False)
+    assert "commit log version 0 is unknown" in sync.told()[0]
+
+
+def test_a_spark_that_has_stopped_ends_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes backed off, and cycles without work went well: the loop lived to the end of its run, and staged nothing."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    spark = sync.stager._context = Crashing(tmp_path)
+    spark.is_dead = True
+    patience = Patience(lambda: spark.is_dead)
+    with pytest.raises(AwayError, match="Job aborted"):
+        patience.tried(sync.cycle_once)
 
 
 def test_a_spark_that_runs_nothing_is_no_nodes_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,7 @@ class Cluster:
     def __init__(self, known: tuple[TableSchema, ...], there: tuple[TableSchema, ...]) -> None:
         self.known, self.there, self.version, self.others = known, there, 1, 1
         self.without_cdc: tuple[TableSchema, ...] = ()
+        self.cluster = SimpleNamespace(metadata=SimpleNamespace(all_hosts=list))  # nobody tells of its settings
 
     def execute(self, query: str) -> Any:
         if "system.local" in query:
@@ -435,7 +436,8 @@ def test_a_run_whose_last_cycle_failed_says_so(tmp_path: Path, monkeypatch: pyte
     )
     config.state.keyspace = "cdc"
     application: Any = SimpleNamespace(config=config, store=sync.store, options=options, run="r")
-    spark = SimpleNamespace(sparkContext=None)
+    lives = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=lives))
     monkeypatch.setattr("ringsync.replica.session.spark_session", lambda *_, **__: spark)
     for name in ("start_workers", "cluster_settings", "connect_patiently", "create_state", "ErrorTable"):
         monkeypatch.setattr(commitlog_stage, name, lambda *_: SimpleNamespace(put=None))

@@ -200,7 +200,8 @@ def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
     """
     endpoints: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes:
-        if node.queue and (folder := sync.cdc_raw or (node.settings or {}).get("cdc_raw_directory")):
+        captures = node.settings is None or node.has_cdc
+        if node.queue and captures and (folder := sync.cdc_raw or (node.settings or {}).get("cdc_raw_directory")):
             endpoints[node.queue, folder].append(node.endpoint)
     for (queue, folder), sharing in endpoints.items():
         if len(sharing) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringsync.status import Status, read_statuses
-from ringsync.steps.folders import shared_folders
+from ringsync.steps.folders import shared_folders, sharings
 from ringsync.storage.port import ObjectStore
 
 
@@ -39,7 +39,7 @@ def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], befor
         for queue in queues
         if (status := statuses.get(f"commitlog_stage/{queue}")) and status["at_ms"] != before.get(queue)
     ]
-    shared = shared_folders({node: one for status in told for node, one in status.get("nodes", {}).items()})
+    shared = shared_folders(sharings({node: one for status in told for node, one in status.get("nodes", {}).items()}))
     for queue in queues:
         status = statuses.get(f"commitlog_stage/{queue}")
         if status is None or status["at_ms"] == before.get(queue):

@@ -7,14 +7,19 @@ count up from the millisecond of a node's start, so those of nodes that started 
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from ringsync.status import STALE_AFTER_S, age_s, read_status
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import ObjectStore, get_json
+
+Sharing = dict[str, str]
+"""Nodes that are read from one folder: what is wrong with each, by host id."""
+
+_KEY = "staging/shared_folders.json"
 
 
 def _boot_id() -> str:
@@ -40,33 +45,48 @@ def folder_id(folder: Path | None) -> str | None:
     return status and f"{_BOOT_ID}/{status.st_dev}/{status.st_ino}"
 
 
-def shared_folders(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def sharings(nodes: Mapping[str, Mapping[str, Any]]) -> list[Sharing]:
     """Find nodes that are read from one folder.
 
     :param nodes: ``endpoint``, ``folder`` and ``folder_id`` of each node, by host id
-    :returns: what is wrong with each of these nodes, by host id
     """
     of_folder: dict[str, list[str]] = defaultdict(list)
     for node, place in nodes.items():
         if folder := place.get("folder_id"):
             of_folder[folder].append(node)
-    return {
-        node: same_folder([nodes[sharer]["endpoint"] for sharer in sharing], nodes[node]["folder"])
+    return [
+        {node: same_folder([nodes[other]["endpoint"] for other in sharing], nodes[node]["folder"]) for node in sharing}
         for sharing in of_folder.values()
         if len(sharing) > 1
-        for node in sharing
-    }
+    ]
 
 
-def shared_with_others(store: ObjectStore, now_s: float) -> dict[str, str]:
-    """Read which nodes the workers of several queues read from one folder, as ``bucket_close`` has found out.
+def shared_folders(*found: Sequence[Sharing]) -> Sharing:
+    """Return what is wrong with each node that shares a folder with others."""
+    return {node: reason for some in found for sharing in some for node, reason in sharing.items()}
 
-    :returns: as :func:`shared_folders`
+
+def still_shared(before: Sequence[Sharing], nodes: Mapping[str, Mapping[str, Any]], silent: Set[str]) -> list[Sharing]:
+    """Find nodes that are read from one folder, and those that were and have not all said since that they are not: the
+    worker of one that is silent may be reading all the same, and its host may have got new ids by a restart.
+
+    :param before: what was found before
+    :param nodes: the nodes that are to be read, as in :func:`sharings`
+    :param silent: nodes of which nobody tells now where they are read
     """
-    status = read_status(store, "bucket_close/close")
-    if status is None or age_s(status, now_s) > STALE_AFTER_S:
-        return {}
-    return dict(status.get("shared_folders", {}))
+    found = sharings(nodes)
+    kept = [one for one in before if len(one.keys() & nodes.keys()) > 1 and one.keys() & silent]
+    return found + [one for one in kept if not any(one.keys() <= other.keys() for other in found)]
+
+
+def shared_by_queues(store: ObjectStore) -> list[Sharing]:
+    """Read which nodes the workers of several queues read from one folder, as ``bucket_close`` has found out last."""
+    return get_json(store, _KEY) or []
+
+
+def put_shared_by_queues(store: ObjectStore, found: Sequence[Sharing]) -> None:
+    """Replace what :func:`shared_by_queues` returns."""
+    store.say(_KEY, json.dumps(found).encode())
 
 
 def same_folder(endpoints: list[str], folder: str) -> str:

@@ -120,16 +120,19 @@ class Patience:
     """Lets a loop survive failed cycles: nodes, brokers and stores go away and return.
 
     A :class:`StepError` or a wrong configuration ends the loop at once: trying again does not help.
+
+    :param is_over: tells, after a failure, that this process cannot work any more: e.g. its Spark has ended
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        self._is_over = is_over
         self._failures = 0
 
     def tried(self, cycle: Callable[[], object]) -> str | None:
         """Run a cycle.
 
         :returns: its error; None: it did not fail
-        :raises AwayError: after :data:`MAX_FAILURES` failures in a row
+        :raises AwayError: after :data:`MAX_FAILURES` failures in a row, or at once if the process cannot work any more
         """
         try:
             cycle()
@@ -138,8 +141,8 @@ class Patience:
         except Exception as error:
             self._failures += 1
             said = f"{type(error).__name__}: {error}"
-            if self._failures >= MAX_FAILURES:
-                raise AwayError(f"{MAX_FAILURES} cycles in a row failed, the last: {said[:2000]}") from error
+            if self._failures >= MAX_FAILURES or self._is_over():
+                raise AwayError(f"{self._failures} cycles in a row failed, the last: {said[:2000]}") from error
             print(f"ringsync: warning: a cycle failed, it is tried again: {said[:2000]}", flush=True)
             return said
         self._failures = 0

@@ -36,6 +36,7 @@ from ringsync.steps.close.closing import progress
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
+from ringsync.steps.folders import put_shared_by_queues, shared_by_queues
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.kafka_feed import KafkaFeed
 from ringsync.steps.passes.make import commit
@@ -73,7 +74,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     ):
         control.watch_limits(store, application.run, cluster_limits(config))
         closer = Closer(application, session, spark.sparkContext, control, feed)
-        patience = loop.Patience()
+        patience = loop.Patience(lambda: spark_is_gone(spark.sparkContext))
         run_s = loop.seconds_left(config.sync.run_s, application.options.until, time.time())
         ending = Timer(run_s, closer.end)
         ending.daemon = True
@@ -125,7 +126,6 @@ class Closer:
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
         self._unread: Mapping[str, str] = {}
-        self._shared: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
         self._over = False
@@ -304,8 +304,11 @@ class Closer:
             now_ms,
             window + length,
             self._unread_since_ms,
+            shared := shared_by_queues(self._store),
         )
-        self._unread, self._unread_since_ms, self._shared = staged.unread, staged.since_ms, staged.shared
+        if staged.shared != shared:
+            put_shared_by_queues(self._store, staged.shared)
+        self._unread, self._unread_since_ms = staged.unread, staged.since_ms
         until = (staged.staged_until - window) // length * length
         if until > self._closed_until:
             put_closed_until(self._store, until)
@@ -381,7 +384,6 @@ class Closer:
         return {
             "unread": dict(self._unread),
             "unread_since_ms": dict(self._unread_since_ms),
-            "shared_folders": dict(self._shared),
             "left_out": dict(self._plan.left_out) if self._plan else {},
             "others_failed": dict(self._others_failed),
             **self._staged.problems(),

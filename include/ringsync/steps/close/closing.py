@@ -7,12 +7,12 @@ at most, and is named; a node that is down does not delay it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
-from ringsync.steps.folders import shared_folders
+from ringsync.steps.folders import Sharing, shared_folders, still_shared
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Progress:
     :ivar staged_until: ms since the epoch: all that was logged until then is staged, but for nodes in ``unread``
     :ivar unread: why a node that is up is not read, by its address
     :ivar since_ms: time since when it is not read, by host id
-    :ivar shared: what is wrong with nodes that are read from one folder, by host id
+    :ivar shared: nodes that are read from one folder
     """
 
     staged_until: int
     unread: Mapping[str, str]
     since_ms: Mapping[str, int]
-    shared: Mapping[str, str]
+    shared: Sequence[Sharing]
 
 
 def progress(
@@ -38,6 +38,7 @@ def progress(
     now_ms: int,
     patience_ms: int,
     since_ms: Mapping[str, int],
+    shared: Sequence[Sharing] = (),
 ) -> Progress:
     """Tell how far the logs are staged, by the statuses of the stage's loops.
 
@@ -46,20 +47,23 @@ def progress(
     :param queue_of: returns the queue whose worker reads a node
     :param patience_ms: longest wait for a node that is not read, ms, however old its unstaged rows are
     :param since_ms: ``since_ms`` of the progress before
+    :param shared: ``shared`` of the progress before
     """
     staged, unread, since = [now_ms], {}, {}
     hosts = tuple(hosts)
     # Workers, maybe of several queues, tell where they find each node's log.
-    alive = {queue: status for queue, status in statuses.items() if age_s(status, now_ms / 1000) <= STALE_AFTER_S}
-    places = {host.id: alive.get(queue_of(host), {"nodes": {}})["nodes"].get(host.id, {}) for host in hosts}
-    shared = shared_folders(places)
+    places = {host.id: statuses.get(queue_of(host), {"nodes": {}})["nodes"].get(host.id, {}) for host in hosts}
+    alive = {queue for queue, status in statuses.items() if age_s(status, now_ms / 1000) <= STALE_AFTER_S}
+    silent = {host.id for host in hosts if queue_of(host) not in alive or not places[host.id].get("is_found")}
+    shared = still_shared(shared, places, silent)
+    wrong = shared_folders(shared)
     for host in hosts:
         if not host.up:
             continue
         queue = queue_of(host)
         clear_at, reason = _staged(statuses.get(queue), host.id, queue, now_ms)
-        if not reason and host.id in shared:
-            reason = f"its log is not read: {shared[host.id]}"
+        if not reason and host.id in wrong:
+            reason = f"its log is not read: {wrong[host.id]}"
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)

@@ -18,15 +18,15 @@ from ringsync.cluster.cluster import read_ring, read_settings
 from ringsync.cluster.schema import read_tables
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
-from ringsync.ledger.staging import closed_until, decode_rows, put_commit
+from ringsync.ledger.staging import closed_until, commit_keys, decode_rows, put_commit
 from ringsync.ledger.table_versions import CdcEnded, latest_version, version_of
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, RingError
 from ringsync.schema.table import TableSchema
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.folders import shared_folders, shared_with_others
+from ringsync.steps.application import Application, ExitCode, Report, StepError, spark_is_gone
+from ringsync.steps.folders import Sharing, shared_by_queues, shared_folders, sharings
 from ringsync.steps.loop import (
     Patience,
     connect_patiently,
@@ -67,7 +67,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     session = connect_patiently(cluster_settings(config), application.options.until)
     create_state(session, config)
     errors = ErrorTable(session, config.state.keyspace, store)
-    patience = Patience()
+    patience = Patience(lambda: spark_is_gone(spark.sparkContext))
     stager = Stager(application, session, spark.sparkContext, errors.put)
     run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
     for _ in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
@@ -100,7 +100,7 @@ class Stager:
         self._logs: dict[str, NodeLog] = {}
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing | None] = {}
-        self._shared: dict[str, str] = {}
+        self._shared: list[Sharing] = []
         self._schema_version: object = None
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
@@ -132,7 +132,8 @@ class Stager:
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
                     of_node = [part for part in staged if part.work.node == log.node]
-                    log.served(self._commit(log, of_node, now_ms), now_ms)
+                    self._commit(log, of_node, now_ms)
+                    log.served(bool(of_node), now_ms)
             log.look_back(now_ms)
             log.remove_finished()
 
@@ -141,7 +142,7 @@ class Stager:
         if self._plan is None or self._plan.interval != newest:
             self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
             self._rings = {}
-            self._shared = shared_with_others(self._store, _now_ms() / 1000)
+            self._shared = shared_by_queues(self._store)
             self._versions |= {table.table_id: table.version for table in self._plan.tables}
             self._refresh_schema()
         return Windows(newest, closed_until(self._store))
@@ -164,8 +165,10 @@ class Stager:
             if (log.folder is None or not log.is_known) and log.is_due(now_ms):
                 with log.alone(_now_ms):
                     log.folder = self._folder(host)
-                    self._logs[host.id] = read_node_log(self._store, host, log.folder, now_ms)
-        shared = self._shared | shared_folders({host.id: self._logs[host.id].place() for host in hosts})
+                    if not log.is_known:
+                        self._logs[host.id] = read_node_log(self._store, host, log.folder, now_ms)
+        places = {host.id: self._logs[host.id].place() for host in hosts}
+        shared = shared_folders(self._shared, sharings(places))
         for node in shared.keys() & self._logs.keys():
             self._logs[node].error = shared[node]
         return [log for host in tried if (log := self._logs[host.id]).is_due(now_ms) and log.node not in shared]
@@ -174,13 +177,20 @@ class Stager:
         return self._plan.read_hosts if self._plan else ()
 
     def _folder(self, host: Host) -> Path | None:
-        """Return where the node keeps its log for us; remembered, since a node that is down cannot be asked."""
+        """Return where the node keeps its log for us; remembered, since a node that is down cannot be asked.
+
+        A node that captures nothing names a folder, too, which may be another's. One that did before may have left
+        segments in its own.
+        """
+        key = f"staging/nodes/{host.id}"
+        told = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
+        if told.get("cdc_enabled") == "false" and not commit_keys(self._store, host.id):
+            return None
         if self._config.sync.cdc_raw:
             return Path(self._config.sync.cdc_raw)
-        key = f"staging/nodes/{host.id}"
-        if told := read_settings(self._session, host.id, ["cdc_raw_directory"]).get("cdc_raw_directory"):
-            self._store.put(key, told.encode())
-            return Path(told)
+        if folder := told.get("cdc_raw_directory"):
+            self._store.put(key, folder.encode())
+            return Path(folder)
         return Path(self._store.get(key).decode()) if self._store.stat(key) else None
 
     def _stage(self, work: Sequence[StageWork], windows: Windows) -> list[Staged]:
@@ -286,10 +296,9 @@ class Stager:
         self._schema_version = local if others <= {local, None} else None
         return True
 
-    def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> bool:
+    def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
         """Make durable what was read of a node.
 
-        :returns: whether there was something
         :raises StepError: the counts do not reconcile
         """
         taken = []
@@ -299,7 +308,7 @@ class Stager:
             else:
                 self._forget(part)
         if not taken:
-            return False
+            return
         try:
             for part in taken:
                 check_counts(part, log.node)
@@ -314,7 +323,6 @@ class Stager:
         if (counting.files, counting.late, counting.parts) != (commit.files, commit.late, commit.parts):
             self._forget(*taken)
         log.take(counting)
-        return True
 
     def _forget(self, *staged: Staged) -> None:
         """Remove files that no commit will list."""

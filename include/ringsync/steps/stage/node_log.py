@@ -121,10 +121,13 @@ class NodeLog:
         """Tell whether the node is not left alone."""
         return self.again_ms <= now_ms
 
-    def served(self, committed: bool, now_ms: int) -> None:
-        """Note that nothing has gone wrong. All is well again once something is committed, or nothing waits. Otherwise
-        what waits was not tried: other failing nodes come first."""
-        if committed or (self.error is None and not self._parts):
+    def served(self, tried: bool, now_ms: int) -> None:
+        """Note that nothing has gone wrong. All is well again once something was tried, or nothing waits. Otherwise
+        other failing nodes come first.
+
+        :param tried: whether something was read, and either committed or put in doubt
+        """
+        if tried or (self.error is None and not self._parts):
             self.failures, self.failure = 0, None
         self.again_ms = now_ms
 
@@ -154,7 +157,10 @@ class NodeLog:
         :raises OSError: the folder cannot be read
         """
         if self.folder is None:
-            raise FileNotFoundError("the node does not say where it is; is cdc_enabled true? If so, set sync.cdc_raw")
+            self.error = (
+                "it has no cdc_raw: the node captures nothing (cdc_enabled: false), or is down and was never asked"
+            )
+            return
         names = os.listdir(self.folder)
         if not any(is_segment(name) for name in names):
             self.error = f"{self.folder} has no segment, though every node has one: is it the node's cdc_raw, mounted?"
@@ -282,9 +288,10 @@ class NodeLog:
             self.clear_at_ms = self._seen.pop(0)[0]
 
     def place(self) -> dict[str, Any]:
-        """Tell where the log is read, for :func:`~ringsync.steps.folders.shared_folders`."""
-        folder = str(self.folder) if self.folder else None
-        return {"endpoint": self.endpoint, "folder": folder, "folder_id": folder_id(self.folder)}
+        """Tell where the log is read, for :func:`~ringsync.steps.folders.sharings`; ``is_found``: or that nowhere."""
+        identity, folder = folder_id(self.folder), str(self.folder) if self.folder else None
+        is_found = identity is not None or (self.is_known and folder is None)
+        return {"endpoint": self.endpoint, "folder": folder, "folder_id": identity, "is_found": is_found}
 
     def status(self) -> dict[str, Any]:
         """Tell how the node stands, for ``cdcservice status``."""
