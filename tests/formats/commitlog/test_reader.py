@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from ringsync.changes.columns import logged_tables
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
-from ringsync.formats.commitlog.segment import Wanted
+from ringsync.formats.commitlog.segment import Wanted, read_descriptor, read_segment, read_wanted
 from ringsync.formats.commitlog.state import REASONS, UNKNOWN_TABLE, Capacity
 from tests.commitlogs.fixtures import fixtures
 from tests.formats.commitlog.comparable import of_package
@@ -67,6 +70,38 @@ def test_reading_goes_on_at_any_position(name: str) -> None:
             segment = read(source, after=after)
             assert of_package(segment.batches, tables) == [row for row in rows if row["position"] > after]
             assert segment.records == sum(end > after for end in ends)
+
+
+class Counting(io.FileIO):
+    """A file that counts the bytes that are read."""
+
+    read_bytes = 0
+
+    def readinto(self, buffer: Any) -> int:
+        self.read_bytes += (found := super().readinto(buffer) or 0)
+        return found
+
+
+@pytest.mark.parametrize("name", ["4.0-plain", "4.1-lz4", "5.0-v8-jceks", "5.0-v8-plain-killed"])
+def test_only_what_is_wanted_is_read_of_a_file(name: str, tmp_path: Path) -> None:
+    """Each cycle of the stage read all of each segment, which Cassandra makes 32 MiB long, for what was new in it."""
+    source, tables = sources(name)[-1], tables_of(name)
+    descriptor = read_descriptor(source.data, source.name)
+    found = read_segment(source.data, source.name, key_of=source.key_of)
+    ends = [found.descriptor.size, *(one.position + one.end - one.start for one in found.sections)]
+    is_plain = descriptor.codec == "plain"
+    path = tmp_path / source.name
+    path.write_bytes(source.data + bytes(2**22 if is_plain else 0))
+    for after, until in itertools.combinations([0, *ends, ends[-1] - 9], 2):
+        wanted = Wanted(after=after, until=max(until, after))
+        with io.BufferedReader(file := Counting(str(path))) as buffered:
+            data = read_wanted(buffered, source.name, wanted)
+        part = read_log(data, source.name, tables, wanted, key_of=source.key_of)
+        expected_part = read(source, after=after, until=wanted.until)
+        assert of_package(part.batches, tables) == of_package(expected_part.batches, tables)
+        assert (part.records, part.end, part.damages) == (expected_part.records, expected_part.end, [])
+        if is_plain and (begin := after or ends[0]) in ends and until > begin:
+            assert file.read_bytes <= 90_000 + until - begin
 
 
 @pytest.mark.parametrize("name", ["4.0-lz4", "5.0-v8-plain"])

@@ -80,7 +80,7 @@ def read_log(
 ) -> SegmentChanges:
     """Read a segment.
 
-    :param data: the whole file
+    :param data: the whole file, or what :func:`~ringsync.formats.commitlog.segment.read_wanted` returns
     :param name: name of the file, for messages and change rows
     :param tables: tables whose records are decoded
     :param wanted: part of the segment to read

@@ -6,11 +6,12 @@ See docs/formats.md, 1.2 to 1.4; C: db/commitlog/CommitLogDescriptor, CommitLogS
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ VERSIONS = (6, 7, 8)
 
 _HEADER = struct.Struct(">iqH")
 _MARKER = struct.Struct(">iI")
+_LONGEST_DESCRIPTOR = _HEADER.size + 0xFFFF + 4
 
 
 class SegmentError(ValueError):
@@ -152,8 +154,7 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
             "being created"
         )
     parameters = bytes(data[_HEADER.size : size - 4])
-    low, high = segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF
-    checked = struct.pack(">iIIi", version, low, high, length) + parameters
+    checked = struct.pack(">iIIi", version, *_halves(segment_id), length) + parameters
     if zlib.crc32(checked) != int.from_bytes(data[size - 4 : size], "big"):
         raise SegmentError(
             f"{name}: the checksum of the descriptor (bytes 0 to {size}) is wrong: the segment is damaged at its "
@@ -166,14 +167,41 @@ def read_descriptor(data: bytes | memoryview, name: str) -> Descriptor:
     return Descriptor(version, segment_id, parsed if isinstance(parsed, dict) else {}, size)
 
 
+def read_wanted(file: BinaryIO, name: str, wanted: Wanted) -> memoryview:
+    """Read what is wanted of a segment, each byte at its place. The rest of a plain segment is not read, and
+    takes no memory: Cassandra makes its file as large as it may become.
+
+    :param file: the segment's file
+    :param name: name of the file, for messages
+    :raises SegmentError: as :func:`read_descriptor`
+    :raises OSError: the file cannot be read
+    """
+    # Not mapped: a page that a disk or mount does not give would end the process by a signal.
+    data = np.zeros(os.fstat(file.fileno()).st_size, np.uint8).data
+
+    def read(start: int, end: int) -> memoryview:
+        file.seek(start)
+        return data[: start + file.readinto(data[start:end])]  # type: ignore[attr-defined]
+
+    descriptor = read_descriptor(read(0, _LONGEST_DESCRIPTOR), name)
+    if descriptor.codec != "plain":
+        return read(0, len(data))
+    begin = wanted.after or descriptor.size
+    end = len(data) if wanted.until is None else min(wanted.until, len(data))
+    there = read(begin, end)
+    if not _is_marker(there, begin, descriptor):
+        return read(0, len(data))
+    return data if len(there) == end else there
+
+
 def read_segment(
     data: bytes | memoryview, name: str, wanted: Wanted = WHOLE, key_of: Callable[[str], bytes] | None = None
 ) -> Segment:
     """Find a segment's sections and unpack them.
 
-    :param data: the whole file
+    :param data: the whole file, or what :func:`read_wanted` returns
     :param name: name of the file, for messages
-    :param wanted: part of the segment to read; ``after`` is ignored here, because it concerns records
+    :param wanted: part of the segment to read; sections before ``after`` may be read, too: it concerns records
     :param key_of: function from alias to key, for encrypted segments
     :raises SegmentError: nothing of the segment can be read
     """
@@ -247,6 +275,21 @@ def _said_length(section: memoryview) -> int:
     return int.from_bytes(section[:4], "big", signed=True) if len(section) >= 4 else -1
 
 
+def _is_marker(view: memoryview, place: int, descriptor: Descriptor) -> bool:
+    """Tell whether there is an intact sync marker at a byte of the file."""
+    if not descriptor.size <= place <= len(view) - _MARKER.size:
+        return False
+    return int(_MARKER.unpack_from(view, place)[1]) == _checksum(descriptor, place)
+
+
+def _checksum(descriptor: Descriptor, marker: int) -> int:
+    return zlib.crc32(struct.pack(">III", *_halves(descriptor.segment_id), marker))
+
+
+def _halves(number: int) -> tuple[int, int]:
+    return number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF
+
+
 class _Walk:
     """An iterator from sync marker to sync marker. It yields the start and end of each section in the file.
 
@@ -262,17 +305,19 @@ class _Walk:
         self.sections: list[Section] = []
         self.damages: list[Damage] = []
         self.position = descriptor.size
+        if not is_packed and _is_marker(view, wanted.after, descriptor):
+            self.position = wanted.after  # in a plain segment this is also the place in the file
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         size = len(self._view)
-        marker = self._descriptor.size
+        marker = self.position
         while self._wanted.until is None or self.position < self._wanted.until:
             end, checksum = _MARKER.unpack_from(self._view, marker) if size - marker >= _MARKER.size else (0, 0)
             self._is_own = self._wanted.has(marker)
             if end == 0 and checksum == 0:
                 self._check_rest(marker)
                 return
-            if checksum != self._checksum(marker):
+            if checksum != _checksum(self._descriptor, marker):
                 self._stop(size - marker, f"the sync marker at byte {marker} of the file has a wrong checksum")
                 return
             self.position += _MARKER.size
@@ -305,10 +350,6 @@ class _Walk:
         length = _said_length(self._view[start:end])
         self.damages.append(Damage(self.position, length if length > 0 else end - start, reason))
         self.position += max(length, 0)
-
-    def _checksum(self, marker: int) -> int:
-        segment_id = self._descriptor.segment_id
-        return zlib.crc32(struct.pack(">III", segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, marker))
 
     def _stop(self, length: int, reason: str) -> None:
         """Record that nothing after the position can be read.

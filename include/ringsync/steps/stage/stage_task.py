@@ -22,7 +22,7 @@ from ringsync.compiled.arrow import Integers, integers
 from ringsync.config import Config
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.formats.commitlog.reader import UNDECODED, read_log
-from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted
+from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted, read_wanted
 from ringsync.formats.commitlog.state import REASONS, UNKNOWN_COLUMN
 from ringsync.formats.keystores.lookup import keys_in
 from ringsync.ledger import staging
@@ -164,11 +164,9 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
     name, identity = Path(work.file).name, _segment_id(work)
     after, read_at_ms = work.wanted.after, int(time.time() * 1000)
     try:
-        # Not mapped: of a page that a disk or mount does not give, a mapping makes a signal, and the job of all dies.
         with open(work.file, "rb") as file:
-            data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)  # its memory comes faster than that of bytes
-            data = data[: file.readinto(data.data)]
-        log = read_log(data.data, name, logged_tables(task.logged), work.wanted, key_of=keys)
+            data = read_wanted(file, name, work.wanted)
+        log = read_log(data, name, logged_tables(task.logged), work.wanted, key_of=keys)
     except OSError as error:
         return _unreadable(work, f"{work.file} cannot be read: {error.strerror or error}")
     except SegmentError as error:
