@@ -30,8 +30,8 @@ from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, producer_settings
-from ringsync.streams.kafka.relay import relay
 from ringsync.streams.messages import envelope_schema, key_schema, snapshot_messages
+from ringsync.streams.relay import relay
 from servers.jars import DEFAULT_CACHE
 from servers.kafka import BrokerSettings, KafkaBroker
 

@@ -6,6 +6,8 @@ object store must not load Kafka's. ConfigError: a secret cannot be read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ringsync.config import Config, ConfigError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from ringsync.cluster.session import ClusterSettings
     from ringsync.storage.port import ObjectStore
     from ringsync.streams.kafka.client import KafkaSettings
+    from ringsync.streams.sink import Sink
 
 
 def cluster_settings(config: Config) -> ClusterSettings:
@@ -35,6 +38,15 @@ def kafka_settings(config: Config) -> KafkaSettings | None:
 
     password = kafka.password.resolve("kafka.password") if kafka.password else None
     return KafkaSettings(**{**dict(kafka), "password": password})
+
+
+def sink_of(config: Config) -> Callable[[], Sink] | None:
+    """Return what connects to the sink of published messages; None: none is configured, and they are files only."""
+    if (settings := kafka_settings(config)) is None:
+        return None
+    from ringsync.streams.kafka.client import KafkaTopics
+
+    return partial(KafkaTopics, settings)
 
 
 def cluster_limits(config: Config) -> Limits:

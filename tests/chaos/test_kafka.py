@@ -14,8 +14,8 @@ import requests
 from ringsync.config import Tls
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.errors import BrokerUnavailableError, RelayError
-from ringsync.streams.kafka.relay import relay
+from ringsync.streams.relay import relay
+from ringsync.streams.sink import BrokerUnavailableError, RelayError
 from servers.certificates import make_certificates
 from servers.kafka import BrokerSettings, KafkaBroker
 from servers.registry import RegistryServer

@@ -22,7 +22,7 @@ from ringsync.service.published import CLOSE, GIVE_UP_AFTER_S, LATE, Waited, wai
 from ringsync.status import LATE_ROWS, STOP_KEY
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
-from ringsync.streams.kafka.cursor import CursorObject
+from ringsync.streams.cursor import CursorObject
 
 LENGTH_MS = 2000
 SYNC_MS = 1000

@@ -21,17 +21,16 @@ from ringsync.steps.application import Application, StepError
 from ringsync.steps.bootstrap import drain as bootstrap_drain
 from ringsync.steps.bootstrap.drain import feed_kafka, is_followed
 from ringsync.steps.loop import put_status
-from ringsync.steps.passes import kafka_feed
 from ringsync.steps.passes.follow_ups import publish_passes
-from ringsync.steps.passes.kafka_feed import KafkaFeed
+from ringsync.steps.passes.sink_feed import SinkFeed
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
 from ringsync.streams.files import FileStream, Part, bootstrap_topic
-from ringsync.streams.kafka.client import KafkaSettings
-from ringsync.streams.kafka.errors import BrokerUnavailableError
-from ringsync.streams.kafka.relay import relay
 from ringsync.streams.messages import envelope_schema, key_schema
+from ringsync.streams.part_index import MessageBlock
+from ringsync.streams.relay import relay
+from ringsync.streams.sink import KAFKA, BrokerUnavailableError
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.streams.outbox import NOTES, notes
 
@@ -95,20 +94,13 @@ def table(tmp_path: Path) -> Table:
 class Kafka:
     """Keeps what it is sent."""
 
-    registry = None
+    name = KAFKA
     queued_bytes = 0
     sent: list[str]
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
         self.waiting = self.confirmed = 0
         self.waits_since = math.inf
-
-    def __enter__(self) -> Kafka:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def open(self, topic: str) -> bool:
         return True
@@ -116,15 +108,18 @@ class Kafka:
     def is_open(self, topic: str) -> bool:
         return False
 
+    def check_answers(self, stop: Any) -> None:
+        pass
+
     def give_up(self, topic: str) -> None:
         pass
 
     def close(self) -> None:
         pass
 
-    def send(self, topic: str, keys: Any, values: Any, event_ids: Any, tokens: Any, version: int) -> None:
-        self.waiting += len(keys)
-        Kafka.sent += [value.partition(b"note ")[2].partition(b" ")[0].decode() for value in values]
+    def send(self, topic: str, messages: MessageBlock, schemas: Any) -> None:
+        self.waiting += len(messages.keys)
+        Kafka.sent += [value.partition(b"note ")[2].partition(b" ")[0].decode() for value in messages.values]
 
     def is_long(self, topic: str) -> bool:
         return False
@@ -138,7 +133,6 @@ class Kafka:
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> type[Kafka]:
     Kafka.sent = []
-    monkeypatch.setattr(kafka_feed, "KafkaTopics", Kafka)
     return Kafka
 
 
@@ -180,7 +174,7 @@ def test_rows_are_behind_what_was_published_before_and_before_what_waits(table: 
 
 def test_kafka_has_the_order_of_the_stream(table: Table, kafka: type[Kafka]) -> None:
     """The closer announces what becomes visible; the bootstrap's applications make rows visible, and tell nobody."""
-    with KafkaFeed(table.store, KafkaSettings(("x:1",))) as feed:
+    with SinkFeed(table.store, Kafka) as feed:
         feed.watch(TOPIC)
         known: set[int] = set()
 
@@ -219,7 +213,7 @@ def test_a_bucket_that_appears_while_the_stream_is_listed_is_not_overtaken(
 
     monkeypatch.setattr(LocalStore, "list", slow)
     for _ in range(2):
-        relay(table.store, TOPIC, Kafka(KafkaSettings(("x:1",))))  # type: ignore[arg-type]
+        relay(table.store, TOPIC, Kafka())
     assert kafka.sent == ["1", "2"]
 
 
@@ -237,7 +231,7 @@ def test_a_relay_in_between_keeps_the_order(table: Table, kafka: type[Kafka]) ->
 
     def publish() -> None:
         table.publish()
-        relay(table.store, TOPIC, Kafka(KafkaSettings(("x:1",))))  # type: ignore[arg-type]
+        relay(table.store, TOPIC, Kafka())
 
     live_through(table, publish)
     assert kafka.sent == IN_ORDER == table.messages()
@@ -329,7 +323,7 @@ def test_the_drain_feeds_kafka_where_no_loop_does(
     table: Table, kafka: type[Kafka], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a loop is at work, and follows the table, its status says."""
-    monkeypatch.setattr(bootstrap_drain, "KafkaTopics", Kafka)
+    monkeypatch.setattr(bootstrap_drain, "sink_of", lambda _: Kafka)
     begin = table.begin("b1")
     table.rows("b1", begin, 1)
     table.cutover("b1")

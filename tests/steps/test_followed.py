@@ -31,8 +31,8 @@ from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
+from ringsync.streams.cursor import CursorObject
 from ringsync.streams.files import FileStream, bootstrap_topic
-from ringsync.streams.kafka.cursor import CursorObject
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import TABLE, Lake

@@ -19,9 +19,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.errors import BrokerUnavailableError, CursorError, RelayError
-from ringsync.streams.kafka.relay import relay
 from ringsync.streams.messages import Messages
+from ringsync.streams.relay import relay
+from ringsync.streams.sink import BrokerUnavailableError, CursorError, RelayError
 from servers.kafka import BrokerSettings, KafkaBroker
 from tests.kafka_reading import Record, avro_of, json_payload, kafka_messages, read_topic
 from tests.steps.late_files import RangeDelete, Write
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.server
 CHILD = """
 import sys
 from ringsync.storage.local import LocalStore
-from ringsync.streams.kafka.relay import relay
+from ringsync.streams.relay import relay
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 
 def wait_to_be_killed():
@@ -181,10 +181,8 @@ def test_json(broker: KafkaBroker, tmp_path: Path) -> None:
     stream = outbox(tmp_path, "demo.shop.json")
     publish(stream, "bootstrap-a", notes(0, 200))
     with KafkaTopics(settings_of(broker, serialisation="json", partitions=1)) as kafka:
-        assert relay(stream.store, stream.topic, kafka, kafka_topic="other.name").messages == 200
-        with pytest.raises(
-            CursorError, match=r"kafka.json is about the Kafka topic 'other.name', not 'demo.shop.json'"
-        ):
+        assert relay(stream.store, stream.topic, kafka, sink_topic="other.name").messages == 200
+        with pytest.raises(CursorError, match=r"kafka.json is about the topic 'other.name', not 'demo.shop.json'"):
             relay(stream.store, stream.topic, kafka)
     records = read_topic(broker.bootstrap, "other.name")
     found = kafka_messages(records, json_payload, json_payload)
@@ -194,7 +192,7 @@ def test_json(broker: KafkaBroker, tmp_path: Path) -> None:
     assert found == expected
     assert stream.store.delete(f"streams/{stream.topic}/kafka.json")
     with KafkaTopics(settings_of(broker, serialisation="json", json_schemas=False, partitions=1)) as kafka:
-        relay(stream.store, stream.topic, kafka, kafka_topic="without.schemas")
+        relay(stream.store, stream.topic, kafka, sink_topic="without.schemas")
     bare = read_topic(broker.bootstrap, "without.schemas")
     assert [json.loads(record.value) for record in bare] == [json_payload(record.value, 1) for record in records]
     schema = json.loads(records[0].key)["schema"]

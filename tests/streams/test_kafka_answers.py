@@ -9,7 +9,7 @@ import pytest
 
 from ringsync.streams.kafka import client as kafka_topics
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.errors import BrokerUnavailableError
+from ringsync.streams.sink import BrokerUnavailableError
 from tests.mock_kafka import MockKafka, mock_kafka
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,11 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from ringsync.config import Kafka
 from ringsync.service.checks import CheckError, check_kafka
-from ringsync.steps.passes.kafka_feed import KafkaFeed
+from ringsync.steps.passes.sink_feed import SinkFeed
 from ringsync.streams.files import FileStream, StreamDamagedError
-from ringsync.streams.kafka import relay as kafka_relay
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.errors import AnotherRelayError, BrokerUnavailableError, RelayError
-from ringsync.streams.kafka.relay import relay
+from ringsync.streams.relay import relay
+from ringsync.streams.sink import AnotherRelayError, BrokerUnavailableError, RelayError
 from servers import kafka as servers_kafka
 from servers.kafka import BrokerSettings, KafkaBroker
 from tests.kafka_reading import avro_of, kafka_messages, read_topic
@@ -39,9 +39,9 @@ LEVELS = ("read_committed", "read_uncommitted")
 CHILD = """
 import json, sys
 from ringsync.storage.local import LocalStore
-from ringsync.streams.kafka.relay import relay
+from ringsync.streams.relay import relay
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.errors import RelayError
+from ringsync.streams.sink import RelayError
 
 bootstrap, folder, topic, pause_in, pauses = *sys.argv[1:5], int(sys.argv[5])
 
@@ -196,7 +196,8 @@ def test_two_feeds_that_stay_alive_take_turns(broker: KafkaBroker, tmp_path: Pat
     stream = outbox(tmp_path, "demo.shop.feeds")
     settings = KafkaSettings((broker.bootstrap,))
     said: set[str] = set()
-    with KafkaFeed(stream.store, settings) as one, KafkaFeed(stream.store, settings) as other:
+    sink = partial(KafkaTopics, settings)
+    with SinkFeed(stream.store, sink) as one, SinkFeed(stream.store, sink) as other:
         for number in range(1, 25):
             publish_passes(stream, number)
             (one, other)[number % 2].announce(stream.topic, f"pass-{number:012}")
@@ -233,7 +234,7 @@ def test_of_a_part_that_fails_in_its_middle_consumers_see_nothing(
     stream = outbox(tmp_path, "demo.shop.middle")
     publish(stream, "pass-000000000001", notes(0, 5000))
     publish(stream, "pass-000000000002", notes(5000, 5000))
-    serialiser, broken = kafka_relay._serialiser, [True]
+    serialiser, broken = KafkaTopics._serialiser, [True]
 
     def await_some_beyond(records: int) -> None:
         deadline = time.monotonic() + 60
@@ -251,7 +252,7 @@ def test_of_a_part_that_fails_in_its_middle_consumers_see_nothing(
 
         return checked
 
-    monkeypatch.setattr(kafka_relay, "_serialiser", picky)
+    monkeypatch.setattr(KafkaTopics, "_serialiser", picky)
     with KafkaTopics(KafkaSettings((broker.bootstrap,))) as kafka:
         for _ in range(3):
             with pytest.raises(StreamDamagedError, match="cannot be written"):

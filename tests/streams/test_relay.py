@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from ringsync.streams import relay as relays
+from ringsync.streams.cursor import Cursor, CursorObject
 from ringsync.streams.files import FileStream, StreamDamagedError
 from ringsync.streams.kafka import client as kafka_topics
-from ringsync.streams.kafka import relay as relays
 from ringsync.streams.kafka import sender as kafka_sender
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.cursor import Cursor, CursorObject
-from ringsync.streams.kafka.errors import AnotherRelayError
-from ringsync.streams.kafka.relay import relay
+from ringsync.streams.part_index import MessageBlock
+from ringsync.streams.relay import relay
+from ringsync.streams.sink import AnotherRelayError
 from tests.mock_kafka import MockKafka, mock_kafka
 from tests.streams.outbox import notes, outbox, publish
 
@@ -36,9 +37,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     send = KafkaTopics.send
 
-    def counting(kafka: KafkaTopics, topic: str, keys: Any, *rest: Any) -> None:
-        found.append(len(keys))
-        send(kafka, topic, keys, *rest)
+    def counting(kafka: KafkaTopics, topic: str, messages: MessageBlock, *rest: Any) -> None:
+        send(kafka, topic, messages, *rest)
+        found.append(len(messages.keys))
 
     monkeypatch.setattr(KafkaTopics, "send", counting)
     return found
@@ -75,7 +76,7 @@ def test_of_a_part_whose_messages_cannot_be_written_nothing_is_confirmed(
 ) -> None:
     """Its first blocks are sent before the bad one is met."""
     stream = backlog(tmp_path, mock)
-    serialiser = relays._serialiser
+    serialiser = KafkaTopics._serialiser
 
     def picky(*given: Any) -> Any:
         serialise = serialiser(*given)
@@ -87,7 +88,7 @@ def test_of_a_part_whose_messages_cannot_be_written_nothing_is_confirmed(
 
         return checked
 
-    monkeypatch.setattr(relays, "_serialiser", picky)
+    monkeypatch.setattr(KafkaTopics, "_serialiser", picky)
     with KafkaTopics(KafkaSettings((mock.bootstrap,))) as kafka:
         with pytest.raises(StreamDamagedError, match="cannot be written"):
             relay(stream.store, stream.topic, kafka)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsync.storage.local import LocalStore
-from ringsync.streams.kafka.cursor import Cursor, CursorObject, cursor_from_json, cursor_to_json
-from ringsync.streams.kafka.errors import AnotherRelayError, CursorError
+from ringsync.streams.cursor import Cursor, CursorObject, cursor_from_json, cursor_to_json
+from ringsync.streams.sink import AnotherRelayError, CursorError
 
 NAMES = [
     *(f"pass-{n:012}" for n in range(1, 9)),

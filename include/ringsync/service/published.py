@@ -19,9 +19,9 @@ from ringsync.service.health import unpublished
 from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, Status, age_s, read_statuses
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.streams.cursor import CursorObject
 from ringsync.streams.files import FileStream
-from ringsync.streams.kafka.cursor import CursorObject
-from ringsync.streams.kafka.errors import CursorError
+from ringsync.streams.sink import CursorError
 
 CLOCKS_MS = 1000
 """Greatest difference in ms between the clocks of this host and of the loops' hosts."""

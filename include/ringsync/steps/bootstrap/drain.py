@@ -9,6 +9,7 @@ feeds Kafka. Here Kafka is fed only if ``bucket_close`` does not work, or does n
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 from ringsync.cluster.session import connect
 from ringsync.ledger.followed import keep_following
@@ -21,10 +22,9 @@ from ringsync.steps.bootstrap.prepare import check_not_cancelled, status_key
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
-from ringsync.streams.kafka.client import KafkaTopics
-from ringsync.streams.kafka.errors import RelayError
-from ringsync.streams.kafka.relay import relay
-from ringsync.wiring import cluster_settings, kafka_settings
+from ringsync.streams.relay import relay
+from ringsync.streams.sink import RelayError
+from ringsync.wiring import cluster_settings, sink_of
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
@@ -56,15 +56,15 @@ def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
     :returns: messages; None: there is no Kafka, or a loop feeds it
     :raises StepError: Kafka does not take them
     """
-    settings, store, table_id = kafka_settings(application.config), application.store, plan.scan.table.table_id
-    if settings is None:
+    connect_sink, store, table_id = sink_of(application.config), application.store, plan.scan.table.table_id
+    if connect_sink is None:
         return None
     if is_followed(store, table_id, time.time()):
         keep_following(store, table_id)
         return None
     try:
-        with KafkaTopics(settings) as kafka:
-            return relay(store, plan.topic, kafka).messages
+        with closing(connect_sink()) as sink:
+            return relay(store, plan.topic, sink).messages
     except RelayError as error:
         raise StepError(
             f"{error}. The replica and the file stream are complete; do this step again, which copies nothing anew"

@@ -38,11 +38,11 @@ from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
 from ringsync.steps.folders import put_shared_by_queues, shared_by_queues
 from ringsync.steps.passes.follow_ups import FollowUps
-from ringsync.steps.passes.kafka_feed import KafkaFeed
 from ringsync.steps.passes.make import commit
+from ringsync.steps.passes.sink_feed import SinkFeed
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of, sync_table
 from ringsync.storage.port import ObjectStore
-from ringsync.wiring import cluster_limits, cluster_settings, kafka_settings
+from ringsync.wiring import cluster_limits, cluster_settings, sink_of
 
 PASS_ROWS = 250_000
 """About how many rows a pass has at most, the oldest first: Kafka gets one while the next is made."""
@@ -70,7 +70,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     session = loop.connect_patiently(cluster_settings(config), application.options.until)
     with (
         ControlServer(host=driver_host(spark.sparkContext)) as control,
-        KafkaFeed(store, kafka_settings(config)) as feed,
+        SinkFeed(store, sink_of(config)) as feed,
     ):
         control.watch_limits(store, application.run, cluster_limits(config))
         closer = Closer(application, session, spark.sparkContext, control, feed)
@@ -106,7 +106,7 @@ class Closer:
     """
 
     def __init__(
-        self, application: Application, session: Any, context: Any, control: ControlServer, feed: KafkaFeed
+        self, application: Application, session: Any, context: Any, control: ControlServer, feed: SinkFeed
     ) -> None:
         self._application = application
         self._config: Config = application.config

@@ -13,17 +13,17 @@ from ringsync.status import forget
 from ringsync.steps.bootstrap.prepare import status_key
 from ringsync.steps.close.table_state import TableState
 from ringsync.steps.passes.follow_ups import publish_passes
-from ringsync.steps.passes.kafka_feed import KafkaFeed
+from ringsync.steps.passes.sink_feed import SinkFeed
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
+from ringsync.streams.cursor import CursorObject
 from ringsync.streams.files import FileStream
-from ringsync.streams.kafka.cursor import CursorObject
 
 
 class Followed:
     """What a run of ``bucket_close`` knows of :mod:`ringsync.ledger.followed`, as of the present interval."""
 
-    def __init__(self, store: ObjectStore, config: Config, feed: KafkaFeed) -> None:
+    def __init__(self, store: ObjectStore, config: Config, feed: SinkFeed) -> None:
         self._store = store
         self._config = config
         self._feed = feed

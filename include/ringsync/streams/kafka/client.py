@@ -7,6 +7,7 @@ opening it shuts out earlier processes, even one that was only asleep.
 from __future__ import annotations
 
 import math
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,17 +17,22 @@ from itertools import repeat
 from types import TracebackType
 from typing import Any, Literal
 
-import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from ringsync.avro.mapping import AvroRecord
+from ringsync.avro.to_json import json_converter
 from ringsync.config import Tls
-from ringsync.streams.kafka.errors import AnotherRelayError, BrokerUnavailableError, RelayError
 from ringsync.streams.kafka.schema_registry import SchemaRegistry
 from ringsync.streams.kafka.sender import COMMIT_AFTER_S, TRANSACTION_S, Sender, serve
+from ringsync.streams.part_index import MessageBlock
+from ringsync.streams.sink import KAFKA, AnotherRelayError, BrokerUnavailableError, RelayError
 from ringsync.streams.tokens import partition_of
 
 Serialisation = Literal["avro", "json"]
+Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
+"""Writer of the keys and values of messages in Kafka's form."""
+
 PartitionBy = Literal["partition_key", "primary_key"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
@@ -109,16 +115,14 @@ class KafkaSettings:
 
 
 class KafkaTopics:
-    """The topics of a cluster, for one thread at a time: ``with KafkaTopics(settings) as kafka: …``.
+    """The topics of a cluster as a sink: ``with KafkaTopics(settings) as kafka: …``.
 
-    A message counts only after :meth:`confirm`. After an error, unconfirmed messages may be there or not; the next
-    :meth:`open` begins anew. An open topic has a producer, with some threads and connections, until it is given up;
-    opening it again takes some requests.
+    An open topic has a producer, with some threads and connections; opening it again takes some requests.
 
     :ivar registry: schema registry; None: there is none
-    :ivar confirmed: number of messages confirmed so far
-    :ivar waits_since: time when the wait for Kafka or the registry began, by the monotonic clock; infinite: no wait
     """
+
+    name = KAFKA
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
@@ -126,6 +130,7 @@ class KafkaTopics:
         self.confirmed = 0
         self.waits_since = math.inf
         self._senders: dict[str, Sender] = {}
+        self._serialisers: dict[tuple[str, int], Serialise] = {}
         self._known: set[str] = set()
         self._last_error = ""
 
@@ -141,11 +146,7 @@ class KafkaTopics:
             self.give_up(topic)
 
     def check_answers(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Make sure that the cluster answers.
-
-        :param stop: called about every second; True ends the wait
-        :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
-        """
+        """Make sure that the cluster answers within ``answer_timeout_s``: :meth:`Sink.check_answers`."""
         try:
             admin = AdminClient({**connection_settings(self.settings, self._note), "allow.auto.create.topics": False})
         except KafkaException as error:  # a certificate that is just being replaced
@@ -170,12 +171,12 @@ class KafkaTopics:
             raise self._explained(reason, "all topics")
 
     def is_open(self, topic: str) -> bool:
-        """Tell whether messages can be sent and confirmed, which an error of the broker ends."""
+        """Tell whether the topic has a producer: :meth:`Sink.is_open`."""
         return topic in self._senders
 
     @property
     def queued_bytes(self) -> int:
-        """Approximate memory of messages that Kafka does not have yet; any thread may ask."""
+        """Approximate memory of librdkafka's queues: :attr:`Sink.queued_bytes`."""
         return sum(len(sender.producer) * sender.message_bytes for sender in list(self._senders.values()))
 
     @contextmanager
@@ -188,12 +189,8 @@ class KafkaTopics:
             self.waits_since = math.inf
 
     def open(self, topic: str) -> bool:
-        """Make sure that the cluster answers, the topic exists, and no process that opened it before can send to it.
-
-        :returns: whether this process has not sent anything to the topic yet: only now the progress of others is known
-        :raises BrokerUnavailableError: no answer within ``answer_timeout_s``
-        :raises RelayError: the topic does not exist and may not be created, or the broker refuses transactions
-        """
+        """Begin transactions, after the topic was created if there is none: :meth:`Sink.open`."""
+        self._serialisers.clear()
         try:
             with self.waits():
                 if topic not in self._known:
@@ -207,37 +204,28 @@ class KafkaTopics:
             raise self._failed(topic, error) from error
         return not sender.used
 
-    def send(
-        self,
-        topic: str,
-        keys: Sequence[bytes],
-        values: Sequence[bytes],
-        event_ids: Sequence[bytes],
-        tokens: pa.Array,
-        version: int,
-    ) -> None:
-        """Hand messages over, in order, as fast as Kafka takes them. The topic must be open.
+    def send(self, topic: str, messages: MessageBlock, schemas: Callable[[int], tuple[AvroRecord, AvroRecord]]) -> None:
+        """Hand messages over, with the headers ``event_id`` and ``schema_version``: :meth:`Sink.send`.
 
-        :param event_ids: values of the header ``event_id``
-        :param tokens: tokens of the Cassandra partitions, int64
-        :param version: version of the schema, for the header ``schema_version``
         :raises BrokerUnavailableError: Kafka has taken nothing for ``delivery_timeout_s``
-        :raises AnotherRelayError: another process has opened the topic since
-        :raises RelayError: the broker refused an earlier message
         """
         sender = self._senders.get(topic)
         if sender is None:
             raise RelayError(f"topic {topic} was not opened")
+        version = messages.schema_version
+        if (topic, version) not in self._serialisers:
+            self._serialisers[topic, version] = self._serialiser(topic, *schemas(version))
+        keys, values = self._serialisers[topic, version](messages)
         schema_version = ("schema_version", str(version).encode())
         partitions: Iterable[int] = repeat(_BY_KEY, len(keys))
         if self.settings.partition_by == "partition_key":
-            partitions = partition_of(tokens, sender.partitions)
+            partitions = partition_of(messages.tokens, sender.partitions)
         try:
             sender.begin()
             sender.message_bytes = _OVERHEAD_BYTES + (sum(map(len, keys)) + sum(map(len, values))) // max(len(keys), 1)
             produce = sender.producer.produce
             room = 0
-            for key, value, event_id, partition in zip(keys, values, event_ids, partitions, strict=True):
+            for key, value, event_id, partition in zip(keys, values, messages.event_ids, partitions, strict=True):
                 headers: Any = [("event_id", event_id), schema_version]
                 if not room:
                     with self.waits():
@@ -257,17 +245,14 @@ class KafkaTopics:
             raise self._failed(topic, error) from error
 
     def is_long(self, topic: str) -> bool:
-        """Tell whether the transaction is open for so long, because Kafka is slow, that it should be confirmed now."""
+        """Tell whether a slow Kafka keeps the transaction open for too long: :meth:`Sink.is_long`."""
         sender = self._senders.get(topic)
         return sender is not None and time.monotonic() - sender.begun_at > COMMIT_AFTER_S
 
     def confirm(self, topic: str) -> int:
-        """Wait until Kafka has all messages sent since the last call, on all in-sync replicas.
+        """Commit the transaction, which all in-sync replicas then have: :meth:`Sink.confirm`.
 
-        :returns: number of these messages
         :raises BrokerUnavailableError: Kafka has taken nothing for ``delivery_timeout_s``
-        :raises AnotherRelayError: another process has opened the topic since: readers of committed messages get none
-        :raises RelayError: the broker refused a message
         """
         sender = self._senders.get(topic)
         if sender is None:
@@ -282,11 +267,23 @@ class KafkaTopics:
         return confirmed
 
     def give_up(self, topic: str) -> None:
-        """Take unconfirmed messages back; the next :meth:`open` begins anew."""
+        """Abort the transaction, and let the producer go: :meth:`Sink.give_up`."""
         sender = self._senders.pop(topic, None)
         if sender is not None:
             with self.waits():
                 sender.abort(self.settings.answer_timeout_s)
+
+    def _serialiser(self, topic: str, key: AvroRecord, value: AvroRecord) -> Serialise:
+        """Return the writer of messages that follow a version of the schemas."""
+        if self.settings.serialisation == "json":
+            of_key, of_value = (json_converter(one, with_schema=self.settings.json_schemas) for one in (key, value))
+            return lambda block: (of_key(block.keys), of_value(block.values))
+        if self.registry is None:
+            return lambda block: (block.keys, block.values)
+        with self.waits():
+            of_keys = _confluent_prefix(self.registry.register(f"{topic}-key", key))
+            of_values = _confluent_prefix(self.registry.register(f"{topic}-value", value))
+        return lambda block: ([of_keys + datum for datum in block.keys], [of_values + datum for datum in block.values])
 
     def _failed(self, topic: str, error: KafkaException) -> RelayError:
         """Return the error to raise; the next :meth:`open` begins anew, and creates the topic if it was deleted.
@@ -368,6 +365,11 @@ class KafkaTopics:
         if error.code() in _REFUSED:
             return RelayError(f"Kafka at {servers} refuses, {where}: {reason}")
         return BrokerUnavailableError(f"Kafka at {servers} is not available, {where}: {reason}")
+
+
+def _confluent_prefix(schema_id: int) -> bytes:
+    """Return the prefix of a datum in Confluent's wire format: 0 and the schema's id."""
+    return struct.pack(">bI", 0, schema_id)
 
 
 def _is_there(admin: AdminClient, topic: str, timeout: float) -> bool:

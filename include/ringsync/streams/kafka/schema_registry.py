@@ -12,7 +12,7 @@ from urllib.parse import quote
 import requests
 
 from ringsync.avro.mapping import AvroRecord
-from ringsync.streams.kafka.errors import BrokerUnavailableError, RelayError
+from ringsync.streams.sink import BrokerUnavailableError, RelayError
 
 TIMEOUT_SECONDS = 10
 COMPATIBILITY = "BACKWARD"

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from ringsync.steps.passes import kafka_feed
-from ringsync.steps.passes.kafka_feed import KafkaFeed
+from ringsync.steps.passes import sink_feed
+from ringsync.steps.passes.sink_feed import SinkFeed
 from ringsync.storage.local import LocalStore
-from ringsync.storage.port import Stat
+from ringsync.storage.port import ObjectStore, Stat
+from ringsync.streams.cursor import CursorObject
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka import client as kafka_topics
 from ringsync.streams.kafka import sender as kafka_sender
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.cursor import CursorObject
-from ringsync.streams.kafka.errors import BrokerUnavailableError, RelayError
-from ringsync.streams.kafka.relay import Relayed, relay
+from ringsync.streams.relay import Relayed, relay
+from ringsync.streams.sink import BrokerUnavailableError, RelayError
 from tests.mock_kafka import MockKafka, mock_kafka
 from tests.streams.outbox import notes, outbox, publish
 
@@ -34,6 +34,11 @@ def mock(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockKafka]:
     monkeypatch.setattr(KafkaTopics, "_make", lambda *_: None)  # the mock makes none for an admin client
     with mock_kafka() as found:
         yield found
+
+
+def feeding(store: ObjectStore, servers: tuple[str, ...], **settings: Any) -> SinkFeed:
+    """A feed of Kafka."""
+    return SinkFeed(store, lambda: KafkaTopics(KafkaSettings(servers, **settings)))
 
 
 def streams_of(folder: Path, names: str, mock: MockKafka | None = None) -> list[FileStream]:
@@ -59,11 +64,11 @@ def within(seconds: float, done: Callable[[], Any]) -> float:
     return time.monotonic() - begun
 
 
-def told(feed: KafkaFeed, stream: FileStream) -> dict[str, Any]:
+def told(feed: SinkFeed, stream: FileStream) -> dict[str, Any]:
     return dict(feed.status(stream.topic) or {})
 
 
-def ended(feed: KafkaFeed) -> float:
+def ended(feed: SinkFeed) -> float:
     """End a feed; how long it took."""
     begun = time.monotonic()
     feed.__exit__(None, None, None)
@@ -114,7 +119,9 @@ def test_a_registry_that_answers_with_a_page_is_told_and_asked_again(
     tmp_path: Path, mock: MockKafka, registry: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = streams_of(tmp_path, "a b", mock)
-    with KafkaFeed(one.store, KafkaSettings((mock.bootstrap,), schema_registry_url=registry)) as feed:
+    with SinkFeed(
+        one.store, lambda: KafkaTopics(KafkaSettings((mock.bootstrap,), schema_registry_url=registry))
+    ) as feed:
         for stream in (one, other):
             feed.watch(stream.topic)
         within(SECONDS, lambda: told(feed, one)["messages"] == told(feed, other)["messages"] == 3)
@@ -132,8 +139,8 @@ def test_whatever_happens_to_a_topic_is_its_error(
             raise ZeroDivisionError("of nobody's doing")
         return relay(store, topic, *given, **named)
 
-    monkeypatch.setattr(kafka_feed, "relay", fail)
-    with KafkaFeed(one.store, KafkaSettings((mock.bootstrap,))) as feed:
+    monkeypatch.setattr(sink_feed, "relay", fail)
+    with feeding(one.store, (mock.bootstrap,)) as feed:
         for stream in (one, other):
             feed.watch(stream.topic)
         within(SECONDS, lambda: told(feed, other)["messages"] == 3)
@@ -144,15 +151,15 @@ def test_whatever_happens_to_the_feed_is_told_and_passes(
     tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (stream,) = streams_of(tmp_path, "a", mock)
-    begin_some, fails = KafkaFeed._begin_some, [True]
+    begin_some, fails = SinkFeed._begin_some, [True]
 
     def fail(*given: Any) -> Any:
         if fails:
             raise MemoryError
         return begin_some(*given)
 
-    monkeypatch.setattr(KafkaFeed, "_begin_some", fail)
-    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
+    monkeypatch.setattr(SinkFeed, "_begin_some", fail)
+    with feeding(stream.store, (mock.bootstrap,)) as feed:
         feed.watch(stream.topic)
         within(SECONDS, lambda: "MemoryError" in str(told(feed, stream)["error"]))
         fails.clear()
@@ -180,7 +187,7 @@ def test_certificates_that_are_just_being_replaced_stop_nothing(
 
     for name in missing:
         monkeypatch.setattr(kafka_topics, name, made(name))
-    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
+    with feeding(stream.store, (mock.bootstrap,)) as feed:
         feed.watch(stream.topic)
         within(SECONDS, lambda: "ssl.key.location failed" in str(told(feed, stream)["error"]))
         within(SECONDS, lambda: told(feed, stream) == {"messages": 3, "error": None})
@@ -191,7 +198,7 @@ def test_the_end_of_a_run_does_not_wait_for_brokers_that_are_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     streams = streams_of(tmp_path, "a b c d e f")
-    feed = KafkaFeed(streams[0].store, KafkaSettings(("127.0.0.1:1",), answer_timeout_s=3.0))
+    feed = feeding(streams[0].store, ("127.0.0.1:1",), answer_timeout_s=3.0)
     for stream in streams:
         feed.announce(stream.topic, pass_(1))
     with feed:
@@ -203,7 +210,7 @@ def test_the_end_of_a_run_does_not_wait_for_brokers_that_are_away(
 def test_a_topic_that_nobody_leads_is_not_sent_to(tmp_path: Path, mock: MockKafka) -> None:
     (stream,) = streams_of(tmp_path, "a", mock)
     mock.forsake(stream.topic)
-    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
+    with feeding(stream.store, (mock.bootstrap,)) as feed:
         feed.watch(stream.topic)
         within(8.0, lambda: "Leader not available" in str(told(feed, stream)["error"]))
 
@@ -216,7 +223,7 @@ def test_a_topic_that_nobody_takes_holds_up_no_other(
     good, *bad = streams_of(tmp_path, "good bad1 bad2 bad3 bad4 bad5 bad6", mock)
     for stream in bad:
         mock.forsake(stream.topic)
-    with KafkaFeed(good.store, KafkaSettings((mock.bootstrap,), delivery_timeout_s=3.0)) as feed:
+    with feeding(good.store, (mock.bootstrap,), delivery_timeout_s=3.0) as feed:
         for stream in (*bad, good):
             feed.watch(stream.topic)
         begun = time.monotonic()
@@ -241,9 +248,9 @@ def test_a_topic_that_fails_is_tried_ever_more_seldom(
         tried.append(time.monotonic())
         raise RelayError("refused")
 
-    monkeypatch.setattr(kafka_feed, "relay", fail)
-    monkeypatch.setattr(kafka_feed, "PAUSE_S", 0.1)
-    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
+    monkeypatch.setattr(sink_feed, "relay", fail)
+    monkeypatch.setattr(sink_feed, "PAUSE_S", 0.1)
+    with feeding(stream.store, (mock.bootstrap,)) as feed:
         feed.announce(stream.topic, pass_(1))
         time.sleep(3)
     assert 3 <= len(tried) <= 7
@@ -251,7 +258,7 @@ def test_a_topic_that_fails_is_tried_ever_more_seldom(
 
 def test_what_is_announced_before_the_end_is_relayed(tmp_path: Path, mock: MockKafka) -> None:
     (stream,) = streams_of(tmp_path, "a", mock)
-    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed:
+    with feeding(stream.store, (mock.bootstrap,)) as feed:
         feed.announce(stream.topic, pass_(1))
     assert pass_(1) in CursorObject(stream.store, stream.topic, stream.topic).load()
 
@@ -271,8 +278,8 @@ def test_history_is_not_listed_again(tmp_path: Path, mock: MockKafka, monkeypatc
     (stream,) = streams_of(tmp_path, "a", mock)
     for number in range(2, 100):
         publish(stream, pass_(number), notes(number * 10, 3))
-    monkeypatch.setattr(kafka_feed, "LISTED_EVERY_S", 0.2)
-    with KafkaFeed(Counting(tmp_path), KafkaSettings((mock.bootstrap,))) as feed:
+    monkeypatch.setattr(sink_feed, "LISTED_EVERY_S", 0.2)
+    with feeding(Counting(tmp_path), (mock.bootstrap,)) as feed:
         feed.watch(stream.topic)
         within(SECONDS, lambda: told(feed, stream)["messages"] == 3 * 99)
         Counting.listed = 0
@@ -291,7 +298,7 @@ def test_busy_topics_keep_their_producers_whatever_their_number(
     begin = KafkaTopics._begin
     monkeypatch.setattr(KafkaTopics, "_begin", lambda self, topic: begun.append(topic) or begin(self, topic))
     streams = streams_of(tmp_path, " ".join(f"t{n}" for n in range(40)), mock)
-    with KafkaFeed(streams[0].store, KafkaSettings((mock.bootstrap,))) as feed:
+    with feeding(streams[0].store, (mock.bootstrap,)) as feed:
         for number in (1, 2, 3):
             for stream in streams:
                 if number > 1:
@@ -305,10 +312,10 @@ def test_busy_topics_keep_their_producers_whatever_their_number(
 def test_idle_topics_and_those_beyond_the_limit_keep_none(
     tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_feed, "MAX_PRODUCERS", 2)
-    monkeypatch.setattr(kafka_feed, "IDLE_S", 1.0)
+    monkeypatch.setattr(sink_feed, "MAX_PRODUCERS", 2)
+    monkeypatch.setattr(sink_feed, "IDLE_S", 1.0)
     streams = streams_of(tmp_path, "a b c d", mock)
-    with KafkaFeed(streams[0].store, KafkaSettings((mock.bootstrap,))) as feed:
+    with feeding(streams[0].store, (mock.bootstrap,)) as feed:
         for stream in streams:
             feed.announce(stream.topic, pass_(1))
         within(SECONDS, lambda: all(told(feed, stream)["messages"] == 3 for stream in streams))
@@ -320,18 +327,20 @@ def test_messages_that_nobody_takes_do_not_fill_the_memory(
     tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaTopics, "_count_partitions", lambda *_: 4)
-    monkeypatch.setattr(kafka_feed, "QUEUED_BYTES", int(3.5 * kafka_sender.FIRST_BYTES))
+    monkeypatch.setattr(sink_feed, "QUEUED_BYTES", int(3.5 * kafka_sender.FIRST_BYTES))
     streams = streams_of(tmp_path, "a b c d e f g h", mock)
     for stream in streams:
         publish(stream, pass_(2), notes(10, 5000))
         relay(stream.store, stream.topic, KafkaTopics(KafkaSettings((mock.bootstrap,))), stop=lambda: True)
         mock.forsake(stream.topic)
-    with KafkaFeed(streams[0].store, KafkaSettings((mock.bootstrap,), delivery_timeout_s=3.0)) as feed:
+    with SinkFeed(
+        streams[0].store, lambda: KafkaTopics(KafkaSettings((mock.bootstrap,), delivery_timeout_s=3.0))
+    ) as feed:
         for stream in streams:
             feed.watch(stream.topic)
         time.sleep(1.5)
-        queued = [topic.kafka.queued_bytes for topic in feed._all() if topic.is_running]
-        assert kafka_feed.AT_WORK <= len(queued) < len(streams)
+        queued = [topic.sink.queued_bytes for topic in feed._all() if topic.is_running]
+        assert sink_feed.AT_WORK <= len(queued) < len(streams)
         assert kafka_sender.FIRST_BYTES * 0.9 < min(queued) <= max(queued) < kafka_sender.FIRST_BYTES * 1.1
 
 
@@ -363,11 +372,11 @@ class Backlogs:
 
 def test_backlogs_take_turns_with_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Backlogs(parts=40)
-    monkeypatch.setattr(kafka_feed, "relay", world.relay)
-    monkeypatch.setattr(kafka_feed, "TURN_S", 0.2, raising=False)
-    monkeypatch.setattr(kafka_feed, "MOMENT_S", 0.1)
+    monkeypatch.setattr(sink_feed, "relay", world.relay)
+    monkeypatch.setattr(sink_feed, "TURN_S", 0.2, raising=False)
+    monkeypatch.setattr(sink_feed, "MOMENT_S", 0.1)
     store: Any = None
-    with KafkaFeed(store, KafkaSettings(("x:1",))) as feed:
+    with feeding(store, ("x:1",)) as feed:
         feed.watch("small")
         within(SECONDS, lambda: world.order == ["small"])
         for number in range(6):
@@ -391,9 +400,9 @@ def test_who_has_failed_hands_over_one_part_and_is_well_again(monkeypatch: pytes
             raise RelayError("refused")
         return world.relay(store, topic, kafka, **named)
 
-    monkeypatch.setattr(kafka_feed, "relay", fail)
+    monkeypatch.setattr(sink_feed, "relay", fail)
     store: Any = None
-    with KafkaFeed(store, KafkaSettings(("x:1",))) as feed:
+    with feeding(store, ("x:1",)) as feed:
         feed.watch("big")
         within(SECONDS, lambda: (feed.status("big") or {})["error"] == "refused")
         within(SECONDS, lambda: (feed.status("big") or {})["error"] is None)
@@ -417,12 +426,12 @@ def test_who_has_failed_once_does_not_wait_for_those_that_always_fail(monkeypatc
         failed[topic] = failed.get(topic, 0) + 1
         raise BrokerUnavailableError(topic)
 
-    monkeypatch.setattr(kafka_feed, "relay", fail)
+    monkeypatch.setattr(sink_feed, "relay", fail)
     monkeypatch.setattr(KafkaTopics, "check_answers", lambda *_: None)
     for name, seconds in {"PAUSE_S": 0.05, "LONGEST_PAUSE_S": 0.3, "MOMENT_S": 0.05}.items():
-        monkeypatch.setattr(kafka_feed, name, seconds)
+        monkeypatch.setattr(sink_feed, name, seconds)
     store: Any = None
-    with KafkaFeed(store, KafkaSettings(("x:1",))) as feed:
+    with feeding(store, ("x:1",)) as feed:
         for number in range(48):
             feed.announce(f"bad{number}", pass_(1))
         within(SECONDS, lambda: len(failed) == 48)
@@ -443,11 +452,11 @@ def test_nothing_is_begun_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None
                 time.sleep(2)
         return Relayed()
 
-    monkeypatch.setattr(kafka_feed, "relay", hang)
-    monkeypatch.setattr(kafka_feed, "SENT_UNTIL_S", 0.1)
-    monkeypatch.setattr(kafka_feed, "LEFT_AFTER_S", 0.3)
+    monkeypatch.setattr(sink_feed, "relay", hang)
+    monkeypatch.setattr(sink_feed, "SENT_UNTIL_S", 0.1)
+    monkeypatch.setattr(sink_feed, "LEFT_AFTER_S", 0.3)
     store: Any = None
-    feed = KafkaFeed(store, KafkaSettings(("x:1",)))
+    feed = feeding(store, ("x:1",))
     feed.__enter__()
     feed.announce("bad", pass_(1))
     within(SECONDS, lambda: begun == ["bad"])
@@ -470,7 +479,10 @@ def test_a_topic_that_is_deleted_during_a_run_is_made_again(
         return count(*given)
 
     monkeypatch.setattr(KafkaTopics, "_make", lambda self, topic: made.append(topic))
-    with KafkaFeed(stream.store, KafkaSettings((mock.bootstrap,))) as feed, monkeypatch.context() as patch:
+    with (
+        feeding(stream.store, (mock.bootstrap,)) as feed,
+        monkeypatch.context() as patch,
+    ):
         patch.setattr(KafkaTopics, "_count_partitions", count_if_made)
         feed.watch(stream.topic)
         within(10.0, lambda: told(feed, stream)["messages"] == 3)

@@ -1,4 +1,4 @@
-"""The cursor of a relay: which buckets of a file stream a Kafka topic has, in ``streams/<topic>/kafka.json``.
+"""The cursor of a relay: which buckets of a file stream a sink's topic has, e.g. in ``streams/<topic>/kafka.json``.
 
 The cursor lists all these buckets, since earlier versions published bootstraps under names that sort before all passes.
 It keeps numbered buckets as runs, so that a million passes are one entry. A bucket here is a folder of the stream.
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
-from ringsync.streams.kafka.errors import AnotherRelayError, CursorError
+from ringsync.streams.sink import KAFKA, AnotherRelayError, CursorError
 
 _NUMBERED = re.compile(r"(.*-)([0-9]{6,18})")
 """Names of numbered buckets: ``pass-000000000001``."""
@@ -26,15 +26,15 @@ Runs = tuple[tuple[int, int], ...]
 class Cursor:
     """The progress of a relay.
 
-    :ivar kafka_topic: Kafka topic that gets the messages
+    :ivar sink_topic: topic of the sink that gets the messages
     :ivar runs: first and last number of each run, by series of numbered buckets (the name with zeros for digits)
     :ivar names: relayed buckets without a number
     :ivar bucket: bucket that is partly relayed; empty: none
     :ivar parts: number of this bucket's parts that are relayed
-    :ivar messages: number of relayed messages of the next part, if Kafka is slow
+    :ivar messages: number of relayed messages of the next part, if the sink is slow
     """
 
-    kafka_topic: str
+    sink_topic: str
     runs: dict[str, Runs] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
     bucket: str = ""
@@ -83,23 +83,25 @@ class CursorObject:
     """The cursor of a topic in the object store. One relay holds it at a time.
 
     :param topic: topic of the file stream
+    :param sink_topic: topic of the sink
+    :param sink: name of the sink
     """
 
-    def __init__(self, store: ObjectStore, topic: str, kafka_topic: str) -> None:
+    def __init__(self, store: ObjectStore, topic: str, sink_topic: str, sink: str = KAFKA) -> None:
         self._store = store
-        self._key = f"streams/{topic}/kafka.json"
-        self._kafka_topic = kafka_topic
+        self._key = f"streams/{topic}/{sink}.json"
+        self._sink_topic = sink_topic
         self._version: str | None = None
 
     def load(self) -> Cursor:
         """Read the stored cursor; an empty one if nothing was relayed yet.
 
-        :raises CursorError: the cursor is damaged or belongs to another Kafka topic
+        :raises CursorError: the cursor is damaged or belongs to another topic
         """
         stat = self._store.stat(self._key)
         if stat is None:
             self._version = None
-            return Cursor(self._kafka_topic)
+            return Cursor(self._sink_topic)
         # The content read below may be newer than this version; the next save then finds the conflict.
         self._version = stat.version
         where = self._store.uri(self._key)
@@ -109,9 +111,9 @@ class CursorObject:
             raise CursorError(f"{where} was removed meanwhile: start the relay again") from error
         except (ChecksumError, ValueError, KeyError, TypeError) as error:
             raise CursorError(f"{where} is damaged ({error}): remove it, and everything is relayed again") from error
-        if cursor.kafka_topic != self._kafka_topic:
+        if cursor.sink_topic != self._sink_topic:
             raise CursorError(
-                f"{where} is about the Kafka topic {cursor.kafka_topic!r}, not {self._kafka_topic!r}: "
+                f"{where} is about the topic {cursor.sink_topic!r}, not {self._sink_topic!r}: "
                 "remove it, and everything is relayed to the new topic"
             )
         return cursor
@@ -119,7 +121,7 @@ class CursorObject:
     def claim(self) -> Cursor:
         """Read and claim the stored cursor: processes that loaded it before can no longer save it.
 
-        :raises CursorError: the cursor is damaged or belongs to another Kafka topic
+        :raises CursorError: the cursor is damaged or belongs to another topic
         """
         while True:
             cursor = self.load()
@@ -139,7 +141,7 @@ class CursorObject:
         except (AlreadyExistsError, VersionMismatchError) as error:
             raise AnotherRelayError(
                 f"{self._store.uri(self._key)} was changed meanwhile: another process relays "
-                f"{self._kafka_topic} too; this one starts again from the stored cursor"
+                f"{self._sink_topic} too; this one starts again from the stored cursor"
             ) from error
 
     def _put(self, cursor: Cursor) -> None:
@@ -153,7 +155,7 @@ class CursorObject:
 def cursor_to_json(cursor: Cursor) -> bytes:
     """Write a cursor in the stored form."""
     document = {
-        "kafka_topic": cursor.kafka_topic,
+        "kafka_topic": cursor.sink_topic,
         "runs": {series: [list(run) for run in runs] for series, runs in sorted(cursor.runs.items())},
         "names": sorted(cursor.names),
         "bucket": cursor.bucket,

@@ -1,28 +1,24 @@
-"""The relay, which copies the published messages of a file stream to Kafka. The file stream is the outbox.
+"""The relay, which copies the published messages of a file stream to a sink, e.g. Kafka. The file stream is the outbox.
 
-The cursor (:mod:`ringsync.streams.kafka.cursor`) moves behind a message only after Kafka has confirmed it. So each
+The cursor (:mod:`ringsync.streams.cursor`) moves behind a message only after the sink has confirmed it. So each
 message arrives at least once, under one event id, in the order of the stream, whatever is killed or down. Repeated
 messages keep their order, too, up to the newest message.
 
-A relay that wakes up after another has taken over can do no harm. A relay first lets Kafka shut out all earlier ones (a
-transactional producer), then reads and claims the cursor, then sends. So the messages of earlier relays come before its
-own, it continues from the stored cursor, and no other process can move the cursor meanwhile.
+A relay that wakes up after another has taken over can do no harm. A relay first lets the sink shut out all earlier ones
+(Kafka: a transactional producer), then reads and claims the cursor, then sends. So the messages of earlier relays come
+before its own, it continues from the stored cursor, and no other process can move the cursor meanwhile.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ringsync.avro.mapping import AvroRecord
-from ringsync.avro.to_json import json_converter
 from ringsync.storage.port import ObjectStore
+from ringsync.streams.cursor import Cursor, CursorObject
 from ringsync.streams.files import FileStream, Part, StreamDamagedError, StreamError
-from ringsync.streams.kafka.client import KafkaTopics
-from ringsync.streams.kafka.cursor import Cursor, CursorObject
-from ringsync.streams.kafka.errors import AnotherRelayError
 from ringsync.streams.part_index import MessageBlock
+from ringsync.streams.sink import AnotherRelayError, Sink
 
 CONFIRM_AFTER = 100_000
 """Least number of messages between two confirmations, so that small buckets do not each write the cursor."""
@@ -30,15 +26,12 @@ CONFIRM_AFTER = 100_000
 PIECE_BYTES = 256 << 10
 """Approximate size of the pieces of a part that are handed over at once; after each the time is checked."""
 
-Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
-"""Writer of the keys and values of messages in Kafka's form."""
-
 
 @dataclass(frozen=True)
 class Relayed:
     """The result of a relay.
 
-    :ivar buckets: buckets that are now completely in Kafka
+    :ivar buckets: buckets that are now completely in the sink
     :ivar messages: number of confirmed messages
     :ivar waiting: published buckets that are left because the relay was asked to stop, in order
     """
@@ -51,52 +44,52 @@ class Relayed:
 def relay(
     store: ObjectStore,
     topic: str,
-    kafka: KafkaTopics,
+    sink: Sink,
     *,
-    kafka_topic: str | None = None,
+    sink_topic: str | None = None,
     buckets: Sequence[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Relayed:
-    """Copy the published buckets of a file stream that Kafka does not have yet, in the order of their names.
+    """Copy the published buckets of a file stream that the sink does not have yet, in the order of their names.
 
     If several relays copy one topic at once, only the one that began last can continue; the others raise.
 
     :param topic: topic of the file stream
-    :param kafka_topic: Kafka topic; None: the same name
+    :param sink_topic: topic of the sink; None: the same name
     :param buckets: published buckets to copy, in order; if there are none, or their numbers show a gap, the relay lists
-        the buckets after the newest that Kafka has. None: all, which lists every file of the stream
+        the buckets after the newest that the sink has. None: all, which lists every file of the stream
     :param stop: called after every part, and after long waits; True ends the relay, which has then stored its cursor
-    :raises BrokerUnavailableError: Kafka or the registry does not answer; the next call continues
+    :raises BrokerUnavailableError: the sink does not answer; the next call continues
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
-    :raises RelayError: Kafka or the registry refuses
-    :raises CursorError: the cursor is damaged or belongs to another Kafka topic
-    :raises StreamError: a bucket is not published, or damaged, or does not follow its schemas; Kafka has all before it
+    :raises RelayError: the sink refuses
+    :raises CursorError: the cursor is damaged or belongs to another topic of the sink
+    :raises StreamError: a bucket is not published, damaged, or does not follow its schemas; the sink has all before it
     """
-    stream, target = FileStream(store, topic), kafka_topic or topic
-    place = CursorObject(store, topic, target)
+    stream, target = FileStream(store, topic), sink_topic or topic
+    place = CursorObject(store, topic, target, sink.name)
     cursor = place.load()
     waiting = _waiting(stream, buckets, cursor)
     if not waiting:
         return Relayed()
     handed_over: list[Part] = []
     try:
-        if kafka.open(target):
+        if sink.open(target):
             claimed = place.claim()
             if claimed != cursor:
                 cursor, waiting = claimed, _waiting(stream, buckets, claimed)
-        return _relay(stream, waiting, cursor, place, target, kafka, stop, handed_over)
+        return _relay(stream, waiting, cursor, place, target, sink, stop, handed_over)
     except BaseException as error:
         # The transaction may hold a part's first messages: it is aborted, and the complete parts are sent again. But
         # not if the broker refuses, or if another relay has taken over.
-        whole = len(handed_over) if kafka.is_open(target) and not isinstance(error, AnotherRelayError) else 0
-        kafka.give_up(target)
+        whole = len(handed_over) if sink.is_open(target) and not isinstance(error, AnotherRelayError) else 0
+        sink.give_up(target)
         if whole and isinstance(error, Exception):
             parts = iter(range(1, whole))
             relay(
                 store,
                 topic,
-                kafka,
-                kafka_topic=kafka_topic,
+                sink,
+                sink_topic=sink_topic,
                 buckets=buckets,
                 stop=lambda: stop() or next(parts, None) is None,
             )
@@ -104,7 +97,7 @@ def relay(
 
 
 def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) -> list[str]:
-    """List the buckets that Kafka does not have yet, among all or some."""
+    """List the buckets that the sink does not have yet, among all or some."""
     after = "" if buckets is None else cursor.newest
     if buckets:
         given, ahead = [bucket for bucket in dict.fromkeys(buckets) if bucket not in cursor], cursor
@@ -127,7 +120,7 @@ def _relay(
     cursor: Cursor,
     place: CursorObject,
     target: str,
-    kafka: KafkaTopics,
+    sink: Sink,
     stop: Callable[[], bool],
     handed_over: list[Part],
 ) -> Relayed:
@@ -135,7 +128,6 @@ def _relay(
 
     :param handed_over: gets the parts that were handed over completely and are not confirmed
     """
-    serialisers: dict[int, Serialise] = {}
     done: list[str] = []
     confirmed = unconfirmed = 0
     for bucket in waiting:
@@ -143,14 +135,19 @@ def _relay(
         if parts is None:
             raise StreamError(f"bucket {bucket!r} of {stream.topic} is not published")
         for piece, behind, part in _pieces(stream, bucket, parts, cursor):
-            _send(piece, stream, target, kafka, serialisers)
+            try:
+                sink.send(target, piece, stream.schemas)
+            except ValueError as error:
+                raise StreamDamagedError(
+                    f"{stream.topic}, version {piece.schema_version} of its schemas: {error}"
+                ) from error
             cursor, unconfirmed = behind, unconfirmed + len(piece.keys)
             if part is not None:
                 handed_over.append(part)
-            is_long = kafka.is_long(target)
+            is_long = sink.is_long(target)
             stopped = (part is not None or is_long) and stop()
             if stopped or is_long or (part is not None and unconfirmed >= CONFIRM_AFTER):
-                confirmed += kafka.confirm(target)
+                confirmed += sink.confirm(target)
                 place.save(cursor)
                 handed_over.clear()
                 unconfirmed = 0
@@ -158,7 +155,7 @@ def _relay(
                 return Relayed(tuple(done), confirmed, tuple(waiting[len(done) :]))
         cursor = cursor.behind(bucket)
         done.append(bucket)
-    confirmed += kafka.confirm(target)
+    confirmed += sink.confirm(target)
     place.save(cursor)
     return Relayed(tuple(done), confirmed)
 
@@ -166,7 +163,7 @@ def _relay(
 def _pieces(
     stream: FileStream, bucket: str, parts: Sequence[Part], cursor: Cursor
 ) -> Iterator[tuple[MessageBlock, Cursor, Part | None]]:
-    """Cut the messages of a bucket that Kafka does not have yet into pieces.
+    """Cut the messages of a bucket that the sink does not have yet into pieces.
 
     :returns: each piece, the cursor after it, and the part that ends with it, if one does
     """
@@ -185,39 +182,3 @@ def _pieces(
                 else:
                     yield piece, cursor.within(bucket, number + 1), part
             first += count
-
-
-def _send(
-    piece: MessageBlock, stream: FileStream, target: str, kafka: KafkaTopics, serialisers: dict[int, Serialise]
-) -> None:
-    version = piece.schema_version
-    if version not in serialisers:
-        serialisers[version] = _serialiser(*stream.schemas(version), target, kafka)
-    try:
-        keys, values = serialisers[version](piece)
-    except ValueError as error:
-        raise StreamDamagedError(f"{stream.topic}, version {version} of its schemas: {error}") from error
-    kafka.send(target, keys, values, piece.event_ids, piece.tokens, version)
-
-
-def _serialiser(key: AvroRecord, value: AvroRecord, target: str, kafka: KafkaTopics) -> Serialise:
-    """Return the writer of messages that follow a version of the schemas."""
-    if kafka.settings.serialisation == "json":
-        key_json, value_json = (
-            json_converter(schema, with_schema=kafka.settings.json_schemas) for schema in (key, value)
-        )
-        return lambda block: (key_json(block.keys), value_json(block.values))
-    if kafka.registry is None:
-        return lambda block: (block.keys, block.values)
-    with kafka.waits():
-        key_prefix = _confluent_prefix(kafka.registry.register(f"{target}-key", key))
-        value_prefix = _confluent_prefix(kafka.registry.register(f"{target}-value", value))
-    return lambda block: (
-        [key_prefix + datum for datum in block.keys],
-        [value_prefix + datum for datum in block.values],
-    )
-
-
-def _confluent_prefix(schema_id: int) -> bytes:
-    """Return the prefix of a datum in Confluent's wire format: 0 and the schema's id."""
-    return struct.pack(">bI", 0, schema_id)

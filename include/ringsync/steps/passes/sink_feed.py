@@ -1,13 +1,13 @@
-"""The feed of Kafka: threads that copy published buckets beside the loop that writes them. A broker that is away holds
-up nothing.
+"""The feed of a sink, e.g. Kafka: threads that copy published buckets beside the loop that writes them. A sink that is
+away holds up nothing.
 
 Each topic is relayed by itself, in a thread that lasts while there is something to relay. A topic that fails pauses
-alone. Whether the cluster answers at all is asked once for all of them.
+alone. Whether the sink answers at all is asked once for all of them.
 
-Time, memory and files are scarce. So there is a room for healthy topics, and an equal one for topics on trial: those of
-which Kafka has taken nothing yet, or that have failed since. Each room limits the topics at work, the bytes that wait
-for Kafka, and all its topics. A topic on trial hands over one part, and is healthy when Kafka has it. Healthy topics
-take turns as soon as one of them finds no place.
+Time, memory and files are scarce. So topics are relayed in two rooms of equal size: one for healthy topics, one for
+topics on trial. A topic is on trial until the sink has taken a part of it, and again after it failed; it hands over one
+part at a time. Each room limits the topics at work, the bytes that wait for the sink, and the number of its topics.
+Healthy topics take turns as soon as one of them finds no place.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import resource
 import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.streams.files import StreamError
-from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
-from ringsync.streams.kafka.errors import AnotherRelayError, BrokerUnavailableError, RelayError
-from ringsync.streams.kafka.relay import relay
+from ringsync.streams.relay import relay
+from ringsync.streams.sink import AnotherRelayError, BrokerUnavailableError, RelayError, Sink
 
 PAUSE_S = 1.0
 """Pause after a topic's first failure."""
@@ -42,19 +41,19 @@ LISTED_EVERY_S = 60.0
 """Time between two searches for buckets that nobody has announced: those of another process."""
 
 AT_WORK = 4
-"""Topics at work in a room, which share their time with the loop. Topics that wait for Kafka do not count."""
+"""Topics at work in a room, which share their time with the loop. Topics that wait for the sink do not count."""
 
 QUEUED_BYTES = 256 << 20
-"""Bytes of messages that Kafka lacks: while a room has more, no topic enters. Topics at work may exceed it."""
+"""Bytes of messages that the sink lacks: while a room has more, no topic enters. Topics at work may exceed it."""
 
 AT_ONCE = 32
-"""Topics in a room, with those that wait for Kafka."""
+"""Topics in a room, with those that wait for the sink."""
 
 TURN_S = 2.0
 """A healthy topic's turn while others wait for a place."""
 
 MOMENT_S = 0.5
-"""A topic that waits longer for Kafka does not count as being at work."""
+"""A topic that waits longer for the sink does not count as being at work."""
 
 MAX_PRODUCERS = 500
 """Most producers that are kept, of half a megabyte each. Other topics begin anew each time, which takes 100 ms."""
@@ -72,26 +71,26 @@ LEFT_AFTER_S = 5.0
 """At the end: topics that still wait are left alone. What is not relayed belongs to the next run."""
 
 
-class KafkaFeed:
-    """Threads that copy published buckets to Kafka, each topic's in their order.
+class SinkFeed:
+    """Threads that copy published buckets to a sink, each topic's in their order.
 
-    :param settings: None: there is no Kafka, and nothing is done
+    :param sink: returns a connection to the sink; None: there is no sink, and nothing is done
     """
 
-    def __init__(self, store: ObjectStore, settings: KafkaSettings | None) -> None:
+    def __init__(self, store: ObjectStore, sink: Callable[[], Sink] | None) -> None:
         self._store = store
-        self._settings = settings
+        self._sink = sink
         self._topics: dict[str, _Topic] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kafka-feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sink-feed", daemon=True)
         self._ends_at = math.inf
         self._in_doubt = False
         self._is_crowded = False
         self._error: str | None = None
 
     def __enter__(self) -> Self:
-        if self._settings is not None:
+        if self._sink is not None:
             self._thread.start()
         return self
 
@@ -100,11 +99,11 @@ class KafkaFeed:
     ) -> None:
         self._ends_at = time.monotonic() + SENT_UNTIL_S
         self._news.set()
-        if self._settings is not None:
+        if self._sink is not None:
             self._thread.join(LEFT_AFTER_S)
             if self._thread.is_alive():
                 left = [topic.name for topic in self._all() if topic.is_running]
-                _warn(f"the run ends; still waiting for Kafka: {', '.join(left) or 'the cluster'}")
+                _warn(f"the run ends; still waiting: {', '.join(left) or 'whether the sink answers'}")
 
     def announce(self, topic: str, bucket: str) -> None:
         """Take note of a published bucket."""
@@ -117,17 +116,17 @@ class KafkaFeed:
         self._news.set()
 
     def status(self, topic: str) -> Mapping[str, Any] | None:
-        """Tell how far a topic has come; None: there is no Kafka."""
-        if self._settings is None:
+        """Tell how far a topic has come; None: there is no sink."""
+        if self._sink is None:
             return None
         known = self._topics.get(topic)
         if known is None:
             return {"messages": 0, "error": self._error}
-        return {"messages": known.kafka.confirmed, "error": (self._error if known.has_work else None) or known.error}
+        return {"messages": known.sink.confirmed, "error": (self._error if known.has_work else None) or known.error}
 
     def producers(self) -> int:
         """Count the topics that have a producer."""
-        return sum(topic.kafka.is_open(topic.name) for topic in self._all())
+        return sum(topic.sink.is_open(topic.name) for topic in self._all())
 
     def _is_full(self) -> bool:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -135,10 +134,10 @@ class KafkaFeed:
         return not few or self.producers() > MAX_PRODUCERS
 
     def _add(self, name: str, *buckets: str) -> None:
-        if self._settings is not None:
+        if self._sink is not None:
             with self._lock:
                 if name not in self._topics:
-                    self._topics[name] = _Topic(name, self._settings)
+                    self._topics[name] = _Topic(name, self._sink())
                 self._topics[name].buckets += buckets
 
     def _all(self) -> list[_Topic]:
@@ -149,8 +148,8 @@ class KafkaFeed:
         return time.monotonic() >= self._ends_at
 
     def _run(self) -> None:
-        assert self._settings is not None
-        cluster = KafkaTopics(self._settings)
+        assert self._sink is not None
+        any_topic = self._sink()
         while not self._has_ended():
             self._news.wait(MOMENT_S)
             self._news.clear()
@@ -159,14 +158,14 @@ class KafkaFeed:
                     self._begin_some(time.monotonic())
                 elif math.isinf(self._ends_at):
                     # Does the whole cluster not answer, or only one of its topics?
-                    cluster.check_answers(lambda: not math.isinf(self._ends_at))
+                    any_topic.check_answers(lambda: not math.isinf(self._ends_at))
                     self._in_doubt = False
                 self._error = None
             except Exception as error:  # no other thread begins topics
                 self._error = _told(error, self._error)
                 time.sleep(PAUSE_S)
         for topic in self._all():
-            topic.kafka.close()
+            topic.sink.close()
 
     def _has_ended(self) -> bool:
         """Tell whether the run is at its end, and no topic is at work, nor could be."""
@@ -192,12 +191,12 @@ class KafkaFeed:
                 self._is_crowded = bool(queue)
         for topic in topics:
             if not topic.is_running and now - topic.tried_at > IDLE_S:
-                topic.kafka.give_up(topic.name)
+                topic.sink.give_up(topic.name)
 
     def _begin(self, topic: _Topic, now: float) -> None:
         topic.is_running, topic.tried_at = True, now
         try:
-            threading.Thread(target=self._relay, args=(topic,), name=f"kafka {topic.name}", daemon=True).start()
+            threading.Thread(target=self._relay, args=(topic,), name=f"relay {topic.name}", daemon=True).start()
         except RuntimeError as error:  # there is no thread to be had
             topic.is_running = False
             self._failed(topic, error)
@@ -207,11 +206,11 @@ class KafkaFeed:
         self._in_doubt = self._in_doubt or isinstance(error, BrokerUnavailableError)
 
     def _relay(self, topic: _Topic) -> None:
-        is_kept = topic.kafka.is_open(topic.name)
+        is_kept = topic.sink.is_open(topic.name)
         try:
             self._try(topic)
             if not is_kept and self._is_full():
-                topic.kafka.give_up(topic.name)
+                topic.sink.give_up(topic.name)
         except Exception as error:
             self._failed(topic, error)
         finally:
@@ -223,11 +222,11 @@ class KafkaFeed:
             announced = tuple(topic.buckets)
         begun, is_trial = time.monotonic(), not topic.is_well
         # Buckets of another process are not announced here: they are looked for while nothing is announced. Buckets
-        # that no process announces any more lie before the newest that Kafka has: they are looked for once in a run.
+        # that no process announces any more lie before the newest that the sink has: they are looked for once in a run.
         done = relay(
             self._store,
             topic.name,
-            topic.kafka,
+            topic.sink,
             buckets=announced if topic.was_looked_at else None,
             stop=lambda: self._is_over() or is_trial or (self._is_crowded and time.monotonic() - begun > TURN_S),
         )
@@ -240,23 +239,23 @@ class KafkaFeed:
 
 def _has_place(room: Collection[_Topic], now: float) -> bool:
     """Tell whether one more topic can be relayed beside these."""
-    at_work = sum(now - topic.kafka.waits_since < MOMENT_S for topic in room)
-    queued = sum(topic.kafka.queued_bytes for topic in room)
+    at_work = sum(now - topic.sink.waits_since < MOMENT_S for topic in room)
+    queued = sum(topic.sink.queued_bytes for topic in room)
     return at_work < AT_WORK and queued < QUEUED_BYTES and len(room) < AT_ONCE
 
 
 class _Topic:
     """A topic and how it fares. Times are by the monotonic clock.
 
-    :ivar kafka: the topic's producer, for the thread that relays it
+    :ivar sink: connection of the topic, for the thread that relays it
     :ivar buckets: buckets that are known and not relayed yet
     :ivar look_at: time of the next look for others; minus infinity: the first is still to come
     :ivar tried_at: time when the last attempt began
     """
 
-    def __init__(self, name: str, settings: KafkaSettings) -> None:
+    def __init__(self, name: str, sink: Sink) -> None:
         self.name = name
-        self.kafka = KafkaTopics(settings)
+        self.sink = sink
         self.buckets: list[str] = []
         self.look_at = self.tried_at = -math.inf
         self.is_running = False
@@ -273,13 +272,13 @@ class _Topic:
 
     @property
     def has_work(self) -> bool:
-        """Whether Kafka may lack something."""
+        """Whether the sink may lack something."""
         return bool(self.buckets) or not self.was_looked_at
 
     @property
     def is_well(self) -> bool:
-        """Whether Kafka has taken something of it, in this run and since it failed."""
-        return self.error is None and self.kafka.confirmed > 0
+        """Whether the sink has taken something of it, in this run and since it failed."""
+        return self.error is None and self.sink.confirmed > 0
 
     def place_in_queue(self) -> tuple[int, float]:
         """Return the place in the queue: first the fewest failures, then the longest wait."""
