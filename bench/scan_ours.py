@@ -82,7 +82,6 @@ class _Stream:
             hostname="bench",
             processed_at_ms=0,
             schema_version=1,
-            version="bench",
         )
 
     def add(self, batch: pa.RecordBatch) -> None:

@@ -68,7 +68,7 @@ def copied(lake: Lake, name: str, begin: int, images: pa.RecordBatch) -> list[Co
     """What the tasks of a scan write that has read these."""
     version = lake.close.schema_version
     part = FileStream(lake.store, TOPIC).open_part(pass_bucket(begin), f"{name}-x", version)
-    told: dict[str, Any] = {"hostname": "b", "processed_at_ms": now_ms(), "schema_version": version, "version": "0"}
+    told: dict[str, Any] = {"hostname": "b", "processed_at_ms": now_ms(), "schema_version": version}
     part.add(snapshot_messages(images, TABLE, "test", "exact", queries=None, **told))
     writer = DataFileWriter(row_image_schema(TABLE))
     writer.add(images)

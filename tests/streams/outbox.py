@@ -58,7 +58,7 @@ def notes(first: int, count: int, tokens: list[int] | None = None) -> Messages:
     }
     arrays = [known.get(field.name, pa.nulls(count, field.type)) for field in schema]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    told: dict[str, Any] = {"hostname": "10.0.0.7", "processed_at_ms": 1, "schema_version": 1, "version": "0.1.0"}
+    told: dict[str, Any] = {"hostname": "10.0.0.7", "processed_at_ms": 1, "schema_version": 1}
     return snapshot_messages(batch, NOTES, SERVER, "exact", **told)
 
 
@@ -68,7 +68,7 @@ def changes(*writes: Write | RangeDelete) -> Messages:
     is_row = rows.kind == ROW
     images = row_images_of(rows, NOTES, "error").take(pa.array(np.cumsum(is_row) - 1, mask=~is_row))
     visible = np.bincount(rows.cells.row, minlength=len(rows)) > 0
-    told: dict[str, Any] = {"processed_at_ms": 1, "schema_version": 1, "version": "0.1.0"}
+    told: dict[str, Any] = {"processed_at_ms": 1, "schema_version": 1}
     return change_messages(rows, images, visible, NOTES, SERVER, "exact", hostnames=rows.to_arrow()["node"], **told)
 
 

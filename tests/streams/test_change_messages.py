@@ -78,7 +78,7 @@ def messages_of(
     **other: Any,
 ) -> Messages:
     hosts = pa.array([f"node{i % 3}" for i in range(len(changes))])
-    arguments = {"hostnames": hosts, "processed_at_ms": 42, "schema_version": 3, "version": "0.1.0", **other}
+    arguments = {"hostnames": hosts, "processed_at_ms": 42, "schema_version": 3, **other}
     return change_messages(changes, after, np.array(visible, np.bool_), table, "demo", mapping, **arguments)
 
 

@@ -52,7 +52,7 @@ def test_the_message_in_the_readme() -> None:
     before = row_images_of(inserted, table, "error")
     after = rows_after(before, updated, table, live_known_from_us=0, misfits="error").images
     told: dict[str, Any] = {"hostnames": pa.array(["10.0.0.7"]), "processed_at_ms": 1790845321000}
-    told |= {"schema_version": 1, "version": "0.1.0", "queries": queries(updated, table)}
+    told |= {"schema_version": 1, "queries": queries(updated, table)}
     messages = change_messages(updated, after, np.array([True]), table, "demo", "exact", **told)
     (key,) = read(key_schema(table, "demo", "exact"), messages.keys)
     (value,) = read(envelope_schema(table, "demo", "exact"), messages.values)

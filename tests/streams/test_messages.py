@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ringsync
 from ringsync.avro.mapping import AvroMappingError, Mapping, without_logical_types
 from ringsync.cql.types import CqlType, ListType, MapType, Native, SetType, TupleType, UserType, arrow_type
 from ringsync.images.schema import MERGE, ROW_TIMES, lake_names, row_image_schema
@@ -103,7 +104,7 @@ def images(table: TableSchema, *rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def messages_of(table: TableSchema, batch: pa.RecordBatch, mapping: Mapping = "exact", **other: Any) -> Messages:
-    arguments = {"hostname": "node1", "processed_at_ms": 42, "schema_version": 3, "version": "0.1.0", **other}
+    arguments = {"hostname": "node1", "processed_at_ms": 42, "schema_version": 3, **other}
     return snapshot_messages(batch, table, "demo", mapping, **arguments)
 
 
@@ -137,7 +138,7 @@ def test_a_whole_message() -> None:
     assert value == {
         "op": "r",
         "source": {
-            "version": "0.1.0",
+            "version": ringsync.__version__,
             "hostname": "node1",
             "file": None,
             "pos": None,
@@ -279,7 +280,7 @@ def test_event_ids_are_of_the_content() -> None:
 
     (id_,) = ids(ORDER)
     assert len(id_) == 16
-    assert ids(BARE, ORDER, hostname="node2", processed_at_ms=43, version="9", schema_version=4)[1] == id_
+    assert ids(BARE, ORDER, hostname="node2", processed_at_ms=43, schema_version=4)[1] == id_
     changed = [
         {**ORDER, "Line_no": 4},
         {**ORDER, "amount": "12.5"},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+import ringsync
 from ringsync.avro.mapping import Mapping
 from ringsync.avro.rows import encode_rows
 from ringsync.changes.batch import ChangeRows, fixed16_array
@@ -47,7 +48,6 @@ def change_messages(
     hostnames: pa.Array,
     processed_at_ms: int,
     schema_version: int,
-    version: str,
     late: bool = False,
     queries: pa.Array | None = None,
     before: tuple[pa.RecordBatch, Mask] | None = None,
@@ -64,7 +64,6 @@ def change_messages(
     :param hostnames: node that each row was read from, for ``source.hostname``
     :param processed_at_ms: time of processing, ms since the epoch
     :param schema_version: version of the table's schemas
-    :param version: version of ringsync
     :param late: whether the changes came after their buckets had closed
     :param queries: ``source.query`` of each row; None: null
     :param before: the table's columns before each change, by their names in the lake, and whether there was a row (for
@@ -85,7 +84,7 @@ def change_messages(
     ops = pa.array(["d", "u", "c"]).take(array_of(np.where(shown, 1 + changes.liveness.there, 0)))
     ts_us, event_ids = array_of(changes.write_time), fixed16_array(changes.digest)
     source = {
-        "version": pa.repeat(version, count),
+        "version": pa.repeat(ringsync.__version__, count),
         "hostname": hostnames,
         "file": raw_values(changes.file, pa.string()),
         "pos": array_of(changes.position),

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import ringsync
 from ringsync.avro.mapping import AvroRecord, Mapping, avro_type, nullable_field, record
 from ringsync.avro.rows import encode_rows
 from ringsync.changes.batch import fixed16_array
@@ -104,7 +105,6 @@ def snapshot_messages(
     hostname: str,
     processed_at_ms: int,
     schema_version: int,
-    version: str,
     queries: pa.Array | None = None,
 ) -> Messages:
     """Make one message of op ``r`` for each row image.
@@ -116,7 +116,6 @@ def snapshot_messages(
     :param hostname: host that was read, for ``source.hostname``
     :param processed_at_ms: time of processing, ms since the epoch
     :param schema_version: version of the table's schema in the schema history
-    :param version: version of ringsync
     :param queries: ``source.query`` of each row; None: null
     :raises AvroMappingError: mapping ``classic`` cannot express a value; the message names the column
     """
@@ -133,7 +132,7 @@ def snapshot_messages(
     ts_us = _greatest(live, writetimes)
     count = len(batch)
     source = {
-        "version": pa.repeat(version, count),
+        "version": pa.repeat(ringsync.__version__, count),
         "hostname": pa.repeat(hostname, count),
         "file": pa.nulls(count, pa.string()),
         "pos": pa.nulls(count, pa.int64()),

@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-import ringsync
 from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.config import Config
 from ringsync.images.queries import snapshot_queries
@@ -328,7 +327,6 @@ class RowFiles:
             hostname=config.cassandra.contact_points[0],
             processed_at_ms=plan.scan.now * 1000,
             schema_version=self._task.schema_version,
-            version=ringsync.__version__,
             queries=snapshot_queries(batch, plan.scan.table, plan.scan.now * 1_000_000) if wanted else None,
         )
 

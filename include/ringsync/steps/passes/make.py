@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import ringsync
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import PARTITION_DELETION
@@ -205,7 +204,6 @@ def write_messages(
             hostnames=_endpoints(said.changes.node, context.endpoints),
             processed_at_ms=now_ms,
             schema_version=context.schema_version,
-            version=ringsync.__version__,
             late=context.late,
             queries=texts,
             before=said.before,
