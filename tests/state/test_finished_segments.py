@@ -10,10 +10,10 @@ from ringsync.formats.commitlog.segment import Wanted
 from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
 from ringsync.ledger.staging import LogPart, StageCommit, put_commit
 from ringsync.ring.ring import Host
-from ringsync.steps.stage.node_log import read_node_log
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage import open_store
 from ringsync.storage.port import AlreadyExistsError
+from tests.steps.node_logs import read_node_log
 
 NODE = "7c1f8b1e-0000-0000-0000-000000000001"
 HOST = Host(NODE, "10.0.0.1", 9042, "datacenter1", "rack1", ())

@@ -11,8 +11,8 @@ import pytest
 from ringsync.ledger.layout import LAYOUT, LayoutError, check_layout
 from ringsync.ledger.staging import commit_keys
 from ringsync.ring.ring import Host
-from ringsync.steps.stage.node_log import read_node_log
 from ringsync.storage.local import LocalStore
+from tests.steps.node_logs import read_node_log
 
 HOST = Host("node-1", "10.0.0.1", 9042, "dc1", "r1", ())
 

@@ -62,38 +62,5 @@ def test_a_node_that_is_not_read_is_waited_for_so_long_and_named() -> None:
         )
 
 
-def test_nodes_that_two_workers_read_from_one_folder_are_named() -> None:
-    """One of them is not read at all, and all looked well."""
-    told = {"folder": "/raw", "folder_id": "boot/1/2", "is_found": True}
-    one, same = (told | {"endpoint": host.endpoint} for host in (A, B))
-    statuses = {
-        "q1": status(clear_at_ms=NOW - 700, **one),
-        "q2": status(clear_at_ms=NOW - 700, node="2", **same),
-    }
-    found = progress((A, B), statuses, queue_of, NOW, PATIENCE, {"1": NOW - PATIENCE, "2": NOW - PATIENCE})
-    assert found.unread.keys() == {A.endpoint, B.endpoint}
-    assert all("10.0.0.1:9042, 10.0.0.2:9042 name the same folder /raw" in reason for reason in found.unread.values())
-    assert found.staged_until == NOW - 700
-    other = {**same, "folder_id": "boot/1/3"}
-    statuses["q2"] = status(clear_at_ms=NOW - 700, node="2", **other)
-    assert progress((A, B), statuses, queue_of, NOW, PATIENCE, {}).unread == {}
-    # Of a worker that is silent nobody knows what it reads; and ids of folders do not outlive a restart of their host.
-    stale = NOW - int(STALE_AFTER_S * 1000) - 1000
-    statuses["q2"] = status(clear_at_ms=NOW - 700, at_ms=stale, node="2", **same)
-    assert progress((A, B), statuses, queue_of, NOW, PATIENCE, {}).unread.keys() == {A.endpoint, B.endpoint}
-    statuses["q1"] = status(clear_at_ms=NOW - 700, **(one | {"folder_id": "later/1/2"}))
-    for at_ms, found_id, folder, is_found, nodes in (
-        (stale, "boot/1/2", "/raw", True, 2),
-        (NOW, None, "/raw", False, 2),
-        (NOW, "later/1/3", "/raw", True, 0),
-        (NOW, None, None, True, 0),
-    ):
-        told = {"folder": folder, "folder_id": found_id, "is_found": is_found, "endpoint": B.endpoint}
-        statuses["q2"] = status(clear_at_ms=NOW - 700, at_ms=at_ms, node="2", **told)
-        after = progress((A, B), statuses, queue_of, NOW, PATIENCE, {}, found.shared)
-        assert sum(map(len, after.shared)) == nodes
-    assert progress((A,), {"q1": statuses["q1"]}, queue_of, NOW, PATIENCE, {}, found.shared).unread == {}
-
-
 def test_without_nodes_the_clock_counts() -> None:
     assert progress((), {}, queue_of, NOW, PATIENCE, {}).staged_until == NOW

@@ -1,10 +1,13 @@
-"""A folder of segments is one node's: of nodes that name the same one none is read, and all are named."""
+"""A folder of segments is one node's: of nodes that claim the same one none is read, and all are named."""
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,37 +16,61 @@ from ringsync.ring.ring import Host
 from ringsync.service.workers import told_by_workers
 from ringsync.status import Status
 from ringsync.steps.close.closing import progress
-from ringsync.steps.folders import folder_id, put_shared_by_queues, shared_by_queues
 from ringsync.steps.stage import commitlog_stage
-from tests.steps.test_stager import HOST, TABLES, WELL, Cluster, Sync
+from ringsync.steps.stage.commitlog_stage import Stager
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import UnavailableError
+from tests.steps.test_stager import HOST, TABLES, WELL, Cluster, OneByOne, Sync
 
 OTHER = replace(HOST, id="c", address="127.0.0.3")
-HOST_TELLS = {"up": True, "is_read": True, "error": None, "clear_at_ms": 0}
 
 
 class Nodes(Sync):
-    """Nodes that say themselves where their logs are."""
+    """Nodes that say themselves where their logs are. Each queue has a worker of its own.
+
+    :ivar says: what each node answers when it is asked for its ``cdc_raw``; a node that is missing does not answer
+    :ivar idle: nodes that capture nothing
+    :ivar queues: queue of each node that is not in the default queue
+    :ivar asked: how often each node was asked
+    """
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(folder, Cluster(TABLES, TABLES), patch)
         self.raw = self.segment.parent
-        other = shutil.copytree(self.raw, folder / "other")
-        self.says = {HOST.id: self.raw, WELL.id: self.raw, OTHER.id: other}
-        self.idle: set[str] = set()  # those that capture nothing
-        self.stager._config.sync.cdc_raw = None  # the default
-        patch.setattr(
-            *(commitlog_stage, "read_settings"),
-            lambda session, host, names: (
-                {"cdc_raw_directory": str(self.says[host]), "cdc_enabled": str(host not in self.idle).lower()}
-                if host in self.says
-                else {}
-            ),
-        )
+        self.other_raw = shutil.copytree(self.raw, folder / "other")
+        self.says = {HOST.id: self.raw, WELL.id: self.raw, OTHER.id: self.other_raw}
+        self.idle: set[str] = set()
+        self.queues: dict[str, str] = {}
+        self.asked: Counter[str] = Counter()
+        self.config = self.stager._config
+        self.config.sync.cdc_raw = None  # the default
+        self.config.sync.queue_of = lambda address, host: self.queues.get(host, "default")  # type: ignore[method-assign]
+        patch.setattr(commitlog_stage, "read_settings", self.answer)
 
-    def logs_more(self) -> Path:
-        """Have one more segment in the folder."""
-        another = self.segment.with_name(self.segment.name.replace(".log", "9.log"))
-        shutil.copy(self.says[OTHER.id] / self.segment.name, another)
+    def answer(self, session: Any, host: str, names: list[str]) -> dict[str, str]:
+        self.asked[host] += 1
+        if host not in self.says:
+            return {}
+        return {"cdc_raw_directory": str(self.says[host]), "cdc_enabled": str(host not in self.idle).lower()}
+
+    def worker(self, queue: str) -> Stager:
+        """A worker that begins now."""
+        options = SimpleNamespace(queue=queue)
+        application: Any = SimpleNamespace(config=self.config, store=self.store, options=options)
+        return Stager(application, self.stager._session, OneByOne(), lambda errors, node: None)
+
+    def minute(self, *workers: Stager) -> None:
+        self.now_s += 61
+        for worker in workers:
+            worker.cycle()
+
+    def logs_more(self, folder: Path | None = None) -> Path:
+        """Have one more segment in a folder."""
+        another = (folder or self.raw) / self.segment.name.replace(".log", f"{int(self.now_s) % 100_000}.log")
+        source = self.raw.with_name("source")
+        if not source.exists():
+            shutil.copytree(self.other_raw, source)
+        shutil.copy(source / self.segment.name, another)
         another.with_name(another.name.replace(".log", "_cdc.idx")).write_text(f"{another.stat().st_size}\nCOMPLETED")
         return another
 
@@ -58,6 +85,11 @@ class Nodes(Sync):
         now_ms = int(self.now_s * 1000)
         return set(progress(self.hosts, {"q": self.status()}, lambda host: "q", now_ms, 300_000, {}).unread)
 
+    def why(self, worker: Stager, host: Host) -> str:
+        """Why a worker does not read a node; empty: it does."""
+        told = worker.status()[host.id]
+        return "" if told["is_read"] else str(told["error"])
+
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
@@ -65,7 +97,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
 
 def named(nodes: Nodes, host: Host) -> bool:
-    both = f"nodes {HOST.endpoint}, {WELL.endpoint} name the same folder {nodes.raw}"
+    both = f"nodes {HOST.endpoint}, {WELL.endpoint} claim the same folder {nodes.raw}"
     return any(both in one and "sync.queue_of_node" in one for one in nodes.told(host))
 
 
@@ -106,36 +138,117 @@ def test_who_comes_later_stops_both(nodes: Nodes, damaged: bool) -> None:
         assert another.exists()
         assert named(nodes, HOST)
         assert nodes.unread() == {HOST.endpoint, WELL.endpoint}
-    nodes.hosts = (HOST,)  # The other has left the ring, or has a queue of its own.
+    nodes.hosts = (HOST,)  # The other has left the ring.
     for _ in range(2):
         nodes.cycle_once(61)
     assert (another.exists(), nodes.unread(), nodes.told()) == (False, set(), [])
 
 
-def test_a_worker_of_another_queue_that_reads_the_folder_stops_both(nodes: Nodes) -> None:
-    """One of them runs on the other's host: what it reads there is not its node's log."""
-    nodes.hosts = (HOST,)
-
-    def pass_minute(folder: str) -> None:
-        """``bucket_close`` knows what the workers of both queues say."""
-        for _ in range(3):
-            now_ms = int(nodes.now_s * 1000)
-            place = {"endpoint": WELL.endpoint, "folder": str(nodes.raw), "folder_id": folder, "is_found": True}
-            other = {"at_ms": now_ms, "nodes": {WELL.id: HOST_TELLS | place}}
-            statuses = {HOST.id: nodes.status(), **({WELL.id: other} if folder else {})}
-            before = shared_by_queues(nodes.store)
-            found = progress((HOST, WELL), statuses, lambda host: host.id, now_ms, 300_000, {}, before)
-            put_shared_by_queues(nodes.store, found.shared)
-            nodes.cycle_once(20)
-
-    nodes.cycle_once()
-    own = str(folder_id(nodes.raw))
-    pass_minute(own)
+def test_two_queues_that_read_one_folder_stop_whoever_is_silent(nodes: Nodes) -> None:
+    """What was known of the other was forgotten when a loop was silent, and the segments were staged and deleted."""
+    nodes.hosts, nodes.queues = (HOST, WELL), {WELL.id: "two"}
+    one, two = nodes.worker("default"), nodes.worker("two")
+    nodes.minute(one)
+    assert nodes.staged() == {HOST.id}
     another = nodes.logs_more()
-    for folder, is_read in ((own, False), ("", False), (own, False), ("elsewhere", True)):
-        pass_minute(folder)
-        assert (another.exists(), named(nodes, HOST)) == (not is_read, not is_read)
-        assert (nodes.unread() == set()) == is_read
+    nodes.minute(two, one)
+    for worker, host in ((one, HOST), (two, WELL)):
+        assert "claim the same folder" in nodes.why(worker, host)
+    nodes.now_s += 86_400
+    one = nodes.worker("default")  # A new run; the other worker has not begun yet, and its host was restarted.
+    nodes.minute(one)
+    assert "claim the same folder" in nodes.why(one, HOST)
+    assert (nodes.staged(), another.exists()) == ({HOST.id}, True)
+    nodes.says[WELL.id] = nodes.other_raw  # It has got its own folder.
+    two = nodes.worker("two")
+    nodes.minute(two)
+    nodes.minute(one)
+    assert (nodes.why(one, HOST), nodes.why(two, WELL)) == ("", "")
+    assert (nodes.staged(), another.exists()) == ({HOST.id, WELL.id}, False)
+
+
+def test_one_silent_worker_holds_up_only_who_reads_where_it_did(nodes: Nodes, tmp_path: Path) -> None:
+    """Of ten nodes that had shared a folder none was read until the last one's worker had begun elsewhere."""
+    nodes.hosts = (HOST, WELL, OTHER)
+    nodes.says[OTHER.id] = nodes.raw
+    nodes.minute(nodes.stager)
+    nodes.queues = {WELL.id: "two", OTHER.id: "three"}
+    nodes.says |= {WELL.id: shutil.copytree(nodes.other_raw, tmp_path / "moved")}
+    one, two = nodes.worker("default"), nodes.worker("two")
+    for _ in range(3):
+        nodes.minute(one, two)
+    assert nodes.why(two, WELL) == ""
+    assert f"{HOST.endpoint}, {OTHER.endpoint} claim the same folder" in nodes.why(one, HOST)
+    (nodes.raw / f"ringsync-claim.{OTHER.id}").unlink()  # As the message says.
+    nodes.minute(one)
+    assert (nodes.why(one, HOST), nodes.segment.exists()) == ("", False)
+
+
+def test_a_store_that_cannot_tell_whose_a_claim_is_lets_nobody_read(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One failed read was enough to read, and delete, for an interval."""
+    nodes.hosts = (HOST, WELL)
+    nodes.minute(nodes.stager)
+    del nodes.says[WELL.id]
+    nodes.queues = {WELL.id: "two"}
+    stat = LocalStore.stat
+
+    def fails(store: LocalStore, key: str) -> Any:
+        if key == f"staging/nodes/{WELL.id}":
+            raise UnavailableError("503")
+        return stat(store, key)
+
+    worker = nodes.worker("default")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "stat", fails)
+        for _ in range(3):
+            nodes.minute(worker)
+            assert "503" in nodes.why(worker, HOST)
+    nodes.minute(worker)
+    assert "claim the same folder" in nodes.why(worker, HOST)
+    assert (nodes.staged(), nodes.segment.exists()) == (set(), True)
+
+
+def test_a_failing_node_that_shares_a_folder_does_not_keep_others_from_their_turn(nodes: Nodes) -> None:
+    """Of those that fail one is tried at a time: it was always the one that is not read."""
+    nodes.hosts, nodes.says[WELL.id] = (HOST, OTHER), nodes.raw
+    for host in (HOST, OTHER):
+        nodes.store.put(f"staging/log/{host.id}/000000000007.json", b'{"node')
+    nodes.minute(nodes.stager)
+    assert nodes.stager.is_failing
+    nodes.hosts, nodes.queues = (HOST, OTHER, WELL), {WELL.id: "two"}
+    nodes.minute(nodes.worker("two"))
+    for host in (HOST, OTHER):
+        nodes.store.delete(f"staging/log/{host.id}/000000000007.json")
+    for _ in range(6):
+        nodes.minute(nodes.stager)
+    assert nodes.staged() == {OTHER.id}
+    assert "claim the same folder" in nodes.why(nodes.stager, HOST)
+
+
+def test_a_claim_that_cannot_be_made_is_named_and_nothing_is_read(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def denied(path: Path, *given: Any, **named: Any) -> int:
+        if path.parent == nodes.raw:
+            raise PermissionError(13, "Permission denied")
+        return write(path, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", denied)
+        for _ in range(3):
+            nodes.cycle_once()
+            assert f"{nodes.raw} cannot be claimed for the node (Permission denied)" in nodes.told()[0]
+    assert nodes.segment.exists()
+    nodes.cycle_once()
+    assert (nodes.told(), nodes.segment.exists()) == ([], False)
+    (nodes.raw / f"ringsync-claim.{HOST.id}").unlink()
+    for _ in range(2):
+        nodes.cycle_once()
+    assert nodes.told() == []
 
 
 def test_folders_that_are_not_there_are_nobodys(nodes: Nodes, tmp_path: Path) -> None:
@@ -146,32 +259,50 @@ def test_folders_that_are_not_there_are_nobodys(nodes: Nodes, tmp_path: Path) ->
     assert nodes.staged() == {OTHER.id}
 
 
-def test_what_was_found_outlives_all_who_know_it(nodes: Nodes) -> None:
-    """All loops were silent for a minute: then the segments were staged, and deleted, as those of one node."""
-    nodes.hosts = (HOST,)  # WELL is of another queue.
-    put_shared_by_queues(nodes.store, [{HOST.id: "same folder", WELL.id: "same folder"}])
-    for _ in range(3):
-        nodes.cycle_once(86_400)
-    assert (nodes.staged(), nodes.segment.exists()) == (set(), True)
-    assert "same folder" in nodes.told()[0]
-
-
 @pytest.mark.parametrize("own_path", [False, True])
-def test_a_node_that_captures_nothing_owns_no_folder(nodes: Nodes, own_path: bool) -> None:
+def test_a_node_that_captures_nothing_claims_no_folder(nodes: Nodes, own_path: bool) -> None:
     """It names the packaged one, too: nobody was read."""
     if own_path:
-        nodes.stager._config.sync.cdc_raw = str(nodes.raw)
+        nodes.config.sync.cdc_raw = str(nodes.raw)
     nodes.hosts, nodes.idle = (HOST, WELL), {WELL.id}
     nodes.cycle_once()
     assert (nodes.staged(), nodes.segment.exists(), nodes.told()) == ({HOST.id}, False, [])
-    assert "the node captures nothing (cdc_enabled: false)" in nodes.told(WELL)[0]
-    nodes.idle = {HOST.id}  # What it has left is read all the same.
+    assert "captures nothing (cdc_enabled: false)" in nodes.told(WELL)[0]
+    nodes.asked.clear()
+    for _ in range(30):
+        nodes.cycle_once()
+    assert nodes.asked[WELL.id] <= 1, "it is asked once in an interval"
     another = nodes.logs_more()
+    del nodes.says[WELL.id]  # It does not answer for a moment, when a new run begins.
+    worker = nodes.worker("default")
+    nodes.minute(worker)
+    assert (nodes.why(worker, HOST), another.exists()) == ("", False)
+    nodes.idle = {HOST.id}  # What it has left is read all the same.
+    another, worker = nodes.logs_more(), nodes.worker("default")
+    nodes.minute(worker)
+    assert (nodes.why(worker, HOST), another.exists()) == ("", False)
+
+
+def test_a_node_that_captures_again_meets_the_claim_of_who_reads_there(nodes: Nodes) -> None:
+    """What was known of it was forgotten while it captured nothing, and it staged and deleted the other's segments."""
+    nodes.hosts, nodes.queues = (HOST, WELL), {WELL.id: "two"}
+    one, two = nodes.worker("default"), nodes.worker("two")
+    nodes.minute(one, two)
+    assert nodes.staged() == {HOST.id}
+    for idle in ({WELL.id}, set[str]()):
+        nodes.idle = idle
+        another, one, two = nodes.logs_more(), nodes.worker("default"), nodes.worker("two")
+        for _ in range(2):
+            nodes.minute(two, one)
+            assert another.exists()
+            assert WELL.id not in nodes.staged()
+
+
+def test_a_node_that_captures_nothing_keeps_no_table_that_has_lost_cdc(nodes: Nodes) -> None:
+    nodes.hosts, nodes.idle = (HOST, WELL), {WELL.id}
     nodes.cycle_once()
-    assert (nodes.staged(), another.exists()) == ({HOST.id}, True)
-    assert named(nodes, HOST)
-    assert named(nodes, WELL)
-    del nodes.stager._logs[HOST.id]
-    nodes.hosts = (HOST,)
-    nodes.cycle_once(61)
-    assert (another.exists(), nodes.told()) == (False, [])
+    table = next(table for table in TABLES if nodes.stager._is_kept(table, {table.table_id}))
+    assert nodes.stager._is_kept(table, set())
+    for _ in range(10):
+        nodes.cycle_once(61)
+    assert not nodes.stager._is_kept(table, set())

@@ -76,7 +76,6 @@ class Cluster:
     def __init__(self, known: tuple[TableSchema, ...], there: tuple[TableSchema, ...]) -> None:
         self.known, self.there, self.version, self.others = known, there, 1, 1
         self.without_cdc: tuple[TableSchema, ...] = ()
-        self.cluster = SimpleNamespace(metadata=SimpleNamespace(all_hosts=list))  # nobody tells of its settings
 
     def execute(self, query: str) -> Any:
         if "system.local" in query:
@@ -120,6 +119,7 @@ class Sync:
             return SyncPlan(interval, self.hosts, rings, followed)
 
         patch.setattr(commitlog_stage, "plan_of", plan_of)
+        patch.setattr(commitlog_stage, "read_settings", lambda *_: {"cdc_enabled": "true"})
         patch.setattr(commitlog_stage, "read_tables", lambda session: Schema(cluster.known))
         patch.setattr(commitlog_stage, "time", SimpleNamespace(time=lambda: self.now_s))
         patch.setattr(absent_tables, "time", SimpleNamespace(monotonic=lambda: self.now_s))
@@ -147,7 +147,7 @@ class Sync:
         shutil.copytree(self.segment.parent, well)
         folders = {HOST.id: self.segment.parent, WELL.id: well}
         self.hosts = (HOST, WELL)
-        patch.setattr(self.stager, "_folder", lambda host: folders[host.id])
+        patch.setattr(self.stager, "_folder", lambda host: (folders[host.id], True))
         return well / self.segment.name
 
     def add_bad(self, patch: pytest.MonkeyPatch, bad: int) -> dict[str, Path]:
@@ -157,7 +157,7 @@ class Sync:
             host = replace(HOST, id=f"bad-{number}" if number else "well", address=f"127.0.0.{number + 1}")
             folders[host.id] = shutil.copytree(raw, raw.with_name(f"cdc_raw_{number}"))
             self.hosts = (host, *self.hosts) if number else (host,)
-        patch.setattr(self.stager, "_folder", lambda host: folders[host.id])
+        patch.setattr(self.stager, "_folder", lambda host: (folders[host.id], True))
         return folders
 
     def add_errors(self, patch: pytest.MonkeyPatch, damage: Callable[[str], str] = lambda node: "") -> None:

@@ -21,7 +21,6 @@ from ringsync.cluster.session import ClusterError, connect, endpoint_of, explain
 from ringsync.config import Config
 from ringsync.config.sync import DEFAULT_QUEUE, Sync
 from ringsync.cql.identifiers import printable, quote
-from ringsync.steps.folders import same_folder
 from ringsync.wiring import cluster_settings, kafka_settings, store_of
 
 if TYPE_CHECKING:
@@ -205,7 +204,11 @@ def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
             endpoints[node.queue, folder].append(node.endpoint)
     for (queue, folder), sharing in endpoints.items():
         if len(sharing) > 1:
-            raise CheckError(f"queue {queue}: {same_folder(sharing, folder)}; none of their logs would be read")
+            raise CheckError(
+                f"queue {queue}: nodes {', '.join(sorted(sharing))} name the same folder {folder}, which can be of one "
+                "of them only: have each read on its own host (sync.queue_of_node), or under a path of its own "
+                "(cdc_raw_directory); none of their logs would be read"
+            )
 
 
 def check_readable(session: Any, keyspace: str, table: str) -> None:

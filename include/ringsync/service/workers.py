@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringsync.status import Status, read_statuses
-from ringsync.steps.folders import shared_folders, sharings
 from ringsync.storage.port import ObjectStore
 
 
@@ -34,12 +33,6 @@ def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], befor
     silent: dict[str, str] = {}
     refused: list[str] = []
     usable: list[str] = []
-    told = [
-        status
-        for queue in queues
-        if (status := statuses.get(f"commitlog_stage/{queue}")) and status["at_ms"] != before.get(queue)
-    ]
-    shared = shared_folders(sharings({node: one for status in told for node, one in status.get("nodes", {}).items()}))
     for queue in queues:
         status = statuses.get(f"commitlog_stage/{queue}")
         if status is None or status["at_ms"] == before.get(queue):
@@ -47,10 +40,10 @@ def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], befor
         elif status.get("error"):
             silent[queue] = str(status["error"])
         else:
-            for node, one in status.get("nodes", {}).items():
+            for one in status.get("nodes", {}).values():
                 if not one["up"]:
                     continue
-                reason = one["refused"] or shared.get(node) or ("" if one["is_read"] else one["error"])
+                reason = one["refused"] or ("" if one["is_read"] else one["error"])
                 if reason:
                     refused.append(f"queue {queue}, node {one['endpoint']}: {reason}")
                 else:

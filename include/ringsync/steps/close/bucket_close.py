@@ -36,7 +36,6 @@ from ringsync.steps.close.closing import progress
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
-from ringsync.steps.folders import put_shared_by_queues, shared_by_queues
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import commit
 from ringsync.steps.passes.sink_feed import SinkFeed
@@ -304,10 +303,7 @@ class Closer:
             now_ms,
             window + length,
             self._unread_since_ms,
-            shared := shared_by_queues(self._store),
         )
-        if staged.shared != shared:
-            put_shared_by_queues(self._store, staged.shared)
         self._unread, self._unread_since_ms = staged.unread, staged.since_ms
         until = (staged.staged_until - window) // length * length
         if until > self._closed_until:

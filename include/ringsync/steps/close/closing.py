@@ -7,12 +7,11 @@ at most, and is named; a node that is down does not delay it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
-from ringsync.steps.folders import Sharing, shared_folders, still_shared
 
 
 @dataclass(frozen=True)
@@ -22,13 +21,11 @@ class Progress:
     :ivar staged_until: ms since the epoch: all that was logged until then is staged, but for nodes in ``unread``
     :ivar unread: why a node that is up is not read, by its address
     :ivar since_ms: time since when it is not read, by host id
-    :ivar shared: nodes that are read from one folder
     """
 
     staged_until: int
     unread: Mapping[str, str]
     since_ms: Mapping[str, int]
-    shared: Sequence[Sharing]
 
 
 def progress(
@@ -38,7 +35,6 @@ def progress(
     now_ms: int,
     patience_ms: int,
     since_ms: Mapping[str, int],
-    shared: Sequence[Sharing] = (),
 ) -> Progress:
     """Tell how far the logs are staged, by the statuses of the stage's loops.
 
@@ -47,30 +43,20 @@ def progress(
     :param queue_of: returns the queue whose worker reads a node
     :param patience_ms: longest wait for a node that is not read, ms, however old its unstaged rows are
     :param since_ms: ``since_ms`` of the progress before
-    :param shared: ``shared`` of the progress before
     """
     staged, unread, since = [now_ms], {}, {}
-    hosts = tuple(hosts)
-    # Workers, maybe of several queues, tell where they find each node's log.
-    places = {host.id: statuses.get(queue_of(host), {"nodes": {}})["nodes"].get(host.id, {}) for host in hosts}
-    alive = {queue for queue, status in statuses.items() if age_s(status, now_ms / 1000) <= STALE_AFTER_S}
-    silent = {host.id for host in hosts if queue_of(host) not in alive or not places[host.id].get("is_found")}
-    shared = still_shared(shared, places, silent)
-    wrong = shared_folders(shared)
     for host in hosts:
         if not host.up:
             continue
         queue = queue_of(host)
         clear_at, reason = _staged(statuses.get(queue), host.id, queue, now_ms)
-        if not reason and host.id in wrong:
-            reason = f"its log is not read: {wrong[host.id]}"
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)
             if now_ms - since[host.id] >= patience_ms:
                 clear_at = max(clear_at, now_ms - patience_ms)
         staged.append(clear_at)
-    return Progress(min(staged), unread, since, shared)
+    return Progress(min(staged), unread, since)
 
 
 def _staged(status: Status | None, node: str, queue: str, now_ms: int) -> tuple[int, str]:

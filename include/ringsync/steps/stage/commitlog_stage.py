@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from ringsync.schema.table import TableSchema
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError, spark_is_gone
-from ringsync.steps.folders import Sharing, shared_by_queues, shared_folders, sharings
 from ringsync.steps.loop import (
     Patience,
     connect_patiently,
@@ -37,7 +37,8 @@ from ringsync.steps.loop import (
     starts_again,
 )
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.stage.node_log import NodeLog, read_node_log
+from ringsync.steps.stage.claims import Place, claim, get_place, is_claimed, other_claims, put_place
+from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import ObjectStore
@@ -100,7 +101,6 @@ class Stager:
         self._logs: dict[str, NodeLog] = {}
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing | None] = {}
-        self._shared: list[Sharing] = []
         self._schema_version: object = None
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
@@ -117,7 +117,7 @@ class Stager:
         work: list[StageWork] = []
         for log in logs:
             with log.alone(_now_ms):
-                work += log.new_work(now_ms, CYCLE_BYTES)
+                work += log.new_work(now_ms, CYCLE_BYTES, partial(self._not_ours, log))
         staged: list[Staged] = []
         if work:
             # The schema is read after the indexes: what was logged for a table before it had cdc is no loss.
@@ -140,19 +140,17 @@ class Stager:
     def _windows(self) -> Windows:
         newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != newest:
-            self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
-            self._rings = {}
-            self._shared = shared_by_queues(self._store)
-            self._versions |= {table.table_id: table.version for table in self._plan.tables}
+            plan = plan_of(self._store, self._config, self._session, newest, self._plan)
             self._refresh_schema()
+            self._versions |= {table.table_id: table.version for table in plan.tables}
+            self._plan, self._rings = plan, {}
         return Windows(newest, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
         """Return the nodes of this queue to read now, without those that have left the ring.
 
         Only one failing node is tried at a time, behind all others, and after these have had as much time as its last
-        try. Nodes that name one folder, maybe one of them in another queue, are not read: nobody knows whose log it
-        has.
+        try.
         """
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
         logs = {host: self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None)) for host in hosts}
@@ -162,36 +160,53 @@ class Stager:
         tried = [*well, *(failing[:1] if rested else [])]
         for host in tried:
             log = logs[host]
-            if (log.folder is None or not log.is_known) and log.is_due(now_ms):
+            if log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    log.folder = self._folder(host)
+                    self._find(log, host)
                     if not log.is_known:
-                        self._logs[host.id] = read_node_log(self._store, host, log.folder, now_ms)
-        places = {host.id: self._logs[host.id].place() for host in hosts}
-        shared = shared_folders(self._shared, sharings(places))
-        for node in shared.keys() & self._logs.keys():
-            self._logs[node].error = shared[node]
-        return [log for host in tried if (log := self._logs[host.id]).is_due(now_ms) and log.node not in shared]
+                        log.read_progress(self._store, now_ms)
+        return [log for host in tried if (log := logs[host]).is_due(now_ms)]
 
     def _hosts(self) -> tuple[Host, ...]:
         return self._plan.read_hosts if self._plan else ()
 
-    def _folder(self, host: Host) -> Path | None:
-        """Return where the node keeps its log for us; remembered, since a node that is down cannot be asked.
+    def _find(self, log: NodeLog, host: Host) -> None:
+        """Find where the node keeps its log for us, and claim the folder. The node is asked until it has answered, and
+        while it captures nothing, once in an interval."""
+        assert self._plan is not None
+        if log.asked_in != self._plan.interval and not (log.has_answered and log.folder):
+            log.folder, log.has_answered = self._folder(host)
+            log.asked_in = self._plan.interval
+        if log.folder and log.unclaimed:
+            try:
+                claim(self._store, log.node, log.folder)
+                log.unclaimed = ""
+            except OSError as error:
+                log.unclaimed = str(error.strerror or error)
+
+    def _folder(self, host: Host) -> tuple[Path | None, bool]:
+        """Return where the node keeps its log, and whether it has answered; otherwise, what was known of it is valid.
 
         A node that captures nothing names a folder, too, which may be another's. One that did before may have left
         segments in its own.
         """
-        key = f"staging/nodes/{host.id}"
+        known = get_place(self._store, host.id)
         told = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
-        if told.get("cdc_enabled") == "false" and not commit_keys(self._store, host.id):
-            return None
-        if self._config.sync.cdc_raw:
-            return Path(self._config.sync.cdc_raw)
-        if folder := told.get("cdc_raw_directory"):
-            self._store.put(key, folder.encode())
-            return Path(folder)
-        return Path(self._store.get(key).decode()) if self._store.stat(key) else None
+        if told.get("cdc_enabled") == "false" and not known.token and not commit_keys(self._store, host.id):
+            if known.folder:
+                put_place(self._store, host.id, Place(None))
+            return None, True
+        named = self._config.sync.cdc_raw or told.get("cdc_raw_directory") or known.folder
+        return Path(named) if named and (told or known.folder) else None, bool(told)
+
+    def _not_ours(self, log: NodeLog, names: Collection[str]) -> str | None:
+        """Tell why a node's folder, which has files of these names, is not read."""
+        assert log.folder is not None
+        if not is_claimed(names, log.node):
+            why, log.unclaimed = log.unclaimed or "its claim was removed", "again"
+            return f"{log.folder} cannot be claimed for the node ({why}): may the user of this worker write there?"
+        endpoints = {host.id: host.endpoint for host in self._hosts()}
+        return other_claims(self._store, log.folder, names, log.node, endpoints)
 
     def _stage(self, work: Sequence[StageWork], windows: Windows) -> list[Staged]:
         if not self._logged:
@@ -248,7 +263,9 @@ class Stager:
             self._cdc_ended.begins(table.table_id)
             return True
         ended_ms = self._cdc_ended.at_ms(table.table_id, _now_ms())
-        return ended_ms is not None and any(log.clear_at_ms <= ended_ms for log in self._logs.values())
+        if ended_ms is None:
+            return False
+        return any(log.clear_at_ms <= ended_ms for log in self._logs.values() if log.folder or not log.has_answered)
 
     def _version_of(self, table: TableSchema) -> TableVersion:
         version = version_of(self._store, table, self._versions.get(table.table_id))

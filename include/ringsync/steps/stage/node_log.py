@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ from typing import Any
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, is_segment, segment_id, segment_name
 from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
-from ringsync.ledger.staging import StageCommit, commit_keys, get_commit
-from ringsync.ring.ring import Host
+from ringsync.ledger.staging import Bucket, StageCommit, commit_keys, get_commit
 from ringsync.steps.application import StepError
-from ringsync.steps.folders import folder_id
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
@@ -68,6 +66,9 @@ class NodeLog:
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment is staged, but for what cannot be read
     :ivar is_known: whether it was found out how far the log is staged
+    :ivar has_answered: whether the node itself has said where its ``cdc_raw`` is
+    :ivar asked_in: interval in which it was asked last
+    :ivar unclaimed: why the folder is not claimed for the node; empty: it is
     :ivar error: why the log as a whole cannot be read
     :ivar failure: why the node could not be staged, unless all is well again
     :ivar refused: what this worker may not do there, though the log can be read
@@ -88,6 +89,9 @@ class NodeLog:
     backlog: int = 0
     clear_at_ms: int = 0
     is_known: bool = False
+    has_answered: bool = False
+    asked_in: Bucket | None = None
+    unclaimed: str = "not yet"
     error: str | None = None
     failure: str | None = None
     refused: str | None = None
@@ -117,6 +121,23 @@ class NodeLog:
             self.failure = f"it cannot be staged: {said[:2000]}"
             print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.failure}", flush=True)
 
+    def read_progress(self, store: ObjectStore, now_ms: int) -> None:
+        """Read how far the log was staged before, and fold segments that were finished long ago into one object.
+
+        :raises StorageError: e.g. the newest commit cannot be read
+        """
+        self.folded = finished_segments(store, self.node)
+        if keys := commit_keys(store, self.node):
+            last = get_commit(store, keys[-1])
+            self.number, self.ends, self.finished = last.number, dict(last.ends), dict(last.finished)
+        old = [identity for identity, at in self.finished.items() if at < now_ms - REMEMBERED_S * 1000]
+        # Another process may just have done so; the next run looks again.
+        with suppress(AlreadyExistsError, VersionMismatchError):
+            if old:
+                self.folded = fold_finished(store, self.node, old)
+                self.finished = {identity: at for identity, at in self.finished.items() if identity not in self.folded}
+        self.is_known = True
+
     def is_due(self, now_ms: int) -> bool:
         """Tell whether the node is not left alone."""
         return self.again_ms <= now_ms
@@ -131,14 +152,17 @@ class NodeLog:
             self.failures, self.failure = 0, None
         self.again_ms = now_ms
 
-    def new_work(self, now_ms: int, most: int) -> list[StageWork]:
+    def new_work(
+        self, now_ms: int, most: int, not_ours: Callable[[Collection[str]], str | None] = lambda names: None
+    ) -> list[StageWork]:
         """Return what is synced and not staged, the oldest segments first.
 
         :param most: about how many bytes, and one part at least
+        :param not_ours: tells why a folder with files of these names is not read for this node; None: it is
         """
-        self._parts = {}
+        self._parts, self._segments = {}, {}
         try:
-            parts = list(self._synced_parts(now_ms))
+            parts = list(self._synced_parts(now_ms, not_ours))
         except OSError as error:
             self.error = f"cdc_raw cannot be read: {error}: is it mounted, and may this user read there?"
             return []
@@ -151,7 +175,9 @@ class NodeLog:
                 left -= size
         return work
 
-    def _synced_parts(self, now_ms: int) -> Iterator[tuple[int, StageWork, int]]:
+    def _synced_parts(
+        self, now_ms: int, not_ours: Callable[[Collection[str]], str | None]
+    ) -> Iterator[tuple[int, StageWork, int]]:
         """Find the parts that are synced and not staged: segment id, work, about how many bytes.
 
         :raises OSError: the folder cannot be read
@@ -165,7 +191,9 @@ class NodeLog:
         if not any(is_segment(name) for name in names):
             self.error = f"{self.folder} has no segment, though every node has one: is it the node's cdc_raw, mounted?"
             return
-        self.error, self.refused = None, what_is_refused(self.folder)
+        self.error, self.refused = not_ours(names), what_is_refused(self.folder)
+        if self.error:
+            return
         segments = {identity: name for name in names if (identity := segment_id(name)) is not None}
         for identity in self.doubts.keys() - segments.keys():
             del self.doubts[identity]
@@ -287,19 +315,14 @@ class NodeLog:
         while self._seen and self._seen[0][1] <= first:
             self.clear_at_ms = self._seen.pop(0)[0]
 
-    def place(self) -> dict[str, Any]:
-        """Tell where the log is read, for :func:`~ringsync.steps.folders.sharings`; ``is_found``: or that nowhere."""
-        identity, folder = folder_id(self.folder), str(self.folder) if self.folder else None
-        is_found = identity is not None or (self.is_known and folder is None)
-        return {"endpoint": self.endpoint, "folder": folder, "folder_id": identity, "is_found": is_found}
-
     def status(self) -> dict[str, Any]:
         """Tell how the node stands, for ``cdcservice status``."""
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
         return {
-            **self.place(),
+            "endpoint": self.endpoint,
+            "folder": str(self.folder) if self.folder else None,
             "segment": last,
             "position": self.ends.get(last) if last is not None else None,
             "backlog_bytes": self.backlog,
@@ -340,28 +363,6 @@ def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageW
     left = max(0, (size if synced.completed else synced.offset) - start)
     work = StageWork(node, str(file), replace(synced.wanted, after=start), commit)
     return work, _COMPLETE if synced.completed else synced.offset, left
-
-
-def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: int) -> NodeLog:
-    """Read how far a node's log was staged before, and fold segments that were finished long ago into one object.
-
-    :param folder: the node's ``cdc_raw``; None: unknown
-    :raises StorageError: e.g. the newest commit cannot be read
-    """
-    log = NodeLog(host.id, host.endpoint, folder, folded=finished_segments(store, host.id), is_known=True)
-    keys = commit_keys(store, host.id)
-    if not keys:
-        return log
-    last = get_commit(store, keys[-1])
-    log.number, log.ends, log.finished = last.number, dict(last.ends), dict(last.finished)
-    old = [identity for identity, at in log.finished.items() if at < now_ms - REMEMBERED_S * 1000]
-    if old:
-        try:
-            log.folded = fold_finished(store, host.id, old)
-        except (AlreadyExistsError, VersionMismatchError):
-            return log  # another process has just done so; the next run looks again
-        log.finished = {identity: at for identity, at in log.finished.items() if identity not in log.folded}
-    return log
 
 
 _REMEDY = "give the user of this worker the right, e.g. by the node's group and a umask of 002"

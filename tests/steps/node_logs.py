@@ -1,0 +1,15 @@
+"""The log of a node as the stage knows it when it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringsync.ring.ring import Host
+from ringsync.steps.stage.node_log import NodeLog
+from ringsync.storage.port import ObjectStore
+
+
+def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: int) -> NodeLog:
+    log = NodeLog(host.id, host.endpoint, folder)
+    log.read_progress(store, now_ms)
+    return log
