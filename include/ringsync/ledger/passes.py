@@ -77,9 +77,7 @@ class Pass:
     :ivar kind: kind of the pass; ``changes`` has messages and rows, ``rows`` has messages, the others have neither
     :ivar bootstrap: id of the bootstrap that the pass belongs to, whose topic gets the messages first; empty: none
     :ivar begin: for ``rows`` the number of the bootstrap's ``begin``, whose place in the stream they take
-    :ivar created_at_ms: time of creation, ms since the epoch
     :ivar parts: parts of the pass's folder in the stream
-    :ivar changes: keys of files of merged change rows
     :ivar deletions: keys of files with the pass's deletions of partitions and ranges; older rows may still come
     :ivar deleted_until_us: greatest timestamp of these deletions, µs; None: there are none, or it is not known
     :ivar digests: keys of the digests of the published rows, by bucket (or :data:`LATE`)
@@ -215,10 +213,7 @@ def digest_keys(passes: Iterable[Pass], buckets: Collection[str], late_since_ms:
 
 
 def encode_digests(digests: pa.Array) -> bytes:
-    """Encode the digests of change rows as the bytes of a file: sorted, each once.
-
-    :param digests: binary(16)
-    """
+    """Encode the digests of change rows, binary(16), as the bytes of a file: sorted, each once."""
     return bytes(sorted_digests(digest_halves(digests)).tobytes())
 
 

@@ -131,7 +131,6 @@ class StageCommit:
 
     :ivar node: host id
     :ivar number: number of the commit among the node's
-    :ivar read_at_ms: time of reading, ms since the epoch
     :ivar ends: position up to which each unfinished segment has been read, by segment id
     :ivar finished: times when segments were finished (ms since the epoch), by id, unless that was long ago
         (:mod:`ringsync.ledger.finished_segments`)

@@ -118,7 +118,6 @@ def replace_base(
     :param as_of_us: µs; the files may or may not contain cells written later
     :param properties: further properties, stored as ``ringsync.<name>``
     :param transaction: application id of the Delta transaction; the base takes each only once
-    :param now_ms: current time, ms since the epoch
     :param from_pass: number of the first pass whose changes may be missing from these files
     :param deletion_vectors: whether later writers may mark rows deleted; if not, repairs rewrite whole files
     :returns: the Delta version

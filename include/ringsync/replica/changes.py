@@ -76,7 +76,6 @@ class ReplicaState:
     """A replica at one moment.
 
     :ivar base: id of the base; every bootstrap makes another
-    :ivar base_version: Delta version of the base
     :ivar changes_version: Delta version of the changes table; -1: there are no changes to this base
     :ivar applied: number of the last pass that the replica contains
     :ivar as_of_us: µs: the replica may or may not contain cells written later
@@ -84,7 +83,6 @@ class ReplicaState:
     :ivar deletions_known_from_us: µs: cells written before may be hidden by deletions that the replica does not know,
         because the SELECT that filled it did not show them
     :ivar whole: whether all rows and columns of the table were copied, not a selection
-    :ivar changed_rows: rows in the changes table
     :ivar changed_bytes: compressed size of the changes table's files
     :ivar base_rows: rows in the base, without those marked deleted
     :ivar base_bytes: compressed size of the base's files
@@ -145,7 +143,6 @@ def append_pass(
 
     :param files: files in the changes folder with the schema :func:`changes_schema`, sorted by token; ``_version`` is
         the pass
-    :param now_ms: current time, ms since the epoch
     :param seen: state from which the images were computed
     :param as_of_us: µs: this pass and the earlier ones contain everything written until then
     :returns: the Delta version of the changes table
@@ -188,10 +185,7 @@ def append_pass(
 
 
 def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
-    """Start an empty changes table for the present base, unless the table belongs to this base already.
-
-    :param now_ms: current time, ms since the epoch
-    """
+    """Start an empty changes table for the present base, unless the table belongs to this base already."""
     for _ in _attempts(store, table):
         base, changes = _snapshots(store, table)
         if _belong_together(base, changes):
@@ -206,7 +200,6 @@ def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, n
     The emptied table belongs to no base. So a reader that ignores the properties never sees rows of both tables.
 
     :param seen: the base that will be replaced
-    :param now_ms: current time, ms since the epoch
     :raises ConcurrentCommitError: another writer has changed the base since ``seen``; nothing was emptied
     """
     no_base = {"configuration": {f"{PROPERTY_PREFIX}base": f"none-{table.table_id}"}}
@@ -238,7 +231,6 @@ def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, no
     bootstrap has replaced the base removes nothing.
 
     :param seen: state that was merged
-    :param now_ms: current time, ms since the epoch
     :raises StaleStateError: a bootstrap has replaced the base; nothing was removed
     """
     folder = changes_folder(table.keyspace, table.name)

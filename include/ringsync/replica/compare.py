@@ -34,15 +34,10 @@ TokenRanges = Sequence[tuple[int, int]]
 class Comparison:
     """The result of a comparison.
 
-    :ivar ranges: number of token ranges compared
     :ivar differing_ranges: token ranges (start, end] whose checksums differ
     :ivar source_rows: live rows of the source, in all ranges
-    :ivar source_cells: live cells of the source
-    :ivar replica_rows: live rows of the replica
-    :ivar replica_cells: live cells of the replica
     :ivar rows: rows of the differing ranges by outcome; each row has one outcome
     :ivar differences_by_kind: number of differences by kind, listed or not; a row can have several
-    :ivar differences: listed differences
     """
 
     ranges: int

@@ -44,9 +44,7 @@ class DataFile:
     """A Parquet file of row images in the table's folder.
 
     :ivar name: path relative to the table's folder
-    :ivar bytes: size of the file
     :ivar min_token: least token in the file, for readers that skip files
-    :ivar written_at_ms: time of writing, ms since the epoch
     """
 
     name: str
@@ -169,7 +167,6 @@ def replace_all(
     :param properties: table properties; Delta must know those named ``delta.…``
     :param transaction: application id of the transaction; the table takes each only once
     :param also: versions of further transactions by application id; they may be lower than before
-    :param now_ms: current time, ms since the epoch
     :param deletion_vectors: whether later writers may mark rows deleted instead of rewriting files
     :returns: the version that this transaction made, now or before
     :raises ConcurrentCommitError: another writer has committed since ``before``
@@ -212,7 +209,6 @@ def append(
 
     :param before: the table's snapshot when the caller decided to add these files
     :param transactions: versions of transactions by application id
-    :param now_ms: current time, ms since the epoch
     :param constants: columns with the same number in all rows, for readers that skip files
     :returns: the new version
     :raises ConcurrentCommitError: another writer has committed since ``before``
@@ -230,7 +226,6 @@ def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequen
 
     :param before: the table's snapshot when the caller decided to remove these files
     :param files: ``add`` actions of the files to remove
-    :param now_ms: current time, ms since the epoch
     :returns: the new version
     :raises ConcurrentCommitError: another writer has committed since ``before``
     """

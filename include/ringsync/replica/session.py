@@ -68,9 +68,7 @@ def spark_session(
 
     Settings that spark-submit got as ``--conf`` win over the defaults here; ``conf`` wins over both.
 
-    :param app_name: name shown in logs and reports
     :param jars: Delta's jar files; none when spark-submit got them as ``--jars``
-    :param conf: further Spark settings
     :param master: Spark master; None: as spark-submit says, else ``local[*]``
     :param lean: add :data:`LEAN_CONF`, for short applications
     """

@@ -24,13 +24,7 @@ from ringsync.schema.table import TableSchema
 
 @dataclass(frozen=True)
 class WriteResult:
-    """A commit to the base.
-
-    :ivar version: Delta version
-    :ivar rows: rows written
-    :ivar files: data files written
-    :ivar bytes: size of these files
-    """
+    """A commit to the base: its Delta version, and the rows, files and bytes that it wrote."""
 
     version: int
     rows: int

@@ -56,7 +56,6 @@ def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: 
     Create it again after a bootstrap.
 
     :param uri: folder of the replica, as for :class:`ReplicaTable`
-    :param name: name of the view
     :raises ReplicaMismatchError: the replica belongs to a table that was dropped and created again
     """
     live(ReplicaTable(uri, table).read_images(spark), table, None).createOrReplaceTempView(name)

@@ -38,7 +38,6 @@ class Shard:
 
     :ivar file: key of the file with the change rows
     :ivar number: number of the shard in the file, from 0
-    :ivar admitted_ms: time of admission, ms since the epoch
     :ivar due_ms: time of the next look at the rows, ms since the epoch
     """
 
@@ -133,7 +132,6 @@ class OutOfSequence:
 
         :param solved: digests of the published rows
         :param left: number of rows that still wait
-        :param due_ms: as in :class:`Shard`
         """
         if left:
             cql = f"DELETE FROM {self._table} WHERE late_file = ? AND shard = ? AND digest = ?"

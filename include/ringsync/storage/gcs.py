@@ -39,7 +39,6 @@ _CREDENTIALS = (
 class GcsStore:
     """Objects below a prefix of a bucket; the methods are those of :class:`ringsync.storage.port.ObjectStore`.
 
-    :param bucket: name of an existing bucket
     :param prefix: prefix of all objects' names, without slashes at its ends; may be empty
     :param project: project to bill; None: the credentials' own
     :param endpoint: address of an emulator, ``http://host:port``, used without credentials; None: the real service
