@@ -49,8 +49,6 @@ VERSION = "_version"
 
 SYNC = "ringsync-sync"
 """Application id of the Delta transaction whose version is the last pass added."""
-AS_OF = "ringsync-as-of"
-"""Application id of the Delta transaction whose version is the moment (µs) that the passes added so far show."""
 
 CHECKPOINT_COMMITS = 10
 """Commits between two checkpoints of the log, so that readers need not read it from its beginning."""
@@ -137,14 +135,12 @@ def append_pass(
     now_ms: int,
     *,
     seen: ReplicaState,
-    as_of_us: int | None = None,
 ) -> int:
     """Add a pass to the replica, in one commit; do nothing if the replica contains it.
 
     :param files: files in the changes folder with the schema :func:`changes_schema`, sorted by token; ``_version`` is
         the pass
     :param seen: state from which the images were computed
-    :param as_of_us: µs: this pass and the earlier ones contain everything written until then
     :returns: the Delta version of the changes table
     :raises StaleStateError: something other than a merge or a repair has changed the replica; nothing was added
     :raises ReplicaMismatchError: the replica belongs to another table id or schema
@@ -166,13 +162,12 @@ def append_pass(
             if now.changes_version < 0:
                 _begin(store, table, base, changes, now_ms)
                 continue
-            transactions = {SYNC: pass_number, AS_OF: max(now.as_of_us, as_of_us or 0)}
             version = append(
                 store,
                 folder,
                 changes,
                 files,
-                transactions=transactions,
+                transactions={SYNC: pass_number},
                 now_ms=now_ms,
                 constants={VERSION: pass_number},
             )
@@ -319,7 +314,7 @@ def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: 
         transaction=f"base-{own['base']}",
         now_ms=now_ms,
         deletion_vectors=False,
-        also=_first_versions(base),
+        also={SYNC: _last_pass_of(base)},
     )
 
 
@@ -334,7 +329,6 @@ def _state(
     found = properties_of(base)
     check_same_schema(uri, found, table)
     belongs = _belong_together(base, changes)
-    versions = {**_first_versions(base), **(changes.transactions if belongs else {})}
     # Bases of older versions do not say when their knowledge of deletions begins: then when reading them ended.
     deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
     written = [int(file["modificationTime"]) for file in changes.files] if belongs else []
@@ -344,8 +338,8 @@ def _state(
         base=found.get("base", ""),
         base_version=base.version,
         changes_version=changes.version if belongs else -1,
-        applied=versions[SYNC],
-        as_of_us=versions[AS_OF],
+        applied=(changes.transactions if belongs else {}).get(SYNC, _last_pass_of(base)),
+        as_of_us=int(found.get("as_of_us", "0")),
         live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
         deletions_known_from_us=max(deletions_from_us, base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
@@ -364,7 +358,6 @@ def _belong_together(base: DeltaSnapshot, changes: DeltaSnapshot) -> bool:
     return changes.version >= 0 and all(of_changes.get(name, "") == of_base.get(name, "") for name in names)
 
 
-def _first_versions(base: DeltaSnapshot) -> dict[str, int]:
-    """Return the versions of the changes table's transactions before its first pass, which the base names."""
-    found = properties_of(base)
-    return {SYNC: int(found.get("from_pass", "1")) - 1, AS_OF: int(found.get("as_of_us", "0"))}
+def _last_pass_of(base: DeltaSnapshot) -> int:
+    """Return the last pass that a base contains; the base names the first one that it may lack."""
+    return int(properties_of(base).get("from_pass", "1")) - 1
