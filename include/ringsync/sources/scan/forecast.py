@@ -26,7 +26,8 @@ from ringsync.formats.result_page import Page, page_cells
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
-from ringsync.sources.scan.scan import PASSING_ERRORS, ScanError, ScanQuery
+from ringsync.sources.scan.pages import PASSING_ERRORS
+from ringsync.sources.scan.scan import ScanError, ScanQuery
 
 PLACES = 16
 """Number of places where a page is read."""
@@ -63,24 +64,9 @@ class Forecast:
     sampled_rows: int
     sampled_part: float
 
-    @property
-    def bytes_per_row(self) -> float:
-        """Mean bytes of a row in a result page; 0 without rows."""
-        return self.bytes / self.rows if self.rows else 0.0
-
-    def seconds_at(self, rows_per_s: float) -> float:
-        """Return how long the scan will take, in seconds.
-
-        :param rows_per_s: speed, measured or the limit
-        :raises ValueError: the speed is not above 0
-        """
-        if not rows_per_s > 0:
-            raise ValueError(f"a scan at {rows_per_s} rows/s never ends")
-        return self.rows / rows_per_s
-
     def as_report(self) -> dict[str, Any]:
         """Return the forecast as a JSON object for reports."""
-        return {**asdict(self), "bytes_per_row": round(self.bytes_per_row, 1)}
+        return {**asdict(self), "bytes_per_row": round(self.bytes / max(1, self.rows), 1)}
 
 
 @dataclass(frozen=True)

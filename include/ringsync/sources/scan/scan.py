@@ -32,7 +32,6 @@ from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.scan import partitions
-from ringsync.sources.scan.pages import PASSING_ERRORS as PASSING_ERRORS
 from ringsync.sources.scan.pages import Asked, Pages, Request, Stuck, row_count
 from ringsync.sources.scan.partitions import Partition
 from ringsync.sources.scan.where import Condition, WhereError, all_of, names_partitions, parse_where
