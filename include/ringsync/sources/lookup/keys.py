@@ -112,8 +112,8 @@ def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
     partition_codes, partition_keys = _numbered(keys.column("partition_key"))
     clustering_codes, parts = _clusterings(keys, table)
     if table.clustering and "whole_partition" in keys.schema.names:
-        whole = keys.column("whole_partition")
-        clustering_codes[valid_mask(whole) & _true(whole)] = WHOLE
+        whole = pc.fill_null(keys.column("whole_partition"), False)
+        clustering_codes[whole.to_numpy(zero_copy_only=False)] = WHOLE
     tokens = integers(keys.column("token"))
     order = np.lexsort((clustering_codes, partition_codes, tokens))
     codes, clusterings = partition_codes[order], clustering_codes[order]
@@ -161,8 +161,7 @@ def key_columns_of(cells: Sequence[Cells], table: TableSchema) -> tuple[pa.Array
 
 def places_in(wanted: pa.Array, found: pa.Array) -> Integers:
     """Tell where in ``wanted`` each value of ``found`` stands; -1: nowhere. Both are binary."""
-    places = pc.index_in(found, value_set=wanted)
-    return np.where(valid_mask(places), integers(places), -1)
+    return integers(pc.fill_null(pc.index_in(found, value_set=wanted), -1))
 
 
 def taken(values: pa.Array, places: Integers) -> pa.Array:
@@ -225,14 +224,6 @@ def differs(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     for column in columns:
         found[1:] |= column[1:] != column[:-1]
     return found
-
-
-def _true(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return a boolean array's values; what stands in null rows means nothing."""
-    if not len(values):
-        return np.zeros(0, np.bool_)
-    bits = np.unpackbits(np.frombuffer(values.buffers()[1], np.uint8), bitorder="little")
-    return bits[values.offset : values.offset + len(values)].view(np.bool_)
 
 
 def _condition(columns: Sequence[Column], parts: Sequence[pa.Array], row: int) -> list[str]:
