@@ -27,7 +27,6 @@ Action = dict[str, Any]
 
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
-_READABLE_FEATURES = frozenset({"deletionVectors"})
 _DELETION_VECTORS = "deletionVectors"
 
 
@@ -138,7 +137,7 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
                 protocol = content
             case "metaData":
                 metadata = content
-    unknown = set(protocol.get("readerFeatures") or ()) - _READABLE_FEATURES
+    unknown = set(protocol.get("readerFeatures") or ()) - {_DELETION_VECTORS}
     if unknown:
         raise DeltaLogError(
             f"{store.uri(folder)} uses Delta features that ringsync never switches on ({', '.join(sorted(unknown))}): "

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ringsync.changes.keys.canonical import canonical_cells, has_aliases
 from ringsync.changes.keys.parts import clustering_parts, partition_parts
-from ringsync.compiled.arrow import Integers, integers, valid_mask
+from ringsync.compiled.arrow import Integers, filled, integers, valid_mask
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.codec.encode import encode, partition_key_bytes
 from ringsync.cql.identifiers import printable
@@ -161,7 +161,7 @@ def key_columns_of(cells: Sequence[Cells], table: TableSchema) -> tuple[pa.Array
 
 def places_in(wanted: pa.Array, found: pa.Array) -> Integers:
     """Tell where in ``wanted`` each value of ``found`` stands; -1: nowhere. Both are binary."""
-    return integers(pc.fill_null(pc.index_in(found, value_set=wanted), -1))
+    return filled(pc.index_in(found, value_set=wanted), -1)
 
 
 def taken(values: pa.Array, places: Integers) -> pa.Array:
