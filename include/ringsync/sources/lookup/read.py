@@ -85,7 +85,6 @@ def read_rows(
     element_times: bool,
     misfits: Literal["error", "raw"],
     table_rows: float | None = None,
-    in_flight: int = IN_FLIGHT,
     of_all: bool = False,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -106,7 +105,6 @@ def read_rows(
     :param misfits: see :func:`ringsync.images.from_pages.row_images`
     :param table_rows: about so many rows the table has, one copy of it: lets small token ranges be read as a whole of
         which large parts are wanted; None: that is not done
-    :param in_flight: requests at once
     :param of_all: the rows are of use only if all of them come: the first key that cannot be read ends the read
     :param sleep: waits so many seconds before something is asked again
     :param clock: s, of any beginning
@@ -119,7 +117,7 @@ def read_rows(
         raise ValueError("rows are read as of a moment: the session has none")
     reader = _Reader(
         *(session, session.now, row_keys(keys, table), ring, settings, permits),
-        *(element_times, misfits, in_flight, of_all, sleep, clock),
+        *(element_times, misfits, of_all, sleep, clock),
     )
     reader.read(table_rows / RING_WIDTH if table_rows else None)
     return reader.result()
@@ -157,7 +155,6 @@ class _Reader:
     permits: Permits
     element_times: bool
     misfits: Literal["error", "raw"]
-    in_flight: int
     of_all: bool
     sleep: Callable[[float], None]
     clock: Callable[[], float]
@@ -180,7 +177,7 @@ class _Reader:
         every = np.arange(len(self.keys.places))
         self.waiting.extend(plan_lookups(self.keys, self.ring, every, rows_per_token=rows_per_token))
         while self.waiting or self.running:
-            while self.waiting and len(self.running) < self.in_flight:
+            while self.waiting and len(self.running) < IN_FLIGHT:
                 if self.ended is not None:
                     self._give_up(self.waiting.popleft(), self.ended)
                     continue

@@ -101,7 +101,6 @@ def sample(
     settings: ClusterSettings,
     *,
     permits: Permits = UNLIMITED,
-    places: int = PLACES,
     page_rows: int = PAGE_ROWS,
 ) -> Forecast:
     """Read a page at some places, spread evenly over the ranges, and extrapolate.
@@ -118,7 +117,7 @@ def sample(
     prepared = session.prepare(query.cql)
     rows = min(page_rows, settings.page_size)
     samples = []
-    for part in sample_places(wanted, places):
+    for part in sample_places(wanted, PLACES):
         read = _reader(session, prepared, part, settings, permits)
         samples.append(_sample(read, part.range, query, table, rows))
     return extrapolate(samples, sum(part.range.width for part in wanted))
