@@ -272,7 +272,7 @@ def _ids(table_ids: Iterable[str]) -> pa.Array:
 
 
 def read_problems(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iterator[pa.RecordBatch]:
-    """Read the problems of a part of a segment: what cannot be read or decoded, as ``PROBLEMS``.
+    """Read the problems of a part of a segment, as ``PROBLEMS``: bytes that cannot be read or decoded.
 
     :raises SegmentError: nothing of the segment can be read
     """

@@ -32,7 +32,7 @@ from ringsync.sources.scan.scan import ScanError, ScanQuery
 PLACES = 16
 """Number of places where a page is read."""
 PAGE_ROWS = 1000
-"""Rows of such a page: 16,000 rows tell the size of a table of small partitions within about 2 %."""
+"""Rows of such a page: 16,000 rows give the size of a table of small partitions within about 2 %."""
 FAT_PAGES = 10
 """Most pages to read of a partition that is larger than a page, to see its end."""
 
@@ -236,7 +236,7 @@ def extrapolate(samples: Sequence[Sample], width: int) -> Forecast:
     """Extrapolate samples to all tokens.
 
     The rows per token are the counted rows divided by the counted tokens of all samples together (a ratio estimate).
-    Each stretch of tokens was ended by a partition, so one partition too many is counted, in all, not by sample. The
+    A partition ends each counted stretch of tokens, so all samples together count one partition too many. The
     samples' deviations from the ratio give the variance, both of the ratio and of the tokens not seen.
 
     :param width: number of tokens of the whole scan

@@ -110,7 +110,7 @@ def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: s
 def columns_without_element_times(session: Session, table: TableSchema) -> tuple[Column, ...]:
     """Find the columns whose elements' writetimes and TTLs this server cannot select; none from Cassandra 5.0 on.
 
-    This prepares such a query, since version numbers of forks tell little.
+    This prepares such a query, since version numbers of forks are not reliable.
     """
     columns = tuple(column for column in table.value_columns if column.is_multicell)
     if not columns:
