@@ -80,7 +80,7 @@ def connection_variable(connection_id: str) -> str:
 
 
 class Tls(Section):
-    """TLS of a connection, with PEM files; the section switches it on.
+    """TLS of a connection, with PEM files. A connection without this section does not use TLS.
 
     :ivar ca_file: certificates to trust; None: the operating system's
     :ivar certificate_file: our own certificate, for servers that ask for one

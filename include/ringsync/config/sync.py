@@ -103,7 +103,7 @@ class Sync(Section):
         return self.expand_deletions if of_table is None else of_table
 
     def bucket_by_of(self, table: str) -> BucketBy:
-        """Tell whether a table's changes go into buckets by their write time or by their arrival."""
+        """Return the time by which a table's changes go into buckets: their write time or their arrival."""
         return self._of(table).bucket_by
 
     def _of(self, table: str) -> TableSync:
@@ -119,7 +119,7 @@ def _names(pattern: str, table: str) -> bool:
 
 
 class Kafka(Section):
-    """The brokers that get a copy of the streams; the section switches it on."""
+    """The brokers that get a copy of the streams. Without this section, nothing goes to Kafka."""
 
     bootstrap_servers: Annotated[tuple[Annotated[str, _ADDRESS], ...], Field(min_length=1, strict=False)]
     serialisation: Literal["avro", "json"] = "avro"

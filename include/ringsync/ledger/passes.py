@@ -116,8 +116,8 @@ def pass_bucket(number: int) -> str:
 def put_pass(store: ObjectStore, made: Pass) -> bool:
     """Commit a pass.
 
-    :returns: False: another pass has or had this number; after hours of sleep a process may come with a number that was
-        forgotten since
+    :returns: False: another pass has or had this number; after hours of sleep, a process may use a number whose pass
+        was forgotten since
     :raises TableReplacedError: the table has ended: nothing more may be published
     """
     if not _follows(store, made):
@@ -381,14 +381,14 @@ def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, rea
     return first
 
 
-def forget_pass(store: ObjectStore, one: Pass) -> None:
+def forget_pass(store: ObjectStore, old: Pass) -> None:
     """Remove a pass whose digests and changes are no longer needed. The last pass of a table must stay.
 
     The pass's object goes first. So a kill leaves unused files, but never a pass without digests, which would stop
     publishing.
     """
-    store.delete(_key(one.table_id, one.number))
-    digests = (key for keys in one.digests.values() for key in keys)
-    # The changes go last: they lead to the rest of a pass (tries.py).
-    for key in (*digests, *one.deletions, *one.changes):
+    store.delete(_key(old.table_id, old.number))
+    digests = (key for keys in old.digests.values() for key in keys)
+    # The changes go last: their names lead to the other files of a pass (tries.py).
+    for key in (*digests, *old.deletions, *old.changes):
         store.delete(key)

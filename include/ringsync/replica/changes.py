@@ -54,7 +54,7 @@ CHECKPOINT_COMMITS = 10
 """Commits between two checkpoints of the log, so that readers need not read it from its beginning."""
 
 ATTEMPTS = 50
-"""Most tries of one commit while others commit. Few others do."""
+"""Most attempts at one commit while other writers commit. There are few of them."""
 
 REPAIR = "ringsync-repair"
 """Application id of the Delta transaction of the base whose version is the moment (µs) of its last repair."""
@@ -77,7 +77,7 @@ class ReplicaState:
     :ivar changes_version: Delta version of the changes table; -1: there are no changes to this base
     :ivar applied: number of the last pass that the replica contains
     :ivar as_of_us: µs: the replica may or may not contain cells written later
-    :ivar live_known_from_us: µs: the base was read before; a liveness that it does not know is older
+    :ivar live_known_from_us: µs: the base was read before this; a liveness that it lacks is older
     :ivar deletions_known_from_us: µs: cells written before may be hidden by deletions that the replica does not know,
         because the SELECT that filled it did not show them
     :ivar whole: whether all rows and columns of the table were copied, not a selection
@@ -288,8 +288,8 @@ def _snapshots(
 ) -> tuple[DeltaSnapshot, DeltaSnapshot]:
     """Read the snapshots of base and changes, the changes first.
 
-    If a merge moves images to the base in between, they are seen twice rather than not at all. And changes that
-    belong to the base that was read do not belong to an older one.
+    If a merge moves images to the base in between, they are seen twice rather than not at all. If a bootstrap replaces
+    the base in between, the changes still name the old base, and so do not count.
     """
     changes = read_snapshot(store, changes_folder(table.keyspace, table.name), known)
     return read_snapshot(store, base_folder(table.keyspace, table.name), known), changes
@@ -329,7 +329,7 @@ def _state(
     found = properties_of(base)
     check_same_schema(uri, found, table)
     belongs = _belong_together(base, changes)
-    # Bases of older versions do not say when their knowledge of deletions begins: then when reading them ended.
+    # Bases of older versions do not say from when they know of deletions: take the end of their reading.
     deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
     written = [int(file["modificationTime"]) for file in changes.files] if belongs else []
     return ReplicaState(

@@ -5,7 +5,7 @@ commits to the base; a second commit then deletes the merged images from the cha
 after a kill there, both tables hold the same images. No reader notices it, and the next merge merges them again.
 
 A merge drops rows that are dead for good: they were deleted or expired so long ago that Cassandra itself may have
-forgotten it (``gc_grace_seconds``). No older write can come any more that they would have to defeat.
+forgotten it (``gc_grace_seconds``). No older write that they would have to win against can still come.
 """
 
 from __future__ import annotations
