@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
 BURST_S = 0.5
-"""Most seconds of the limit that can be saved while nobody asks."""
+"""Most seconds of the limit that can be saved while no page is wanted."""
 PAGE_S = 0.25
 """Most seconds of the limit that a page may cost; larger pages are cut."""
 FIRST_PAGE_ROWS = 10

@@ -118,8 +118,8 @@ class Inspection:
             say(f"{path.name}: there is no {index_path(path).name}, so the file is read up to its last synced part")
         elif not index.completed and not self.ignore_index:
             say(
-                f"{path.name}: not completed; what lies behind position {index.offset}, up to which it is synced, is "
-                "not read (--ignore-idx reads it)"
+                f"{path.name}: not completed; it is read up to position {index.offset}, up to which it is synced "
+                "(--ignore-idx reads the rest)"
             )
 
     def _report(self, path: Path, damages: Iterable[Damage], last: int, torn_end: bool) -> None:

@@ -52,7 +52,7 @@ class TableReplacedError(StreamError):
     """A newer table of the same name has the table's stream, and the stream never returns to the old table.
 
     Usually the table was dropped, and its waiting rows are removed once the schema lacks it. But it may exist again
-    with its old id: then consumers could not tell its messages from repetitions of the old ones.
+    with its old id: then consumers could not distinguish its messages from repetitions of the old ones.
 
     :param table_id: 32 hexadecimal digits
     """

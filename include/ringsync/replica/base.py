@@ -88,7 +88,7 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
 
 
 def replaced_table(before: DeltaSnapshot, table: TableSchema) -> dict[str, Any] | None:
-    """Find the former table of the same name whose replica the base still is.
+    """Find the former table of the same name, if the base is still the replica of that table.
 
     :returns: ``table_id`` of the former table, and the Delta ``version`` under which its replica stays readable until
         its files are removed; None: there is no base, or it is this table's own

@@ -1,8 +1,8 @@
 """The log of a Delta table: read the table's files, replace all of them, or add some, each in one commit.
 
 Spark and delta-rs commit only files that they themselves wrote. Many tasks in several runs write the files of a
-bootstrap. These files become the table at the end, without being read again, and only if nobody has committed in
-between. The files of a sync's pass are added in the same way. A commit is one JSON object with the name of the next
+bootstrap. These files become the table at the end, without being read again, and only if no other writer has committed
+in between. The files of a sync's pass are added in the same way. A commit is one JSON object with the name of the next
 version, put if absent, as Delta's protocol says
 (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, sections "Delta Log Entries", "Actions", "Checkpoints").
 """

@@ -42,7 +42,7 @@ def live(rows: DataFrame, table: TableSchema, now_s: int | None) -> DataFrame:
 
 
 def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
-    """Give rows that a SELECT returned at this moment the columns of :func:`live`; all of them are alive.
+    """Make the columns of :func:`live` from rows that a SELECT returned at this moment; all of these are alive.
 
     :param rows: row images from the data source ``cassandra_table``
     :param now_s: moment of the scan, seconds since the epoch

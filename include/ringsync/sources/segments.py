@@ -34,7 +34,7 @@ PART_BYTES = 8 * 2**20
 
 PROBLEMS = pa.schema([pa.field("file", pa.string()), *UNDECODED])
 """Schema of problems: ``length`` unreadable bytes at (for a record: before) the logical ``position``, and the reason. A
-record that the schema does not explain also has the mutation, and the table id if that is unknown."""
+record that the schema does not explain also has the mutation, and the table id if the table is unknown."""
 
 
 class DamagedLogError(ValueError):

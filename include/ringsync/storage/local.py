@@ -81,7 +81,7 @@ class LocalStore:
 
     The methods are those of :class:`ringsync.storage.port.ObjectStore`; ``stat`` and ``list`` read files made by others
     for their checksums, and ``delete`` removes folders that become empty, too. Symbolic links inside the folder are not
-    followed, so that no key leads out of it; the folder itself may be one. Since a file cannot be a folder, too, ``a``
+    followed, so that no key leads out of it; the folder itself may be a link. A file cannot also be a folder, so ``a``
     and ``a/b`` cannot both be objects here.
 
     :param path: absolute path of the folder, on a file system with hard links and ``flock``
