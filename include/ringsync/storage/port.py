@@ -47,9 +47,9 @@ class UnavailableError(StorageError):
 class Stat:
     """The facts about an object that need no reading.
 
-    :param size: bytes
-    :param crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
-    :param version: opaque version; equal only for the very same object, never used again
+    :ivar size: bytes
+    :ivar crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
+    :ivar version: opaque version; equal only for the very same object, never used again
     """
 
     key: str
