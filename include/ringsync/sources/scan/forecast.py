@@ -2,8 +2,8 @@
 
 Murmur3 spreads partitions evenly over the tokens, so the rows per token at some places give the rows per token in all.
 Partitions that are much larger than others may be missed: the chance to meet the one with a million rows is small, and
-if reading ends inside it, its length stays unknown. So the table has, as far as chance allows, at least the rows of the
-forecast, but may have many times more; :attr:`Forecast.at_least` says if that is known.
+if reading ends inside it, its length stays unknown. So the forecast is a lower bound, as far as chance allows: the
+table may have many times more rows. :attr:`Forecast.at_least` says whether such a partition was found.
 """
 
 from __future__ import annotations
