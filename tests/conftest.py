@@ -56,6 +56,7 @@ SPARK_CONF = {
     # applications do not have this.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
@@ -72,7 +73,7 @@ def spark(cache: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         # For this JVM only: a server has other classes.
         patch.setenv("JDK_JAVA_OPTIONS", lean_java_options(cache, delta))
-        found = spark_session("tests", jars=jars, master="local[2]", lean=True, conf=SPARK_CONF)
+        found = spark_session("tests", jars=jars, master="local[2]", conf=SPARK_CONF)
     yield found
     found.stop()
 

@@ -23,7 +23,7 @@ class Family:
 
     :ivar source: keys of the status object, from outside to inside, joined by dots
     :ivar scale: factor for the status object's number: Prometheus counts in seconds and bytes
-    :ivar labels: labels of all its numbers, besides node, queue or table
+    :ivar labels: labels of all its numbers, in addition to node, queue or table
     """
 
     source: str
@@ -46,8 +46,8 @@ STAGE = (
     Family("position", "ringsync_node_position_bytes", "gauge", "How far the node's newest segment has been read"),
     Family("backlog_bytes", "ringsync_node_backlog_bytes", "gauge", "Synced commit log that has not been read yet"),
     Family("records", "ringsync_node_records_total", "counter", "Commit log records read by this run"),
-    Family("rows", "ringsync_node_rows_total", "counter", "Change rows in them"),
-    Family("late", "ringsync_node_late_total", "counter", "Change rows whose bucket was closed"),
+    Family("rows", "ringsync_node_rows_total", "counter", "Change rows read by this run"),
+    Family("late", "ringsync_node_late_total", "counter", "Change rows that came after their bucket closed"),
     Family("errors", "ringsync_node_errors_total", "counter", "Records that could not be decoded"),
 )
 """Metrics of each node, from ``commitlog_stage``."""
@@ -58,8 +58,8 @@ CLOSE = (
     Family("replica_pass", "ringsync_table_replica_pass", "gauge", "Number of the last pass in the replica"),
     Family("kafka_messages", "ringsync_table_kafka_messages_total", "counter", "Messages relayed to Kafka by this run"),
     Family("rows_published", "ringsync_table_rows_total", "counter", "Change rows published by this run"),
-    Family("duplicates", "ringsync_table_duplicates_total", "counter", "Copies of them on other replicas"),
-    Family("only_one_replica", "ringsync_table_only_one_replica_total", "counter", "Of them, only one replica had"),
+    Family("duplicates", "ringsync_table_duplicates_total", "counter", "Copies of published rows on other replicas"),
+    Family("only_one_replica", "ringsync_table_only_one_replica_total", "counter", "Rows that only one replica had"),
     Family("lag_ms.message_p50", *_LAG, 1e-3, {"until": "message", "quantile": "0.5"}),  # type: ignore[arg-type]
     Family("lag_ms.message_p99", *_LAG, 1e-3, {"until": "message", "quantile": "0.99"}),  # type: ignore[arg-type]
     Family("lag_ms.agreement_p50", *_LAG, 1e-3, {"until": "agreement", "quantile": "0.5"}),  # type: ignore[arg-type]

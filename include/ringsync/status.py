@@ -29,7 +29,7 @@ Status = Mapping[str, Any]
 def read_statuses(store: ObjectStore) -> dict[str, Status]:
     """Read the status of each loop, by ``<application>/<name>``, e.g. ``commitlog_stage/default``."""
     keys = (stat.key.removeprefix("status/").removesuffix(".json") for stat in store.list("status/"))
-    # One that was listed may be removed since.
+    # A status that was listed may have been removed since.
     return {key: status for key in keys if (status := read_status(store, key)) is not None}
 
 

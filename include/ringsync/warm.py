@@ -52,8 +52,8 @@ def warm() -> None:
     edges = np.array([-(2**63), 0, 2**63 - 1])
     partial_checksums(shown_rows([batch], table, NOW), table, edges)
     _read_record(table)
-    told: dict[str, Any] = {"hostname": "", "processed_at_ms": 0, "schema_version": 1}
-    messages = snapshot_messages(batch, table, "warm", "exact", **told)
+    origin: dict[str, Any] = {"hostname": "", "processed_at_ms": 0, "schema_version": 1}
+    messages = snapshot_messages(batch, table, "warm", "exact", **origin)
     key, envelope = (make(table, "warm", "exact") for make in (key_schema, envelope_schema))
     (value,) = messages.values.to_pylist()
     json_converter(envelope)([value])
@@ -67,8 +67,8 @@ def _publish_change(images: pa.RecordBatch, table: TableSchema) -> None:
     merged = merge(replace(rows, digest=np.ones_like(rows.digest)), table)
     after = rows_after(images, merged, table, live_known_from_us=0, misfits="raw").images
     visible = live_rows(after, table, NOW)["#alive"].to_numpy(zero_copy_only=False)
-    told: dict[str, Any] = {"hostnames": pa.array([""]), "processed_at_ms": 0, "schema_version": 1}
-    change_messages(merged, after, visible, table, "warm", "exact", queries=queries(merged, table), **told)
+    origin: dict[str, Any] = {"hostnames": pa.array([""]), "processed_at_ms": 0, "schema_version": 1}
+    change_messages(merged, after, visible, table, "warm", "exact", queries=queries(merged, table), **origin)
     key_digests(after, table)
     for column in table.columns:
         canonical_column(after[column.name], column.type)

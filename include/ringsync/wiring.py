@@ -1,7 +1,7 @@
 """The settings that each part of ringsync gets from the configuration: cluster, brokers, limits, object store.
 
-They are named like the keys of their sections. Each function imports the driver it needs: a Spark worker that opens the
-object store must not load Kafka's. ConfigError: a secret cannot be read.
+Each setting has the name of its key in the configuration. Each function imports the driver it needs: a Spark worker
+that opens the object store must not load Kafka's. ConfigError: a secret cannot be read.
 """
 
 from __future__ import annotations

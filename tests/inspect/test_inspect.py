@@ -136,7 +136,7 @@ def test_what_is_not_synced_is_not_read(run: Run, log: Path, schema: Path) -> No
     index.write_text(str(synced))
     code, out, err = run("commitlog", first, "--schema", schema)
     assert code == 0
-    assert f"{first.name}: not completed; what lies behind position {synced}" in err
+    assert f"{first.name}: not completed; it is read up to position {synced}, up to which" in err
     assert len(out.splitlines()) < len(changes)
     ignored = run("commitlog", first, "--schema", schema, "--ignore-idx")
     assert len(ignored[1].splitlines()) == len(changes)
@@ -282,7 +282,7 @@ def test_indexes_are_shown_with_their_segments(run: Run, log: Path) -> None:
     code, out, err = run("idx", log, "--format", "jsonl")
     found = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    assert "no news" in err
+    assert "just being rewritten, so its content is not known" in err
     first = parse_index(indexes[0].read_bytes())
     assert first is not None
     assert found[0]["offset"] == first.offset

@@ -82,11 +82,11 @@ def write_file(store: Path, table: TableSchema, rows: pa.Table, number: int) -> 
     return file
 
 
-def write_pass(store: Path, table: TableSchema, rows: pa.Table, number: int, as_of_us: int | None = None) -> int:
+def write_pass(store: Path, table: TableSchema, rows: pa.Table, number: int) -> int:
     """Add a pass with these row images to the replica; gives the version of its table of changes."""
     seen = state_of(store, table)
     files = [write_file(store, table, rows, number)] if len(rows) else []
-    return append_pass(LocalStore(store), table, number, files, NOW_MS, seen=seen, as_of_us=as_of_us)
+    return append_pass(LocalStore(store), table, number, files, NOW_MS, seen=seen)
 
 
 def checksums_of(rows: DataFrame, table: TableSchema, boundaries: Sequence[int]) -> pa.Table:

@@ -44,16 +44,16 @@ def test_a_pass_is_added_once_and_in_order(tmp_path: Path) -> None:
     before = state_of(tmp_path, simple())
     assert (before.applied, before.changes_version, before.as_of_us) == (0, -1, 5)
     file = write_file(tmp_path, simple(), simple_images(2, "one"), 1)
-    assert append_pass(store, simple(), 1, [file], NOW_MS, seen=before, as_of_us=7) == 1
+    assert append_pass(store, simple(), 1, [file], NOW_MS, seen=before) == 1
     # Repeated, by one who knows what is there and by one who does not.
     assert append_pass(store, simple(), 1, [file], NOW_MS, seen=before) == 1
     assert append_pass(store, simple(), 1, [file], NOW_MS, seen=state_of(tmp_path, simple())) == 1
     with pytest.raises(StaleStateError, match="pass 2 was made for base test-0 with pass 0"):
         append_pass(store, simple(), 2, [file], NOW_MS, seen=before)
     assert write_pass(tmp_path, simple(), simple_images(0), 2) == 2
-    write_pass(tmp_path, simple(), simple_images(1, "three"), 3, as_of_us=6)
+    write_pass(tmp_path, simple(), simple_images(1, "three"), 3)
     now = state_of(tmp_path, simple())
-    assert (now.applied, now.as_of_us, now.changed_rows, now.base_rows) == (3, 7, 3, 3)
+    assert (now.applied, now.as_of_us, now.changed_rows, now.base_rows) == (3, 5, 3, 3)
     sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{one}/*.parquet")) for one in (CHANGES, BASE)]
     assert [now.changed_bytes, now.base_bytes] == sizes
     assert newest(tmp_path) == [(1, 0, "one"), (1, 1, "one"), (3, 0, "three")]

@@ -18,7 +18,7 @@ from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import ListType, MapType, Native, TupleType, UserType
 from ringsync.images.digests import canonical
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.base import ReplicaMismatchError, check_same_schema
 from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.table import Column, ColumnKind, TableSchema
@@ -162,9 +162,9 @@ def test_another_table_is_not_read_another_schema_replaces_it(spark: SparkSessio
     more = images(wider, {"id": pa.array([1], pa.int32())})
     widened = ReplicaTable(replica_uri(tmp_path, wider), wider)
     with pytest.raises(ReplicaMismatchError, match=r"schema of .* changed"):
-        widened.check_same_table(spark)
+        check_same_schema(widened.base_uri, widened.properties(spark), wider)
     write_base(tmp_path, wider, more)
-    widened.check_same_table(spark)
+    check_same_schema(widened.base_uri, widened.properties(spark), wider)
     assert widened.read_base(spark).columns == ["token", "id", "v", "w", "_row", "_x", "_merge"]
     rows = spark.createDataFrame(simple_images(10))
     with pytest.raises(ReplicaMismatchError, match="no replica of"):

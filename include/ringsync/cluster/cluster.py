@@ -35,7 +35,7 @@ def read_hosts(session: Session) -> tuple[Host, ...]:
     known = {host.host_id: host for host in session.cluster.metadata.all_hosts()}
     # A joining node has no tokens yet, and peers may hold incomplete rows of former nodes.
     usable = (row for row in (local, *peers) if row.host_id and row.tokens and row.data_center and row.rack)
-    # The policy asks nodes of the local datacenter only, so whoever answers is of it.
+    # The policy asks nodes of the local datacenter only, so the answering node is in it.
     hosts = [_host(row, known, local.data_center) for row in usable]
     return tuple(sorted(hosts, key=lambda host: host.id))
 

@@ -227,7 +227,7 @@ class _Client:
 
 
 class ControlClient:
-    """A task's client of the driver, for calls and as :class:`ringsync.cluster.limits.Permits`, which ask the driver.
+    """A task's client of the driver: it calls handlers, and is the task's :class:`ringsync.cluster.limits.Permits`.
 
     Several threads may use it; one may report the page that another asked for. When the client is closed or its process
     dies, the driver takes back all permission that it granted to the client. Permits raise the errors of :meth:`call`.
@@ -243,7 +243,7 @@ class ControlClient:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
-        # Kept to the end: for the driver a client is gone with its last connection.
+        # It is kept to the end: when its last connection ends, the driver takes the client for gone.
         self._first = self._own.connection = self._connect()
 
     def __enter__(self) -> ControlClient:

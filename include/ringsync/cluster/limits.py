@@ -13,9 +13,9 @@ cannot spend more seconds than have passed:
   exceeds it by no more than the pages that were on the way.
 
 Pages are cut to the rows that ``PAGE_S`` allows, at least one. So a limit, however low, makes at most ``1 / PAGE_S``
-requests a second if pages come full, and a low limit waits rather than asks often: 100 rows/s are four pages of 25 rows
-a second, one row in ten seconds is one page of one row in ten seconds. Requests for ranges without rows cost nothing
-here; ``concurrent_requests`` bounds them.
+requests a second if pages come full. A low limit means long waits, not many requests: 100 rows/s are four pages of 25
+rows a second, one row in ten seconds is one page of one row in ten seconds. Requests for ranges without rows cost
+nothing here; ``concurrent_requests`` bounds them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
 BURST_S = 0.5
-"""Most seconds of the limit that can be saved while nobody asks."""
+"""Most seconds of the limit that can be saved while no page is wanted."""
 PAGE_S = 0.25
 """Most seconds of the limit that a page may cost; larger pages are cut."""
 FIRST_PAGE_ROWS = 10
@@ -290,7 +290,7 @@ class Limiter:
 
     @property
     def limits(self) -> Limits:
-        """Limits; they may be set at any time and hold at once, for waiting threads, too."""
+        """The limits. They may be set at any time and hold at once, also for waiting threads."""
         return self._limits
 
     @limits.setter
@@ -338,7 +338,7 @@ class Limiter:
         self.running += 1
 
     def settle(self, charge: _Charge, rows: int, size: int) -> None:
-        """Give back what a page cost less than its charge, or take the rest, and learn the size of a row."""
+        """Correct the charge of a page to what it really cost, and update the mean size of a row."""
         self._earn()
         self._rows.spend((rows - charge.rows) * charge.row_price)
         self._bytes.spend((size - charge.size) * charge.byte_price)
@@ -363,7 +363,7 @@ class Limiter:
         return min(self._bearable, self._limits.concurrent_requests or math.inf)
 
     def back_off(self) -> None:
-        """Ask the cluster less hard."""
+        """Halve the requests that may be on the way, and pause, unless that was done a moment ago."""
         now = self._clock()
         if now - self._backed_off_at < BACK_OFF_INTERVAL_S:
             return

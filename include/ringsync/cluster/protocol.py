@@ -66,8 +66,8 @@ class _WithNow:
 def scan_protocol(now: int | None) -> type[_ProtocolHandler]:
     """Make a protocol handler class for ``Session.client_protocol_handler`` that gives pages as bytes.
 
-    :param now: moment as of which prepared SELECTs see expiry and compute ``TTL()``, seconds since the epoch, so that
-        ``now + TTL(c)`` is the exact expiry however long a scan takes; needs protocol v5. None: the server's clock
+    :param now: moment as of which prepared SELECTs see expiry and compute ``TTL()``, seconds since the epoch. So
+        ``now + TTL(c)`` is the exact expiry, however long a scan takes. Needs protocol v5. None: the server's clock
     """
 
     class ScanProtocol(_ProtocolHandler):  # type: ignore[misc]

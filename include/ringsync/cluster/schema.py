@@ -94,8 +94,8 @@ def read_tables(session: Any) -> Schema:
 def _select_dropped(own_columns: Iterable[Any]) -> str:
     """Write the query for dropped columns.
 
-    It reads ``dropped_time`` as milliseconds, since the driver cannot represent the one of system.local, which is the
-    largest there is. Not every server has ``kind``.
+    It reads ``dropped_time`` as milliseconds: a column of system.local has the largest timestamp there is, which the
+    driver cannot represent. Not every server has ``kind``.
 
     :param own_columns: columns of the table ``system_schema.dropped_columns``
     """

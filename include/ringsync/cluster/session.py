@@ -31,7 +31,7 @@ class ClusterError(Exception):
 
 
 class UnreachableError(ClusterError):
-    """No contact point serves us now: none answers, or those that do cannot check the password."""
+    """No contact point can serve us now: none answers, or those that answer cannot check the password."""
 
 
 class NoPermissionError(ClusterError):
@@ -194,7 +194,7 @@ def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
         return ClusterError(
             "the cluster requires a user name and password: set cassandra.username and cassandra.password"
         )
-    # All else that Cassandra calls "Bad credentials" may pass: replicas of system_auth are down, or too slow.
+    # Other "Bad credentials" of Cassandra may be temporary: replicas of system_auth are down, or too slow.
     if any("incorrect" in refusal for refusal in refusals):
         return ClusterError(
             f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
@@ -216,7 +216,7 @@ def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
     if settings.tls is None:
         hint += "; if the cluster requires TLS, set cassandra.tls"
     if refusals:
-        hint = f"see to the replicas of system_auth, and whether user {settings.username} may log in"
+        hint = f"check the replicas of system_auth, and whether user {settings.username} may log in"
     return UnreachableError(f"cannot reach the cluster at {', '.join(reasons) or points}: {hint}")
 
 

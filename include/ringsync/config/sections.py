@@ -80,7 +80,7 @@ def connection_variable(connection_id: str) -> str:
 
 
 class Tls(Section):
-    """TLS of a connection, with PEM files; the section switches it on.
+    """TLS of a connection, with PEM files. A connection without this section does not use TLS.
 
     :ivar ca_file: certificates to trust; None: the operating system's
     :ivar certificate_file: our own certificate, for servers that ask for one
@@ -94,19 +94,24 @@ class Tls(Section):
     verify_hostname: bool = True
 
 
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("must be letters, digits and underscores, since it begins topic names and Avro names")
-    return name
+def matching(pattern: str, rule: str) -> AfterValidator:
+    """Make a validator that accepts a text if the whole of it matches a pattern.
+
+    :param rule: what the text must be, for the error message
+    """
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {rule}")
+        return text
+
+    return AfterValidator(check)
 
 
-def _checked_keyspace(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,47}", name):
-        raise ValueError("must be a keyspace name: 1 to 48 letters, digits and underscores, a letter first")
-    return name
+_NAME_RULE = "letters, digits and underscores, since it begins topic names and Avro names"
+_KEYSPACE_RULE = "a keyspace name: 1 to 48 letters, digits and underscores, a letter first"
 
-
-ServerName = Annotated[str, AfterValidator(_checked_name)]
+ServerName = Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_]*", _NAME_RULE)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 ConsistencyLevel = Literal["ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE"]
 
@@ -181,7 +186,7 @@ class ClusterLimits(Section):
 class State(Section):
     """ringsync's own keyspace in the source cluster."""
 
-    keyspace: Annotated[str, AfterValidator(_checked_keyspace)] = "cdc"
+    keyspace: Annotated[str, matching(r"[A-Za-z][A-Za-z0-9_]{0,47}", _KEYSPACE_RULE)] = "cdc"
     replication: dict[str, str] | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ringsync.config.sections import Filename, Secret, Section, Tls
+from ringsync.config.sections import Filename, Secret, Section, Tls, matching
 from ringsync.cql.identifiers import parse_table_name, parse_table_pattern
 
 AfterImage = Literal["source", "replica", "none"]
@@ -29,16 +29,10 @@ Pattern = Annotated[str, AfterValidator(_checked_pattern)]
 """``keyspace.table`` as in CQL, where ``*`` stands for any characters."""
 
 
-def _checked_queue(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", name):
-        raise ValueError("must be the name of an Airflow queue: up to 100 letters, digits and _ . -")
-    return name
-
-
-def _checked_address(address: str) -> str:
-    if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,]+):\d{1,5}", address):
-        raise ValueError("must be host:port, e.g. kafka-1:9092")
-    return address
+_QUEUE = matching(
+    r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", "the name of an Airflow queue: up to 100 letters, digits and _ . -"
+)
+_ADDRESS = matching(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,]+):\d{1,5}", "host:port, e.g. kafka-1:9092")
 
 
 class TableSync(Section):
@@ -58,7 +52,7 @@ class Sync(Section):
     expand_deletions: bool = False
     source_query: bool = True
     digest_retention_h: Annotated[float, Field(gt=0)] = 4.0
-    queue_of_node: dict[str, Annotated[str, AfterValidator(_checked_queue)]] = Field(default_factory=dict)
+    queue_of_node: dict[str, Annotated[str, _QUEUE]] = Field(default_factory=dict)
     datacenters: Annotated[tuple[str, ...], Field(strict=False)] = ()
     stage_cores: Annotated[int, Field(ge=1)] = 2
     cdc_raw: Filename | None = None
@@ -109,7 +103,7 @@ class Sync(Section):
         return self.expand_deletions if of_table is None else of_table
 
     def bucket_by_of(self, table: str) -> BucketBy:
-        """Tell whether a table's changes go into buckets by their write time or by their arrival."""
+        """Return the time by which a table's changes go into buckets: their write time or their arrival."""
         return self._of(table).bucket_by
 
     def _of(self, table: str) -> TableSync:
@@ -125,11 +119,9 @@ def _names(pattern: str, table: str) -> bool:
 
 
 class Kafka(Section):
-    """The brokers that get a copy of the streams; the section switches it on."""
+    """The brokers that get a copy of the streams. Without this section, nothing goes to Kafka."""
 
-    bootstrap_servers: Annotated[
-        tuple[Annotated[str, AfterValidator(_checked_address)], ...], Field(min_length=1, strict=False)
-    ]
+    bootstrap_servers: Annotated[tuple[Annotated[str, _ADDRESS], ...], Field(min_length=1, strict=False)]
     serialisation: Literal["avro", "json"] = "avro"
     json_schemas: bool = True
     schema_registry_url: str | None = None

@@ -122,7 +122,7 @@ def _add_commitlog(kinds: Subparsers) -> None:
 
 def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitCode:
     problems = Problems()
-    with _told_to(problems):
+    with _reporting(problems):
         if arguments.format in ("parquet", "arrow") and arguments.output is None:
             raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
         tables = choose_tables(_schema(arguments), arguments.tables)
@@ -140,14 +140,14 @@ def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> Exit
 
 def _inspect_idx(arguments: argparse.Namespace, _console: Console) -> ExitCode:
     problems = Problems()
-    with _told_to(problems):
+    with _reporting(problems):
         for index in read_indexes(find_files(arguments.paths, f"CommitLog-*{INDEX_SUFFIX}"), problems):
             print(index_text(index) if arguments.format == "text" else json.dumps(index, separators=(",", ":")))
     return problems.code
 
 
 @contextmanager
-def _told_to(problems: Problems) -> Iterator[None]:
+def _reporting(problems: Problems) -> Iterator[None]:
     try:
         yield
     except (InspectError, SchemaError, KeystoreError) as error:

@@ -1,4 +1,4 @@
-"""Way from segments to output: the work of ``cdcservice inspect commitlog`` after its arguments are parsed."""
+"""The work of ``cdcservice inspect commitlog`` after its arguments are parsed: from segments to output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Inspection:
         if isinstance(start, int):
             if len(paths) > 1:
                 raise InspectError(
-                    f"position {start} of which of these {len(paths)} segments? Write SEGMENT_ID:POSITION"
+                    f"position {start} does not name one of these {len(paths)} segments. Write SEGMENT_ID:POSITION"
                 )
             start = LogPosition(segment_id(paths[0].name) or 0, start)
         logged = logged_tables(list(self.tables.by_id.values()))
@@ -76,7 +76,7 @@ class Inspection:
         self.problems.finish(path.name)
 
     def _read_batches(self, path: Path, log: SegmentChanges) -> int:
-        """Hand on a segment's change rows; return the logical position behind the last whole record."""
+        """Write a segment's change rows to the output; return the logical position behind the last whole record."""
         last = read = 0
         for batch in log.batches:
             rows = batch.rows
@@ -115,11 +115,11 @@ class Inspection:
         if index is None and index_path(path).exists():
             say(f"{path.name}: its index is just being rewritten, so the whole file is read")
         elif index is None:
-            say(f"{path.name}: there is no {index_path(path).name}, so the whole file is read, to what was synced last")
+            say(f"{path.name}: there is no {index_path(path).name}, so the file is read up to its last synced part")
         elif not index.completed and not self.ignore_index:
             say(
-                f"{path.name}: not completed; what lies behind position {index.offset}, up to which it is synced, is "
-                "not read (--ignore-idx reads it)"
+                f"{path.name}: not completed; it is read up to position {index.offset}, up to which it is synced "
+                "(--ignore-idx reads the rest)"
             )
 
     def _report(self, path: Path, damages: Iterable[Damage], last: int, torn_end: bool) -> None:

@@ -1,4 +1,4 @@
-"""Files that an operator names: segments and the indexes beside them, and what the indexes say (``inspect idx``)."""
+"""Files that an operator names: segments, the indexes beside them, and the content of the indexes (``inspect idx``)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_indexes(paths: Iterable[Path], problems: Problems) -> Iterator[dict[str
             continue
         values: dict[str, Any] = {"file": path.name}
         if index is None:
-            problems.say(f"{path.name}: is just being rewritten: no news")
+            problems.say(f"{path.name}: is just being rewritten, so its content is not known")
         else:
             values |= {"offset": index.offset, "completed": index.completed}
         yield values | {"segment": _segment(path.with_name(segment_name(path.name)), problems)}

@@ -46,7 +46,7 @@ class JsonLines(Output):
         for (table, column), count in malformed.items():
             self.problems.imperfect(
                 f"{rows['file'][0]}: {count} values of {table} {column} are no values of its type: null in the output, "
-                "with their raw bytes; is the schema of that day?"
+                "with their raw bytes; check that the schema is the one of that day"
             )
 
     def close(self) -> None:

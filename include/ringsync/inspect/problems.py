@@ -12,11 +12,6 @@ from ringsync.steps.application import ExitCode
 LINES_PER_REASON = 5
 
 
-def print_line(text: str) -> None:
-    """Print a line on stderr."""
-    print(text, file=sys.stderr)
-
-
 @dataclass
 class Problems:
     """The problems so far.
@@ -25,7 +20,7 @@ class Problems:
     :ivar code: the program's exit code: the worst so far
     """
 
-    say: Callable[[str], None] = print_line
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     code: ExitCode = ExitCode.OK
     _seen: Counter[tuple[str, str]] = field(default_factory=Counter)
 

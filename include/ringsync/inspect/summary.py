@@ -41,7 +41,6 @@ class TableCounts:
 class Summary:
     """Counts over all segments.
 
-    :ivar segments: a line for each segment
     :ivar records: number of records by outcome; they add up to all records
     :ivar lost_bytes: number of bytes that hold no readable record
     """

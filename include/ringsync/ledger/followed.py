@@ -4,8 +4,9 @@ The object has content from before the table's first pass until the table is no 
 Kafka have all its passes. Then it is emptied. So a run that begins after a table lost its ``cdc`` or was dropped knows
 what is left to do.
 
-It is emptied only in the version that was read before looking at the passes. Another process that makes passes writes
-the object again after them, before the rows leave their place. So either these passes are seen, or emptying fails.
+It is emptied only if it still has the version that was read before the passes were read. Another process that makes
+passes writes the object again after them, before it removes the rows that waited. So either these passes are seen, or
+emptying fails.
 """
 
 from __future__ import annotations

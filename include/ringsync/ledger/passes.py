@@ -52,7 +52,7 @@ class TableReplacedError(StreamError):
     """A newer table of the same name has the table's stream, and the stream never returns to the old table.
 
     Usually the table was dropped, and its waiting rows are removed once the schema lacks it. But it may exist again
-    with its old id: then consumers could not tell its messages from repetitions of the old ones.
+    with its old id: then consumers could not distinguish its messages from repetitions of the old ones.
 
     :param table_id: 32 hexadecimal digits
     """
@@ -77,9 +77,7 @@ class Pass:
     :ivar kind: kind of the pass; ``changes`` has messages and rows, ``rows`` has messages, the others have neither
     :ivar bootstrap: id of the bootstrap that the pass belongs to, whose topic gets the messages first; empty: none
     :ivar begin: for ``rows`` the number of the bootstrap's ``begin``, whose place in the stream they take
-    :ivar created_at_ms: time of creation, ms since the epoch
     :ivar parts: parts of the pass's folder in the stream
-    :ivar changes: keys of files of merged change rows
     :ivar deletions: keys of files with the pass's deletions of partitions and ranges; older rows may still come
     :ivar deleted_until_us: greatest timestamp of these deletions, µs; None: there are none, or it is not known
     :ivar digests: keys of the digests of the published rows, by bucket (or :data:`LATE`)
@@ -118,8 +116,8 @@ def pass_bucket(number: int) -> str:
 def put_pass(store: ObjectStore, made: Pass) -> bool:
     """Commit a pass.
 
-    :returns: False: another pass has or had this number; after hours of sleep a process may come with a number that was
-        forgotten since
+    :returns: False: another pass has or had this number; after hours of sleep, a process may use a number whose pass
+        was forgotten since
     :raises TableReplacedError: the table has ended: nothing more may be published
     """
     if not _follows(store, made):
@@ -215,10 +213,7 @@ def digest_keys(passes: Iterable[Pass], buckets: Collection[str], late_since_ms:
 
 
 def encode_digests(digests: pa.Array) -> bytes:
-    """Encode the digests of change rows as the bytes of a file: sorted, each once.
-
-    :param digests: binary(16)
-    """
+    """Encode the digests of change rows, binary(16), as the bytes of a file: sorted, each once."""
     return bytes(sorted_digests(digest_halves(digests)).tobytes())
 
 
@@ -386,14 +381,14 @@ def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, rea
     return first
 
 
-def forget_pass(store: ObjectStore, one: Pass) -> None:
+def forget_pass(store: ObjectStore, old: Pass) -> None:
     """Remove a pass whose digests and changes are no longer needed. The last pass of a table must stay.
 
     The pass's object goes first. So a kill leaves unused files, but never a pass without digests, which would stop
     publishing.
     """
-    store.delete(_key(one.table_id, one.number))
-    digests = (key for keys in one.digests.values() for key in keys)
-    # The changes go last: they lead to the rest of a pass (tries.py).
-    for key in (*digests, *one.deletions, *one.changes):
+    store.delete(_key(old.table_id, old.number))
+    digests = (key for keys in old.digests.values() for key in keys)
+    # The changes go last: their names lead to the other files of a pass (tries.py).
+    for key in (*digests, *old.deletions, *old.changes):
         store.delete(key)

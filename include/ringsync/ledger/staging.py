@@ -10,9 +10,9 @@
 A file counts if a commit lists it. The commits of a node are numbered from 1, and each is put if absent. A commit makes
 the files, their digests and the new positions durable at once. A process that repeats a step after a kill, or that was
 thought dead, finds the commit and continues after it. So nothing is staged twice and nothing is left out. The newest
-commit of a node has all positions in its log; earlier commits are removed once their rows are published. A process that
-wakes up with a removed number finds the commit before its own removed, too, or ``followed``: no number is used twice.
-So the files of failed tries are known by their number, and are removed.
+commit of a node has all positions in its log; earlier commits are removed once their rows are published. A process may
+wake up when the commit of its number is removed. Then the commit before is removed, too, or it is ``followed``. So no
+number is used twice, and the files of failed tries are recognised by their number and removed.
 
 A block is a record batch of an Arrow IPC stream, sorted by token. Its commit says where in the file it lies. The commit
 also has, by token range, the number of the block's rows and the sum of both halves of their digests. These sums depend
@@ -131,7 +131,6 @@ class StageCommit:
 
     :ivar node: host id
     :ivar number: number of the commit among the node's
-    :ivar read_at_ms: time of reading, ms since the epoch
     :ivar ends: position up to which each unfinished segment has been read, by segment id
     :ivar finished: times when segments were finished (ms since the epoch), by id, unless that was long ago
         (:mod:`ringsync.ledger.finished_segments`)

@@ -3,7 +3,7 @@
 ``streams/<topic>/tables/<number>.json`` lists the tables in order, numbered from 1, each put once. It has the table's
 id and the number after which its passes begin: the number of the former table's ``end``, or of a later folder of the
 stream. So the passes of all these tables are one series, and readers, Kafka and cursors continue as with one table. An
-id has the topic only once: a consumer could not tell its return from repetitions.
+id gets the topic only once: a consumer could not distinguish messages after its return from repetitions.
 
 A process that begins the next table first ends the one before with a pass of the kind ``end``, the table's last. The
 new table's passes begin with ``start`` of the same number. Publishing it makes all of the old table visible

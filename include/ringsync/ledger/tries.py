@@ -25,7 +25,6 @@ _DIGESTS = re.compile(r"/(\d{12})-([^/]+)\.digests$")
 class Try:
     """The files that a task has made for a pass.
 
-    :ivar number: number of the pass
     :ivar name: name of the task's files
     """
 

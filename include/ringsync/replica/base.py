@@ -88,7 +88,7 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
 
 
 def replaced_table(before: DeltaSnapshot, table: TableSchema) -> dict[str, Any] | None:
-    """Find the former table of the same name whose replica the base still is.
+    """Find the former table of the same name, if the base is still the replica of that table.
 
     :returns: ``table_id`` of the former table, and the Delta ``version`` under which its replica stays readable until
         its files are removed; None: there is no base, or it is this table's own
@@ -118,7 +118,6 @@ def replace_base(
     :param as_of_us: µs; the files may or may not contain cells written later
     :param properties: further properties, stored as ``ringsync.<name>``
     :param transaction: application id of the Delta transaction; the base takes each only once
-    :param now_ms: current time, ms since the epoch
     :param from_pass: number of the first pass whose changes may be missing from these files
     :param deletion_vectors: whether later writers may mark rows deleted; if not, repairs rewrite whole files
     :returns: the Delta version

@@ -49,14 +49,12 @@ VERSION = "_version"
 
 SYNC = "ringsync-sync"
 """Application id of the Delta transaction whose version is the last pass added."""
-AS_OF = "ringsync-as-of"
-"""Application id of the Delta transaction whose version is the moment (µs) that the passes added so far show."""
 
 CHECKPOINT_COMMITS = 10
 """Commits between two checkpoints of the log, so that readers need not read it from its beginning."""
 
 ATTEMPTS = 50
-"""Most tries of one commit while others commit. Few others do."""
+"""Most attempts at one commit while other writers commit. There are few of them."""
 
 REPAIR = "ringsync-repair"
 """Application id of the Delta transaction of the base whose version is the moment (µs) of its last repair."""
@@ -76,15 +74,13 @@ class ReplicaState:
     """A replica at one moment.
 
     :ivar base: id of the base; every bootstrap makes another
-    :ivar base_version: Delta version of the base
     :ivar changes_version: Delta version of the changes table; -1: there are no changes to this base
     :ivar applied: number of the last pass that the replica contains
     :ivar as_of_us: µs: the replica may or may not contain cells written later
-    :ivar live_known_from_us: µs: the base was read before; a liveness that it does not know is older
+    :ivar live_known_from_us: µs: the base was read before this; a liveness that it lacks is older
     :ivar deletions_known_from_us: µs: cells written before may be hidden by deletions that the replica does not know,
         because the SELECT that filled it did not show them
     :ivar whole: whether all rows and columns of the table were copied, not a selection
-    :ivar changed_rows: rows in the changes table
     :ivar changed_bytes: compressed size of the changes table's files
     :ivar base_rows: rows in the base, without those marked deleted
     :ivar base_bytes: compressed size of the base's files
@@ -139,15 +135,12 @@ def append_pass(
     now_ms: int,
     *,
     seen: ReplicaState,
-    as_of_us: int | None = None,
 ) -> int:
     """Add a pass to the replica, in one commit; do nothing if the replica contains it.
 
     :param files: files in the changes folder with the schema :func:`changes_schema`, sorted by token; ``_version`` is
         the pass
-    :param now_ms: current time, ms since the epoch
     :param seen: state from which the images were computed
-    :param as_of_us: µs: this pass and the earlier ones contain everything written until then
     :returns: the Delta version of the changes table
     :raises StaleStateError: something other than a merge or a repair has changed the replica; nothing was added
     :raises ReplicaMismatchError: the replica belongs to another table id or schema
@@ -169,13 +162,12 @@ def append_pass(
             if now.changes_version < 0:
                 _begin(store, table, base, changes, now_ms)
                 continue
-            transactions = {SYNC: pass_number, AS_OF: max(now.as_of_us, as_of_us or 0)}
             version = append(
                 store,
                 folder,
                 changes,
                 files,
-                transactions=transactions,
+                transactions={SYNC: pass_number},
                 now_ms=now_ms,
                 constants={VERSION: pass_number},
             )
@@ -188,10 +180,7 @@ def append_pass(
 
 
 def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
-    """Start an empty changes table for the present base, unless the table belongs to this base already.
-
-    :param now_ms: current time, ms since the epoch
-    """
+    """Start an empty changes table for the present base, unless the table belongs to this base already."""
     for _ in _attempts(store, table):
         base, changes = _snapshots(store, table)
         if _belong_together(base, changes):
@@ -206,7 +195,6 @@ def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, n
     The emptied table belongs to no base. So a reader that ignores the properties never sees rows of both tables.
 
     :param seen: the base that will be replaced
-    :param now_ms: current time, ms since the epoch
     :raises ConcurrentCommitError: another writer has changed the base since ``seen``; nothing was emptied
     """
     no_base = {"configuration": {f"{PROPERTY_PREFIX}base": f"none-{table.table_id}"}}
@@ -238,7 +226,6 @@ def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, no
     bootstrap has replaced the base removes nothing.
 
     :param seen: state that was merged
-    :param now_ms: current time, ms since the epoch
     :raises StaleStateError: a bootstrap has replaced the base; nothing was removed
     """
     folder = changes_folder(table.keyspace, table.name)
@@ -301,8 +288,8 @@ def _snapshots(
 ) -> tuple[DeltaSnapshot, DeltaSnapshot]:
     """Read the snapshots of base and changes, the changes first.
 
-    If a merge moves images to the base in between, they are seen twice rather than not at all. And changes that
-    belong to the base that was read do not belong to an older one.
+    If a merge moves images to the base in between, they are seen twice rather than not at all. If a bootstrap replaces
+    the base in between, the changes still name the old base, and so do not count.
     """
     changes = read_snapshot(store, changes_folder(table.keyspace, table.name), known)
     return read_snapshot(store, base_folder(table.keyspace, table.name), known), changes
@@ -327,7 +314,7 @@ def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: 
         transaction=f"base-{own['base']}",
         now_ms=now_ms,
         deletion_vectors=False,
-        also=_first_versions(base),
+        also={SYNC: _last_pass_of(base)},
     )
 
 
@@ -342,8 +329,7 @@ def _state(
     found = properties_of(base)
     check_same_schema(uri, found, table)
     belongs = _belong_together(base, changes)
-    versions = {**_first_versions(base), **(changes.transactions if belongs else {})}
-    # Bases of older versions do not say when their knowledge of deletions begins: then when reading them ended.
+    # Bases of older versions do not say from when they know of deletions: take the end of their reading.
     deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
     written = [int(file["modificationTime"]) for file in changes.files] if belongs else []
     return ReplicaState(
@@ -352,8 +338,8 @@ def _state(
         base=found.get("base", ""),
         base_version=base.version,
         changes_version=changes.version if belongs else -1,
-        applied=versions[SYNC],
-        as_of_us=versions[AS_OF],
+        applied=(changes.transactions if belongs else {}).get(SYNC, _last_pass_of(base)),
+        as_of_us=int(found.get("as_of_us", "0")),
         live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
         deletions_known_from_us=max(deletions_from_us, base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
@@ -372,7 +358,6 @@ def _belong_together(base: DeltaSnapshot, changes: DeltaSnapshot) -> bool:
     return changes.version >= 0 and all(of_changes.get(name, "") == of_base.get(name, "") for name in names)
 
 
-def _first_versions(base: DeltaSnapshot) -> dict[str, int]:
-    """Return the versions of the changes table's transactions before its first pass, which the base names."""
-    found = properties_of(base)
-    return {SYNC: int(found.get("from_pass", "1")) - 1, AS_OF: int(found.get("as_of_us", "0"))}
+def _last_pass_of(base: DeltaSnapshot) -> int:
+    """Return the last pass that a base contains; the base names the first one that it may lack."""
+    return int(properties_of(base).get("from_pass", "1")) - 1

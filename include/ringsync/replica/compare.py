@@ -34,15 +34,10 @@ TokenRanges = Sequence[tuple[int, int]]
 class Comparison:
     """The result of a comparison.
 
-    :ivar ranges: number of token ranges compared
     :ivar differing_ranges: token ranges (start, end] whose checksums differ
     :ivar source_rows: live rows of the source, in all ranges
-    :ivar source_cells: live cells of the source
-    :ivar replica_rows: live rows of the replica
-    :ivar replica_cells: live cells of the replica
     :ivar rows: rows of the differing ranges by outcome; each row has one outcome
     :ivar differences_by_kind: number of differences by kind, listed or not; a row can have several
-    :ivar differences: listed differences
     """
 
     ranges: int
@@ -62,8 +57,8 @@ class Comparison:
 
 
 def compare_ranges(
-    there: pa.Table,
-    here: pa.Table,
+    source_sums: pa.Table,
+    replica_sums: pa.Table,
     read_source: Callable[[TokenRanges], DataFrame],
     read_replica: Callable[[TokenRanges], DataFrame],
     boundaries: Sequence[int],
@@ -74,8 +69,8 @@ def compare_ranges(
 ) -> Comparison:
     """Compare live rows of the source with those of the replica, both as of one moment.
 
-    :param there: checksums of the source (:func:`ringsync.replica.checksum.range_checksums`)
-    :param here: checksums of the replica
+    :param source_sums: checksums of the source (:func:`ringsync.replica.checksum.range_checksums`)
+    :param replica_sums: checksums of the replica
     :param read_source: function that reads the source's live rows (:func:`ringsync.replica.view.as_selected`) of the
         ranges whose checksums differ
     :param read_replica: function that reads the replica's live rows (:func:`ringsync.replica.view.live`) of them
@@ -85,7 +80,8 @@ def compare_ranges(
     :raises ValueError: the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
-    differs = np.any([there[name].to_numpy() != here[name].to_numpy() for name in CHECKSUM_FIELDS], axis=0)
+    fields = ((source_sums[name].to_numpy(), replica_sums[name].to_numpy()) for name in CHECKSUM_FIELDS)
+    differs = np.any([source != replica for source, replica in fields], axis=0)
     ranges = tuple((int(edges[i]), int(edges[i + 1])) for i in np.flatnonzero(differs))
     rows: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
     kinds: Counter[str] = Counter()
@@ -103,10 +99,10 @@ def compare_ranges(
     return Comparison(
         ranges=len(edges) - 1,
         differing_ranges=ranges,
-        source_rows=pc.sum(there["rows"]).as_py(),
-        source_cells=pc.sum(there["cells"]).as_py(),
-        replica_rows=pc.sum(here["rows"]).as_py(),
-        replica_cells=pc.sum(here["cells"]).as_py(),
+        source_rows=pc.sum(source_sums["rows"]).as_py(),
+        source_cells=pc.sum(source_sums["cells"]).as_py(),
+        replica_rows=pc.sum(replica_sums["rows"]).as_py(),
+        replica_cells=pc.sum(replica_sums["cells"]).as_py(),
         rows=dict(rows),
         differences_by_kind=dict(kinds),
         differences=tuple(differences[:limit]),

@@ -14,10 +14,7 @@ ROW_GROUP_BYTES = 64 * 2**20
 
 
 class DataFileWriter:
-    """A Parquet file that is written in memory.
-
-    :param schema: Arrow schema of the row images
-    """
+    """A Parquet file that is written in memory."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -53,7 +50,6 @@ class DataFileWriter:
         """Close the file and return its description and its bytes.
 
         :param name: name of the file in the table's folder
-        :param now_ms: current time, ms since the epoch
         :raises ValueError: the file has no rows
         """
         if self._min_token is None or self._max_token is None:

@@ -1,8 +1,8 @@
 """The log of a Delta table: read the table's files, replace all of them, or add some, each in one commit.
 
 Spark and delta-rs commit only files that they themselves wrote. Many tasks in several runs write the files of a
-bootstrap. These files become the table at the end, without being read again, and only if nobody has committed in
-between. The files of a sync's pass are added in the same way. A commit is one JSON object with the name of the next
+bootstrap. These files become the table at the end, without being read again, and only if no other writer has committed
+in between. The files of a sync's pass are added in the same way. A commit is one JSON object with the name of the next
 version, put if absent, as Delta's protocol says
 (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, sections "Delta Log Entries", "Actions", "Checkpoints").
 """
@@ -27,7 +27,6 @@ Action = dict[str, Any]
 
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
-_READABLE_FEATURES = frozenset({"deletionVectors"})
 _DELETION_VECTORS = "deletionVectors"
 
 
@@ -44,9 +43,7 @@ class DataFile:
     """A Parquet file of row images in the table's folder.
 
     :ivar name: path relative to the table's folder
-    :ivar bytes: size of the file
     :ivar min_token: least token in the file, for readers that skip files
-    :ivar written_at_ms: time of writing, ms since the epoch
     """
 
     name: str
@@ -140,7 +137,7 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
                 protocol = content
             case "metaData":
                 metadata = content
-    unknown = set(protocol.get("readerFeatures") or ()) - _READABLE_FEATURES
+    unknown = set(protocol.get("readerFeatures") or ()) - {_DELETION_VECTORS}
     if unknown:
         raise DeltaLogError(
             f"{store.uri(folder)} uses Delta features that ringsync never switches on ({', '.join(sorted(unknown))}): "
@@ -169,7 +166,6 @@ def replace_all(
     :param properties: table properties; Delta must know those named ``delta.…``
     :param transaction: application id of the transaction; the table takes each only once
     :param also: versions of further transactions by application id; they may be lower than before
-    :param now_ms: current time, ms since the epoch
     :param deletion_vectors: whether later writers may mark rows deleted instead of rewriting files
     :returns: the version that this transaction made, now or before
     :raises ConcurrentCommitError: another writer has committed since ``before``
@@ -212,7 +208,6 @@ def append(
 
     :param before: the table's snapshot when the caller decided to add these files
     :param transactions: versions of transactions by application id
-    :param now_ms: current time, ms since the epoch
     :param constants: columns with the same number in all rows, for readers that skip files
     :returns: the new version
     :raises ConcurrentCommitError: another writer has committed since ``before``
@@ -230,7 +225,6 @@ def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequen
 
     :param before: the table's snapshot when the caller decided to remove these files
     :param files: ``add`` actions of the files to remove
-    :param now_ms: current time, ms since the epoch
     :returns: the new version
     :raises ConcurrentCommitError: another writer has committed since ``before``
     """

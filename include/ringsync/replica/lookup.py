@@ -173,7 +173,7 @@ def copied_images(
     try:
         check_same_schema(state.base_uri, own_properties(_base(copied).metadata().configuration), table)
         return previous_images(copied, table, keys, partitions)
-    except Exception:  # what delta-rs raises where a file is gone, beside a mismatch
+    except Exception:  # a mismatch, or any error of delta-rs since a file is gone
         return None
 
 

@@ -5,7 +5,7 @@ commits to the base; a second commit then deletes the merged images from the cha
 after a kill there, both tables hold the same images. No reader notices it, and the next merge merges them again.
 
 A merge drops rows that are dead for good: they were deleted or expired so long ago that Cassandra itself may have
-forgotten it (``gc_grace_seconds``). No older write can come any more that they would have to defeat.
+forgotten it (``gc_grace_seconds``). No older write that they would have to win against can still come.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class MergeResult:
     :ivar merged_pass: number of the last pass whose images the base contains now
     :ivar read: images in the changes table
     :ivar superseded: images dropped because the changes had a newer one
-    :ivar updated: rows of the base replaced
     :ivar inserted: rows that the base did not have
     :ivar deleted: rows of the base that are dead for good
     :ivar never_there: rows dead for good that the base did not have
@@ -69,7 +68,6 @@ class MergeResult:
 def due(state: ReplicaState, now_ms: int, *, interval_s: float, rows_fraction: float) -> bool:
     """Tell whether it is time to merge: there are changes, and they are many or old.
 
-    :param now_ms: current time, ms since the epoch
     :param interval_s: age of the oldest change, in seconds, from which a merge is due
     :param rows_fraction: share of the base's rows, 0…1; a merge is due if there are more changes
     """
@@ -91,7 +89,6 @@ def merge_changes(
     """Merge all changes of a state of the replica into its base, and delete them from the changes.
 
     :param state: state to merge; changes added later stay
-    :param now_s: current time, seconds since the epoch
     :param dead_kept_s: seconds to keep dead rows; at least the table's ``gc_grace_seconds``
     :param properties: user metadata of the commit beside ``merged_pass``, e.g. ``run_id``
     :raises delta.exceptions.DeltaConcurrentModificationException: another writer has written to the base meanwhile;
@@ -177,7 +174,6 @@ def dead_for_good(images: pa.RecordBatch, table: TableSchema, dead_since_s: int,
     """Find the dead rows that died so long ago that no copy of an older write can be left.
 
     :param dead_since_s: seconds since the epoch; a row with a later deletion or expiry is not dead for good
-    :param now_s: current time, seconds since the epoch
     """
     images = images.cast(row_image_schema(table))
     shown = live_rows(images, table, now_s)

@@ -9,13 +9,6 @@ from collections.abc import Mapping, Sequence
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-LEAN_CONF: dict[str, str] = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Options for applications that run under about a minute: the start needs a third of the CPU seconds.
-
-The JVM must start with these options. :func:`spark_session` sets them if it starts the JVM itself. Under spark-submit
-the JVM runs already, so a DAG passes them as ``--conf`` (``SparkSubmitOperator(conf=…)``).
-"""
-
 LOOPBACK_CONF: dict[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -62,17 +55,13 @@ def spark_session(
     jars: Sequence[str] = (),
     conf: Mapping[str, str] | None = None,
     master: str | None = None,
-    lean: bool = False,
 ) -> SparkSession:
     """Start (or get) the Spark session.
 
     Settings that spark-submit got as ``--conf`` win over the defaults here; ``conf`` wins over both.
 
-    :param app_name: name shown in logs and reports
     :param jars: Delta's jar files; none when spark-submit got them as ``--jars``
-    :param conf: further Spark settings
     :param master: Spark master; None: as spark-submit says, else ``local[*]``
-    :param lean: add :data:`LEAN_CONF`, for short applications
     """
     settings = _initial_conf()
     settings.setAppName(app_name)
@@ -80,7 +69,7 @@ def spark_session(
         settings.setMaster(master)
     else:
         settings.setIfMissing("spark.master", "local[*]")
-    defaults = {**DEFAULT_CONF, **(LEAN_CONF if lean else {})}
+    defaults = dict(DEFAULT_CONF)
     if settings.get("spark.master", "").startswith("local"):
         defaults |= LOOPBACK_CONF
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -24,13 +24,7 @@ from ringsync.schema.table import TableSchema
 
 @dataclass(frozen=True)
 class WriteResult:
-    """A commit to the base.
-
-    :ivar version: Delta version
-    :ivar rows: rows written
-    :ivar files: data files written
-    :ivar bytes: size of these files
-    """
+    """A commit to the base: its Delta version, and the rows, files and bytes that it wrote."""
 
     version: int
     rows: int
@@ -81,7 +75,7 @@ class ReplicaTable:
         spark = rows.sparkSession
         if not DeltaTable.isDeltaTable(spark, self.base_uri):
             raise ReplicaMismatchError(f"{self.base_uri}: no replica of {self.table.full_name} yet: bootstrap it first")
-        self.check_same_table(spark)
+        check_same_schema(self.base_uri, self.properties(spark), self.table)
         description = {**identity(self.table), "repair": "true", **properties}
         (
             rows.write.format("delta")
@@ -136,15 +130,6 @@ class ReplicaTable:
     def properties(self, spark: SparkSession) -> dict[str, str]:
         """Read the base's ``ringsync.*`` properties without the prefix; empty if there is no base or it is not ours."""
         return _properties(spark, self.base_uri)
-
-    def check_same_table(self, spark: SparkSession) -> None:
-        """Check that the base, if there is one, is the replica of this table with this schema.
-
-        :raises ReplicaMismatchError: the base belongs to another table or schema
-        """
-        if not DeltaTable.isDeltaTable(spark, self.base_uri):
-            return
-        check_same_schema(self.base_uri, self.properties(spark), self.table)
 
     def _last_commit(self, spark: SparkSession, description: Mapping[str, str]) -> WriteResult:
         """Read the newest commit with this description; another writer may have committed since."""

@@ -42,7 +42,7 @@ def live(rows: DataFrame, table: TableSchema, now_s: int | None) -> DataFrame:
 
 
 def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
-    """Give rows that a SELECT returned at this moment the columns of :func:`live`; all of them are alive.
+    """Make the columns of :func:`live` from rows that a SELECT returned at this moment; all of these are alive.
 
     :param rows: row images from the data source ``cassandra_table``
     :param now_s: moment of the scan, seconds since the epoch
@@ -56,7 +56,6 @@ def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: 
     Create it again after a bootstrap.
 
     :param uri: folder of the replica, as for :class:`ReplicaTable`
-    :param name: name of the view
     :raises ReplicaMismatchError: the replica belongs to a table that was dropped and created again
     """
     live(ReplicaTable(uri, table).read_images(spark), table, None).createOrReplaceTempView(name)

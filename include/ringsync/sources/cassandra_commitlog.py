@@ -29,7 +29,7 @@ option
 ``damage``    ``fail`` (default) if a part of a segment cannot be read, or a record cannot be decoded (also of
               unknown tables, unless ``tables`` or ``table`` is given); ``skip``: leave it out
 ``rows``      ``changes`` (default): change rows (:data:`ringsync.changes.schema.CHANGE_ROWS`); ``problems``:
-              instead what cannot be read or decoded, with its raw bytes
+              instead the parts that cannot be read or decoded, with their raw bytes
 ============  ========================================================================================
 
 The driver reads the schema once. Segments, keystore and, for ``gs://``, the configuration must be at the
@@ -96,7 +96,7 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
         if ("schema" in options) == ("config" in options):
             raise OptionError("cassandra_commitlog needs either the option schema or the option config")
         if "table" in options and ("tables" in options or options.get("rows") == "problems"):
-            raise OptionError("option table of cassandra_commitlog does not go with tables, nor with rows=problems")
+            raise OptionError("option table of cassandra_commitlog goes neither with tables nor with rows=problems")
         return segments.log_options(options)
 
 

@@ -45,7 +45,7 @@ from ringsync.ring.splits import Split
 from ringsync.sources.scan.plan import ScanPlan
 from ringsync.wiring import cluster_limits, cluster_settings
 
-# Spark starts Python anew for each step of planning a query: what only reading needs is imported when it reads.
+# Spark starts a new Python for each step of planning a query: modules that only reading needs are imported later.
 if TYPE_CHECKING:
     from ringsync.cluster.limits import Permits
     from ringsync.config import Config

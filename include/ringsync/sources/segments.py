@@ -34,7 +34,7 @@ PART_BYTES = 8 * 2**20
 
 PROBLEMS = pa.schema([pa.field("file", pa.string()), *UNDECODED])
 """Schema of problems: ``length`` unreadable bytes at (for a record: before) the logical ``position``, and the reason. A
-record that the schema does not explain also has the mutation, and the table id if that is unknown."""
+record that the schema does not explain also has the mutation, and the table id if the table is unknown."""
 
 
 class DamagedLogError(ValueError):
@@ -272,7 +272,7 @@ def _ids(table_ids: Iterable[str]) -> pa.Array:
 
 
 def read_problems(options: LogOptions, tables: LogTables, part: SegmentPart) -> Iterator[pa.RecordBatch]:
-    """Read the problems of a part of a segment: what cannot be read or decoded, as ``PROBLEMS``.
+    """Read the problems of a part of a segment, as ``PROBLEMS``: bytes that cannot be read or decoded.
 
     :raises SegmentError: nothing of the segment can be read
     """

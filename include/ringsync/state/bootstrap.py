@@ -240,10 +240,8 @@ class RangeLedger:
         """
         row = _static(self._state, "owner, attempt", self.bootstrap_id)
         if row is None or (row.owner, row.attempt) != (self.owner, self.attempt):
-            other = f"attempt {row.attempt} ({row.owner})" if row else "nobody"
-            raise LostOwnershipError(
-                f"bootstrap {self.bootstrap_id} was taken over by {other}: this one, attempt {self.attempt}, stops"
-            )
+            lost = f"was taken over by attempt {row.attempt} ({row.owner})" if row else "has no owner any more"
+            raise LostOwnershipError(f"bootstrap {self.bootstrap_id} {lost}: this run, attempt {self.attempt}, stops")
 
     def beat(self, run: str) -> None:
         """Record that this run is alive, for :data:`HEARTBEAT_TTL_S` seconds."""

@@ -38,7 +38,6 @@ class Shard:
 
     :ivar file: key of the file with the change rows
     :ivar number: number of the shard in the file, from 0
-    :ivar admitted_ms: time of admission, ms since the epoch
     :ivar due_ms: time of the next look at the rows, ms since the epoch
     """
 
@@ -80,7 +79,7 @@ class OutOfSequence:
             shards.append(Shard(file, number, count, now_ms, due_ms, 1, len(chosen)))
             columns = (chosen[name].to_pylist() for name in _COLUMNS)
             self._write_rows(cql, ((file, number, *row) for row in zip(*columns, strict=True)))
-            self._write_times([shards[-1]])
+            self._write_times(shards[-1])
         return tuple(reversed(shards))
 
     def _write_rows(self, cql: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -88,15 +87,13 @@ class OutOfSequence:
         batches = iter(lambda: list(islice(remaining, BATCH_ROWS)), [])
         self._state.write_all(self._state.batch(cql, batch) for batch in batches)
 
-    def _write_times(self, shards: Sequence[Shard]) -> None:
+    def _write_times(self, shard: Shard) -> None:
         cql = (
             f"UPDATE {self._table} SET shards = ?, admitted_at = ?, due = ?, attempts = ?, waiting = ? "
             "WHERE late_file = ? AND shard = ?"
         )
-        self._state.write_all(
-            self._state.bind(cql, (s.shards, s.admitted_ms, s.due_ms, s.attempts, s.waiting, s.file, s.number))
-            for s in shards
-        )
+        times = (shard.shards, shard.admitted_ms, shard.due_ms, shard.attempts, shard.waiting)
+        self._state.write_all([self._state.bind(cql, (*times, shard.file, shard.number))])
 
     def find(self, files: Sequence[str]) -> Mapping[str, tuple[Shard, ...]]:
         """Read the shards of these files, empty ones included. A file without shards was not admitted."""
@@ -133,13 +130,12 @@ class OutOfSequence:
 
         :param solved: digests of the published rows
         :param left: number of rows that still wait
-        :param due_ms: as in :class:`Shard`
         """
         if left:
             cql = f"DELETE FROM {self._table} WHERE late_file = ? AND shard = ? AND digest = ?"
             self._write_rows(cql, ((shard.file, shard.number, digest) for digest in solved))
         after = replace(shard, due_ms=due_ms, attempts=shard.attempts + 1, waiting=left)
-        self._write_times([after])
+        self._write_times(after)
         return after
 
     def forget(self, file: str, shards: int) -> None:

@@ -44,7 +44,7 @@ class StateError(Exception):
 
 
 class StateUnavailableError(StateError):
-    """Too few nodes answered, in all attempts: it may pass by itself."""
+    """Too few nodes answered, in all attempts: this may be temporary."""
 
 
 class StateSession:

@@ -17,7 +17,7 @@ def open_store(
     gcs_project: str | None = None,
     gcs_credentials_file: str | None = None,
 ) -> ObjectStore:
-    """Open the object store at a URL. This reads and writes nothing: what is wrong with it is told by its first use.
+    """Open the object store at a URL. This reads and writes nothing: if the store is not usable, its first use fails.
 
     :param url: ``gs://bucket/prefix``, ``file:///absolute/path`` (not escaped, as Hadoop reads it) or the path alone
     :param gcs_endpoint: address of an emulator, ``http://host:port``, used without credentials; None: the real service

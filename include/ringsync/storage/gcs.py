@@ -39,11 +39,8 @@ _CREDENTIALS = (
 class GcsStore:
     """Objects below a prefix of a bucket; the methods are those of :class:`ringsync.storage.port.ObjectStore`.
 
-    :param bucket: name of an existing bucket
     :param prefix: prefix of all objects' names, without slashes at its ends; may be empty
-    :param project: project to bill; None: the credentials' own
-    :param endpoint: address of an emulator, ``http://host:port``, used without credentials; None: the real service
-    :param credentials_file: key file of a service account (JSON); None: the ambient credentials
+    :param project, endpoint, credentials_file: those of :func:`ringsync.storage.open_store`
     :param retry_seconds: seconds to repeat a request while the service cannot be reached or is overloaded
     :param page_size: objects that one request lists; None: the service's default (1,000)
     :raises ValueError: the prefix is not a legal key
@@ -185,7 +182,7 @@ class GcsStore:
         raise port.VersionMismatchError(f"{self.url}/{key} {there}, {if_version} was expected")
 
     def _check_bucket(self) -> None:
-        """Distinguish a missing object from a missing bucket by a list, for which we have the rights anyway."""
+        """Distinguish a missing object from a missing bucket: list the bucket, which needs no further rights."""
         if not self._bucket_was_seen:
             next(iter(self._bucket.client.list_blobs(self._bucket, max_results=1, **self._bounds)), None)
             self._bucket_was_seen = True
@@ -217,7 +214,7 @@ class GcsStore:
             raise port.UnavailableError(f"{where}: the service refuses the request: {error.message}") from error
         except (exceptions.GoogleAPIError, requests.RequestException, OSError) as error:
             cause = getattr(error, "cause", None) or error
-            remedy = "see to the network and the address, then try again"
+            remedy = "check the network and the address, then try again"
             raise port.UnavailableError(f"{where}: {self._service} does not serve: {cause}; {remedy}") from error
 
 

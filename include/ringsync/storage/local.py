@@ -6,9 +6,9 @@ named ``<hash of key>-<version>-<crc32c>``. So one inode has content, checksum a
 them. While the link exists, the inode's number is not used again.
 
 Writers hold the shard's lock. They write and sync the hidden file first, and then link or rename it to its key in one
-system call, so that nobody sees an incomplete object. Readers take no lock, nor does what is only said. This and files
-made by others have no hidden link: their checksum is computed on demand, and their version consists of inode number and
-change time.
+system call, so that no reader sees an incomplete object. Readers take no lock, and ``say`` takes none either. Objects
+of ``say`` and files made by others have no hidden link: their checksum is computed on demand, and their version
+consists of inode number and change time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import google_crc32c
 import ringsync.storage.port as port
 
 LOCK_SECONDS = 60.0
-"""So long a writer waits for another: as long as the client of Google Cloud Storage repeats a request."""
+"""Seconds that a writer waits for another: as long as the client of Google Cloud Storage repeats a request."""
 
 _SHARD_DIGITS = 3
 _SWEEP_SECONDS = 24 * 3600
@@ -81,7 +81,7 @@ class LocalStore:
 
     The methods are those of :class:`ringsync.storage.port.ObjectStore`; ``stat`` and ``list`` read files made by others
     for their checksums, and ``delete`` removes folders that become empty, too. Symbolic links inside the folder are not
-    followed, so that no key leads out of it; the folder itself may be one. Since a file cannot be a folder, too, ``a``
+    followed, so that no key leads out of it; the folder itself may be a link. A file cannot also be a folder, so ``a``
     and ``a/b`` cannot both be objects here.
 
     :param path: absolute path of the folder, on a file system with hard links and ``flock``
@@ -238,7 +238,7 @@ class LocalStore:
             except FileExistsError:
                 raise port.AlreadyExistsError(f"{self.url}/{key}: {_IN_THE_WAY}") from None
             except FileNotFoundError:
-                # A delete beside us has just removed the empty folder: make it again.
+                # Another thread or process has just deleted in it and removed the empty folder: make it again.
                 if attempt == _PUBLISH_ATTEMPTS - 1:
                     raise
 
@@ -360,7 +360,7 @@ class LocalStore:
     def _locked(self, key: str) -> Iterator[int]:
         """Hold the lock of a key's shard among threads, processes and machines; yield the shard's folder.
 
-        :raises port.UnavailableError: another holds it for longer than :data:`LOCK_SECONDS`
+        :raises port.UnavailableError: another writer holds it for longer than :data:`LOCK_SECONDS`
         """
         with self._folder([port.HIDDEN_FOLDER, _hash(key)[:_SHARD_DIGITS]], create=True) as shard:
             lock = os.open("lock", _LOCK_FLAGS, 0o666, dir_fd=shard)
@@ -369,7 +369,7 @@ class LocalStore:
                     file = f"{self.url}/{port.HIDDEN_FOLDER}/{_hash(key)[:_SHARD_DIGITS]}/lock"
                     raise port.UnavailableError(
                         f"{file}: another writer{_holder(lock)} has held this lock for more than {LOCK_SECONDS:g} s: "
-                        "if it stands still, let it go on, or end it"
+                        "if that process hangs, let it continue, or end it"
                     )
                 yield shard
             finally:
@@ -402,7 +402,7 @@ def _raise_unless_absent(error: OSError) -> None:
 
 
 def _lock(lock: int) -> bool:
-    """Take a lock; whether it was to be had in time."""
+    """Take a lock; return whether that was possible in time."""
     deadline, pause = time.monotonic() + LOCK_SECONDS, 0.001
     while True:
         try:
@@ -416,7 +416,7 @@ def _lock(lock: int) -> bool:
 
 
 def _holder(lock: int) -> str:
-    """Tell which process holds a lock, if it is one of this machine and the kernel shows it."""
+    """Name the process that holds a lock, for a message; empty: it is on another machine, or the kernel hides it."""
     status = os.fstat(lock)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with suppress(OSError):

@@ -47,9 +47,9 @@ class UnavailableError(StorageError):
 class Stat:
     """The facts about an object that need no reading.
 
-    :param size: bytes
-    :param crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
-    :param version: opaque version; equal only for the very same object, never used again
+    :ivar size: bytes
+    :ivar crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
+    :ivar version: opaque version; equal only for the very same object, never used again
     """
 
     key: str
@@ -81,9 +81,9 @@ class ObjectStore(Protocol):
         """
 
     def say(self, key: str, data: bytes) -> None:
-        """Write or replace a small object that only says how things stand, and that nobody puts with a condition.
+        """Write or replace a small object that only reports a status, and that is never put with a condition.
 
-        No writer waits for another here, as a put may where another stands still; what comes last replaces the rest.
+        Unlike a put, it never waits for another writer, which may hang. The last write wins.
         """
 
     def get(self, key: str) -> bytes:

@@ -1,7 +1,7 @@
-"""The keys of rows to read: what a SELECT gets to find them, and which of them a row of its result is.
+"""The keys of rows to read: the values that a SELECT gets, and the match between its result's rows and the keys.
 
-Partition keys stay the bytes that Cassandra wrote: they are bound as they are, and results are told apart by them.
-Clusterings have their canonical form (:mod:`ringsync.changes.keys.canonical`): the row of 1.0 is found by 1.00, too.
+Partition keys stay the bytes that Cassandra wrote: a SELECT gets these bytes, and its rows are matched by them.
+Clusterings have their canonical form (:mod:`ringsync.changes.keys.canonical`): the key 1.00 finds the row of 1.0, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ringsync.changes.keys.canonical import canonical_cells, has_aliases
 from ringsync.changes.keys.parts import clustering_parts, partition_parts
-from ringsync.compiled.arrow import Integers, integers, valid_mask
+from ringsync.compiled.arrow import Integers, filled, integers, valid_mask
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.codec.encode import encode, partition_key_bytes
 from ringsync.cql.identifiers import printable
@@ -34,27 +34,27 @@ ROW_KEYS = pa.schema(
         ("whole_partition", pa.bool_()),
     ]
 )
-"""``partition_key``, ``clustering``: as in :data:`ringsync.changes.schema.CHANGE_ROWS`; without clustering the key
-stands for the partition's static columns, or for all rows if ``whole_partition`` says so. That column may be left out.
-A table without clustering columns has no other keys than partition keys, whatever stands in these two columns."""
+"""``partition_key``, ``clustering``: as in :data:`ringsync.changes.schema.CHANGE_ROWS`. A key with a null clustering
+stands for the partition's static columns, or for all its rows if ``whole_partition`` is true; this column may be left
+out. In a table without clustering columns each partition key is the key of a row: both columns are ignored."""
 
 STATIC, WHOLE = -1, -2
-"""Instead of a clustering's number."""
+"""Values in place of a clustering's number."""
 
 _BLOB = Native("blob")
 
 
 @dataclass(frozen=True)
 class RowKeys:
-    """Keys in the order of their tokens, each once, also if it was given in two spellings.
+    """Keys in token order, each once, even if it was given in two spellings.
 
-    There are no other keys of a partition that is wanted as a whole.
+    A partition that is wanted as a whole has no other key.
 
     :ivar places: place of each key among the given keys
-    :ivar partitions: the number of each key's partition, which are counted in the order of tokens
-    :ivar clusterings: the number of each key's clustering, or ``STATIC``, or ``WHOLE``
+    :ivar partitions: number of each key's partition; partitions are numbered in token order
+    :ivar clusterings: number of each key's clustering, or ``STATIC``, or ``WHOLE``
     :ivar partition_keys: binary, by number of the partition
-    :ivar partition_parts: the same by column of the partition key, serialised
+    :ivar partition_parts: values of each partition key column by number of the partition, serialised
     :ivar clustering_parts: values of each clustering column by number of the clustering, serialised, canonical
     """
 
@@ -69,14 +69,14 @@ class RowKeys:
 
     @cached_property
     def prefixes(self) -> Integers:
-        """A number for each partition, equal where all columns of its key but the last are."""
+        """A number for each partition, equal if all partition key columns but the last are equal."""
         if len(self.partition_parts) == 1:
             return np.zeros(len(self.partition_keys), np.int64)
         return integers(_framed(self.partition_parts[:-1]).dictionary_encode().indices)
 
     @cached_property
     def identities(self) -> pa.Array:
-        """Of rows, as :func:`row_identities` gives them; by key. Those of other keys mean nothing."""
+        """The identity of each key's row (:func:`row_identities`); it means nothing for keys that are not rows."""
         clusterings = np.maximum(self.clusterings, 0)
         parts = [taken(part, clusterings) for part in self.clustering_parts]
         return row_identities(taken(self.partition_keys, self.partitions), parts)
@@ -93,27 +93,27 @@ class RowKeys:
         return framed if len(self.clustering_parts) == 1 else _framed([framed])
 
     def text(self, key: int) -> str:
-        """Return a key as the condition of a WHERE, for messages."""
+        """Format a key as the condition of a WHERE, for error messages."""
         partition, clustering = int(self.partitions[key]), int(self.clusterings[key])
-        found = _condition(self.table.partition_key, self.partition_parts, partition)
+        conditions = _condition(self.table.partition_key, self.partition_parts, partition)
         if clustering >= 0:
-            found += _condition(self.table.clustering, self.clustering_parts, clustering)
-        return " AND ".join(found)
+            conditions += _condition(self.table.clustering, self.clustering_parts, clustering)
+        return " AND ".join(conditions)
 
 
 def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
-    """Sort keys, and take them apart.
+    """Sort keys, and divide them into their columns.
 
     :param keys: batch of :data:`ROW_KEYS`
-    :raises ValueError: for a key that is not one of the table's
+    :raises ValueError: a key does not fit the table
     """
     if keys.column("partition_key").null_count:
         raise ValueError("a partition key is null")
     partition_codes, partition_keys = _numbered(keys.column("partition_key"))
     clustering_codes, parts = _clusterings(keys, table)
     if table.clustering and "whole_partition" in keys.schema.names:
-        whole = keys.column("whole_partition")
-        clustering_codes[valid_mask(whole) & _true(whole)] = WHOLE
+        whole = pc.fill_null(keys.column("whole_partition"), False)
+        clustering_codes[whole.to_numpy(zero_copy_only=False)] = WHOLE
     tokens = integers(keys.column("token"))
     order = np.lexsort((clustering_codes, partition_codes, tokens))
     codes, clusterings = partition_codes[order], clustering_codes[order]
@@ -142,7 +142,7 @@ def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
 
 
 def row_identities(partition_keys: pa.Array, clustering_parts: Sequence[pa.Array]) -> pa.Array:
-    """Return a binary value for each row, by which rows of one table can be told apart.
+    """Return a binary value for each row that identifies it within its table.
 
     :param partition_keys: serialised
     :param clustering_parts: the values of each clustering column, serialised, canonical
@@ -160,9 +160,8 @@ def key_columns_of(cells: Sequence[Cells], table: TableSchema) -> tuple[pa.Array
 
 
 def places_in(wanted: pa.Array, found: pa.Array) -> Integers:
-    """Tell where in ``wanted`` each value of ``found`` stands; -1: nowhere. Both are binary."""
-    places = pc.index_in(found, value_set=wanted)
-    return np.where(valid_mask(places), integers(places), -1)
+    """Return the place in ``wanted`` of each value of ``found``; -1: it is not there. Both are binary."""
+    return filled(pc.index_in(found, value_set=wanted), -1)
 
 
 def taken(values: pa.Array, places: Integers) -> pa.Array:
@@ -171,7 +170,7 @@ def taken(values: pa.Array, places: Integers) -> pa.Array:
 
 
 def _clusterings(keys: pa.RecordBatch, table: TableSchema) -> tuple[Integers, list[pa.Array]]:
-    """Return the number of each key's clustering, or ``STATIC``; the values of each column by number."""
+    """Return the number of each key's clustering, or ``STATIC``, and each clustering column's values by number."""
     if not table.clustering:
         return np.zeros(keys.num_rows, np.int64), []
     given = keys.column("clustering")
@@ -180,13 +179,13 @@ def _clusterings(keys: pa.RecordBatch, table: TableSchema) -> tuple[Integers, li
     counts, parts, sizes = clustering_parts(cells, len(table.clustering))
     if (counts != len(parts)).any() or (sizes != cells.lengths).any():
         raise ValueError(f"a clustering does not have the {len(parts)} columns that {table.full_name} has")
-    found = _canonical(parts, table)
+    values = _canonical(parts, table)
     if any(has_aliases(column.type) for column in table.clustering):
-        forms = integers(_framed(found).dictionary_encode().indices)
+        forms = integers(_framed(values).dictionary_encode().indices)
         _, first = np.unique(forms, return_index=True)
-        found = [taken(part, first) for part in found]
+        values = [taken(part, first) for part in values]
         codes[valid_mask(given)] = forms[codes[valid_mask(given)]]
-    return np.where(valid_mask(given), codes, STATIC), found
+    return np.where(valid_mask(given), codes, STATIC), values
 
 
 def _canonical(clustering: Sequence[Cells], table: TableSchema) -> list[pa.Array]:
@@ -203,7 +202,7 @@ def _numbered(values: pa.Array) -> tuple[Integers, pa.Array]:
 
 
 def _framed(parts: Sequence[pa.Array]) -> pa.Array:
-    """Return each row's values one behind the other, each with its int32 length before it: a tuple of CQL."""
+    """Join each row's values, each after its int32 length: the bytes of a CQL tuple."""
     return encode(
         TupleType((_BLOB,) * len(parts)), pa.StructArray.from_arrays(parts, [str(i) for i in range(len(parts))])
     )
@@ -219,20 +218,12 @@ def list_of(frames: pa.Array, places: Integers) -> bytes:
 
 
 def differs(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Tell where any of the columns differs from the row before; the first row does."""
-    found = np.zeros(len(columns[0]), np.bool_)
-    found[:1] = True
+    """Mark each row that differs from the row before in any column, and the first row."""
+    differing = np.zeros(len(columns[0]), np.bool_)
+    differing[:1] = True
     for column in columns:
-        found[1:] |= column[1:] != column[:-1]
-    return found
-
-
-def _true(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return a boolean array's values; what stands in null rows means nothing."""
-    if not len(values):
-        return np.zeros(0, np.bool_)
-    bits = np.unpackbits(np.frombuffer(values.buffers()[1], np.uint8), bitorder="little")
-    return bits[values.offset : values.offset + len(values)].view(np.bool_)
+        differing[1:] |= column[1:] != column[:-1]
+    return differing
 
 
 def _condition(columns: Sequence[Column], parts: Sequence[pa.Array], row: int) -> list[str]:

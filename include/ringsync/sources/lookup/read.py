@@ -1,10 +1,12 @@
-"""Read rows by their keys, as row images: what a row looks like after it was changed.
+"""The reader of rows by their keys, as row images: what rows look like after they were changed.
 
-Many keys are asked for in one request (requests.py), some requests at a time. One that fails is asked again as two
-with half of its keys each, down to single keys: so one key that cannot be read costs a few more requests, and only
-itself. What the cluster does not give now is not waited for: whoever asked does so again later, and others wait behind
-him. So the pauses before a request is repeated are made once in vain, and a read that brings nothing ends. Result pages
-go to the compiled decoders as they come, some requests' together, and nothing else is kept.
+One request asks for many keys (requests.py), and some requests run at once. A request that fails is divided into two
+with half of its keys each, down to single keys. So a key that cannot be read costs a few more requests, and all other
+keys are read.
+
+A read does not wait long for a cluster that does not answer, since others wait behind it, and its caller reads again
+later. Once all pauses before a repetition were in vain, the read makes no more pauses, and a read without progress
+ends. Result pages go to the compiled decoders as they come, those of some requests together; nothing else is kept.
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ IN_FLIGHT = 12
 """Requests on the way at once; fewer leave the server idle, more gain nothing."""
 ROWS_AT_ONCE = 4096
 BYTES_AT_ONCE = 8 * 2**20
-"""So much is decoded in one go, whichever comes first."""
+"""Limits of the pages decoded together; the first one reached counts."""
 MAX_FAILURES = 100
-"""After so many failed requests of one read those that fail are not asked again: more than single keys is broken."""
+"""Failed requests of a read after which no failed one is repeated: more than single keys must be broken."""
 NO_PROGRESS_S = 15.0
-"""A read ends when requests have failed for so long, even the smallest, and nothing came; one request may take longer
-(``request_timeout_s``), and has its time. As long as rows come a read may take any time."""
+"""Seconds without an answer after which a read ends, if even the smallest requests fail; ``request_timeout_s`` if that
+is longer. As long as rows come, a read may take any time."""
 
 
 @dataclass(frozen=True)
 class UnreadRow:
     """A key whose row could not be read, after everything was tried.
 
-    :ivar place: among the keys that were given
-    :ivar reason: names table and key, cause, consistency level, nodes and remedy
+    :ivar place: place of the key among the given keys
+    :ivar reason: table and key, cause, consistency level, nodes and remedy, as text
     """
 
     place: int
@@ -64,8 +66,8 @@ class RowsRead:
 
     :ivar images: images of the rows that exist, in the order of the given keys
     :ivar places: place of each image's key among the given keys
-    :ivar unread: keys of which nobody knows; of all others without an image there is no row
-    :ivar received: rows that the cluster sent, also those that nobody wanted
+    :ivar unread: keys that could not be read; any other key without an image has no row
+    :ivar received: rows that the cluster sent, unwanted ones included
     """
 
     images: pa.RecordBatch
@@ -85,41 +87,39 @@ def read_rows(
     element_times: bool,
     misfits: Literal["error", "raw"],
     table_rows: float | None = None,
-    in_flight: int = IN_FLIGHT,
     of_all: bool = False,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> RowsRead:
     """Read rows by their keys.
 
-    All is held in memory at once: 100,000 keys are a good portion. A key that is given several times has one image.
+    All rows are in memory at once: 100,000 keys are a good number. A key that is given several times gets one image.
 
     :param session: from :func:`ringsync.sources.scan.scan.scan_session`, as of a moment
-    :param keys: keys (:data:`ringsync.sources.lookup.keys.ROW_KEYS`), in any order. For a key without clustering there
-        is one image with the static cells of its partition only, or one image for each row of the partition; other
-        keys of a partition that is wanted as a whole get no image of their own
-    :param ring: the first rank is asked first, whatever the consistency level
+    :param keys: keys (:data:`ringsync.sources.lookup.keys.ROW_KEYS`), in any order. A key without clustering gets
+        one image with only the static cells of its partition. A key of a whole partition gets one image for each row,
+        and other keys of this partition get none of their own
+    :param ring: ring snapshot; its first rank is asked first, whatever the consistency level
     :param settings: consistency level (``LOCAL_ONE``, ``LOCAL_QUORUM``, …), page size and user
-    :param permits: asked for every page, by the rows that it may have
-    :param element_times: whether the server can tell the times of elements
-        (:func:`ringsync.sources.scan.scan.columns_without_element_times`); if not, images say that they are unknown
+    :param permits: permits for the pages
+    :param element_times: whether the server can return the times of elements
+        (:func:`ringsync.sources.scan.scan.columns_without_element_times`); if not, images have them as unknown
     :param misfits: see :func:`ringsync.images.from_pages.row_images`
-    :param table_rows: about so many rows the table has, one copy of it: lets small token ranges be read as a whole of
-        which large parts are wanted; None: that is not done
-    :param in_flight: requests at once
-    :param of_all: the rows are of use only if all of them come: the first key that cannot be read ends the read
-    :param sleep: waits so many seconds before something is asked again
-    :param clock: s, of any beginning
-    :raises NoPermissionError: when the user may not read the table
-    :raises cassandra.InvalidRequest: when the table is gone
-    :raises UnrepresentableValueError: for a value that its Arrow type cannot hold, with ``misfits="error"``
-    :raises ValueError: for a key that is not one of the table's
+    :param table_rows: estimated rows of the table, each counted once. With it, a small token range is read as a whole
+        if a large part of it is wanted; None: never
+    :param of_all: whether the rows are useful only together: then the first key that cannot be read ends the read
+    :param sleep: function that waits before a request is repeated, given seconds
+    :param clock: function that returns seconds since any moment
+    :raises NoPermissionError: the user may not read the table
+    :raises cassandra.InvalidRequest: the table is gone
+    :raises UnrepresentableValueError: an Arrow type cannot hold a value, with ``misfits="error"``
+    :raises ValueError: a key does not fit the table, or the session has no moment
     """
     if session.now is None:
-        raise ValueError("rows are read as of a moment: the session has none")
+        raise ValueError("rows are read as of a moment, but the session has none")
     reader = _Reader(
         *(session, session.now, row_keys(keys, table), ring, settings, permits),
-        *(element_times, misfits, in_flight, of_all, sleep, clock),
+        *(element_times, misfits, of_all, sleep, clock),
     )
     reader.read(table_rows / RING_WIDTH if table_rows else None)
     return reader.result()
@@ -147,7 +147,7 @@ class _Came:
 
 @dataclass
 class _Reader:
-    """Reads the rows of one call."""
+    """The reader of one call's rows."""
 
     session: SessionAt
     now: int
@@ -157,7 +157,6 @@ class _Reader:
     permits: Permits
     element_times: bool
     misfits: Literal["error", "raw"]
-    in_flight: int
     of_all: bool
     sleep: Callable[[float], None]
     clock: Callable[[], float]
@@ -180,7 +179,7 @@ class _Reader:
         every = np.arange(len(self.keys.places))
         self.waiting.extend(plan_lookups(self.keys, self.ring, every, rows_per_token=rows_per_token))
         while self.waiting or self.running:
-            while self.waiting and len(self.running) < self.in_flight:
+            while self.waiting and len(self.running) < IN_FLIGHT:
                 if self.ended is not None:
                     self._give_up(self.waiting.popleft(), self.ended)
                     continue
@@ -208,7 +207,7 @@ class _Reader:
         return RowsRead(taken(images, order), places[order], tuple(unread), self.received)
 
     def _start(self, lookup: Lookup) -> _Running | None:
-        """Ask for a lookup's first page; None: that would take a wait, and others are on their way."""
+        """Request a lookup's first page; None: its permit must be waited for, and other lookups are on their way."""
         query = self._query(lookup.kind)
         request = request_of(lookup, query.cql, self.keys)
         delays = self.delays if lookup.patient else ()
@@ -219,7 +218,7 @@ class _Reader:
             if asked is None:
                 return None
         except PASSING_ERRORS:
-            asked = None  # it is asked again by whoever waits for it
+            asked = None  # _finish requests it again
         return _Running(lookup, request, pages, asked)
 
     def _query(self, kind: Kind) -> LookupQuery:
@@ -230,11 +229,11 @@ class _Reader:
     def _finish(self, running: _Running) -> None:
         """Wait for a lookup's pages, and decide what to do if they do not come."""
         lookup = running.lookup
-        found: list[Page] = []
+        pages: list[Page] = []
         rows = 0
         try:
             for page in running.pages.read(running.request, running.asked):
-                found.append(page)
+                pages.append(page)
                 rows += row_count(page)
                 if lookup.most_rows is not None and rows > lookup.most_rows:
                     break
@@ -247,14 +246,14 @@ class _Reader:
         self.received += rows
         self.failing_since = None
         if lookup.most_rows is not None and rows > lookup.most_rows:
-            # A partition in it is larger than most: reading on costs more than reading rows by their keys.
+            # The slice has a larger partition than most: reading on costs more than reading rows by their keys.
             self.waiting.extend(plan_lookups(self.keys, self.ring, lookup.keys))
             return
         came = self.came.setdefault(lookup.kind, _Came())
-        came.lookups += [lookup] * len(found)
-        came.pages += found
+        came.lookups += [lookup] * len(pages)
+        came.pages += pages
         came.rows += rows
-        came.size += sum(map(len, found))
+        came.size += sum(map(len, pages))
         if came.rows >= ROWS_AT_ONCE or came.size >= BYTES_AT_ONCE:
             self._decode(lookup.kind)
 
@@ -266,7 +265,7 @@ class _Reader:
         if self.failing_since is None:
             self.failing_since = now
         elif parts and not stuck.absent and not is_known_as_too_large:
-            # Nothing comes at this size: all that waits is asked for in smaller portions, and has its time anew.
+            # Nothing comes at this size: make all waiting lookups smaller, and count the time anew.
             self.most_keys, self.failing_since = max(1, len(lookup.keys) // 4), now
         elif now - self.failing_since > max(NO_PROGRESS_S, self.settings.request_timeout_s):
             self._end(stuck)
@@ -274,7 +273,7 @@ class _Reader:
             if parts and not stuck.absent:
                 if not is_known_as_too_large:
                     self.sleep(RETRY_DELAYS_S[0])
-                # Behind the others, which need not wait for what is slow.
+                # They go behind the others, which need not wait for a slow lookup.
                 self.waiting.extend(replace(part, patient=len(part.keys) == 1) for part in parts)
                 return
             if not lookup.patient and self.delays:
@@ -287,7 +286,7 @@ class _Reader:
         self._give_up(lookup, stuck.reason)
 
     def _end(self, stuck: Stuck) -> None:
-        """Ask for nothing more; also what is on its way is not asked for again."""
+        """Start no more lookups, and repeat none of those on their way."""
         self.ended = stuck.reason
         self.delays.clear()
 
@@ -297,11 +296,11 @@ class _Reader:
         return halves(lookup, self.keys)
 
     def _refused(self, lookup: Lookup, error: InvalidRequest) -> None:
-        """Ask for fewer keys: the server does not take so many (guardrails), or one of them."""
+        """Ask for fewer keys: the server refuses so many (guardrails), or one of them."""
         if "uardrail" in str(error):
             self.most_keys = max(1, min(self.most_keys, len(lookup.keys) // 2))
         else:
-            # Raises where no key can be read.
+            # This raises the error again if no key at all can be read.
             self.session.prepare(self._query(lookup.kind).cql)
         parts = self._smaller(lookup)
         self.waiting.extend(parts)
@@ -330,10 +329,10 @@ class _Reader:
         self.places.append(keys[chosen])
 
     def _keys_of(self, kind: Kind, came: _Came, query: LookupQuery) -> Integers:
-        """Return the place of each row's key among the keys; -1: nobody wants it."""
+        """Return the place of each row's key among the keys; -1: it is not wanted."""
         asked = np.unique(np.concatenate([lookup.keys for lookup in came.lookups]))
         _, cells = page_cells(join_pages(came.pages), len(query.layout))
-        # Behind the token come the columns of the table, and first those of its key.
+        # After the token come the columns of the table, those of its key first.
         key_count = len(query.table.key_columns)
         partition_keys, clustering = key_columns_of(cells[1 : 1 + key_count], query.table)
         if kind in ("static", "whole"):
@@ -344,11 +343,11 @@ class _Reader:
 
 
 def _with_cells(images: pa.RecordBatch, table: TableSchema) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell which images have any value."""
+    """Mark the images that have a value outside their partition key."""
     x = images.column("_x")
-    found = np.zeros(images.num_rows, np.bool_)
+    has_value = np.zeros(images.num_rows, np.bool_)
     for place in range(1 + len(table.partition_key), 1 + len(table.columns)):
-        found |= valid_mask(images.column(place))
+        has_value |= valid_mask(images.column(place))
         if x.null_count < len(x):
-            found |= valid_mask(x.field(place - 1).field("raw"))
-    return found
+            has_value |= valid_mask(x.field(place - 1).field("raw"))
+    return has_value

@@ -1,10 +1,11 @@
-"""Which keys are asked for together, and by which SELECT.
+"""The grouping of keys into requests, and the SELECT of each kind of request.
 
-One row a request costs the driver more than the server (specs: 20,000 rows/s), so keys are asked for with ``IN``: some
-partitions of one replica, in the order of their tokens, with the clusterings wanted in any of them. The server finds
-the rows of the cross product; those that nobody wants are dropped when they come. Hence partitions that want the same
-clusterings go together, those that want different ones in smaller groups, and one that wants many rows goes by itself.
-Where a large part of a small token range is wanted, the range is read as a whole.
+Requests for single rows cost the driver more than the server (the goal is 20,000 rows/s). So one request asks for many
+keys with ``IN``: some partitions of one replica, in token order, and all clusterings that are wanted in any of them.
+The server returns the rows of the cross product, and the reader drops the unwanted ones. To keep these few, partitions
+with the same wanted clusterings share requests, partitions with different ones form smaller groups, and a partition
+with many wanted rows gets requests of its own. If a large part of a small token range is wanted, the whole range is
+read.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ from ringsync.sources.scan.scan import scan_query
 from ringsync.sources.scan.where import all_of
 
 PARTITIONS = 50
-"""Partitions a request: one slow partition fails the request, and its coordinator holds all of the answer."""
+"""Most partitions in a request: one slow partition fails all of it, and the coordinator holds the whole answer."""
 MIXED_PARTITIONS = 16
-"""The same where they want different clusterings, each of which is looked for in each partition."""
+"""The same if they want different clusterings: the server looks for each clustering in each partition."""
 WHOLE_PARTITIONS = 10
-"""The same where all rows of the partitions are wanted."""
+"""The same if all rows of the partitions are wanted."""
 FEW_ROWS = 3
-"""A partition that wants more rows than this is asked for by itself …"""
+"""Most wanted rows of a partition that shares its request with others."""
 CLUSTERINGS = 100
-"""… so many of them at a time."""
+"""Most rows in a request for a single partition."""
 COMMON = 8
-"""So many partitions that want the same clusterings are kept apart from those that do not."""
+"""Least number of partitions with the same wanted clusterings that are kept apart from the others."""
 SLICE_ROWS = 500
-"""Rows of a token range that may be read as a whole."""
+"""Expected rows of a token range that may be read as a whole."""
 DENSE = 0.15
-"""That is done if more than this share of them is wanted; where that saves nothing, at 0.22."""
+"""Least share of these rows that must be wanted for that. Both ways cost the same at a share of 0.22."""
 SLICE_TOKENS = 20
-"""A slice has so many different wanted tokens at least: few partitions with many wanted rows tell nothing of it."""
+"""Least number of different wanted tokens in a slice: a few partitions with many wanted rows say nothing about it."""
 
 _ROOM = 1
-"""A page that is not full is the last: behind a full one the server has to be asked whether there is more."""
+"""Rows that a page may have beyond those expected: a page that is not full is the last, and saves a request."""
 
 Kind = Literal["rows", "static", "whole", "slice"]
 """Rows by their keys; static columns of partitions; whole partitions; a range of tokens."""
@@ -60,9 +61,9 @@ Kind = Literal["rows", "static", "whole", "slice"]
 class Lookup:
     """Keys that are asked for together.
 
-    :ivar keys: their places in the :class:`RowKeys`, those of a partition next to each other
-    :ivar endpoints: ``address:port`` of the replicas, the one to ask first in front
-    :ivar most_rows: greatest number of rows for which reading a slice is worth while
+    :ivar keys: places of the keys in the :class:`RowKeys`; the keys of a partition are neighbours
+    :ivar endpoints: ``address:port`` of the replicas; the first one is asked first
+    :ivar most_rows: for a slice: most rows for which it is worth reading
     :ivar patient: whether the request is repeated if it fails
     """
 
@@ -105,7 +106,7 @@ def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool) -> Look
 
 
 def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
-    """Return the request for a lookup's rows; some of those that come may not be wanted."""
+    """Return the request for a lookup's rows. Its answer may have unwanted rows, too."""
     if lookup.kind == "slice":
         start = max(int(keys.tokens[lookup.keys[0]]) - 1, MIN_TOKEN)
         values = (token_bytes(start), token_bytes(int(keys.tokens[lookup.keys[-1]])))
@@ -124,7 +125,7 @@ def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
 
 
 def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
-    """Return the same keys in two lookups, by partitions if there are several; none for a single key."""
+    """Divide a lookup into two, between partitions if it has several; a single key gives an empty list."""
     if len(lookup.keys) == 1:
         return []
     starts = np.flatnonzero(differs(keys.partitions[lookup.keys]))
@@ -135,31 +136,31 @@ def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
 def plan_lookups(
     keys: RowKeys, ring: RankedRing, chosen: Integers, *, rows_per_token: float | None = None
 ) -> list[Lookup]:
-    """Decide which keys are asked for together; neighbours ask different replicas first as far as possible.
+    """Group keys into lookups. Consecutive lookups ask different replicas first, as far as possible.
 
     :param ring: ring snapshot whose first rank is asked first
     :param chosen: places of the keys to ask for, ascending
-    :param rows_per_token: the table's rows per token; None: unknown, and nothing is read as a whole
+    :param rows_per_token: the table's rows per token; None: unknown, so no range is read as a whole
     """
     planner = _Planner(keys, ring)
     clusterings = keys.clusterings[chosen]
     rows = chosen[clusterings >= 0]
-    found: list[tuple[int, Lookup]] = []
+    lookups: list[tuple[int, Lookup]] = []
     if rows_per_token:
         slices, rows = planner.slices(rows, rows_per_token)
-        found += slices
-    found += planner.rows(rows)
+        lookups += slices
+    lookups += planner.rows(rows)
     if keys.table.of_kind("static"):
-        found += planner.partitions("static", chosen[clusterings == STATIC], PARTITIONS)
-    found += planner.partitions("whole", chosen[clusterings == WHOLE], WHOLE_PARTITIONS)
-    # One of each group after the other.
+        lookups += planner.partitions("static", chosen[clusterings == STATIC], PARTITIONS)
+    lookups += planner.partitions("whole", chosen[clusterings == WHOLE], WHOLE_PARTITIONS)
+    # Take one lookup of each group in turn.
     turn = defaultdict[int, Iterator[int]](count)
-    turns = [(next(turn[group]), place) for place, (group, _) in enumerate(found)]
-    return [found[place][1] for _, place in sorted(turns)]
+    turns = [(next(turn[group]), place) for place, (group, _) in enumerate(lookups)]
+    return [lookups[place][1] for _, place in sorted(turns)]
 
 
 class _Planner:
-    """Cuts keys into lookups, each with the number of the group of replicas that it asks."""
+    """Divides keys into lookups. Each comes with the number of the group of replicas that it asks."""
 
     def __init__(self, keys: RowKeys, ring: RankedRing) -> None:
         self._keys = keys
@@ -173,21 +174,21 @@ class _Planner:
         self._groups = group_of[ranges]
 
     def slices(self, chosen: Integers, density: float) -> tuple[list[tuple[int, Lookup]], Integers]:
-        """Return lookups of token ranges that are mostly wanted, and the keys outside them."""
+        """Return lookups of token ranges of which a large part is wanted, and the keys outside them."""
         tokens = self._keys.tokens[chosen]
         width = SLICE_ROWS / density
-        # In floating point a token near a bound may fall on either side, which does no harm.
-        starts = _cuts(differs(self._groups[chosen], np.floor(tokens / width)))
-        found, outside = [], np.ones(len(chosen), np.bool_)
-        for start, end in starts:
+        # Rounding may put a token near a bound on either side, which does no harm.
+        runs = _cuts(differs(self._groups[chosen], np.floor(tokens / width)))
+        lookups, outside = [], np.ones(len(chosen), np.bool_)
+        for start, end in runs:
             wanted, first, last = end - start, int(tokens[start]), int(tokens[end - 1])
             expected = (last - first) * density
             if wanted < DENSE * expected or len(np.unique(tokens[start:end])) < SLICE_TOKENS:
                 continue
             outside[start:end] = False
             most = 2 * max(int(expected), wanted)
-            found.append(self._lookup("slice", chosen[start:end], most))
-        return found, chosen[outside]
+            lookups.append(self._lookup("slice", chosen[start:end], most))
+        return lookups, chosen[outside]
 
     def rows(self, chosen: Integers) -> Iterator[tuple[int, Lookup]]:
         """Return lookups of rows."""
@@ -204,19 +205,19 @@ class _Planner:
         yield from self._by_partitions("rows", ordered, changes, np.where(alike >= 0, PARTITIONS, MIXED_PARTITIONS))
 
     def partitions(self, kind: Kind, chosen: Integers, most: int) -> Iterator[tuple[int, Lookup]]:
-        """Return lookups of keys of which each partition has one.
+        """Return lookups of keys, given at most one key of each partition.
 
-        :param most: partitions a lookup
+        :param most: most partitions in a lookup
         """
         groups, prefixes = self._apart(chosen)
         ordered = chosen[np.lexsort((chosen, prefixes, groups))]
         yield from self._by_partitions(kind, ordered, differs(*self._apart(ordered)), np.full(len(ordered), most))
 
     def _alike(self, chosen: Integers) -> tuple[Integers, Integers]:
-        """Return keys in an order in which those that may go together are neighbours.
+        """Sort keys so that those that may share a lookup are neighbours.
 
-        Before them a number for each: the same for keys whose partitions want the same clusterings as many others,
-        -1 where few others do.
+        :returns: a number for each key, and the keys. The number is equal for keys whose partitions want the same
+            clusterings; it is -1 if fewer than :data:`COMMON` partitions want these
         """
         partitions, clusterings = self._keys.partitions[chosen], self._keys.clusterings[chosen]
         starts = np.flatnonzero(differs(partitions))
@@ -225,7 +226,7 @@ class _Planner:
         sets = np.zeros(len(starts), np.int64)
         for place in range(FEW_ROWS):
             there = position == place
-            # Two numbers below 2^31 as one.
+            # Pack two numbers below 2^31 into one.
             sets <<= 31
             sets[partition[there]] += clusterings[there] + 1
             _, sets, counts = np.unique(sets, return_inverse=True, return_counts=True)
@@ -235,13 +236,13 @@ class _Planner:
         return alike[order], chosen[order]
 
     def _apart(self, chosen: Integers) -> tuple[Integers, Integers]:
-        """What keys of one lookup have in common: replicas, and all columns of the partition key but the last."""
+        """Return what the keys of a lookup must share: replicas, and all partition key columns but the last."""
         return self._groups[chosen], self._keys.prefixes[self._keys.partitions[chosen]]
 
     def _by_partitions(
         self, kind: Kind, ordered: Integers, changes: npt.NDArray[np.bool_], most: Integers
     ) -> Iterator[tuple[int, Lookup]]:
-        """Cut where there are changes, and after so many partitions."""
+        """Cut keys into lookups at changes, and after ``most`` partitions."""
         first = np.flatnonzero(differs(self._keys.partitions[ordered]))
         limits = [*first.tolist(), len(ordered)]
         for start, end in _cuts(changes[first], most[first]):

@@ -2,8 +2,8 @@
 
 Murmur3 spreads partitions evenly over the tokens, so the rows per token at some places give the rows per token in all.
 Partitions that are much larger than others may be missed: the chance to meet the one with a million rows is small, and
-if reading ends inside it, its length stays unknown. So the table has, as far as chance allows, at least the rows of the
-forecast, but may have many times more; :attr:`Forecast.at_least` says if that is known.
+if reading ends inside it, its length stays unknown. So the forecast is a lower bound, as far as chance allows: the
+table may have many times more rows. :attr:`Forecast.at_least` says whether such a partition was found.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from ringsync.formats.result_page import Page, page_cells
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
-from ringsync.sources.scan.scan import PASSING_ERRORS, ScanError, ScanQuery
+from ringsync.sources.scan.pages import PASSING_ERRORS
+from ringsync.sources.scan.scan import ScanError, ScanQuery
 
 PLACES = 16
 """Number of places where a page is read."""
 PAGE_ROWS = 1000
-"""Rows of such a page: 16,000 rows tell the size of a table of small partitions within about 2 %."""
+"""Rows of such a page: 16,000 rows give the size of a table of small partitions within about 2 %."""
 FAT_PAGES = 10
 """Most pages to read of a partition that is larger than a page, to see its end."""
 
@@ -63,24 +64,9 @@ class Forecast:
     sampled_rows: int
     sampled_part: float
 
-    @property
-    def bytes_per_row(self) -> float:
-        """Mean bytes of a row in a result page; 0 without rows."""
-        return self.bytes / self.rows if self.rows else 0.0
-
-    def seconds_at(self, rows_per_s: float) -> float:
-        """Return how long the scan will take, in seconds.
-
-        :param rows_per_s: speed, measured or the limit
-        :raises ValueError: the speed is not above 0
-        """
-        if not rows_per_s > 0:
-            raise ValueError(f"a scan at {rows_per_s} rows/s never ends")
-        return self.rows / rows_per_s
-
     def as_report(self) -> dict[str, Any]:
         """Return the forecast as a JSON object for reports."""
-        return {**asdict(self), "bytes_per_row": round(self.bytes_per_row, 1)}
+        return {**asdict(self), "bytes_per_row": round(self.bytes / max(1, self.rows), 1)}
 
 
 @dataclass(frozen=True)
@@ -115,7 +101,6 @@ def sample(
     settings: ClusterSettings,
     *,
     permits: Permits = UNLIMITED,
-    places: int = PLACES,
     page_rows: int = PAGE_ROWS,
 ) -> Forecast:
     """Read a page at some places, spread evenly over the ranges, and extrapolate.
@@ -132,7 +117,7 @@ def sample(
     prepared = session.prepare(query.cql)
     rows = min(page_rows, settings.page_size)
     samples = []
-    for part in sample_places(wanted, places):
+    for part in sample_places(wanted, PLACES):
         read = _reader(session, prepared, part, settings, permits)
         samples.append(_sample(read, part.range, query, table, rows))
     return extrapolate(samples, sum(part.range.width for part in wanted))
@@ -251,7 +236,7 @@ def extrapolate(samples: Sequence[Sample], width: int) -> Forecast:
     """Extrapolate samples to all tokens.
 
     The rows per token are the counted rows divided by the counted tokens of all samples together (a ratio estimate).
-    Each stretch of tokens was ended by a partition, so one partition too many is counted, in all, not by sample. The
+    A partition ends each counted stretch of tokens, so all samples together count one partition too many. The
     samples' deviations from the ratio give the variance, both of the ratio and of the tokens not seen.
 
     :param width: number of tokens of the whole scan

@@ -1,4 +1,4 @@
-"""The pages of one SELECT: asked for ahead, and asked for again when the cluster does not give them."""
+"""The pages of one SELECT: requested ahead, and requested again if they do not come."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ringsync.cluster.session import SCAN_PROFILE, ClusterSettings, explained_er
 from ringsync.formats.result_page import Page
 
 PAGE_BYTES = 8 * 2**20
-"""Wanted size of a page: where rows are wide, fewer rows are asked for than the settings allow."""
+"""Wanted size of a page: if rows are wide, a page has fewer rows than the settings allow."""
 
 PAGES_AHEAD = 4
 BYTES_AHEAD = 8 * 2**20
-"""So much of a range may have come before its reader takes it, whichever is less, and one page be on its way."""
+"""Limits of what may wait for the reader when another page is requested; the first one reached counts."""
 
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
-"""Pauses before a page is asked for again."""
+"""Pauses before a page is requested again."""
 PATIENCE = 3
-"""After so many pages for which all pauses were in vain only the first pause is made."""
+"""Pages for which all pauses were in vain; after so many, only the first pause is made."""
 SHRINK = 4
-"""A page that did not come is asked for again with this part of its rows."""
+"""Divisor of a page's rows when it did not come and is requested again."""
 GROWTH = 1.25
-"""Each page that came allows the next one so many times as many rows, up to nearly what failed …"""
+"""Growth of a page's rows after each page that came, up to a ceiling a little below the rows that failed."""
 CREEP = 1.002
-"""… which creeps up by so much: where large pages fail for good, few are tried, since each costs a timeout."""
+"""Growth of this ceiling. It is small: if large pages always fail, few are tried, since each costs a timeout."""
 
 _OVERLOADS = (OperationTimedOut, ReadTimeout, OverloadedErrorMessage)
 _ABSENCES = (Unavailable, ConnectionException, IsBootstrappingErrorMessage, NoHostAvailable)
 PASSING_ERRORS = (*_OVERLOADS, *_ABSENCES, ReadFailure, ServerError)
-"""What may be over a moment later, or not happen to a smaller page."""
+"""Errors that may be over a moment later, or that a smaller page may not have."""
 
 _LONGER_TIMEOUTS = (
     "longer timeouts may help: range_request_timeout and read_request_timeout of the nodes, "
@@ -59,7 +59,7 @@ class Request:
     """A SELECT and its parameters.
 
     :ivar values: values as Cassandra serialises them
-    :ivar limit: rows a page at most, and no page is asked for ahead; None: as the settings say
+    :ivar limit: most rows of a page; no page is then requested ahead. None: as the settings say
     :ivar thorough: whether pages get smaller until one of a single row fails, however many attempts that takes
     """
 
@@ -70,10 +70,10 @@ class Request:
 
 
 class Stuck(Exception):
-    """A page could not be had.
+    """A page could not be read.
 
-    :ivar absent: there was nobody to ask: neither a smaller page nor a smaller range can help
-    :ivar reason: what happened, from whom it was wanted, and what may help
+    :ivar absent: whether no node could be asked: then neither a smaller page nor a smaller range can help
+    :ivar reason: what happened, which nodes were asked, and what may help
     """
 
     def __init__(self, absent: bool, reason: str) -> None:
@@ -83,12 +83,12 @@ class Stuck(Exception):
 
 
 class Asked:
-    """A page on its way. Its permit ends when it comes or fails, whether or not somebody still waits for it.
+    """A page on its way. Its permit ends when the page comes or fails, even if no reader waits for it any more.
 
-    :ivar rows: greatest number of rows
+    :ivar rows: most rows that it may have
     :ivar place: the page's place among those of its SELECT
-    :ivar rest: the page's bytes, and where the next page starts, once it has come and if there is a next one
-    :ivar next: the page behind it, once it was asked for
+    :ivar rest: the page's size in bytes, and the next page's paging state; None: it has not come yet, or is the last
+    :ivar next: the page behind it, once that is requested
     """
 
     def __init__(self, response: Any, rows: int, place: int, permits: Permits) -> None:
@@ -101,15 +101,15 @@ class Asked:
         self._ended: Future[None] = Future()
 
     def listen(self, came: Callable[[Page], None]) -> None:
-        """Have the driver say when it comes.
+        """Let the driver call a function when the page comes.
 
-        :param came: called with the page, in the driver's own thread
+        :param came: function that gets the page, in the driver's own thread
         """
-        self._tell = came
+        self._listener = came
         self._response.add_callbacks(self._came, self._failed)
 
     def page(self, user: str | None) -> tuple[bytes, bytes | None]:
-        """Wait for the page; its bytes, and where the next one starts."""
+        """Wait for the page, and return its bytes and the next page's paging state."""
         self._ended.result()
         with explained_errors(user):
             result = self._response.result()
@@ -122,7 +122,7 @@ class Asked:
             self._permits.answered(row_count(page), len(page))
             if self._response.has_more_pages:
                 self.rest = len(page), self._response._paging_state
-            self._tell(page)
+            self._listener(page)
 
         self._end(end)
 
@@ -130,7 +130,7 @@ class Asked:
         self._end(lambda: self._permits.failed(overloads(error)))
 
     def _end(self, end: Callable[[], None]) -> None:
-        # In the driver's own thread, which no error may leave.
+        # This runs in the driver's own thread, which must not get an error.
         try:
             end()
         except Exception as error:
@@ -140,7 +140,7 @@ class Asked:
 
 
 class _Size:
-    """How many rows a page may have: fewer after pages that failed, and where rows are wide."""
+    """The number of rows that a page may have: fewer after pages that failed, and if rows are wide."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -164,13 +164,13 @@ class _Size:
 
 @dataclass
 class Pages:
-    """Asks the replicas of one token range for pages, and remembers how large these may be.
+    """A reader of pages from the replicas of one token range. It remembers how large pages may be.
 
-    :ivar statements: what was prepared on this session, by its CQL; is added to
-    :ivar endpoints: ``address:port`` of the replicas, the one to ask first in front
-    :ivar sleep: waits so many seconds before a page is asked for again
-    :ivar delays: pauses (s) before a page is asked for again; none: each page is asked for once. Whoever gives a list
-        may shorten it meanwhile
+    :ivar statements: statements prepared on this session, by CQL; new ones are added
+    :ivar endpoints: ``address:port`` of the replicas; the first one is asked first
+    :ivar sleep: function that waits before a page is requested again, given seconds
+    :ivar delays: pauses before a page is requested again, in seconds; empty: each page is requested once. The caller
+        may shorten a list at any time
     """
 
     session: Session
@@ -182,22 +182,22 @@ class Pages:
     delays: Sequence[float] = RETRY_DELAYS_S
 
     def __post_init__(self) -> None:
-        # What is too large in one partition need not be so in a range of many, and the other way round.
+        # A size that fails in one partition need not fail in a range of many, and vice versa.
         self._sizes = {thorough: _Size(self.settings.page_size) for thorough in (False, True)}
         self._stuck = 0
         self._taken = -1
         self._last: Asked | None = None
-        # The reader and the driver's thread may both want to go on.
+        # The reader and the driver's thread may request the next page at the same time.
         self._lock = RLock()
 
     def read(self, request: Request, asked: Asked | None = None) -> Iterator[Page]:
-        """Return the pages of a SELECT, each asked for before its predecessor is handed out if that needs no waiting.
+        """Return the pages of a SELECT. Before it returns one, it requests the next, if that needs no waiting.
 
-        The driver's own thread asks for the next page when one comes, unless enough are waiting, so that the server
-        need not wait for the reader.
+        The driver's own thread also requests the next page when one comes, unless enough pages wait for the reader. So
+        the server need not wait for the reader.
 
         :param asked: the first page, if it is on its way
-        :raises Stuck: at a page that could not be had
+        :raises Stuck: a page could not be read
         """
         paging_state: bytes | None = None
         self._taken = -1
@@ -212,7 +212,7 @@ class Pages:
             asked = asked.next
 
     def _go_on(self, request: Request, last: Asked) -> None:
-        """Ask for the page behind the last one, if that has come, not too many are waiting, and it needs no waiting."""
+        """Request the next page, if the last one has come, few pages wait for the reader, and it needs no waiting."""
         with self._lock:
             waiting = last.place - self._taken
             if last.rest is None or last.next is not None or request.limit is not None or waiting >= PAGES_AHEAD:
@@ -222,9 +222,9 @@ class Pages:
                 last.next = self.ask(request, paging_state, last.place + 1, wait=False)
 
     def ask(self, request: Request, paging_state: bytes | None = None, place: int = 0, *, wait: bool) -> Asked | None:
-        """Ask for one page.
+        """Request one page.
 
-        :returns: None without ``wait``, if there would be a wait
+        :returns: None: only without ``wait``, if its permit must be waited for
         """
         rows = self.permits.ask(self._rows(request), wait)
         if rows is None:
@@ -249,7 +249,7 @@ class Pages:
     def _page(
         self, request: Request, paging_state: bytes | None, asked: Asked | None
     ) -> tuple[Asked, Page, bytes | None]:
-        """Return the page that was asked for, asking again after passing errors, and where the next one starts."""
+        """Return the requested page, and the next page's paging state; request the page again after passing errors."""
         delays = iter(self.delays if self._stuck < PATIENCE else self.delays[:1])
         size = self._sizes[request.thorough]
         ceiling = size.ceiling
@@ -267,7 +267,7 @@ class Pages:
                 delay = next(delays, None)
                 if delay is None and (absent or rows == 1 or not request.thorough):
                     self._stuck += 1
-                    # Smaller pages were no remedy, so nobody knows whether large ones are an evil.
+                    # Smaller pages did not help, so large ones may not be the cause.
                     size.ceiling = ceiling
                     raise Stuck(absent, self._explain(error, attempts, rows)) from error
                 if not all(isinstance(cause, Unavailable | IsBootstrappingErrorMessage) for cause in causes(error)):
@@ -302,17 +302,17 @@ class Pages:
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """Return the errors of the single nodes, where the driver has gathered them; else the error itself."""
+    """Return the errors of the single nodes, if the driver has gathered them; else the error itself."""
     if isinstance(error, NoHostAvailable) and isinstance(error.errors, dict):
         return [cause for cause in error.errors.values() if isinstance(cause, BaseException)] or [error]
     return [error]
 
 
 def overloads(error: BaseException) -> bool:
-    """Tell whether the error is a sign that the cluster is asked too hard."""
+    """Tell whether the error shows that the cluster is overloaded."""
     return any(isinstance(cause, _OVERLOADS) for cause in causes(error))
 
 
 def row_count(page: Page) -> int:
-    """Return rows of a result page."""
+    """Return the number of rows of a result page."""
     return int.from_bytes(page[:4], "big")

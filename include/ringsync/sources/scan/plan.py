@@ -76,14 +76,9 @@ class ScanPlan:
         return json.dumps(
             {
                 "format_version": FORMAT_VERSION,
+                **vars(self),
                 "table": describe(self.table),
                 "selection": self.selection.to_json(),
-                "now": self.now,
-                "times": self.times,
-                "element_times": self.element_times,
-                "consistency_level": self.consistency_level,
-                "unrepresentable_values": self.unrepresentable_values,
-                "ring_digest": self.ring_digest,
                 "splits": [split_to_json(split) for split in self.splits],
             }
         )

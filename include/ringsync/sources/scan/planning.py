@@ -1,4 +1,4 @@
-"""The planning of a scan: it reads the cluster once and decides everything."""
+"""The planning of a scan: it asks the cluster once and decides everything about the scan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_scan_plan(
     :param selection: None: all of the table
     :raises SchemaError: there is no such table
     :raises NoPermissionError: the user may not read the table
-    :raises ClusterError: the selection does not fit the table; or the server cannot give the times of elements, and
+    :raises ClusterError: the selection does not fit the table; or the server cannot return the times of elements, and
         ``replica.element_times`` is not ``unknown``
     """
     selection = selection or Selection()
@@ -49,8 +49,8 @@ def make_scan_plan(
     if missing and config.replica.element_times == "error":
         names = ", ".join(f"{column.name} {column.type}" for column in missing)
         raise ClusterError(
-            f"{schema.full_name}: this server cannot tell WRITETIME and TTL of the elements of {names} (Cassandra can "
-            "from 5.0 on). Set replica.element_times: unknown to replicate them without these times"
+            f"{schema.full_name}: this server cannot return WRITETIME and TTL of the elements of {names} (Cassandra "
+            "can from 5.0 on). Set replica.element_times: unknown to replicate them without these times"
         )
     plan = ScanPlan(
         table=schema,

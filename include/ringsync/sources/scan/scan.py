@@ -32,7 +32,6 @@ from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.scan import partitions
-from ringsync.sources.scan.pages import PASSING_ERRORS as PASSING_ERRORS
 from ringsync.sources.scan.pages import Asked, Pages, Request, Stuck, row_count
 from ringsync.sources.scan.partitions import Partition
 from ringsync.sources.scan.where import Condition, WhereError, all_of, names_partitions, parse_where
@@ -111,7 +110,7 @@ def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: s
 def columns_without_element_times(session: Session, table: TableSchema) -> tuple[Column, ...]:
     """Find the columns whose elements' writetimes and TTLs this server cannot select; none from Cassandra 5.0 on.
 
-    This prepares such a query, since version numbers of forks tell little.
+    This prepares such a query, since version numbers of forks are not reliable.
     """
     columns = tuple(column for column in table.value_columns if column.is_multicell)
     if not columns:

@@ -354,7 +354,7 @@ def describe(scan: ScanPlan) -> Report:
 def tell(forecast: Forecast, config: Config) -> Report:
     """Return the forecast, and how long the scan takes if the configured limits bound it."""
     limits = cluster_limits(config)
-    seconds = [forecast.seconds_at(limits.rows_per_s)] if limits.rows_per_s else []
+    seconds = [forecast.rows / limits.rows_per_s] if limits.rows_per_s else []
     seconds += [forecast.bytes / limits.bytes_per_s] if limits.bytes_per_s else []
     return {**forecast.as_report(), "seconds_at_the_limits": round(max(seconds)) if seconds else None}
 
