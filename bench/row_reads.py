@@ -34,7 +34,7 @@ from peers.measure import Measurement, Work, together
 from peers.table import COLUMNS, KEYSPACE, PARTITION_ROWS, TABLE, VALUE_COLUMNS, fill
 
 from ringsync.cluster.cluster import read_ring
-from ringsync.cluster.limits import UNLIMITED
+from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings, connect
 from ringsync.ring.ranks import ranked
@@ -133,7 +133,7 @@ def ours(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
 
     def read() -> Work:
         found = read_rows(
-            session, table, keys, ring, settings, UNLIMITED, element_times=True, misfits="error", table_rows=rows
+            session, table, keys, ring, settings, Limiter(), element_times=True, misfits="error", table_rows=rows
         )
         return Work(found.images.num_rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cassandra import ConsistencyLevel, ReadTimeout
 
-from ringsync.cluster.limits import UNLIMITED, Permits
+from ringsync.cluster.limits import Permits
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings
 from ringsync.images.from_pages import row_images
@@ -77,6 +77,22 @@ class Failed:
 
     def result(self) -> Any:
         raise self.error
+
+
+class _Unlimited:
+    """Permits without limits and without back-off."""
+
+    def ask(self, rows: int, wait: bool = True) -> int | None:
+        return rows
+
+    def answered(self, rows: int, size: int) -> None:
+        pass
+
+    def failed(self, overloaded: bool) -> None:
+        pass
+
+
+UNLIMITED: Permits = _Unlimited()
 
 
 @dataclass

@@ -138,10 +138,12 @@ def settings(cassandra: CassandraNode) -> Iterator[ClusterSettings]:
     close_all()
 
 
-def forecast(settings: ClusterSettings, session: Any, keyspace: str, table: str, **options: Any) -> Forecast:
+def forecast(
+    settings: ClusterSettings, session: Any, keyspace: str, table: str, permits: Limiter | None = None, **options: Any
+) -> Forecast:
     schema = read_table(session, keyspace, table)
     query = scan_query(schema, times=True, element_times=True)
-    return sample(scan_session(settings, NOW), schema, query, RING, settings, **options)
+    return sample(scan_session(settings, NOW), schema, query, RING, settings, permits or Limiter(), **options)
 
 
 def fill(session: Any, statement: str, rows: list[tuple[Any, ...]]) -> None:

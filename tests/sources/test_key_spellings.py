@@ -13,7 +13,6 @@ import pytest
 
 from ringsync.changes.columns import logged_tables
 from ringsync.cluster.cluster import read_ring
-from ringsync.cluster.limits import UNLIMITED
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import close_all, connect
 from ringsync.formats.commitlog.reader import read_log
@@ -28,6 +27,7 @@ from tests.oracle import differences, image_rows, source_rows
 from tests.reconciled import merged
 from tests.sources.clusters import settings_of
 from tests.sources.row_key_batches import Key, batch_of
+from tests.sources.scans import UNLIMITED
 
 pytestmark = pytest.mark.server
 

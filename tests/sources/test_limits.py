@@ -17,7 +17,6 @@ from ringsync.cluster.limits import (
     PAGE_S,
     PAUSE_S,
     RECOVERY_S,
-    UNLIMITED,
     Account,
     ClosedError,
     Limiter,
@@ -79,13 +78,6 @@ def test_shares() -> None:
     assert Limits().share(7) == Limits()
     with pytest.raises(ValueError):
         Limits().share(0)
-
-
-def test_unlimited() -> None:
-    assert UNLIMITED.ask(5000) == 5000
-    UNLIMITED.answered(5000, 1)
-    assert UNLIMITED.ask(7, wait=False) == 7
-    UNLIMITED.failed(overloaded=True)
 
 
 # A simulated cluster: clients that ask as fast as they can, pages that take a while and are shorter than allowed

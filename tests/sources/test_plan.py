@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.cluster import read_ring, read_size_estimate
-from ringsync.cluster.limits import UNLIMITED
 from ringsync.cluster.session import ClusterError, close_all, connect
 from ringsync.config import Config
 from ringsync.sources.cassandra_table import read_split
@@ -17,6 +16,7 @@ from ringsync.sources.scan.plan import ScanPlan
 from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.wiring import cluster_settings
 from servers.cassandra import CassandraNode, NodeSettings
+from tests.sources.scans import UNLIMITED
 
 pytestmark = pytest.mark.server
 

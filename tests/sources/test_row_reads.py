@@ -14,7 +14,7 @@ import pytest
 from cassandra import InvalidRequest, ReadTimeout, Unavailable
 
 from ringsync.cluster.cluster import read_ring
-from ringsync.cluster.limits import UNLIMITED, Limiter, Limits, Permits
+from ringsync.cluster.limits import Limiter, Limits, Permits
 from ringsync.cluster.protocol import SessionAt
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings, close_all, connect
@@ -27,7 +27,7 @@ from servers.cassandra import CassandraNode
 from tests.oracle import Rows, differences, image_rows, source_rows
 from tests.sources.clusters import settings_of
 from tests.sources.row_key_batches import Key, batch_of, keys_of
-from tests.sources.scans import FAT, Counting, Fault, Faulty, create_table, timeout
+from tests.sources.scans import FAT, UNLIMITED, Counting, Fault, Faulty, create_table, timeout
 
 pytestmark = pytest.mark.server
 

@@ -16,7 +16,6 @@ from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionShutdown
 from cassandra.protocol import OverloadedErrorMessage
 
-from ringsync.cluster.limits import UNLIMITED
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings, close_all
 from ringsync.images.from_pages import row_images
@@ -31,6 +30,7 @@ from tests.sources.scans import (
     FAT,
     FAT_ROWS,
     THIRDS,
+    UNLIMITED,
     WHOLE,
     Counting,
     Faulty,

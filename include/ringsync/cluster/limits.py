@@ -140,23 +140,6 @@ class Permits(Protocol):
         """
 
 
-class _Unlimited:
-    """Permits without limits and without back-off."""
-
-    def ask(self, rows: int, wait: bool = True) -> int | None:
-        return rows
-
-    def answered(self, rows: int, size: int) -> None:
-        pass
-
-    def failed(self, overloaded: bool) -> None:
-        pass
-
-
-UNLIMITED: Permits = _Unlimited()
-"""Permits for a reader that reads alone and little."""
-
-
 class ClosedError(Exception):
     """A closed account was asked for permission."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from cassandra import ConsistencyLevel
 from cassandra.cluster import Session
 
-from ringsync.cluster.limits import UNLIMITED, Permits
+from ringsync.cluster.limits import Permits
 from ringsync.cluster.session import SCAN_PROFILE, ClusterSettings, explained_errors
 from ringsync.cql.codec.decode import decode
 from ringsync.cql.types import Native
@@ -99,8 +99,8 @@ def sample(
     query: ScanQuery,
     ranges: Iterable[ReplicaRange],
     settings: ClusterSettings,
+    permits: Permits,
     *,
-    permits: Permits = UNLIMITED,
     page_rows: int = PAGE_ROWS,
 ) -> Forecast:
     """Read a page at some places, spread evenly over the ranges, and extrapolate.

@@ -24,6 +24,8 @@ from cassandra import InvalidRequest, Unauthorized
 from cassandra.protocol import ConfigurationException
 
 from ringsync.cluster.cluster import read_size_estimate
+from ringsync.cluster.control import get_limits
+from ringsync.cluster.limits import Limiter
 from ringsync.cluster.session import connect
 from ringsync.config import Config
 from ringsync.ledger.passes import mark, marks_of_latest, pass_bucket, pass_numbers
@@ -71,7 +73,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     now = int(clock())
     scan = make_scan_plan(session, _with_splits(config, options.splits), keyspace, name, now=now, selection=selection)
     check_selection(application, session, scan)
-    forecast = read_a_little(config, scan)
+    forecast = read_a_little(config, store, scan)
     check_space(store, scan, forecast)
     state = states.BootstrapState(session, config.state.keyspace)
     specification = specify(application, scan)
@@ -243,8 +245,10 @@ def enable_cdc(session: Any, table: TableSchema) -> str:
     return "enabled now"
 
 
-def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep) -> Forecast:
-    """Forecast the scan by reading a page at some places.
+def read_a_little(
+    config: Config, store: ObjectStore, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep
+) -> Forecast:
+    """Forecast the scan by reading a page at some places, within the limits of the scan.
 
     :raises ScanError: the cluster did not answer in some attempts
     """
@@ -252,11 +256,12 @@ def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None]
     query = scan_query(scan.table, times=scan.times, element_times=scan.element_times, where=scan.selection.where)
     session = scan_session(settings, scan.now)
     ranges = [part for split in scan.splits for part in split.ranges]
+    permits = Limiter(get_limits(store) or cluster_limits(config))
     for delay in RETRY_DELAYS_S:
         with suppress(ScanError):
-            return sample(session, scan.table, query, ranges, settings)
+            return sample(session, scan.table, query, ranges, settings, permits)
         sleep(delay)
-    return sample(session, scan.table, query, ranges, settings)
+    return sample(session, scan.table, query, ranges, settings, permits)
 
 
 def specify(application: Application, scan: ScanPlan) -> str:
