@@ -1,19 +1,19 @@
-"""Read commit logs of a real Cassandra 5.0 node: ours against Cassandra's own reader and plain Python.
+"""Compare readers of commit logs of a real Cassandra 5.0 node: ours, Cassandra's own, and plain Python.
 
-``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. Everything
-runs on one core, one program after another, twice. The faster run of each counts, since no machine is equally fast all
+``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. All
+programs run on one core, one after another, twice. The faster run of each counts, since no machine is equally fast all
 the time. The files are in the system's cache. Rates are by CPU time, which does not depend on other users of the
 machine; on an idle machine they equal rates by the wall clock.
 
 uniform  inserts of six cells, 158 bytes each
 mix      of 100: 80 inserts (4 with TTL), 10 updates, 5 writes to collections, 5 deletions; several tables
 
-arrow    ours: change rows with digests as Arrow batches, thrown away
-parquet  ours: the same change rows as staging files (zstd), on disk at the end of the pass
+arrow    our reader: change rows with digests as Arrow batches, which are dropped
+parquet  our reader: the same change rows as staging files (zstd), on disk at the end of the pass
 java     Cassandra's CommitLogReader; a handler visits each row and cell and keeps nothing
 python   the plain-Python model of the tests, on a part of the first segment
-debezium the backlog only. It opens an HTTP port on all interfaces: as root the whole scenario therefore runs in a
-         network of its own (``unshare -n``), otherwise it does not
+debezium only in the backlog. It opens an HTTP port on all interfaces. So as root the whole scenario runs in a network
+         of its own (``unshare -n``); without root there is no Debezium
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Bench:
     """The places and the core of a run.
 
     :ivar core: the only core that a measured program may use
-    :ivar kernels: folder of compiled kernels, empty at first
+    :ivar kernels: folder of compiled kernels; empty at the start
     :ivar scratch: folder that is deleted at the end
     """
 
@@ -78,14 +78,14 @@ class Bench:
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the commit logs, for the next run, too")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the commit logs here for the next run")
     parser.add_argument("--uniform", type=int, default=400_000, metavar="N", help="statements (default: 400,000)")
     parser.add_argument("--mix", type=int, default=1_500_000, metavar="N", help="statements (default: 1,500,000)")
     parser.add_argument("--backlog", type=int, default=200_000, metavar="N", help="rows (default: 200,000)")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="(default: the last one)")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the servers
     with tempfile.TemporaryDirectory(prefix="bench-commitlog.") as name:
         scratch = Path(name)
         bench = Bench(arguments.core, scratch / "kernels", scratch)
@@ -115,7 +115,7 @@ def say(text: str) -> None:
 
 
 def compile_kernels(bench: Bench, data: DataSet) -> float:
-    """Fill the cache of kernels, as at set-up; return the seconds that it takes."""
+    """Compile the kernels, as set-up does; return the seconds that it takes."""
     seconds = ours(bench, data, 1).end_seconds
     say(f"kernels are compiled after {seconds:.0f} s")
     return seconds
@@ -184,7 +184,7 @@ def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, flo
     print(f"| | {' | '.join(heads)} |\n|---|{len(heads) * '---|'}")
     for name in ("ours", "debezium"):
         one = found[name]
-        # A start-up ends when the program begins to read; for Debezium nobody sees this before its first event.
+        # A start-up ends when the program begins to read. For Debezium only its first event shows this.
         one["working_seconds"] = one.get("pass_seconds", one["last_seconds"] - one["first_seconds"])
         values = [one[key] for key in ("first_seconds", "last_seconds", "working_seconds", "cpu_seconds", "megabytes")]
         print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} |")
@@ -196,7 +196,7 @@ def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, flo
 
 
 def check(results: dict[str, Passes]) -> None:
-    """Check that no contender is fast by reading less; Cassandra counts rows of its system tables, too.
+    """Check that no contender is faster because it reads less; Cassandra counts rows of its system tables, too.
 
     :raises ServerError: a contender has read less
     """
@@ -236,7 +236,7 @@ def show(data: DataSet, results: dict[str, Passes]) -> dict[str, float]:
 
 
 def ratios(name: str, results: dict[str, Passes]) -> dict[str, float]:
-    """Compute how many times as fast our warm readers are as each other contender, warm and on its first pass."""
+    """Compute the speed of our warm readers relative to each other contender, warm and on its first pass."""
     found = {}
     for ours_name in (one for one in results if one in OURS):
         warm = results[ours_name].warm

@@ -1,19 +1,19 @@
-"""Scan a whole table of a local Cassandra node: ours, the server's own limit, and three peers, in one run.
+"""Compare scans of a whole table of a local Cassandra node: ours, the server's own limit, and three peers.
 
 ``python bench/scan.py`` prints a table of ratios and two BENCHMARK_RESULT lines, one for the values alone and one
 for the values with WRITETIME and TTL of each value column. Cassandra runs on the same machine as its clients and
-competes with them for its cores: rates are what both together reach; CPU seconds are each side's own.
+competes with them for its cores: rates are those of both together; CPU seconds are each side's own.
 
-limit   our scan's own query, its pages thrown away as they come: nobody can be faster with this query
-arrow   our scan: row images as Arrow batches, thrown away
-driver  the Python driver's compiled decoding to named tuples, thrown away
+limit   our scan's own query, whose pages are dropped at once: no client can be faster with this query
+arrow   our scan: row images as Arrow batches, which are dropped
+driver  the Python driver's compiled decoding to named tuples, which are dropped
 dsbulk  dsbulk 1.10.0, unload to CSV files; start-up (unloading an empty table) is subtracted
 spark   Spark Cassandra Connector 3.5.1 on Spark 3.5, local[2], into the noop sink and to Parquet; a warm session
 
-The numbers behind a Python client are processes × token ranges in flight in each. All use LOCAL_ONE, pages of 5000 rows
-and no compression on the wire. They take turns, in several rounds, because a machine is not equally fast all the time;
-the median of a contender's reads by rate counts. "CPU bound" is the rate at which client and server together would keep
-all cores busy: compare by it if something else runs on the machine.
+The numbers after the name of a Python client are processes × token ranges in flight in each. All use LOCAL_ONE, pages
+of 5000 rows and no compression on the wire. They take turns, in several rounds, because a machine is not equally fast
+all the time; the median of a contender's reads by rate counts. "CPU bound" is the rate at which client and server
+together would keep all cores busy: compare by it if something else runs on the machine.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ Runs = Iterator[tuple[str, Measurement]]
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (default: 1,000,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="in each of which everybody reads once (default: 3)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the node, for the next run, too")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table (default: 1,000,000)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds, in each of which every contender reads once (default: 3)"
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the node's data here for the next run")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
     arguments = parser.parse_args()
     if arguments.rows <= 0 or arguments.rows % PARTITION_ROWS:
         parser.error(f"--rows must be a multiple of {PARTITION_ROWS}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the server
     settings = NodeSettings(heap_mb=HEAP_MB, short_lived=False, cdc=False, segment_mib=32).on_free_ports()
     with tempfile.TemporaryDirectory(prefix="bench-scan.") as scratch:
         node = CassandraNode(arguments.keep or Path(scratch, "node"), settings, ROOT / ".cache")
@@ -95,7 +97,7 @@ def measure(node: CassandraNode, scratch: Path, times: bool, arguments: argparse
     :param times: whether they also read WRITETIME and TTL
     """
     config_path, plan = make_plan(node, scratch, times)
-    # The server's JVM first compiles its code; no contender shall pay for that.
+    # The server's JVM first compiles its code; this should not count against a contender.
     together(raw_pages, shares(config_path, plan, 2, IN_FLIGHT), node.pid, WARM_UP_READS)
     found: dict[str, list[Measurement]] = {}
     for turn in range(1, arguments.rounds + 1):
@@ -109,7 +111,7 @@ def measure(node: CassandraNode, scratch: Path, times: bool, arguments: argparse
 
 
 def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, ScanPlan]:
-    """Write a configuration for the node and plan the scan: its path and the plan."""
+    """Write a configuration for the node and plan the scan; return the configuration's path and the plan."""
     path = scratch / "ringsync.yaml"
     source = {
         "contact_points": [node.contact_point],
@@ -130,12 +132,12 @@ def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, Sca
 
 
 def shares(config_path: str, plan: ScanPlan, processes: int, *more: object) -> list[tuple[object, ...]]:
-    """Return each process's arguments; of n processes each reads every n-th split."""
+    """Return each process's arguments; each of n processes reads every n-th split."""
     return [(config_path, plan.to_json(), plan.splits[first::processes], *more) for first in range(processes)]
 
 
 def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, plan: ScanPlan) -> Runs:
-    """Read once by a contender in each of its variants; return measurements by the variant's name."""
+    """Let a contender read once in each of its variants; return measurements by the variant's name."""
 
     def python_client(
         prepare: Callable[..., Callable[[], Work]],
@@ -197,7 +199,7 @@ def best_by_contender(results: Results) -> Results:
 
 
 def pairs(best: Results) -> str:
-    """Rates, CPU, and what ours are of each other contender's: rate (higher is better), CPU (lower is better)."""
+    """Format rates, CPU, and our share of each other contender's rate (higher is better) and CPU (lower is better)."""
     found = []
     for name, one in best.items():
         cpu = one.client_seconds / one.rows * 1e6
