@@ -97,7 +97,7 @@ def main() -> int:
                 say(f"{what}: {statements:,} statements in {len(data.segments)} segments")
                 if not found:
                     found["compile.seconds"] = compile_kernels(bench, data)
-                results = measure(bench, data, [one for one in arguments.only if one != "debezium"])
+                results = measure(bench, data, [contender for contender in arguments.only if contender != "debezium"])
                 found |= show(data, results)
             if "debezium" in arguments.only:
                 found |= backlog(bench, arguments.backlog)
@@ -126,15 +126,15 @@ def measure(bench: Bench, data: DataSet, contenders: Sequence[str]) -> dict[str,
     results: dict[str, Passes] = {}
     for contender in [*contenders] * TURNS:
         if contender == "java":
-            one = cassandra_reader.read(data.segments, PASSES["java"], bench.core, bench.cache, bench.scratch)
+            result = cassandra_reader.read(data.segments, PASSES["java"], bench.core, bench.cache, bench.scratch)
         elif contender == "python":
-            one = plain_python(bench, data)
+            result = plain_python(bench, data)
         else:
-            one = ours(bench, data, PASSES[contender], contender == "parquet")
-        warm = one.warm
-        best = results.setdefault(contender, one)
+            result = ours(bench, data, PASSES[contender], contender == "parquet")
+        warm = result.warm
+        best = results.setdefault(contender, result)
         if warm.mutations / warm.cpu_seconds > best.warm.mutations / best.warm.cpu_seconds:
-            results[contender] = one
+            results[contender] = result
         say(f"{data.name}, {contender}: {warm.mutations / warm.cpu_seconds:,.0f} mutations a CPU second")
     check(results)
     return results
@@ -183,13 +183,15 @@ def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, flo
     heads = ("first row, s", "last row, s", "without start-up, s", "CPU s", "MB written")
     print(f"| | {' | '.join(heads)} |\n|---|{len(heads) * '---|'}")
     for name in ("ours", "debezium"):
-        one = found[name]
+        result = found[name]
         # A start-up ends when the program begins to read. For Debezium only its first event shows this.
-        one["working_seconds"] = one.get("pass_seconds", one["last_seconds"] - one["first_seconds"])
-        values = [one[key] for key in ("first_seconds", "last_seconds", "working_seconds", "cpu_seconds", "megabytes")]
+        result["working_seconds"] = result.get("pass_seconds", result["last_seconds"] - result["first_seconds"])
+        values = [
+            result[key] for key in ("first_seconds", "last_seconds", "working_seconds", "cpu_seconds", "megabytes")
+        ]
         print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} |")
     ours, theirs = found["ours"], found["debezium"]
-    figures = {f"backlog.{name}.{key}": value for name, one in found.items() for key, value in one.items()}
+    figures = {f"backlog.{name}.{key}": value for name, result in found.items() for key, value in result.items()}
     for key in ("last_seconds", "working_seconds", "cpu_seconds"):
         figures[f"backlog.ours/debezium.{key}"] = theirs[key] / ours[key]
     return figures
@@ -217,31 +219,31 @@ def show(data: DataSet, results: dict[str, Passes]) -> dict[str, float]:
     )
     print(f"| | {' | '.join(HEADS)} |\n|---|{len(HEADS) * '---|'}")
     found: dict[str, float] = {}
-    for name, one in results.items():
-        warm, first = one.warm, one.passes[0]
-        ready = f"{one.ready_seconds:.2f}" if one.ready_seconds is not None else "–"
+    for name, result in results.items():
+        warm, first = result.warm, result.passes[0]
+        ready = f"{result.ready_seconds:.2f}" if result.ready_seconds is not None else "–"
         rate = warm.mutations / warm.cpu_seconds
         print(
             f"| {name} | {rate / 1e6:.3f} | {first.mutations / first.cpu_seconds / 1e6:.3f} "
             f"| {warm.rows / warm.cpu_seconds / 1e6:.3f} | {rate * record / 1e6:.0f} "
-            f"| {warm.mutations / warm.seconds / 1e6:.3f} | {ready} | {one.peak_mb:.0f} | {warm.written / 1e6:.0f} |"
+            f"| {warm.mutations / warm.seconds / 1e6:.3f} | {ready} | {result.peak_mb:.0f} | {warm.written / 1e6:.0f} |"
         )
         key = f"{data.name}.{name}"
         found |= {f"{key}.mutationsPerCpuSec": round(rate), f"{key}.rowsPerCpuSec": round(warm.rows / warm.cpu_seconds)}
-        found |= {f"{key}.MBPerCpuSec": rate * record / 1e6, f"{key}.peakMB": one.peak_mb}
+        found |= {f"{key}.MBPerCpuSec": rate * record / 1e6, f"{key}.peakMB": result.peak_mb}
         found[f"{key}.first.mutationsPerCpuSec"] = round(first.mutations / first.cpu_seconds)
-        if one.ready_seconds is not None:
-            found[f"{key}.readySec"] = one.ready_seconds
+        if result.ready_seconds is not None:
+            found[f"{key}.readySec"] = result.ready_seconds
     return found | ratios(data.name, results)
 
 
 def ratios(name: str, results: dict[str, Passes]) -> dict[str, float]:
     """Compute the speed of our warm readers relative to each other contender, warm and on its first pass."""
     found = {}
-    for ours_name in (one for one in results if one in OURS):
+    for ours_name in (contender for contender in results if contender in OURS):
         warm = results[ours_name].warm
         rate = warm.mutations / warm.cpu_seconds
-        for peer in (one for one in results if one not in OURS):
+        for peer in (contender for contender in results if contender not in OURS):
             theirs, first = results[peer].warm, results[peer].passes[0]
             found[f"{name}.{ours_name}/{peer}"] = rate / (theirs.mutations / theirs.cpu_seconds)
             if len(results[peer].passes) > 1:

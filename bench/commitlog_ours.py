@@ -48,7 +48,7 @@ class Staging:
     def add(self, batch: pa.RecordBatch) -> None:
         """Append change rows; write a row group when it is full."""
         self._waiting.append(batch)
-        if sum(one.num_rows for one in self._waiting) >= ROW_GROUP_ROWS:
+        if sum(batch.num_rows for batch in self._waiting) >= ROW_GROUP_ROWS:
             self._flush()
 
     def close(self) -> int:

@@ -175,10 +175,10 @@ def show(scenario: str, results: dict[str, Measurement]) -> None:
     print(f"\n{scenario}: {results['ours'].rows:,} rows; Cassandra {NodeSettings.version} on the same cores")
     print(f"{'':<10}{'rows/s':>12}{'client CPU':>14}{'server CPU':>14}  (CPU in µs a row)")
     pairs = []
-    for name, one in results.items():
-        client, server = (1e6 * used / one.rows for used in (one.client_seconds, one.server_seconds))
-        print(f"{name:<10}{one.rows_per_second:>12,.0f}{client:>14.1f}{server:>14.1f}")
-        pairs.append(f"{name}.rowsPerSec={one.rows_per_second:.0f} {name}.clientCpuPerMRows={client:.1f}")
+    for name, read in results.items():
+        client, server = (1e6 * used / read.rows for used in (read.client_seconds, read.server_seconds))
+        print(f"{name:<10}{read.rows_per_second:>12,.0f}{client:>14.1f}{server:>14.1f}")
+        pairs.append(f"{name}.rowsPerSec={read.rows_per_second:.0f} {name}.clientCpuPerMRows={client:.1f}")
     ratio = results["ours"].rows_per_second / results["driver"].rows_per_second
     pairs.append(f"ours/driver.rate={ratio:.2f}")
     print(f"BENCHMARK_RESULT | scenario=row_reads keys={scenario} {' '.join(pairs)}", flush=True)

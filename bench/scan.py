@@ -102,12 +102,14 @@ def measure(node: CassandraNode, scratch: Path, times: bool, arguments: argparse
     found: dict[str, list[Measurement]] = {}
     for turn in range(1, arguments.rounds + 1):
         for contender in arguments.only:
-            for name, one in run(contender, node, scratch, config_path, plan):
-                if one.rows != arguments.rows:
-                    raise ServerError(f"{name} read {one.rows} rows of {arguments.rows}")
-                say(f"round {turn}, {'with' if times else 'without'} times, {name}: {one.rows_per_second:,.0f} rows/s")
-                found.setdefault(name, []).append(one)
-    return {name: sorted(ones, key=lambda one: one.rows_per_second)[len(ones) // 2] for name, ones in found.items()}
+            for name, read in run(contender, node, scratch, config_path, plan):
+                if read.rows != arguments.rows:
+                    raise ServerError(f"{name} read {read.rows} rows of {arguments.rows}")
+                say(f"round {turn}, {'with' if times else 'without'} times, {name}: {read.rows_per_second:,.0f} rows/s")
+                found.setdefault(name, []).append(read)
+    return {
+        name: sorted(reads, key=lambda read: read.rows_per_second)[len(reads) // 2] for name, reads in found.items()
+    }
 
 
 def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, ScanPlan]:
@@ -174,42 +176,42 @@ def show(results: Results, rows: int, times: bool) -> None:
     )
     print(f"{'':<16}{'rows/s':>12}{'of limit':>10}{'client CPU':>12}{'server CPU':>12}{'CPU bound':>12}{'written':>10}")
     print(f"{'':<16}{'':>12}{'':>10}{'s/M rows':>12}{'s/M rows':>12}{'rows/s':>12}{'MB':>10}")
-    for name, one in results.items():
-        of_limit = f"{one.rows_per_second / limit.rows_per_second:.2f}" if limit else ""
+    for name, read in results.items():
+        of_limit = f"{read.rows_per_second / limit.rows_per_second:.2f}" if limit else ""
         print(
-            f"{name:<16}{one.rows_per_second:>12,.0f}{of_limit:>10}{one.client_seconds / rows * 1e6:>12.2f}"
-            f"{one.server_seconds / rows * 1e6:>12.2f}{cpu_bound(one):>12,.0f}{one.written_bytes / 1e6:>10.0f}"
+            f"{name:<16}{read.rows_per_second:>12,.0f}{of_limit:>10}{read.client_seconds / rows * 1e6:>12.2f}"
+            f"{read.server_seconds / rows * 1e6:>12.2f}{cpu_bound(read):>12,.0f}{read.written_bytes / 1e6:>10.0f}"
         )
     print(f"BENCHMARK_RESULT | scenario=scan times={str(times).lower()} rows={rows} {pairs(best)}", flush=True)
 
 
-def cpu_bound(one: Measurement) -> float:
+def cpu_bound(read: Measurement) -> float:
     """Compute rows per second if client and server kept every core busy; other load hardly changes it."""
-    return (os.cpu_count() or 1) * one.rows / (one.client_seconds + one.server_seconds)
+    return (os.cpu_count() or 1) * read.rows / (read.client_seconds + read.server_seconds)
 
 
 def best_by_contender(results: Results) -> Results:
     """Choose the fastest variant of each contender; Spark's sinks stay apart, since they do different work."""
     best: Results = {}
-    for name, one in results.items():
+    for name, read in results.items():
         key = name.replace(" ", "_") if name.startswith("spark") else name.split()[0]
-        if key not in best or best[key].rows_per_second < one.rows_per_second:
-            best[key] = one
+        if key not in best or best[key].rows_per_second < read.rows_per_second:
+            best[key] = read
     return best
 
 
 def pairs(best: Results) -> str:
     """Format rates, CPU, and our share of each other contender's rate (higher is better) and CPU (lower is better)."""
     found = []
-    for name, one in best.items():
-        cpu = one.client_seconds / one.rows * 1e6
-        found += [f"{name}.rowsPerSec={one.rows_per_second:.0f}", f"{name}.clientCpuPerMRows={cpu:.2f}"]
+    for name, read in best.items():
+        cpu = read.client_seconds / read.rows * 1e6
+        found += [f"{name}.rowsPerSec={read.rows_per_second:.0f}", f"{name}.clientCpuPerMRows={cpu:.2f}"]
     for ours in (name for name in best if name in OURS):
-        for name, one in best.items():
+        for name, read in best.items():
             if name not in OURS:
-                found.append(f"{ours}/{name}.rate={best[ours].rows_per_second / one.rows_per_second:.2f}")
-                found.append(f"{ours}/{name}.cpuBound={cpu_bound(best[ours]) / cpu_bound(one):.2f}")
-                found.append(f"{ours}/{name}.cpu={best[ours].client_seconds / one.client_seconds:.3f}")
+                found.append(f"{ours}/{name}.rate={best[ours].rows_per_second / read.rows_per_second:.2f}")
+                found.append(f"{ours}/{name}.cpuBound={cpu_bound(best[ours]) / cpu_bound(read):.2f}")
+                found.append(f"{ours}/{name}.cpu={best[ours].client_seconds / read.client_seconds:.3f}")
     return " ".join(found)
 
 

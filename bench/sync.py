@@ -66,8 +66,8 @@ def main() -> int:
         f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}" for key, value in figures.items()
     )
     print(f"\nBENCHMARK_RESULT | scenario=sync_{arguments.scenario} {pairs}", flush=True)
-    for one in wrong:
-        print(f"WRONG: {one}", file=sys.stderr)
+    for error in wrong:
+        print(f"WRONG: {error}", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -162,12 +162,13 @@ def show_rates(rows: int, found: Mapping[str, Mapping[str, float]]) -> Figures:
     heads = ("first event, s", "last event, s", "events/s", "without start-up, s", "events/s", "CPU s", "peak MB")
     print(f"| | {' | '.join(heads)} |\n|---|{len(heads) * '---|'}")
     figures: Figures = {}
-    for name, one in found.items():
-        rate, warm = rows / one["last_seconds"], rows / one["working_seconds"]
-        times = f"{one['first_seconds']:.1f} | {one['last_seconds']:.1f} | {rate:,.0f} | {one['working_seconds']:.1f}"
-        print(f"| {name} | {times} | {warm:,.0f} | {one['cpu_seconds']:.0f} | {one['peak_mb']:,.0f} |")
+    for name, result in found.items():
+        rate, warm = rows / result["last_seconds"], rows / result["working_seconds"]
+        first, last, working = (result[f"{moment}_seconds"] for moment in ("first", "last", "working"))
+        times = f"{first:.1f} | {last:.1f} | {rate:,.0f} | {working:.1f}"
+        print(f"| {name} | {times} | {warm:,.0f} | {result['cpu_seconds']:.0f} | {result['peak_mb']:,.0f} |")
         key = key_of(name)
-        figures |= {f"{key}.{what}": value for what, value in one.items()}
+        figures |= {f"{key}.{what}": value for what, value in result.items()}
         figures |= {f"{key}.eventsPerSec": warm, f"{key}.eventsPerSecWithStart": rate}
     if source := found.get("source"):
         per_row = 1 / rows
@@ -208,12 +209,16 @@ def show_three(found: Mapping[str, Any], wrong: list[str]) -> Figures:
         print(f"| {kind} | {' | '.join(str(found[name]['told'][kind]) for name in names)} |")
     figures: Figures = {"facts.changes": changes}
     for name in names:
-        one = found[name]
-        untold = changes - sum(one["told"].values())
-        print(f"{name}: {one['messages']:,} messages for {one['rows']:,} rows, {untold:,} changes are not reported")
-        figures |= {f"{name}.duplicates": one["messages"] - one["rows"], f"{name}.untold": untold}
-        if name == "ours" and (untold or one["messages"] != changes):
-            wrong.append(f"ours has {one['messages']:,} messages for {changes:,} changes, {untold:,} are not reported")
+        result = found[name]
+        untold = changes - sum(result["told"].values())
+        print(
+            f"{name}: {result['messages']:,} messages for {result['rows']:,} rows, {untold:,} changes are not reported"
+        )
+        figures |= {f"{name}.duplicates": result["messages"] - result["rows"], f"{name}.untold": untold}
+        if name == "ours" and (untold or result["messages"] != changes):
+            wrong.append(
+                f"ours has {result['messages']:,} messages for {changes:,} changes, {untold:,} are not reported"
+            )
     if lag_of_theirs := found.get("debezium_lag"):
         figures |= {f"debezium.lag.{key}": value for key, value in lag_of_theirs.items()}
         print(

@@ -122,7 +122,7 @@ def changes(seed: int, keys: Mapping[str, Sequence[Key]]) -> Iterator[Change]:
     :param seed: seed of all choices.
     :param keys: the keys that `read_keys` returns.
     """
-    parts = {table: apart(table, own) for table, own in keys.items()}
+    parts = {table: apart(table, keys_of_table) for table, keys_of_table in keys.items()}
     draw = Draw(
         Random(seed),
         {table: updated for table, (updated, _) in parts.items()},
