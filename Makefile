@@ -1,11 +1,11 @@
-# Every target sets up what it needs; nothing has to be done by hand before it.
+# Every target prepares what it needs; you have to do nothing by hand before it.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3.11
 BIN := .venv/bin
 ENVIRONMENT := .venv/.complete
 UV := 0.13.8
-# Hundreds of processes start in a test or a demo: none of them should compile what it imports anew.
+# Hundreds of processes start in a test or a demo: none of them should compile again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
@@ -13,7 +13,7 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark on this machine: 5 tables, copied while others write, 0 differences
+demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark here: copy 5 tables during writes, find 0 differences
 	@$(BIN)/python -m examples.flights.demo
 
 .PHONY: test

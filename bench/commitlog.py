@@ -1,19 +1,19 @@
-"""Read commit logs of a real Cassandra 5.0 node: ours against Cassandra's own reader and plain Python.
+"""Compare readers of commit logs of a real Cassandra 5.0 node: ours, Cassandra's own, and plain Python.
 
-``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. Everything
-runs on one core, one program after another, twice. The faster run of each counts, since no machine is equally fast all
+``python bench/commitlog.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. All
+programs run on one core, one after another, twice. The faster run of each counts, since no machine is equally fast all
 the time. The files are in the system's cache. Rates are by CPU time, which does not depend on other users of the
 machine; on an idle machine they equal rates by the wall clock.
 
 uniform  inserts of six cells, 158 bytes each
 mix      of 100: 80 inserts (4 with TTL), 10 updates, 5 writes to collections, 5 deletions; several tables
 
-arrow    ours: change rows with digests as Arrow batches, thrown away
-parquet  ours: the same change rows as staging files (zstd), on disk at the end of the pass
+arrow    our reader: change rows with digests as Arrow batches, which are dropped
+parquet  our reader: the same change rows as staging files (zstd), on disk at the end of the pass
 java     Cassandra's CommitLogReader; a handler visits each row and cell and keeps nothing
 python   the plain-Python model of the tests, on a part of the first segment
-debezium the backlog only. It opens an HTTP port on all interfaces: as root the whole scenario therefore runs in a
-         network of its own (``unshare -n``), otherwise it does not
+debezium only in the backlog. It opens an HTTP port on all interfaces. So as root the whole scenario runs in a network
+         of its own (``unshare -n``); without root there is no Debezium
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Bench:
     """The places and the core of a run.
 
     :ivar core: the only core that a measured program may use
-    :ivar kernels: folder of compiled kernels, empty at first
+    :ivar kernels: folder of compiled kernels; empty at the start
     :ivar scratch: folder that is deleted at the end
     """
 
@@ -78,14 +78,14 @@ class Bench:
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the commit logs, for the next run, too")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the commit logs here for the next run")
     parser.add_argument("--uniform", type=int, default=400_000, metavar="N", help="statements (default: 400,000)")
     parser.add_argument("--mix", type=int, default=1_500_000, metavar="N", help="statements (default: 1,500,000)")
     parser.add_argument("--backlog", type=int, default=200_000, metavar="N", help="rows (default: 200,000)")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="(default: the last one)")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the servers
     with tempfile.TemporaryDirectory(prefix="bench-commitlog.") as name:
         scratch = Path(name)
         bench = Bench(arguments.core, scratch / "kernels", scratch)
@@ -97,7 +97,7 @@ def main() -> int:
                 say(f"{what}: {statements:,} statements in {len(data.segments)} segments")
                 if not found:
                     found["compile.seconds"] = compile_kernels(bench, data)
-                results = measure(bench, data, [one for one in arguments.only if one != "debezium"])
+                results = measure(bench, data, [contender for contender in arguments.only if contender != "debezium"])
                 found |= show(data, results)
             if "debezium" in arguments.only:
                 found |= backlog(bench, arguments.backlog)
@@ -115,7 +115,7 @@ def say(text: str) -> None:
 
 
 def compile_kernels(bench: Bench, data: DataSet) -> float:
-    """Fill the cache of kernels, as at set-up; return the seconds that it takes."""
+    """Compile the kernels, as set-up does; return the seconds that it takes."""
     seconds = ours(bench, data, 1).end_seconds
     say(f"kernels are compiled after {seconds:.0f} s")
     return seconds
@@ -126,15 +126,15 @@ def measure(bench: Bench, data: DataSet, contenders: Sequence[str]) -> dict[str,
     results: dict[str, Passes] = {}
     for contender in [*contenders] * TURNS:
         if contender == "java":
-            one = cassandra_reader.read(data.segments, PASSES["java"], bench.core, bench.cache, bench.scratch)
+            result = cassandra_reader.read(data.segments, PASSES["java"], bench.core, bench.cache, bench.scratch)
         elif contender == "python":
-            one = plain_python(bench, data)
+            result = plain_python(bench, data)
         else:
-            one = ours(bench, data, PASSES[contender], contender == "parquet")
-        warm = one.warm
-        best = results.setdefault(contender, one)
+            result = ours(bench, data, PASSES[contender], contender == "parquet")
+        warm = result.warm
+        best = results.setdefault(contender, result)
         if warm.mutations / warm.cpu_seconds > best.warm.mutations / best.warm.cpu_seconds:
-            results[contender] = one
+            results[contender] = result
         say(f"{data.name}, {contender}: {warm.mutations / warm.cpu_seconds:,.0f} mutations a CPU second")
     check(results)
     return results
@@ -183,20 +183,22 @@ def show_backlog(rows: int, found: dict[str, dict[str, float]]) -> dict[str, flo
     heads = ("first row, s", "last row, s", "without start-up, s", "CPU s", "MB written")
     print(f"| | {' | '.join(heads)} |\n|---|{len(heads) * '---|'}")
     for name in ("ours", "debezium"):
-        one = found[name]
-        # A start-up ends when the program begins to read; for Debezium nobody sees this before its first event.
-        one["working_seconds"] = one.get("pass_seconds", one["last_seconds"] - one["first_seconds"])
-        values = [one[key] for key in ("first_seconds", "last_seconds", "working_seconds", "cpu_seconds", "megabytes")]
+        result = found[name]
+        # A start-up ends when the program begins to read. For Debezium only its first event shows this.
+        result["working_seconds"] = result.get("pass_seconds", result["last_seconds"] - result["first_seconds"])
+        values = [
+            result[key] for key in ("first_seconds", "last_seconds", "working_seconds", "cpu_seconds", "megabytes")
+        ]
         print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} |")
     ours, theirs = found["ours"], found["debezium"]
-    figures = {f"backlog.{name}.{key}": value for name, one in found.items() for key, value in one.items()}
+    figures = {f"backlog.{name}.{key}": value for name, result in found.items() for key, value in result.items()}
     for key in ("last_seconds", "working_seconds", "cpu_seconds"):
         figures[f"backlog.ours/debezium.{key}"] = theirs[key] / ours[key]
     return figures
 
 
 def check(results: dict[str, Passes]) -> None:
-    """Check that no contender is fast by reading less; Cassandra counts rows of its system tables, too.
+    """Check that no contender is faster because it reads less; Cassandra counts rows of its system tables, too.
 
     :raises ServerError: a contender has read less
     """
@@ -217,31 +219,31 @@ def show(data: DataSet, results: dict[str, Passes]) -> dict[str, float]:
     )
     print(f"| | {' | '.join(HEADS)} |\n|---|{len(HEADS) * '---|'}")
     found: dict[str, float] = {}
-    for name, one in results.items():
-        warm, first = one.warm, one.passes[0]
-        ready = f"{one.ready_seconds:.2f}" if one.ready_seconds is not None else "–"
+    for name, result in results.items():
+        warm, first = result.warm, result.passes[0]
+        ready = f"{result.ready_seconds:.2f}" if result.ready_seconds is not None else "–"
         rate = warm.mutations / warm.cpu_seconds
         print(
             f"| {name} | {rate / 1e6:.3f} | {first.mutations / first.cpu_seconds / 1e6:.3f} "
             f"| {warm.rows / warm.cpu_seconds / 1e6:.3f} | {rate * record / 1e6:.0f} "
-            f"| {warm.mutations / warm.seconds / 1e6:.3f} | {ready} | {one.peak_mb:.0f} | {warm.written / 1e6:.0f} |"
+            f"| {warm.mutations / warm.seconds / 1e6:.3f} | {ready} | {result.peak_mb:.0f} | {warm.written / 1e6:.0f} |"
         )
         key = f"{data.name}.{name}"
         found |= {f"{key}.mutationsPerCpuSec": round(rate), f"{key}.rowsPerCpuSec": round(warm.rows / warm.cpu_seconds)}
-        found |= {f"{key}.MBPerCpuSec": rate * record / 1e6, f"{key}.peakMB": one.peak_mb}
+        found |= {f"{key}.MBPerCpuSec": rate * record / 1e6, f"{key}.peakMB": result.peak_mb}
         found[f"{key}.first.mutationsPerCpuSec"] = round(first.mutations / first.cpu_seconds)
-        if one.ready_seconds is not None:
-            found[f"{key}.readySec"] = one.ready_seconds
+        if result.ready_seconds is not None:
+            found[f"{key}.readySec"] = result.ready_seconds
     return found | ratios(data.name, results)
 
 
 def ratios(name: str, results: dict[str, Passes]) -> dict[str, float]:
-    """Compute how many times as fast our warm readers are as each other contender, warm and on its first pass."""
+    """Compute the speed of our warm readers relative to each other contender, warm and on its first pass."""
     found = {}
-    for ours_name in (one for one in results if one in OURS):
+    for ours_name in (contender for contender in results if contender in OURS):
         warm = results[ours_name].warm
         rate = warm.mutations / warm.cpu_seconds
-        for peer in (one for one in results if one not in OURS):
+        for peer in (contender for contender in results if contender not in OURS):
             theirs, first = results[peer].warm, results[peer].passes[0]
             found[f"{name}.{ours_name}/{peer}"] = rate / (theirs.mutations / theirs.cpu_seconds)
             if len(results[peer].passes) > 1:

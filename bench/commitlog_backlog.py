@@ -1,7 +1,9 @@
-"""Backlog of one node: Debezium drains it into Kafka, ours into staging files: ``commitlog_backlog.py ORDER``.
+"""Measure a backlog of one node that Debezium drains into Kafka, and our reader into staging files.
+
+``commitlog_backlog.py ORDER``
 
 ORDER is JSON: ``rows``; ``core``, ``kernels`` and ``scratch`` as in bench/commitlog.py; ``alone``: the process has a
-network of its own, whose loopback interface is to be switched on. A line of JSON is printed.
+network of its own, and must switch its loopback interface on. It prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ SYNC_SECONDS = 3.0
 def main() -> None:
     """Execute the order."""
     order = json.loads(sys.argv[1])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the servers
     if order["alone"]:
         switch_loopback_on()
     scratch = Path(order["scratch"])
@@ -44,7 +46,7 @@ def main() -> None:
         write(node, "uniform", order["rows"])
         time.sleep(SYNC_SECONDS)  # the log and its idx files are synced once a second
         with KafkaBroker(scratch / "kafka", BrokerSettings(heap_mb=512).on_free_ports(), cache) as broker:
-            # Debezium deletes what it has read, so ours reads first, beside the same idle servers.
+            # Debezium deletes the segments that it has read, so our reader is first, beside the same idle servers.
             result = {"ours": ours(node, order, scratch)}
             folder = scratch / "debezium"
             folder.mkdir()
@@ -53,7 +55,7 @@ def main() -> None:
 
 
 def ours(node: CassandraNode, order: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """Run our reader on the same segments, in a new process on one core, until the disk has the last staging file."""
+    """Run our reader on the same segments, in a new process on one core, until the last staging file is on disk."""
     segments = segments_in(node.cdc_raw)
     staging = scratch / "staging"
     staging.mkdir()

@@ -1,7 +1,7 @@
-"""Our side of bench/commitlog.py, in a process of its own: ``python bench/commitlog_ours.py ORDER``.
+"""Run our side of bench/commitlog.py, in a process of its own: ``python bench/commitlog_ours.py ORDER``.
 
 ORDER is JSON: ``schema``, a file; ``segments``; ``passes``; ``target``, a folder for staging Parquet (null: change rows
-are thrown away); ``one_file``: whether one file holds all segments. It prints a line of JSON after the first batch and
+are dropped); ``one_file``: whether one file holds all segments. It prints a line of JSON after the first batch and
 for each pass.
 """
 
@@ -46,13 +46,13 @@ class Staging:
         self._waiting: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Append change rows; a row group is written when there are enough."""
+        """Append change rows; write a row group when it is full."""
         self._waiting.append(batch)
-        if sum(one.num_rows for one in self._waiting) >= ROW_GROUP_ROWS:
+        if sum(batch.num_rows for batch in self._waiting) >= ROW_GROUP_ROWS:
             self._flush()
 
     def close(self) -> int:
-        """Write the rest, and wait until the disk has it; return the bytes of the file."""
+        """Write the rest, and wait until it is on disk; return the bytes of the file."""
         self._flush()
         self._writer.close()
         with self._path.open("rb") as file:
@@ -68,7 +68,7 @@ class Staging:
 def read(
     segments: list[Path], tables: LoggedTables, target: Path | None, one_file: bool, first: bool
 ) -> dict[str, Any]:
-    """Decode all segments, and write staging files if there is a target; return what was done."""
+    """Decode all segments, and write staging files if there is a target; return the counts."""
     mutations = rows = cells = written = 0
     staging: Staging | None = None
     for segment in segments:

@@ -1,8 +1,9 @@
-"""Relay of a file stream to a real Kafka broker against confluent-kafka's bare produce of the same bytes.
+"""Compare the relay of a file stream to a real Kafka broker with a bare producer that sends the same bytes.
 
 ``python bench/kafka_relay.py`` prints one BENCHMARK_RESULT line. The relay reads the stream's files, decompresses them,
-cuts messages out, and sends each with two headers. The bare producer has keys and values in memory already, and sends
-no headers. Both are idempotent, have the same settings, are told which messages fail, and wait for all others.
+cuts them into messages, and sends each with two headers. The bare producer (confluent-kafka) has keys and values in
+memory already, and sends no headers. Both are idempotent, have the same settings, learn which messages fail, and wait
+until all others are confirmed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Publish late rows: many small files of some tables, as stages leave them, on a local Cassandra node.
+"""Measure the publishing of late rows: many small files of some tables, as stages write them; one local Cassandra node.
 
-``python bench/late_rows.py`` prints a BENCHMARK_RESULT line. The rows were written an hour ago by their own timestamps;
-a part of them has been deleted since. One cycle of ``out_of_sequence`` is measured: from the files to committed passes.
+``python bench/late_rows.py`` prints a BENCHMARK_RESULT line. The rows' timestamps are an hour old; a part of
+the rows has been deleted since. One cycle of ``out_of_sequence`` is measured: from the files to committed passes.
 Cassandra runs on the same machine and competes for its cores.
 """
 
@@ -47,10 +47,10 @@ def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=7)
-    parser.add_argument("--files", type=int, default=700, help="of all tables (default: 700)")
-    parser.add_argument("--rows", type=int, default=20, help="of a file (default: 20)")
+    parser.add_argument("--files", type=int, default=700, help="files of all tables together (default: 700)")
+    parser.add_argument("--rows", type=int, default=20, help="rows of a file (default: 20)")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the server
     with tempfile.TemporaryDirectory(prefix="bench-late-rows.") as scratch:
         settings = NodeSettings(short_lived=False).on_free_ports()
         with CassandraNode(Path(scratch, "node"), settings, ROOT / ".cache") as node:
@@ -72,7 +72,7 @@ def measure(folder: Path, node: CassandraNode, arguments: argparse.Namespace) ->
     with ControlServer() as control:
         queue = OutOfSequence(session, config.state.keyspace)
         late = LateRows(store, queue, LatePasses(application, session, control.address))
-        for number, table in enumerate(tables):  # compiles what is needed
+        for number, table in enumerate(tables):  # compiles the kernels
             put_late(store, [Write(2_000, 1, "x", 1), Write(2_000, None, None, 2)], table, f"warm-{number}")
         late.cycle()
         before = late.counts["published"]

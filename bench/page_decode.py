@@ -1,7 +1,7 @@
-"""Decoding of result pages to Arrow: our decoder against the driver's own, on the same bytes, on one core.
+"""Compare the decoding of result pages to Arrow: our decoder and the driver's own, on the same bytes, on one core.
 
 ``python bench/page_decode.py`` prints one BENCHMARK_RESULT line. The driver decodes to Python rows, as its users get
-them; the time to put these into Arrow is not counted. Some pages are decoded at a time, as in a scan.
+them; the time to turn these into Arrow is not counted. Several pages are decoded together, as in a scan.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def check(body: bytes) -> None:
         if kind == "timestamp":
             values = values.cast("timestamp[us]")
         if [str(value) for value in values.to_pylist()] != [str(value) for value in theirs]:
-            raise SystemExit(f"the driver decodes {kind} otherwise")
+            raise SystemExit(f"the driver decodes {kind} differently")
 
 
 def main() -> None:

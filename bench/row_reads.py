@@ -1,14 +1,14 @@
-"""Read rows by their keys from a local Cassandra node: ours, and the Python driver's one request per row.
+"""Compare reads of rows by key from a local Cassandra node: our reader, and the Python driver with one request per row.
 
 ``python bench/row_reads.py`` prints a table and a BENCHMARK_RESULT line. Both read the same rows with WRITETIME and TTL
 of each value column, at LOCAL_ONE, each in a process of its own; Cassandra runs on the same machine and competes with
 them for its cores.
 
 rows    one row of each of many partitions, chosen at random: what a sync reads after updates
-dense   every third row of a part of the ring: ours reads small token ranges instead
+dense   every third row of a part of the ring: our reader reads small token ranges instead
 
 ours    row images as an Arrow batch
-driver  execute_concurrent_with_args of a prepared SELECT, named tuples, as its documentation shows
+driver  execute_concurrent_with_args with a prepared SELECT and named tuples, as its documentation shows
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ REPEATS = 3
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000, help="of the table (default: 100,000)")
-    parser.add_argument("--keys", type=int, default=10_000, help="to read (default: 10,000)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the node, for the next run, too")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the table (default: 100,000)")
+    parser.add_argument("--keys", type=int, default=10_000, help="keys to read (default: 10,000)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the node's data here for the next run")
     arguments = parser.parse_args()
     if arguments.rows % PARTITION_ROWS or not 0 < arguments.keys <= arguments.rows // PARTITION_ROWS:
         parser.error(f"--rows must be a multiple of {PARTITION_ROWS}, and --keys not be more than its partitions")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the server
     node_settings = NodeSettings(heap_mb=HEAP_MB, short_lived=False, cdc=False, segment_mib=32).on_free_ports()
     with tempfile.TemporaryDirectory(prefix="bench-row-reads.") as scratch:
         try:
@@ -112,7 +112,7 @@ def keys_of(rows: list[tuple[int, str, int]]) -> pa.RecordBatch:
 
 
 def measure(settings: ClusterSettings, path: str, keys: int, rows: int, server: int) -> dict[str, Measurement]:
-    """Measure each contender; return its median read by rate, without the first."""
+    """Measure each contender; return its median read by rate; the first read does not count."""
     found = {}
     for name, prepare in (("ours", ours), ("driver", driver)):
         reads = together(prepare, [(settings, path, rows)], server, REPEATS)[1:]
@@ -125,7 +125,7 @@ def measure(settings: ClusterSettings, path: str, keys: int, rows: int, server: 
 
 
 def ours(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
-    """Connect; return a read that gives row images."""
+    """Connect; return a function that reads row images."""
     keys = read_keys(path)
     session = scan_session(settings, int(time.time()))
     table = read_table(connect(settings), KEYSPACE, TABLE)
@@ -141,7 +141,7 @@ def ours(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
 
 
 def driver(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
-    """Connect as any user of the driver does."""
+    """Connect as any user of the driver does; return a function that reads rows."""
     keys = read_keys(path)
     parameters = list(zip(keys["customer"].to_pylist(), keys["seq"].to_pylist(), strict=True))
     profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60, consistency_level=ConsistencyLevel.LOCAL_ONE)
@@ -175,10 +175,10 @@ def show(scenario: str, results: dict[str, Measurement]) -> None:
     print(f"\n{scenario}: {results['ours'].rows:,} rows; Cassandra {NodeSettings.version} on the same cores")
     print(f"{'':<10}{'rows/s':>12}{'client CPU':>14}{'server CPU':>14}  (CPU in µs a row)")
     pairs = []
-    for name, one in results.items():
-        client, server = (1e6 * used / one.rows for used in (one.client_seconds, one.server_seconds))
-        print(f"{name:<10}{one.rows_per_second:>12,.0f}{client:>14.1f}{server:>14.1f}")
-        pairs.append(f"{name}.rowsPerSec={one.rows_per_second:.0f} {name}.clientCpuPerMRows={client:.1f}")
+    for name, read in results.items():
+        client, server = (1e6 * used / read.rows for used in (read.client_seconds, read.server_seconds))
+        print(f"{name:<10}{read.rows_per_second:>12,.0f}{client:>14.1f}{server:>14.1f}")
+        pairs.append(f"{name}.rowsPerSec={read.rows_per_second:.0f} {name}.clientCpuPerMRows={client:.1f}")
     ratio = results["ours"].rows_per_second / results["driver"].rows_per_second
     pairs.append(f"ours/driver.rate={ratio:.2f}")
     print(f"BENCHMARK_RESULT | scenario=row_reads keys={scenario} {' '.join(pairs)}", flush=True)

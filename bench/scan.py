@@ -1,19 +1,19 @@
-"""Scan a whole table of a local Cassandra node: ours, the server's own limit, and three peers, in one run.
+"""Compare scans of a whole table of a local Cassandra node: ours, the server's own limit, and three peers.
 
 ``python bench/scan.py`` prints a table of ratios and two BENCHMARK_RESULT lines, one for the values alone and one
 for the values with WRITETIME and TTL of each value column. Cassandra runs on the same machine as its clients and
-competes with them for its cores: rates are what both together reach; CPU seconds are each side's own.
+competes with them for its cores: rates are those of both together; CPU seconds are each side's own.
 
-limit   our scan's own query, its pages thrown away as they come: nobody can be faster with this query
-arrow   our scan: row images as Arrow batches, thrown away
-driver  the Python driver's compiled decoding to named tuples, thrown away
+limit   our scan's own query, whose pages are dropped at once: no client can be faster with this query
+arrow   our scan: row images as Arrow batches, which are dropped
+driver  the Python driver's compiled decoding to named tuples, which are dropped
 dsbulk  dsbulk 1.10.0, unload to CSV files; start-up (unloading an empty table) is subtracted
 spark   Spark Cassandra Connector 3.5.1 on Spark 3.5, local[2], into the noop sink and to Parquet; a warm session
 
-The numbers behind a Python client are processes × token ranges in flight in each. All use LOCAL_ONE, pages of 5000 rows
-and no compression on the wire. They take turns, in several rounds, because a machine is not equally fast all the time;
-the median of a contender's reads by rate counts. "CPU bound" is the rate at which client and server together would keep
-all cores busy: compare by it if something else runs on the machine.
+The numbers after the name of a Python client are processes × token ranges in flight in each. All use LOCAL_ONE, pages
+of 5000 rows and no compression on the wire. They take turns, in several rounds, because a machine is not equally fast
+all the time; the median of a contender's reads by rate counts. "CPU bound" is the rate at which client and server
+together would keep all cores busy: compare by it if something else runs on the machine.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ Runs = Iterator[tuple[str, Measurement]]
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (default: 1,000,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="in each of which everybody reads once (default: 3)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the node, for the next run, too")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table (default: 1,000,000)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds, in each of which every contender reads once (default: 3)"
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the node's data here for the next run")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="(default: all)")
     arguments = parser.parse_args()
     if arguments.rows <= 0 or arguments.rows % PARTITION_ROWS:
         parser.error(f"--rows must be a multiple of {PARTITION_ROWS}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the server
     settings = NodeSettings(heap_mb=HEAP_MB, short_lived=False, cdc=False, segment_mib=32).on_free_ports()
     with tempfile.TemporaryDirectory(prefix="bench-scan.") as scratch:
         node = CassandraNode(arguments.keep or Path(scratch, "node"), settings, ROOT / ".cache")
@@ -95,21 +97,23 @@ def measure(node: CassandraNode, scratch: Path, times: bool, arguments: argparse
     :param times: whether they also read WRITETIME and TTL
     """
     config_path, plan = make_plan(node, scratch, times)
-    # The server's JVM first compiles its code; no contender shall pay for that.
+    # The server's JVM first compiles its code; this should not count against a contender.
     together(raw_pages, shares(config_path, plan, 2, IN_FLIGHT), node.pid, WARM_UP_READS)
     found: dict[str, list[Measurement]] = {}
     for turn in range(1, arguments.rounds + 1):
         for contender in arguments.only:
-            for name, one in run(contender, node, scratch, config_path, plan):
-                if one.rows != arguments.rows:
-                    raise ServerError(f"{name} read {one.rows} rows of {arguments.rows}")
-                say(f"round {turn}, {'with' if times else 'without'} times, {name}: {one.rows_per_second:,.0f} rows/s")
-                found.setdefault(name, []).append(one)
-    return {name: sorted(ones, key=lambda one: one.rows_per_second)[len(ones) // 2] for name, ones in found.items()}
+            for name, read in run(contender, node, scratch, config_path, plan):
+                if read.rows != arguments.rows:
+                    raise ServerError(f"{name} read {read.rows} rows of {arguments.rows}")
+                say(f"round {turn}, {'with' if times else 'without'} times, {name}: {read.rows_per_second:,.0f} rows/s")
+                found.setdefault(name, []).append(read)
+    return {
+        name: sorted(reads, key=lambda read: read.rows_per_second)[len(reads) // 2] for name, reads in found.items()
+    }
 
 
 def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, ScanPlan]:
-    """Write a configuration for the node and plan the scan: its path and the plan."""
+    """Write a configuration for the node and plan the scan; return the configuration's path and the plan."""
     path = scratch / "ringsync.yaml"
     source = {
         "contact_points": [node.contact_point],
@@ -130,12 +134,12 @@ def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, Sca
 
 
 def shares(config_path: str, plan: ScanPlan, processes: int, *more: object) -> list[tuple[object, ...]]:
-    """Return each process's arguments; of n processes each reads every n-th split."""
+    """Return each process's arguments; each of n processes reads every n-th split."""
     return [(config_path, plan.to_json(), plan.splits[first::processes], *more) for first in range(processes)]
 
 
 def run(contender: str, node: CassandraNode, scratch: Path, config_path: str, plan: ScanPlan) -> Runs:
-    """Read once by a contender in each of its variants; return measurements by the variant's name."""
+    """Let a contender read once in each of its variants; return measurements by the variant's name."""
 
     def python_client(
         prepare: Callable[..., Callable[[], Work]],
@@ -172,42 +176,42 @@ def show(results: Results, rows: int, times: bool) -> None:
     )
     print(f"{'':<16}{'rows/s':>12}{'of limit':>10}{'client CPU':>12}{'server CPU':>12}{'CPU bound':>12}{'written':>10}")
     print(f"{'':<16}{'':>12}{'':>10}{'s/M rows':>12}{'s/M rows':>12}{'rows/s':>12}{'MB':>10}")
-    for name, one in results.items():
-        of_limit = f"{one.rows_per_second / limit.rows_per_second:.2f}" if limit else ""
+    for name, read in results.items():
+        of_limit = f"{read.rows_per_second / limit.rows_per_second:.2f}" if limit else ""
         print(
-            f"{name:<16}{one.rows_per_second:>12,.0f}{of_limit:>10}{one.client_seconds / rows * 1e6:>12.2f}"
-            f"{one.server_seconds / rows * 1e6:>12.2f}{cpu_bound(one):>12,.0f}{one.written_bytes / 1e6:>10.0f}"
+            f"{name:<16}{read.rows_per_second:>12,.0f}{of_limit:>10}{read.client_seconds / rows * 1e6:>12.2f}"
+            f"{read.server_seconds / rows * 1e6:>12.2f}{cpu_bound(read):>12,.0f}{read.written_bytes / 1e6:>10.0f}"
         )
     print(f"BENCHMARK_RESULT | scenario=scan times={str(times).lower()} rows={rows} {pairs(best)}", flush=True)
 
 
-def cpu_bound(one: Measurement) -> float:
+def cpu_bound(read: Measurement) -> float:
     """Compute rows per second if client and server kept every core busy; other load hardly changes it."""
-    return (os.cpu_count() or 1) * one.rows / (one.client_seconds + one.server_seconds)
+    return (os.cpu_count() or 1) * read.rows / (read.client_seconds + read.server_seconds)
 
 
 def best_by_contender(results: Results) -> Results:
     """Choose the fastest variant of each contender; Spark's sinks stay apart, since they do different work."""
     best: Results = {}
-    for name, one in results.items():
+    for name, read in results.items():
         key = name.replace(" ", "_") if name.startswith("spark") else name.split()[0]
-        if key not in best or best[key].rows_per_second < one.rows_per_second:
-            best[key] = one
+        if key not in best or best[key].rows_per_second < read.rows_per_second:
+            best[key] = read
     return best
 
 
 def pairs(best: Results) -> str:
-    """Rates, CPU, and what ours are of each other contender's: rate (higher is better), CPU (lower is better)."""
+    """Format rates, CPU, and our share of each other contender's rate (higher is better) and CPU (lower is better)."""
     found = []
-    for name, one in best.items():
-        cpu = one.client_seconds / one.rows * 1e6
-        found += [f"{name}.rowsPerSec={one.rows_per_second:.0f}", f"{name}.clientCpuPerMRows={cpu:.2f}"]
+    for name, read in best.items():
+        cpu = read.client_seconds / read.rows * 1e6
+        found += [f"{name}.rowsPerSec={read.rows_per_second:.0f}", f"{name}.clientCpuPerMRows={cpu:.2f}"]
     for ours in (name for name in best if name in OURS):
-        for name, one in best.items():
+        for name, read in best.items():
             if name not in OURS:
-                found.append(f"{ours}/{name}.rate={best[ours].rows_per_second / one.rows_per_second:.2f}")
-                found.append(f"{ours}/{name}.cpuBound={cpu_bound(best[ours]) / cpu_bound(one):.2f}")
-                found.append(f"{ours}/{name}.cpu={best[ours].client_seconds / one.client_seconds:.3f}")
+                found.append(f"{ours}/{name}.rate={best[ours].rows_per_second / read.rows_per_second:.2f}")
+                found.append(f"{ours}/{name}.cpuBound={cpu_bound(best[ours]) / cpu_bound(read):.2f}")
+                found.append(f"{ours}/{name}.cpu={best[ours].client_seconds / read.client_seconds:.3f}")
     return " ".join(found)
 
 

@@ -1,4 +1,4 @@
-"""Our side of bench/scan.py: each function reads splits in the process that calls it."""
+"""Run our side of bench/scan.py: each function reads splits in the process that calls it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ IN_FLIGHT = 2
 
 
 def to_arrow(config: Config, plan: ScanPlan, splits: Sequence[Split]) -> Work:
-    """Read splits as Arrow row images and throw these away."""
+    """Read splits as Arrow row images and drop these."""
     return Work(sum(batch.num_rows for split in splits for batch in read_split(config, plan, split, Limiter())))
 
 
 def to_delta(config: Config, plan: ScanPlan, splits: Sequence[Split]) -> Work:
-    """Read splits into the data files of a replica. The commit that makes them one takes milliseconds."""
+    """Read splits into the data files of a replica. The commit that makes them a replica takes milliseconds."""
     return _to_files(config, plan, splits, lambda name: _Replica(config, plan, name))
 
 
@@ -43,7 +43,7 @@ def to_avro(config: Config, plan: ScanPlan, splits: Sequence[Split]) -> Work:
 def _to_files(
     config: Config, plan: ScanPlan, splits: Sequence[Split], open_file: Callable[[str], _Replica | _Stream]
 ) -> Work:
-    """As a bootstrap's task does: a second thread encodes, compresses and stores."""
+    """Write rows as a bootstrap's task does: a second thread encodes, compresses and stores them."""
     rows = written = 0
     for split in splits:
         file = open_file(uuid.uuid4().hex)
@@ -94,11 +94,11 @@ class _Stream:
 
 
 OURS = {"arrow": to_arrow, "delta": to_delta, "avro": to_avro}
-"""What bench/scan.py measures: name → function."""
+"""Functions that bench/scan.py measures, by name."""
 
 
 def reader(name: str, config_path: str, plan_json: str, splits: Sequence[Split]) -> Callable[[], Work]:
-    """Return the read of the splits by one of ``OURS``, after it has read one of them to warm up."""
+    """Return a function that reads the splits by one of ``OURS``; it has read one split to warm up."""
     config, plan = load_config(config_path), ScanPlan.from_json(plan_json)
     OURS[name](config, plan, splits[:1])
     return lambda: OURS[name](config, plan, splits)

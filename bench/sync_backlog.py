@@ -1,9 +1,9 @@
-"""Scenario ``backlog`` of bench/sync.py, in a process of its own: ``python bench/sync_backlog.py ORDER``.
+"""Run the scenario ``backlog`` of bench/sync.py in a process of its own: ``python bench/sync_backlog.py ORDER``.
 
-ORDER is JSON: ``rows`` of the backlog of one node, and ``ours``, names of OURS that drain it; ``facts`` of each kind
-(sync_facts.py), and ``rate`` and ``seconds`` of writes, on three nodes; ``scratch``; ``alone``: the process has a
-network of its own, else there is no Debezium. A line of JSON is printed. Every contender gets the logs that the others
-got, from a copy, into the nodes' ``cdc_raw``.
+ORDER is JSON. For one node: ``rows`` of its backlog, and ``ours``, names of OURS that drain it. For three nodes:
+``facts``, the number of changes of each kind (sync_facts.py), and ``rate`` and ``seconds`` of writes. Also ``scratch``,
+and ``alone``: the process has a network of its own; if not, there is no Debezium. It prints a line of JSON. Every
+contender gets a copy of the same logs in the nodes' ``cdc_raw``.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
 WINDOW_MS = 60_000
 WINDOW_COUNT = 100
-"""The logs come to loops that have seen all there was: with the default of five windows, what is older is late."""
+"""Number of open windows. The loops already run when the logs appear: with the default of five, older rows are late."""
 SYNC_SECONDS = 3.0
 FILLER_BYTES = 400_000
 PRIMING_ROWS = 500
 IDLE_SECONDS = 300
-"""So long a consumer waits for an event of ours: the loops have to start on a busy machine."""
+"""Seconds that a consumer waits for our first event: the loops have to start on a busy machine."""
 FIRST_ADDRESS = 95
 OURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none, JSON": ({"after_image": "none"}, {"serialisation": "json"}),
@@ -60,16 +60,16 @@ OURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none": ({"after_image": "none"}, {}),
     "none, no query": ({"after_image": "none", "source_query": False}, {}),
 }
-"""What is set in the sections sync and kafka, in the order in which they drain. Debezium's events are JSON without
-schemas, and have no query."""
+"""Our variants, in the order in which they drain: settings of the sections sync and kafka. Debezium's events are JSON
+without schemas, and have no query."""
 WATCH_SECONDS = 10.0
-"""Between two looks at our memory: Debezium's is read once, at its end."""
+"""Seconds between two looks at our memory. Debezium's is read once, at its end."""
 
 
 def main() -> None:
-    """Do what the order says."""
+    """Execute the order."""
     order = json.loads(sys.argv[1])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the servers
     if order["alone"]:
         switch_loopback_on()
     scratch = Path(order["scratch"])
@@ -82,14 +82,14 @@ def main() -> None:
 
 
 def say(text: str) -> None:
-    """Progress goes to stderr."""
+    """Print progress to stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 class SavedLogs:
-    """A copy of the complete segments in the nodes' ``cdc_raw``: contenders remove what they have read.
+    """A copy of the complete segments in the nodes' ``cdc_raw``: contenders remove the segments that they have read.
 
-    :param folder: on the nodes' file system, for hard links of the segments
+    :param folder: folder for hard links of the segments, on the nodes' file system
     """
 
     def __init__(self, nodes: Sequence[CassandraNode], folder: Path) -> None:
@@ -99,25 +99,25 @@ class SavedLogs:
             copy.mkdir(parents=True)
             for index in sorted(node.cdc_raw.glob("*_cdc.idx")):
                 if b"COMPLETED" in index.read_bytes():
-                    # The segments first, when they are put back: an index announces its segment.
+                    # Segments are restored before their indexes: an index announces its segment.
                     for file in (index.with_name(index.name.replace("_cdc.idx", ".log")), index):
                         os.link(file, copy / file.name)
                         self._saved.append((copy / file.name, file))
 
     def take_away(self) -> None:
-        """Remove all of it from ``cdc_raw``."""
+        """Remove all these segments from ``cdc_raw``."""
         for _, file in self._saved:
             file.unlink(missing_ok=True)
 
     def restore(self) -> None:
-        """Put back what is missing."""
+        """Put missing segments back."""
         for copy, file in self._saved:
             if not file.exists():
                 os.link(copy, file)
 
 
 def fill_segments(nodes: Sequence[CassandraNode], segment_mib: int) -> None:
-    """Write to a table without cdc until every node has begun a new segment: what is to be kept is in complete ones."""
+    """Write to a table without cdc until every node begins a new segment: all other changes are in complete ones."""
     with connected(nodes, ConsistencyLevel.ALL, 60) as session:
         replication = f"{{'class': 'SimpleStrategy', 'replication_factor': {len(nodes)}}}"
         session.execute(f"CREATE KEYSPACE filler WITH replication = {replication}")
@@ -128,14 +128,14 @@ def fill_segments(nodes: Sequence[CassandraNode], segment_mib: int) -> None:
 
 
 def wait_until_over() -> None:
-    """Wait until the logs are synced and the window interval of the last write is over: this is a backlog."""
+    """Wait until the logs are synced and the window interval of the last write is over: then the rows are a backlog."""
     time.sleep(SYNC_SECONDS)
     left = WINDOW_MS / 1000 - time.time() % (WINDOW_MS / 1000)
     time.sleep(left + 0.5)
 
 
 def rates(order: dict[str, Any], scratch: Path) -> dict[str, dict[str, float]]:
-    """Measure the speed of each contender: one node, one replica, and nobody has read its log."""
+    """Measure the speed of each contender: one node, one replica, a log that is not read yet."""
     settings = replace(SETTINGS, segment_mib=order["segment_mib"], cdc_total_mib=8192).on_free_ports()
     found: dict[str, dict[str, float]] = {}
     with CassandraNode(scratch / "node", settings, CACHE) as node:
@@ -147,7 +147,7 @@ def rates(order: dict[str, Any], scratch: Path) -> dict[str, dict[str, float]]:
         logs = SavedLogs([node], scratch / "saved")
         broker_settings = BrokerSettings(heap_mb=512, short_lived=False).on_free_ports()
         with KafkaBroker(scratch / "kafka", broker_settings, CACHE) as broker:
-            # The first is drained twice, and counts only then: the broker has just started.
+            # The first variant runs twice, and only its second run counts: the broker has just started.
             for number, name in enumerate([order["ours"][0], *order["ours"]]):
                 logs.take_away()
                 found[name] = ours(name, node, broker, order["rows"], scratch / f"ours{number}", logs)
@@ -162,7 +162,7 @@ def rates(order: dict[str, Any], scratch: Path) -> dict[str, dict[str, float]]:
 def ours(
     name: str, node: CassandraNode, broker: KafkaBroker, rows: int, folder: Path, logs: SavedLogs
 ) -> dict[str, float]:
-    """Drain the log by our loops into a topic of their own.
+    """Let our loops drain the log into a topic of their own.
 
     Their start-up ends when some changes of another table are in Kafka; only then the logs are put into ``cdc_raw``.
     """
@@ -207,7 +207,7 @@ def ours(
 
 
 def prime(node: CassandraNode, loops: Loops, topic: str) -> None:
-    """Write some rows of another table, into the interval before, which is over, and wait until Kafka has them."""
+    """Write some rows of another table, dated into the last interval, which is over, and wait until Kafka has them."""
     with connected([node], ConsistencyLevel.ONE, 60) as session:
         insert = session.prepare(f"INSERT INTO {KEYSPACE}.baskets (customer, tags) VALUES (?, ?) USING TIMESTAMP ?")
         written_us = time.time_ns() // 1000 - WINDOW_MS * 1000
@@ -218,14 +218,14 @@ def prime(node: CassandraNode, loops: Loops, topic: str) -> None:
 
 
 def drained_by_debezium(node: CassandraNode, broker: KafkaBroker, rows: int, folder: Path) -> dict[str, float]:
-    """Drain the log by Debezium's connector, from its first event: its start cannot be seen from outside."""
+    """Let Debezium's connector drain the log; count from its first event: its start cannot be seen from outside."""
     folder.mkdir()
     found: dict[str, float] = asdict(debezium.drain(node, broker, KEYSPACE, "orders", rows, folder))
     return {**found, "working_seconds": found["last_seconds"] - found["first_seconds"]}
 
 
 def three(order: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """Three nodes, three replicas: duplicates, what is not told, and Debezium's lag."""
+    """Measure three nodes with three replicas: duplicates, changes that are not reported, and Debezium's lag."""
     result: dict[str, Any] = {"changes": order["facts"] * len(facts.KINDS), "each": order["facts"]}
     with (
         three_nodes(scratch / "nodes", CACHE, FIRST_ADDRESS, heap_mb=512, cdc_total_mib=4096) as nodes,
@@ -248,14 +248,14 @@ def three(order: dict[str, Any], scratch: Path) -> dict[str, Any]:
 
 
 def ours_told(nodes: Sequence[CassandraNode], broker: KafkaBroker, changes: int, folder: Path) -> dict[str, Any]:
-    """Run our loops on the logs of three nodes."""
+    """Run our loops on the logs of three nodes; return which changes they report."""
     topic = f"facts_of_ours.{facts.KEYSPACE}.{facts.TABLE}"
     make_topics(broker.bootstrap, [topic])
     kafka = {"bootstrap_servers": [broker.bootstrap], "partitions": 1, "serialisation": "json"}
     conf = write_conf(folder, nodes, server_name="facts_of_ours", kafka=kafka, sync={"after_image": "none"})
     with Loops(conf, CACHE) as loops:
         loops.start(STAGE, CLOSE)
-        # One more than there should be: so it is seen if there is.
+        # Wait for one more than expected: so a duplicate would be seen.
         wait_until_quiet(broker.bootstrap, [topic], changes + 1, idle_s=15, longest_s=IDLE_SECONDS)
         loops.check()
         loops.stop()
@@ -265,7 +265,7 @@ def ours_told(nodes: Sequence[CassandraNode], broker: KafkaBroker, changes: int,
 def debezium_told(
     nodes: Sequence[CassandraNode], broker: KafkaBroker, order: dict[str, Any], changes: int, scratch: Path
 ) -> dict[str, Any]:
-    """A connector on each node: what they say of the backlog, and how long they take while there are writes."""
+    """Run a connector on each node; return which changes of the backlog they report, and their lag during writes."""
     topic = debezium.topic_of(facts.KEYSPACE, facts.TABLE)
     shop = [debezium.topic_of(SHOP, table) for table in TABLES]
     make_topics(broker.bootstrap, [topic, *shop])
@@ -281,12 +281,12 @@ def debezium_told(
 
 
 def told_in(broker: KafkaBroker, topic: str, *, ours: bool) -> dict[str, Any]:
-    """Judge what a topic tells of the facts."""
-    return asdict(facts.judge(((one.key, one.value) for one in read_events(broker.bootstrap, topic)), ours=ours))
+    """Judge which changes a topic reports."""
+    return asdict(facts.judge(((event.key, event.value) for event in read_events(broker.bootstrap, topic)), ours=ours))
 
 
 def lag_of_debezium(broker: KafkaBroker, topics: Sequence[str], written: int) -> dict[str, float]:
-    """Seconds from a change's write to its first copy in Kafka; copies and changes without one."""
+    """Return the seconds from a change's write to its first copy in Kafka, and count copies and missing changes."""
     first: dict[int, float] = {}
     changed: set[tuple[str, bytes]] = set()
     events = 0

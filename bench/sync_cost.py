@@ -1,4 +1,4 @@
-"""What a pipeline costs while it runs: memory and CPU of its processes, requests and bytes on its connections."""
+"""Measure the cost of a running pipeline: memory and CPU of its processes, requests and bytes on its connections."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Connection = tuple[str, int]
 
 @dataclass(frozen=True)
 class Cost:
-    """What was used up to a moment.
+    """Resources used up to a moment.
 
     :ivar cpu: user and system time, s, by name of the process
     :ivar server_cpu: CPU time of all nodes, s
     :ivar requests: requests on the native protocol connections that the processes have opened
-    :ivar received: bytes that came on them
-    :ivar sent: bytes that went
-    :ivar reads: partitions and ranges of the keyspaces' tables that coordinators have read for anybody
+    :ivar received: bytes that came on these connections
+    :ivar sent: bytes that were sent on them
+    :ivar reads: partitions and ranges of the keyspaces' tables that coordinators have read, for any client
     """
 
     cpu: Mapping[str, float]
@@ -44,7 +44,7 @@ class Cost:
     reads: int
 
     def since(self, before: Cost) -> Cost:
-        """Return what was used between two moments."""
+        """Return the resources used between two moments."""
         return Cost(
             {name: used - before.cpu[name] for name, used in self.cpu.items()},
             self.server_cpu - before.server_cpu,
@@ -57,7 +57,10 @@ class Cost:
 
 @dataclass
 class _Counters:
-    """Of one connection; ``ours``: a watched process has it open."""
+    """Counters of one connection.
+
+    :ivar ours: whether a watched process has it open
+    """
 
     requests: int = 0
     received: int = 0
@@ -67,12 +70,12 @@ class _Counters:
 
 @dataclass
 class Watch:
-    """Looks at processes again and again, until the block ends; connections that came and went between are missed.
+    """Observe processes at intervals until the block ends; connections that live between two looks are missed.
 
     :ivar processes: the processes, by name
-    :ivar nodes: whose connections are counted; none: only memory and CPU are
-    :ivar keyspaces: whose reads are counted
-    :ivar interval_s: between two looks; each is some 0.1 s of CPU
+    :ivar nodes: nodes whose connections are counted; empty: only memory and CPU are measured
+    :ivar keyspaces: keyspaces whose reads are counted
+    :ivar interval_s: seconds between two looks; each look takes some 0.1 s of CPU
     :ivar peak_mb: the largest memory (proportional set size) of a process and its children together, by name
     """
 
@@ -105,15 +108,15 @@ class Watch:
             cluster.shutdown()
 
     def cost(self) -> Cost:
-        """Return what was used until now."""
+        """Return the resources used until now."""
         self._look()
-        ours = [one for one in self._connections.values() if one.ours]
+        ours = [counters for counters in self._connections.values() if counters.ours]
         return Cost(
             {name: cpu_seconds(process.pid) for name, process in self.processes.items()},
             sum(cpu_seconds(node.pid) for node in self.nodes),
-            sum(one.requests for one in ours),
-            sum(one.received for one in ours),
-            sum(one.sent for one in ours),
+            sum(counters.requests for counters in ours),
+            sum(counters.received for counters in ours),
+            sum(counters.sent for counters in ours),
             self._reads(),
         )
 
@@ -137,7 +140,7 @@ class Watch:
         for address, session in self._sessions.items():
             try:
                 clients = list(session.execute("SELECT port, request_count FROM system_views.clients"))
-            except Exception as error:  # a busy node; the next look finds what this one has not
+            except Exception as error:  # a busy node; the next look finds its counts
                 print(f"clients of {address}: {error}", flush=True)
                 continue
             for row in clients:
@@ -154,9 +157,9 @@ class Watch:
 
 
 def open_connections(port: int) -> list[tuple[Connection, set[int], int, int]]:
-    """The connections that clients on this machine have open to a port: node and client's port, pids, bytes in and out.
+    """List the open connections of clients on this machine to a port: node and client's port, pids, bytes in and out.
 
-    Nothing if there is no ``ss`` (iproute2).
+    :returns: empty if there is no ``ss`` (iproute2)
     """
     try:
         printed = subprocess.run(
@@ -180,7 +183,7 @@ def open_connections(port: int) -> list[tuple[Connection, set[int], int, int]]:
 
 
 def memory_mb(pid: int) -> float:
-    """The memory of a process; what it shares with others in equal parts. 0: it has ended."""
+    """Return the memory of a process; memory that it shares with others counts in equal parts. 0: it has ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -190,17 +193,18 @@ def memory_mb(pid: int) -> float:
 
 
 def wait_for(what: str, done: Callable[[], bool], seconds: float) -> None:
-    """Ask every second until it is so.
+    """Ask every second until a condition holds.
 
-    :param done: whether it is so
-    :raises ServerError: it is not in time
+    :param what: the condition in words, for the message
+    :param done: function that tells whether it holds
+    :raises ServerError: it does not hold in time
     """
     if not is_in_time(done, seconds):
         raise ServerError(f"{what}: not after {seconds:.0f} s")
 
 
 def is_in_time(done: Callable[[], bool], seconds: float) -> bool:
-    """Ask every second until it is so, or the time is over."""
+    """Ask every second until a condition holds or the time is over; return whether it holds."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:

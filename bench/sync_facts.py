@@ -1,4 +1,4 @@
-"""Changes that connectors are known to tell in part or not at all, and what each stream says."""
+"""Changes that connectors are known to report incompletely or not at all, and what each stream reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BASKETS = f"{KEYSPACE}.{TABLE}"
 _KEY = "WHERE shop = ? AND id = 0"
 
 Value = Mapping[str, Any]
-"""Of a message, or of an event, as JSON."""
+"""The value of a message, or of an event, as JSON."""
 
 
 def _ours(told: Callable[[Value, Value], bool]) -> Callable[[Value], bool]:
@@ -27,13 +27,13 @@ def _ours(told: Callable[[Value, Value], bool]) -> Callable[[Value], bool]:
 
 
 def _debezium(told: Callable[[Value], bool]) -> Callable[[Value], bool]:
-    """Columns that an event does not have are empty."""
+    """Wrap a judgement of Debezium's events: columns that an event does not have are empty."""
     return lambda value: told({name: cell or {} for name, cell in (value["after"] or {}).items()})
 
 
 def _removed(cells: Value, column: str) -> bool:
     elements = (cells.get(column) or {}).get("elements") or []
-    return any(one["identity"] == "gone" and one["deleted_at"] for one in elements)
+    return any(element["identity"] == "gone" and element["deleted_at"] for element in elements)
 
 
 def _is_first(note: Any, tags: Any, prices: Any) -> bool:
@@ -41,7 +41,7 @@ def _is_first(note: Any, tags: Any, prices: Any) -> bool:
 
 
 def _not_shown(after: Value, column: str) -> bool:
-    """Whether a column was touched, and what was removed is not said to be there."""
+    """Tell whether an event has a column, and does not show the removed element as present."""
     return bool(after.get(column)) and "gone" not in (after[column].get("value") or ())
 
 
@@ -49,9 +49,9 @@ def _not_shown(after: Value, column: str) -> bool:
 class Kind:
     """A kind of change.
 
-    :ivar cql: with the partition key as its only parameter; each is to another row
-    :ivar ours: whether our message tells it
-    :ivar debezium: whether Debezium's event does; in doubt it does
+    :ivar cql: statement whose only parameter is the partition key; each change is to another row
+    :ivar ours: tells whether our message reports the change
+    :ivar debezium: tells whether Debezium's event does; in doubt it does
     """
 
     cql: str
@@ -100,11 +100,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Told:
-    """What a stream says.
+    """The changes that a stream reports.
 
-    :ivar messages: in it
-    :ivar rows: different keys among them
-    :ivar told: changes that it tells, by kind
+    :ivar messages: number of its messages
+    :ivar rows: number of different keys
+    :ivar told: number of reported changes, by kind
     """
 
     messages: int
@@ -113,7 +113,7 @@ class Told:
 
 
 def write(session: Any, count: int, now_us: int) -> None:
-    """Write so many changes of each kind, at the session's consistency level."""
+    """Write ``count`` changes of each kind, at the session's consistency level."""
     for name, kind in KINDS.items():
         prepared = session.prepare(kind.cql)
         shops = [f"{name}-{number}" for number in range(count)]
@@ -122,7 +122,10 @@ def write(session: Any, count: int, now_us: int) -> None:
 
 
 def judge(events: Iterable[tuple[bytes, bytes]], *, ours: bool) -> Told:
-    """Read keys and values as JSON."""
+    """Count the messages and the reported changes of a stream.
+
+    :param events: keys and values as JSON
+    """
     told: dict[str, set[str]] = {name: set() for name in KINDS}
     rows = set()
     messages = 0

@@ -1,4 +1,4 @@
-"""Scenario ``lag`` of bench/sync.py: a steady rate of writes to three nodes, and when each is a message and a row."""
+"""Run the scenario ``lag`` of bench/sync.py: write to three nodes at a steady rate; see when writes are published."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from servers.kafka import BrokerSettings, KafkaBroker
 BOOTSTRAPPED = "orders"
 FIRST_ADDRESS = 91
 LATE_S = 300.0
-"""What a message may be behind its write at most: docs/performance.md counts those beyond."""
+"""Seconds from a write to its message from which docs/performance.md counts the message as late."""
 TOPICS = {table: f"{SERVER}.{KEYSPACE}.{table}" for table in TABLES}
 PASSES = "pass-*"
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be done.
+    """The settings of a run.
 
     :ivar minutes: duration of the writes
     :ivar rate: changes a second
@@ -61,11 +61,11 @@ class Order:
 
 @dataclass
 class Found:
-    """What came out.
+    """The results of a run.
 
     :ivar writer: the writer's report
-    :ivar lags: seconds from a change's write, by where it came to: ``message``, ``replica``, ``kafka``
-    :ivar wrong: what is not as it must be; nothing of it may be there
+    :ivar lags: seconds from a change's write, by destination: ``message``, ``replica``, ``kafka``
+    :ivar wrong: number of errors by kind; all must be 0
     """
 
     writer: dict[str, Any]
@@ -78,14 +78,15 @@ class Found:
 
     @property
     def staged(self) -> int:
-        """Change rows of all replicas."""
+        """Number of staged change rows of all replicas."""
         return int(self.reports["commitlog_stage"]["staged"])
 
 
 def measure(order: Order, scratch: Path, cache: Path, say: Any) -> Found:
-    """Do it.
+    """Run the scenario.
 
-    :raises ServerError: something fails, or does not come in time
+    :param say: prints progress
+    :raises ServerError: something fails, or does not happen in time
     """
     settings = {"commitlog_sync_ms": order.sync_ms, "segment_mib": 32, "heap_mb": 512, "cdc_total_mib": 4096}
     with (
@@ -134,7 +135,7 @@ def kafka(order: Order, scratch: Path, cache: Path) -> Iterator[KafkaBroker | No
 
 
 def configuration(order: Order, scratch: Path, nodes: Sequence[CassandraNode], broker: KafkaBroker | None) -> Path:
-    """``ringsync.yaml``: the defaults, but for what the order says."""
+    """Write a ``ringsync.yaml`` with the defaults and the order's settings."""
     sections: dict[str, Any] = {
         "commitlog_processor_window_interval_ms": order.window_ms,
         "sync": {"after_image": order.after_image},
@@ -147,7 +148,7 @@ def configuration(order: Order, scratch: Path, nodes: Sequence[CassandraNode], b
 def write(nodes: Sequence[CassandraNode], scratch: Path, **order: Any) -> dict[str, Any]:
     """Run the writer to its end.
 
-    :raises ServerError: it fails; with its last lines
+    :raises ServerError: the writer fails; with its last lines
     """
     request = {
         "nodes": [node.contact_point for node in nodes],
@@ -181,7 +182,7 @@ def published(loops: Loops, changes: int) -> bool:
 
 
 def passes_of(lake: Path, table: str) -> dict[int, tuple[int, float]]:
-    """By number of the pass its messages, and when they became visible, s since the epoch."""
+    """Return, by number of the pass, the number of its messages and when they became visible (s since the epoch)."""
     found = {}
     for path in (lake / "streams" / TOPICS[table]).glob(f"{PASSES}/manifest.json"):
         records = json.loads(path.read_bytes())["records"]
@@ -190,7 +191,7 @@ def passes_of(lake: Path, table: str) -> dict[int, tuple[int, float]]:
 
 
 def commits_of(lake: Path) -> dict[int, float]:
-    """By number of the pass when the replica had it, s since the epoch: commits of the Delta table of changes."""
+    """Return, by number of the pass, when the Delta table of changes had it (s since the epoch)."""
     found = {}
     for path in (lake / changes_folder(KEYSPACE, BOOTSTRAPPED) / "_delta_log").glob("*.json"):
         for line in path.read_text().splitlines():
@@ -201,7 +202,7 @@ def commits_of(lake: Path) -> dict[int, float]:
 
 
 def judge(lake: Path, order: Order, times: Path, found: Found, broker: KafkaBroker | None) -> None:
-    """See that every change is one message, with the row that it has made, and how long each took."""
+    """Check that every change is one message with the row that it has made, and record its lag."""
     written = array("q")
     written.frombytes(times.read_bytes())
     wanted = {us: table_of(number) for number, us in enumerate(written)}
@@ -227,7 +228,7 @@ def judge(lake: Path, order: Order, times: Path, found: Found, broker: KafkaBrok
 
 
 def check_message(value: dict[str, Any], known: bool, wrong: Counter[str]) -> None:
-    """See that a message is of a change that was written, and that the row after it has its time."""
+    """Check that a message belongs to a written change, and that its row has the change's time."""
     after = value["after"]
     wrong["unknown"] += not known
     wrong["late"] += bool(value["source"]["late"])
@@ -236,7 +237,7 @@ def check_message(value: dict[str, Any], known: bool, wrong: Counter[str]) -> No
 
 
 def kafka_times(broker: KafkaBroker) -> dict[str, float]:
-    """By event id when the broker had it first, s since the epoch; waits until no more comes."""
+    """Wait until no more events come; return, by event id, when the broker first had it (s since the epoch)."""
     topics = list(TOPICS.values())
     wait_until_quiet(broker.bootstrap, topics, sys.maxsize, idle_s=5, longest_s=30)
     found: dict[str, float] = {}
@@ -251,7 +252,7 @@ def add(found: Found, where: str, seconds: float) -> None:
 
 
 def show(order: Order, found: Found) -> dict[str, float | str]:
-    """Print the tables; the figures for the last line."""
+    """Print the tables; return the figures for the last line."""
     changes = found.writer["written"]
     print(
         f"\n**lag**: {changes:,} changes in {found.writer['seconds']:.0f} s, windows of {order.window_ms / 1000:g} s, "
@@ -271,7 +272,7 @@ def show(order: Order, found: Found) -> dict[str, float | str]:
 
 
 def show_cost(found: Found, changes: int) -> dict[str, float | str]:
-    """Print what it cost; the figures."""
+    """Print the cost; return the figures for the last line."""
     cost = found.cost
     per_change = {
         "requestsPerChange": cost.requests / changes,
@@ -281,7 +282,7 @@ def show_cost(found: Found, changes: int) -> dict[str, float | str]:
     }
     print(
         f"\n{found.staged:,} change rows came from {len(found.reports['commitlog_stage']['nodes'])} logs; "
-        f"{found.staged - found.messages:,} copies were dropped. Put on the cluster for each change: "
+        f"{found.staged - found.messages:,} copies were dropped. Load on the cluster for each change: "
         f"{per_change['requestsPerChange']:.2f} requests, {per_change['receivedBytesPerChange']:,.0f} bytes from it, "
         f"{per_change['sentBytesPerChange']:,.0f} to it; {per_change['readsPerChange']:.2f} reads by coordinators\n"
     )
@@ -298,7 +299,7 @@ def show_cost(found: Found, changes: int) -> dict[str, float | str]:
 
 
 def problems(order: Order, found: Found) -> list[str]:
-    """List what makes the benchmark fail; late messages are no mistake."""
+    """List the errors that make the benchmark fail; late messages are no error."""
     found_wrong = [f"{count:,} {name}" for name, count in found.wrong.items() if count and name != "late"]
     if found.writer["written"] != order.changes:
         found_wrong.append(f"{found.writer['written']:,} changes written of {order.changes:,}")

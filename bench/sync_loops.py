@@ -1,4 +1,4 @@
-"""The applications of the sync as Airflow starts them: spark-submit with the DAGs' own settings, each by itself."""
+"""Run the applications of the sync as Airflow starts them: each by spark-submit with the DAGs' own settings."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ LOOPS = (STAGE, CLOSE, OUT_OF_SEQUENCE)
 SUBMIT_SECONDS = 400
 STOP_SECONDS = 120
 RUN_S = 7200.0
-"""Longer than any benchmark: the loops are asked to end."""
+"""Seconds of a run: longer than any benchmark, since the loops are asked to end."""
 
 
 def write_conf(folder: Path, nodes: Sequence[CassandraNode], **sections: Any) -> Path:
-    """Write a configuration for these nodes, with ``folder/lake`` as the object store; all else is the default.
+    """Write a configuration for these nodes, with ``folder/lake`` as the object store; all else has its default.
 
     :param sections: further keys of ``ringsync.yaml``; those of ``sync`` are added to ours
     """
@@ -87,7 +87,7 @@ class Loops:
             self.running[application.name] = self._submit(application, *queue)
 
     def finish(self, application: SparkApplication, table: str, *options: str) -> None:
-        """Run an application on a table to its end; once more if it fails, as nodes on a busy machine may be slow.
+        """Run an application on a table to its end; if it fails, once more: nodes on a busy machine may be slow.
 
         :raises ServerError: it fails twice
         """
@@ -107,9 +107,9 @@ class Loops:
             process.kill()
 
     def check(self) -> None:
-        """See that no loop has ended.
+        """Check that no loop has ended.
 
-        :raises ServerError: one has; with the end of its log
+        :raises ServerError: a loop has ended; with the end of its log
         """
         for name, process in self.running.items():
             if process.ended:
@@ -120,9 +120,9 @@ class Loops:
         return read_statuses(self._store)
 
     def stop(self) -> dict[str, dict[str, Any]]:
-        """Ask the loops to end, as ``cdcservice stop`` does; gives their reports by name.
+        """Ask the loops to end, as ``cdcservice stop`` does; return their reports by name.
 
-        :raises ServerError: one does not end, or without a report
+        :raises ServerError: a loop does not end, or ends without a report
         """
         self._store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
         _wait_for_end(list(self.running.values()), STOP_SECONDS)

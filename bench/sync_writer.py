@@ -1,7 +1,7 @@
-"""Writer to a cluster at a steady rate, in a process of its own: ``python bench/sync_writer.py ORDER``.
+"""Write to a cluster at a steady rate, in a process of its own: ``python bench/sync_writer.py ORDER``.
 
 ORDER is JSON: ``nodes`` and ``port``; ``rows`` of ``orders`` to write before; ``changes``, ``rate`` (a second) and
-``times``, a file that gets the write time (µs) of each change. A line of JSON is printed at the end.
+``times``, a file for the write time (µs) of each change. At its end it prints a line of JSON.
 
 Every change writes a row of its own, and its write time is unique: the time at which it was sent. So each change must
 become one message. The message's ``ts_us`` identifies the change, and the row after it has this time in ``written_us``.
@@ -33,7 +33,7 @@ TABLES = {
     "events": "device int, number int, kind text, value double, written_us bigint, PRIMARY KEY (device, number)",
 }
 CYCLE = 20
-"""Of so many changes 7 insert orders, 5 update and 1 deletes one that was there, 3 write baskets, 4 events."""
+"""Of this many changes 7 insert an order, 5 update and 1 deletes an existing one, 3 write a basket, 4 an event."""
 OLD_PER_CYCLE = 6
 PARTITION_ROWS = 5
 IN_FLIGHT = 512
@@ -55,7 +55,7 @@ _STATEMENTS["order"] = f"{_STATEMENTS['insert']} USING TIMESTAMP ?"
 def creation(*, replicas: int, cdc: frozenset[str]) -> list[str]:
     """Return the statements that create keyspace and tables.
 
-    :param cdc: the tables that have cdc from the beginning
+    :param cdc: names of the tables that have cdc from the beginning
     """
     made = [
         f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': {replicas}}}"
@@ -66,12 +66,12 @@ def creation(*, replicas: int, cdc: frozenset[str]) -> list[str]:
 
 
 def rows_before(changes: int) -> int:
-    """Return the number of orders that must exist before: each is changed once at most."""
+    """Return the number of orders that must exist before the changes: each is changed once at most."""
     return (changes // CYCLE + 1) * OLD_PER_CYCLE
 
 
 def table_of(number: int) -> str:
-    """Return the table that a change writes to."""
+    """Return the table to which a change writes."""
     place = number % CYCLE
     return "orders" if place < 13 else "baskets" if place < 16 else "events"
 
@@ -125,7 +125,7 @@ class Writer:
         execute_concurrent_with_args(self._session, self._prepared["insert"], parameters, concurrency=128)
 
     def run(self, changes: int, rate: float) -> float:
-        """Write all changes; return the seconds that it took.
+        """Write all changes; return the seconds that this took.
 
         :raises RuntimeError: too many writes fail
         """
@@ -156,7 +156,7 @@ class Writer:
             self._ask(self._failed.get())
 
     def _ask(self, number: int) -> None:
-        """Send a change; its place among the changes in flight is free when it is written."""
+        """Send a change; its place among the changes in flight is released when it is written."""
         name, parameters = change(number, self.times[number])
         future = self._session.execute_async(self._prepared[name], parameters)
         future.add_callbacks(lambda _: self._free.release(), lambda _: self._failed.put(number))

@@ -1,8 +1,9 @@
 """Follow the commit logs: writes to tables with `cdc = true` become messages and the newest state of replicas.
 
 **What it does.** Two loops work side by side for `sync.run_s` seconds; then the next run begins. `stage_…`, one task
-for each queue of workers, reads what its nodes' commit logs have synced, and puts the change rows into buckets. `close`
-publishes rows that the replicas agree on, and all rows of closed buckets, and hands them to the replica and to Kafka.
+for each queue of workers, reads the synced part of its nodes' commit logs and puts the change rows into buckets.
+`close` publishes rows on which the replicas agree, and all rows of closed buckets. It adds them to the replica and
+sends them to Kafka.
 
 **Inputs.** The nodes' `cdc_raw` folders and the configuration `ringsync.yaml` (`RINGSYNC_CONFIG`), whose
 `sync.queue_of_node` says in which Airflow queue a node's task runs.
@@ -12,11 +13,11 @@ intermediate files under `staging/` and `sync/`, numbers every few seconds under
 `reports/<application>/<run>.json`.
 
 **To re-run.** Nothing to do: Airflow starts a killed loop again after five seconds, and the loop goes on where it was.
-After each run comes the next. `cdcservice start` and `stop` switch the sync on and off.
+The next run begins by itself. `cdcservice start` and `stop` switch the sync on and off.
 
 **When it fails.** `cdcservice status` shows what stands still and why; the last line of the task's log says what failed
 and what to do. After exit code 3 (configuration, connection or rights) the loop is only tried again in the next run.
-docs/sync.md tells what each number means.
+docs/sync.md explains each number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Publish late rows: changes whose bucket was closed before they came.
 
-**What it does.** A loop works for `sync.run_s` seconds; then the next run begins. It takes the files of late rows,
-drops rows that were published before, reads the others from all replicas, and publishes them as they are now. Rows that
-a replica which is down may know better wait in `cdc.out_of_sequence` for another look.
+**What it does.** A loop works for `sync.run_s` seconds; then the next run begins. It reads the files of late
+rows, drops rows that were published before, reads the others from all replicas, and publishes them as they are now. If
+a replica that is down may have a newer state of a row, the row waits in `cdc.out_of_sequence`, and is looked at again
+later.
 
 **Inputs.** The files under `staging/late/`, which `commitlog_sync` writes, the table `cdc.out_of_sequence`, and
 `ringsync.yaml` (`RINGSYNC_CONFIG`).
@@ -11,7 +12,7 @@ a replica which is down may know better wait in `cdc.out_of_sequence` for anothe
 the report `reports/out_of_sequence/<run>.json` in the object store.
 
 **To re-run.** Nothing to do: Airflow starts a killed loop again after five seconds, and the loop goes on where it was.
-After each run comes the next. `cdcservice start` and `stop` switch the sync on and off.
+The next run begins by itself. `cdcservice start` and `stop` switch the sync on and off.
 
 **When it fails.** `cdcservice status` shows how many rows wait, and since when; the last line of the task's log says
 what failed and what to do. After exit code 3 (configuration, connection or rights) the next run tries again.
@@ -26,8 +27,8 @@ from ringsync.orchestration import LOOPS_SINCE, OUT_OF_SEQUENCE, OWNER, safe_run
 
 with DAG(
     "out_of_sequence",
-    dag_display_name="Publish what came late",
-    description="Late changes are read and published as the rows are now",
+    dag_display_name="Publish late rows",
+    description="Read the rows of late changes, and publish them as they are now",
     doc_md=__doc__,
     schedule="@continuous",
     start_date=LOOPS_SINCE,

@@ -1,6 +1,6 @@
 """Merge the newest row images into the replicas' bases.
 
-**What it does.** A replica is a base and the changes since. Readers of `<table>_live` see both. The merge brings the
+**What it does.** A replica is a base and the changes since. Readers read both (docs/replica.md). The merge brings the
 changes into the base, so that readers have few changes to look through. A table is due after `replica.merge_interval_s`
 seconds, or when its changes are more than `replica.merge_rows_fraction` of its rows.
 

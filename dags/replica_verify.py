@@ -1,7 +1,7 @@
 """Compare a replica with its source, cell by cell: value, writetime, TTL.
 
 **What it does.** It sums up both sides per token range (a count and an order-free checksum over key, cell, writetime
-and expiry), and compares only ranges whose sums differ row by row. With *repair*, it reads ranges that differ again
+and expiry). Then it compares row by row only the ranges whose sums differ. With *repair*, it reads these ranges again
 from the source and writes them to the replica.
 
 **Inputs.** A table that the DAG `bootstrap_table` has replicated.

@@ -1,4 +1,4 @@
-"""Operator of all ringsync DAGs: a Spark application whose failure says what failed and what to do."""
+"""Operator of all ringsync DAGs: it runs a Spark application, and its failure says what failed and what to do."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from ringsync.config import DEFAULT_QUEUE
 class SparkApplicationOperator(SparkSubmitOperator):
     """Submit one of ringsync's Spark applications.
 
-    Exit codes that another try cannot help fail at once; crashes and kills are tried again. Passwords from Airflow
-    connections go into the environment of spark-submit when the task runs: never into arguments, templates or logs.
+    The task fails at once after exit codes that another try cannot change; after crashes and kills Airflow tries again.
+    Passwords from Airflow connections go into the environment of spark-submit when the task runs: never into arguments,
+    templates or logs.
 
     :param spark: the application to submit
-    :param skip_if: template of the reason to skip the step; renders to nothing if the step is to run
+    :param skip_if: template of the reason to skip the step; empty when rendered: the step runs
     """
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "skip_if", "report")
@@ -48,7 +49,7 @@ class SparkApplicationOperator(SparkSubmitOperator):
         """Run the application to its end.
 
         :raises AirflowSkipException: ``skip_if`` gives a reason
-        :raises AirflowFailException: it failed, and another try cannot help or would hold up the next run
+        :raises AirflowFailException: it failed, and another try cannot help or would delay the next run
         """
         if self.skip_if:
             raise AirflowSkipException(self.skip_if)

@@ -1,6 +1,6 @@
 """Real servers from their published packages, for the demo, the tests and the benchmarks.
 
-Nothing of the pipeline is in here, and the pipeline imports nothing from here.
+This package has no part of the pipeline, and the pipeline imports nothing from it.
 """
 
 

@@ -42,9 +42,9 @@ class Airflow(Server):
     """
     Airflow in a folder of its own: `with Airflow(home, port, dags) as airflow: airflow.url`.
 
-    A second start finds the runs, the password and the keys of the first.
+    A second start uses the runs, the password and the keys of the first one.
 
-    :param home: folder of database, logs, keys and password; only the owner may look into it.
+    :param home: folder of database, logs, keys and password; only the owner may read it.
     :param port: port of the UI and the API.
     :param dags: folder of the DAGs.
     :param plugins: folder of the plugins; None: none.
@@ -96,15 +96,15 @@ class Airflow(Server):
 
     @property
     def pids(self) -> dict[str, int]:
-        """Component → the id of its process and of the session of all its children; empty if it is not running."""
+        """Component → the id of its process, which is also the id of its session; empty if Airflow is not running."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def start(self) -> None:
         """
         Prepare the database, start the components and wait until all are healthy.
 
-        :raises ServerError: it runs already, the port is taken, Java is missing, or a component does not come up; with
-            the end of its log.
+        :raises ServerError: Airflow runs already, the port is taken, Java is missing, or a component does not come up;
+            with the end of the component's log.
         """
         if self._processes:
             raise ServerError(f"The Airflow in {self.home} is already running.")
@@ -124,14 +124,14 @@ class Airflow(Server):
             raise
 
     def stop(self) -> None:
-        """End all components and everything they started (SIGTERM; SIGKILL after 10 s, which running tasks need)."""
+        """End all components and everything they started (SIGTERM; running tasks have 10 s to end, then SIGKILL)."""
         stop_together([*self._processes.values(), *self._dead], STOP_SECONDS)
         self._processes.clear()
         self._dead.clear()
 
     def revive(self, component: str) -> None:
         """
-        Start a dead component again, as a service manager does; processes that it had started may live on until `stop`.
+        Start a dead component again, as a service manager does. Processes that it had started may live on until `stop`.
 
         :param component: a name in `COMPONENTS`.
         :raises ServerError: the component has not ended.
@@ -175,7 +175,7 @@ class Airflow(Server):
             "dag_processor": {"refresh_interval": 5, "min_file_process_interval": 5, "parsing_processes": 1},
             "scheduler": {
                 "enable_health_check": False,
-                # A loop whose worker was killed stands still for this time: the default is five minutes.
+                # A loop whose worker was killed stands still for so many seconds: the default is 300.
                 "task_instance_heartbeat_timeout": 60,
             },
             # On busy cores the API server's answer may take longer than the default of five seconds.
@@ -232,7 +232,7 @@ def airflow_command() -> list[str]:
 
 def spark_environment() -> dict[str, str]:
     """
-    Return variables: tasks find this Python, the project and Spark by them, and Spark stays on the loopback interface.
+    Return variables by which tasks find this Python, the project and Spark, and keep Spark on the loopback interface.
 
     :raises ServerError: there is no Java 17, or pyspark is not installed.
     """

@@ -26,7 +26,7 @@ START_SECONDS = 120
 NODETOOL_SECONDS = 300
 REQUEST_KINDS = ("read", "range", "write", "counter_write", "truncate")
 REQUEST_SECONDS = 60
-"""On a laptop that does ten other things, Cassandra's own limits of 2 to 10 s are too short."""
+"""Limit for requests: on a busy laptop Cassandra's own limits of 2 to 10 s are too short."""
 SUPERUSER = ("cassandra", "cassandra")
 """The role that Cassandra itself creates when it starts with password authentication for the first time."""
 
@@ -63,11 +63,11 @@ class CommitLogEncryption:
     """
     The key with which a node encrypts its commit log (AES/CBC/PKCS5Padding).
 
-    :param keystore: a keystore with the secret key; JKS cannot hold one, and Cassandra reads nothing but keystores.
+    :param keystore: keystore with the secret key. JKS cannot hold a secret key; Cassandra reads only keystores.
     :param store_type: `JCEKS` or `PKCS12`.
     :param store_password: the keystore's password.
-    :param key_alias: name of the key; JCEKS knows lower case only.
-    :param key_password: the key's password; PKCS12 wants the store's.
+    :param key_alias: name of the key; JCEKS supports lower case only.
+    :param key_password: the key's password; with PKCS12 it must be the store's.
     :param chunk_kib: largest plain block; a section holds several.
     """
 
@@ -86,26 +86,26 @@ class NodeSettings:
 
     :param version: `4.0`, `4.1` or `5.0`; the patch version is in `servers/poms`.
     :param address: a loopback address, for the other nodes and for clients; JMX is always on 127.0.0.1.
-    :param native_port: CQL.
-    :param storage_port: between nodes; the same on all nodes of a cluster.
-    :param jmx_port: nodetool.
+    :param native_port: port for CQL.
+    :param storage_port: port for other nodes; the same on all nodes of a cluster.
+    :param jmx_port: port for nodetool.
     :param seeds: addresses of the seed nodes; empty: the node itself.
-    :param cluster_name: shown by clients; a node refuses to start on data of another cluster.
+    :param cluster_name: name that clients show; a node refuses to start on data of another cluster.
     :param num_tokens: token ranges per node.
-    :param auto_bootstrap: a node that joins a cluster first copies what will be its data; nodes of a cluster that is
-        new have nothing to copy.
+    :param auto_bootstrap: whether a node that joins a cluster first copies its share of the data; nodes of a new
+        cluster have nothing to copy.
     :param datacenter: if it is given, the node is in this datacenter (and `rack`); otherwise datacenter1, rack1.
     :param rack: see `datacenter`.
     :param heap_mb: Java heap, in MiB; the process takes about 400 MiB more. 256 is enough for small tables.
     :param short_lived: compile quickly and optimise less, which saves a sixth of the CPU time of the first minutes;
         switch it off in benchmarks.
     :param cdc: whether tables may switch on `cdc`.
-    :param segment_mib: size of a commit log segment; half of it is the largest mutation.
+    :param segment_mib: size of a commit log segment; a mutation may have half of it.
     :param commitlog_sync_ms: how often the commit log is synced, and the `_cdc.idx` files are written.
     :param commitlog_compressor: compressor of the commit log, for example `LZ4Compressor`; None: plain.
     :param commitlog_encryption: if given, the commit log is encrypted.
-    :param cdc_total_mib: how much `cdc_raw` may hold before Cassandra refuses writes to tables with `cdc`.
-    :param authenticator: `allow`: nobody logs in; `password`: roles and permissions, at first only `SUPERUSER`.
+    :param cdc_total_mib: size of `cdc_raw`, in MiB, from which Cassandra refuses writes to tables with `cdc`.
+    :param authenticator: `allow`: clients need no login; `password`: roles and permissions, at first only `SUPERUSER`.
     :param client_tls: if given, clients must use TLS.
     :param client_certificates: with `client_tls`: clients must show a certificate as well.
     :param compatibility: `storage_compatibility_mode` of 5.0: `NONE`, `UPGRADING` or `CASSANDRA_4`.
@@ -146,7 +146,7 @@ class CassandraNode(OneProcess):
     """
     One node, from a folder of its own: `with CassandraNode(folder, settings, cache) as node: node.connect()`.
 
-    The data stay in the folder; a second start finds them again.
+    The data stay in the folder; a second start uses them again.
 
     :param folder: data, configuration and `system.log` of the node.
     :param settings: how it is set up.
@@ -175,8 +175,8 @@ class CassandraNode(OneProcess):
         """
         Start the node and wait until it answers a query.
 
-        :raises ServerError: it runs already, a port is taken, the jars or Java are missing, or it does not come up
-            within 120 s; with the end of its log.
+        :raises ServerError: the node runs already, a port is taken, the jars or Java are missing, or the node does not
+            come up within 120 s; with the end of its log.
         """
         if self._process is not None:
             raise ServerError(f"The node in {self.folder} is already running.")
@@ -201,7 +201,7 @@ class CassandraNode(OneProcess):
 
     def cluster(self, **options: Any) -> Any:
         """
-        Return a driver `Cluster` for this node only: protocol 5, as the superuser, with TLS if the node wants it.
+        Return a driver `Cluster` for this node only: protocol 5, as the superuser, with TLS if the node requires it.
 
         The caller calls `connect()` on it, and `shutdown()` at the end.
 
@@ -244,7 +244,7 @@ class CassandraNode(OneProcess):
         try:
             cluster.connect().execute("SELECT release_version FROM system.local", timeout=10)
         except (NoHostAvailable, OperationTimedOut, DriverException):
-            return False  # it listens, but does not answer yet, or its default role is not there yet
+            return False  # it listens, but does not answer yet, or has not created its default role yet
         finally:
             cluster.shutdown()
         return True
@@ -254,7 +254,7 @@ def client_context(certificates: Certificates) -> ssl.SSLContext:
     """
     Return the TLS settings of a client that checks the server's certificate and name, and shows its own certificate.
 
-    :param certificates: whose authority signed the server's certificate.
+    :param certificates: certificates of the authority that signed the server's certificate.
     """
     context = ssl.create_default_context(cafile=str(certificates.authority))
     context.load_cert_chain(certificates.client_certificate, certificates.client_key)
@@ -280,8 +280,8 @@ def server_command(folder: Path, settings: NodeSettings, jars: Path) -> list[str
         "logback.configurationFile": str(folder / "logback.xml"),
         "cassandra.jmx.local.port": str(settings.jmx_port),
         "cassandra-foreground": "yes",
-        # A node of a test need not wait for a ring of hundreds of nodes to calm down. It is also how long a busy seed
-        # may take to answer a node that starts (C: Gossiper.doShadowRound).
+        # A node of a test need not wait until a ring of hundreds of nodes is stable. This is also the time in which a
+        # busy seed must answer a node that starts (C: Gossiper.doShadowRound).
         "cassandra.ring_delay_ms": "10000" if asks_seeds else "1000",
         "cassandra.skip_wait_for_gossip_to_settle": "0",
         "cassandra.superuser_setup_delay_ms": "0",

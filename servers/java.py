@@ -44,7 +44,7 @@ def find_java_home(environment: Mapping[str, str] = os.environ) -> Path:
 
 def java_version(executable: Path) -> int:
     """
-    Return the feature release of a Java, for example 17 (and 8 for what calls itself 1.8).
+    Return the feature release of a Java, for example 17 (and 8 for a Java that calls itself 1.8).
 
     :param executable: the `java` program.
     :raises ServerError: it does not run, or prints no version.

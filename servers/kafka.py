@@ -34,9 +34,9 @@ class BrokerSettings:
     :param controller_port: port for the broker itself.
     :param heap_mb: Java heap, in MiB; the process takes about 100 MiB more.
     :param short_lived: compile quickly and optimise less; switch it off in benchmarks.
-    :param partitions: number of partitions of a topic that is created because a client names it.
+    :param partitions: number of partitions of a topic that the broker creates when a client names it.
     :param certificates: the server's certificates for TLS; clients have none of their own. None: no TLS.
-    :param login: user and password that clients log in with (SCRAM-SHA-512); None: anybody may.
+    :param login: user and password with which clients log in (SCRAM-SHA-512); None: no login.
     """
 
     address: str = "127.0.0.1"
@@ -58,7 +58,7 @@ class KafkaBroker(OneProcess):
     """
     One broker, from a folder of its own: `with KafkaBroker(folder, settings, cache) as broker: …`.
 
-    The topics stay in the folder; a second start finds them again.
+    The topics stay in the folder; a second start uses them again.
 
     :param folder: data, configuration and `server.log` of the broker.
     :param settings: how it is set up.
@@ -70,20 +70,20 @@ class KafkaBroker(OneProcess):
 
     @property
     def bootstrap(self) -> str:
-        """What clients call `bootstrap.servers`."""
+        """Address for clients: their `bootstrap.servers`."""
         return f"{self.settings.address}:{self.settings.port}"
 
     @property
     def class_path(self) -> str:
-        """Of a Java client, or of Kafka's own tools."""
+        """Class path of a Java client, or of Kafka's own tools."""
         return f"{fetch('kafka', self.cache).resolve()}/*"
 
     def start(self) -> None:
         """
         Start the broker and wait until it answers a request.
 
-        :raises ServerError: it runs already, a port is taken, the jars or Java are missing, or it does not come up
-            within 60 s; with the end of its log.
+        :raises ServerError: the broker runs already, a port is taken, the jars or Java are missing, or the broker does
+            not come up within 60 s; with the end of its log.
         """
         if self._process is not None:
             raise ServerError(f"The broker in {self.folder} is already running.")
@@ -99,7 +99,7 @@ class KafkaBroker(OneProcess):
         self._run(command, "server.log", self._answers, START_SECONDS, "Kafka")
 
     def _format(self, jars: Path) -> None:
-        # An id that begins with "-" would be taken for an option.
+        # An id that begins with "-" would be read as an option.
         cluster_id = "r" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:].rstrip("=")
         options = ["format", "--standalone", "-t", cluster_id, "-c", str(self.folder / "server.properties")]
         if self.settings.login:
@@ -140,7 +140,7 @@ def java_command(jars: Path, settings: BrokerSettings, main_class: str, *argumen
 
     :param jars: the folder of jars.
     :param settings: how the broker is set up.
-    :param main_class: the program.
+    :param main_class: the program's class.
     :param arguments: the program's arguments.
     :raises ServerError: there is no Java 17.
     """
@@ -180,7 +180,7 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
         "share.coordinator.state.topic.replication.factor": 1,
         "share.coordinator.state.topic.min.isr": 1,
         "share.coordinator.state.topic.num.partitions": 2,
-        # Nobody waits for other members of a group, nor long for a session that a kill has left.
+        # Groups do not wait for further members, and the session of a killed broker ends soon.
         "group.initial.rebalance.delay.ms": 0,
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 1000,

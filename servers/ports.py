@@ -8,14 +8,14 @@ import socket
 from servers import ServerError
 
 CANDIDATES = range(20_000, 32_000)
-"""Ports below the range that the system uses for outgoing connections, so that no connection is in the way."""
+"""Ports below the range that the system uses for outgoing connections, so no connection blocks them."""
 
 _given: set[int] = set()
 
 
 def is_free(address: str, port: int) -> bool:
     """
-    Say whether a server could listen on a port now.
+    Tell whether a server could listen on a port now.
 
     :param address: an address of this machine.
     :param port: the port.
@@ -31,7 +31,7 @@ def is_free(address: str, port: int) -> bool:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """
-    Return a port on which nothing listens, each only once in a process. It is not reserved, so use it soon.
+    Return a port on which nothing listens; each port is returned once in a process. It is not reserved: use it soon.
 
     :param address: an address of this machine.
     :raises ServerError: a thousand random candidates were all taken.

@@ -1,4 +1,4 @@
-"""A server as a session of processes of its own: started, watched and ended together."""
+"""A server as a session of processes of its own, which are started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ServerProcess:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             text = log.read().decode(errors="replace")
-        # A failing server often logs a clean shutdown behind the reason.
+        # A failing server often logs a clean shutdown after the reason.
         errors = [line for line in text.splitlines() if "ERROR" in line or "Exception" in line]
         return "\n".join([f"From {self.log}:", *errors[:5], "…", last_lines(text)])
 
@@ -97,7 +97,7 @@ class ServerProcess:
         return self._send(None)
 
     def _send(self, number: signal.Signals | None) -> bool:
-        """Signal every process of the session, or only look if None; return whether there was any."""
+        """Send a signal to every process of the session (None: only look), and return whether there was any."""
         self._process.poll()  # a child that has ended stays a process until its parent asks
         signalled = False
         for pid in session_members(self.pid):
@@ -115,14 +115,14 @@ class Server(ABC):
     @abstractmethod
     def start(self) -> None:
         """
-        Start it and wait until it answers.
+        Start the server and wait until it answers.
 
-        :raises ServerError: it does not come up.
+        :raises ServerError: the server does not come up.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """End it and everything that it started. Nothing happens if it is not running."""
+        """End the server and everything that it started. Nothing happens if it is not running."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -150,20 +150,20 @@ class OneProcess(Server):
         """
         The process id.
 
-        :raises ServerError: it is not running.
+        :raises ServerError: the server is not running.
         """
         if self._process is None:
             raise ServerError(f"The server in {self.folder} is not running.")
         return self._process.pid
 
     def stop(self) -> None:
-        """End it (SIGTERM; SIGKILL after 15 s). Nothing happens if it is not running."""
+        """End the server (SIGTERM; SIGKILL after 15 s). Nothing happens if it is not running."""
         if self._process is not None:
             stop_together([self._process], STOP_SECONDS)
             self._process = None
 
     def kill(self) -> None:
-        """End it as a power cut would (SIGKILL). Nothing happens if it is not running."""
+        """End the server as a power cut would (SIGKILL). Nothing happens if it is not running."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -187,7 +187,7 @@ class OneProcess(Server):
 
 def session_members(session: int) -> list[int]:
     """
-    Return the ids of the processes of a session, which outlives changes of process group and the death of parents.
+    Return the ids of a session's processes: they stay in the session when their group changes or a parent dies.
 
     :param session: the id of the process that opened it.
     """
@@ -206,10 +206,10 @@ def session_members(session: int) -> list[int]:
 
 def stop_together(processes: Sequence[ServerProcess], grace_seconds: float) -> None:
     """
-    End servers with all their children: ask all first, then kill what is left.
+    End servers with all their children: ask all first, then kill the processes that are left.
 
     :param processes: the servers.
-    :param grace_seconds: seconds that they have to end by themselves.
+    :param grace_seconds: seconds in which the servers may end by themselves.
     """
     for process in processes:
         process.ask_to_end()

@@ -38,8 +38,8 @@ class RegistryServer(OneProcess):
         """
         Start the registry and wait until it answers.
 
-        :raises ServerError: it runs already, the port is taken, the jars or Java are missing, or it does not come up
-            within 60 s; with the end of its log.
+        :raises ServerError: the registry runs already, the port is taken, the jars or Java are missing, or the registry
+            does not come up within 60 s; with the end of its log.
         """
         if self._process is not None:
             raise ServerError(f"The registry in {self.folder} is already running.")

@@ -30,7 +30,7 @@ spark.stop()
 
 def lean_java_options(cache: Path, jars: list[Path]) -> str:
     """
-    Return Java options for Spark applications that live about a minute (as `JDK_JAVA_OPTIONS`).
+    Return Java options (for `JDK_JAVA_OPTIONS`) for Spark applications that live about a minute.
 
     The first call makes an archive of the classes that such an application loads (half a minute, 200 MB); with it an
     application needs a third less CPU. The JVM goes on without the archive if it does not fit.

@@ -1,4 +1,4 @@
-"""Move the changes that were made while a table was copied behind the copied rows.
+"""Put the changes that were made while a table was copied after the copied rows in the stream.
 
 Run by the DAG ``bootstrap_table`` after ``bootstrap_scan``.
 """

@@ -1,6 +1,7 @@
-"""Merge the newest row images into the bases of the replicas; run by the DAG ``replica_merge``.
+"""Merge the newest row images into the bases of the replicas.
 
-Without ``--table`` it merges every table that is due. Exit code 1: some table could not be merged; the report says why.
+Run by the DAG ``replica_merge``. Without ``--table`` it merges every table that is due. Exit code 1: some table could
+not be merged; the report says why.
 """
 
 import argparse

@@ -14,7 +14,7 @@ import org.apache.kafka.common.TopicPartition;
  * Waits for events: {@code CountEvents BOOTSTRAP TOPIC COUNT IDLE_SECONDS}. Creates the topic, prints "ready", and when
  * COUNT events can be consumed, or none has come for IDLE_SECONDS, a line of JSON: how many there were, distinct keys,
  * and when the first and the last one could be consumed, by the system's monotonic clock. They are consumed only
- * afterwards: whoever is measured has the machine for itself.
+ * afterwards: so the measured program has the machine for itself.
  */
 class CountEvents {
     public static void main(String[] arguments) throws Exception {

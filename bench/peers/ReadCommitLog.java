@@ -24,7 +24,7 @@ import org.apache.cassandra.schema.TableMetadata;
 import org.apache.cassandra.schema.Tables;
 
 /**
- * Cassandra's own reader of commit logs, some passes over the same segments; nothing is kept, every cell is visited:
+ * Reads commit logs by Cassandra's own reader, in some passes over the same segments; visits every cell, keeps nothing:
  * {@code java … ReadCommitLog KEYSPACE STATEMENTS_FILE PASSES SEGMENT…}. The file has a CREATE TABLE a line, with ids.
  * Prints a line of JSON for each pass, as bench/peers/one_core.py reads them. CPU time is that of the process, with its
  * compilers and collectors.

@@ -1,4 +1,4 @@
-"""Cassandra's own CommitLogReader in a JVM of its own on one core: see ReadCommitLog.java."""
+"""Run Cassandra's own CommitLogReader in a JVM of its own on one core: see ReadCommitLog.java."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HEAP_MB = 1024
 
 
 def read(segments: Sequence[Path], passes: int, core: int, cache: Path, scratch: Path) -> Passes:
-    """Read segments some times in one JVM, which compiles its code while it runs.
+    """Read segments several times in one JVM, which compiles its code while it runs.
 
-    :param core: the only one that the JVM may use
+    :param core: number of the only core that the JVM may use
     :param cache: folder that keeps the jars
-    :param scratch: folder for what Cassandra's classes want to find
+    :param scratch: folder for files that Cassandra's classes require
     :raises ServerError: the program cannot be compiled, or fails; with its last lines
     """
     jars = fetch(f"cassandra-{SETTINGS.version}", cache).resolve()

@@ -1,4 +1,4 @@
-"""Debezium's connector for Cassandra 5 (3.5.0.Beta1), which drains the logs of nodes into a real Kafka."""
+"""Run Debezium's connector for Cassandra 5 (3.5.0.Beta1), which drains the logs of nodes into a real Kafka."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ DRIVER = """datastax-java-driver {{ basic {{
 
 @dataclass(frozen=True)
 class Drained:
-    """What came out.
+    """The result of a run.
 
     :ivar events: number of events in Kafka
     :ivar first_seconds: from the start of the process to the first event that a consumer saw
-    :ivar last_seconds: to the last one
+    :ivar last_seconds: the same to the last event
     :ivar cpu_seconds: CPU time of the connector
     :ivar megabytes: size of the events' values
     :ivar peak_mb: largest resident memory of the connector
@@ -59,7 +59,7 @@ def drain(node: CassandraNode, broker: KafkaBroker, keyspace: str, table: str, r
 
     :param rows: number of rows in the node's commit log, each with a key of its own
     :param scratch: folder for the connector's files
-    :raises ServerError: it fails, or events are missing 60 s after the last one
+    :raises ServerError: the connector fails, or events are missing 60 s after the last one
     """
     with events_counted(broker, topic_of(keyspace, table), rows) as counter:
         began = time.monotonic()
@@ -77,7 +77,7 @@ def topic_of(keyspace: str, table: str) -> str:
 
 @contextmanager
 def connectors(nodes: Sequence[CassandraNode], broker: KafkaBroker, scratch: Path) -> Iterator[list[ServerProcess]]:
-    """Run a connector for each node, as it is meant to be run, until the block ends.
+    """Run a connector for each node, as its documentation says, until the block ends.
 
     :param scratch: folder for the connectors' files
     """
@@ -94,10 +94,10 @@ def connectors(nodes: Sequence[CassandraNode], broker: KafkaBroker, scratch: Pat
 
 
 def counted(printed: str, rows: int, process: ServerProcess) -> dict[str, Any]:
-    """Read what a consumer has printed.
+    """Read the figures that a consumer has printed.
 
-    :param process: whose log tells why, if events are missing
-    :raises ServerError: some are
+    :param process: process whose log is shown if events are missing
+    :raises ServerError: events are missing
     """
     found: dict[str, Any] = json.loads(printed.splitlines()[-1]) if printed.strip() else {"events": 0, "keys": 0}
     if found["events"] < rows or found["keys"] < rows:
@@ -117,7 +117,7 @@ def events_counted(
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a consumer that makes the topic and waits for events, until the block ends.
 
-    :param idle_seconds: so long it waits for one
+    :param idle_seconds: seconds that it waits for the next event
     """
     program = str(Path(__file__).with_name("CountEvents.java"))
     java = str(find_java_home() / "bin" / "java")
@@ -155,7 +155,7 @@ def _command(node: CassandraNode, broker: KafkaBroker, scratch: Path) -> list[st
         "cassandra.cluster.name": node.settings.cluster_name,
         "offset.backing.store.dir": scratch / "offsets",
         "commit.log.relocation.dir": scratch / "relocated",
-        # Without real time the end of the log comes only when its segment is full: never, here.
+        # Without this, the connector reads the end of the log only when its segment is full: never, here.
         "commit.log.real.time.processing.enabled": "true",
         "commit.log.marked.complete.poll.interval.ms": 500,
         "commit.log.relocation.dir.poll.interval.ms": 1000,

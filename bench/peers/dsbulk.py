@@ -1,7 +1,7 @@
-"""``dsbulk unload`` to CSV files.
+"""Run ``dsbulk unload`` to CSV files.
 
-It is a program that starts, reads and ends: the wall clock and CPU of its start-up are those of unloading an empty
-table like the one to read, and are subtracted.
+The program starts, reads and ends. Its start-up is measured by unloading an empty table of the same kind; this wall
+clock and CPU time is subtracted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAP_MB = 1024
 def unload(node: CassandraNode, page_size: int, scratch: Path, *, times: bool) -> Measurement:
     """Unload the table once.
 
-    :param page_size: rows a result page
+    :param page_size: rows per result page
     :param scratch: folder for the CSV files, which are deleted at the end
     :param times: whether to unload writetimes and TTLs, too
     """

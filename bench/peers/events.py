@@ -1,4 +1,4 @@
-"""What a Kafka topic holds, read from its beginning, with the times at which the broker has appended it."""
+"""Read the events of a Kafka topic from its beginning, with the times at which the broker appended them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_SECONDS = 60
 class Event:
     """One event.
 
-    :ivar appended_ms: ms since the epoch: when the broker had it
+    :ivar appended_ms: time when the broker appended it, ms since the epoch
     :ivar headers: the headers by name
     """
 
@@ -39,7 +39,7 @@ def make_topics(bootstrap: str, topics: Sequence[str]) -> None:
 
 
 def end_of(bootstrap: str, topics: Sequence[str]) -> int:
-    """Count the events of all topics, and ends of transactions if there are any."""
+    """Count the events of all topics; ends of transactions count, too."""
     consumer = _consumer(bootstrap)
     try:
         return sum(consumer.get_watermark_offsets(TopicPartition(topic, 0), ANSWER_SECONDS)[1] for topic in topics)
@@ -48,7 +48,7 @@ def end_of(bootstrap: str, topics: Sequence[str]) -> int:
 
 
 def wait_until_quiet(bootstrap: str, topics: Sequence[str], wanted: int, idle_s: float, longest_s: float) -> int:
-    """Wait until so many events are there, or none has come for a while; gives how many there are.
+    """Wait until a number of events is there, or none has come for a while; return how many there are.
 
     :param idle_s: seconds, counted from the first event on
     :param longest_s: seconds until the first event must be there
@@ -68,12 +68,12 @@ def wait_until_quiet(bootstrap: str, topics: Sequence[str], wanted: int, idle_s:
 def read_events(bootstrap: str, topic: str) -> Iterator[Event]:
     """Read all events that a topic has now.
 
-    :raises ServerError: the broker does not give them
+    :raises ServerError: the broker does not send them
     """
     consumer = _consumer(bootstrap)
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        # Not by counting: ends of transactions have offsets, too.
+        # Counting does not find the end: ends of transactions have offsets, too.
         while (one := consumer.poll(ANSWER_SECONDS)) is not None:
             if (error := one.error()) is not None:
                 if error.code() == KafkaError._PARTITION_EOF:

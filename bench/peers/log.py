@@ -1,4 +1,4 @@
-"""The commit logs that bench/commitlog.py reads: written by a real Cassandra 5.0 node, kept for the next run."""
+"""Make the commit logs that bench/commitlog.py reads; a real Cassandra 5.0 node writes them, once for all runs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SETTINGS = NodeSettings(version="5.0", cdc=True, segment_mib=32, compatibility="
 
 @dataclass(frozen=True)
 class DataSet:
-    """Segments of a node that wrote nothing else for a client.
+    """Segments of a node that has written nothing else for a client.
 
     :ivar name: ``uniform``: inserts of six cells, 158 bytes each; ``mix``: see WriteLog.java
-    :ivar statements: that the client wrote; each is a record of the log
+    :ivar statements: number of statements that the client wrote; each is a record of the log
     :ivar segments: the segments in the order of the log
     :ivar version: Cassandra's version
     """
@@ -45,7 +45,7 @@ class DataSet:
 
     @property
     def log_bytes(self) -> int:
-        """Of records; the last segments have room for more."""
+        """Size of the records, bytes; the last segments have free space."""
         return sum(_used(segment.read_bytes()) for segment in self.segments)
 
 
@@ -58,9 +58,9 @@ def creation() -> list[str]:
 
 
 def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
-    """Find the segments of a node that has written this number of statements; make them unless the folder has them.
+    """Return the segments of a node that has written this number of statements; make them if they are missing.
 
-    :param folder: keeps them, in a folder of their own
+    :param folder: folder that keeps the segments, in a folder of their own
     :param name: ``uniform`` or ``mix``
     :param cache: folder that keeps the jars
     :raises ServerError: the node or its client fails
@@ -81,7 +81,7 @@ def data_set(folder: Path, name: str, statements: int, cache: Path) -> DataSet:
 
 
 def _used(segment: bytes) -> int:
-    """Find the beginning of the zeros that fill a segment up."""
+    """Find where the zeros begin that fill the rest of a segment."""
     return len(segment.rstrip(b"\0"))
 
 
@@ -109,7 +109,7 @@ def create_tables(node: CassandraNode) -> None:
 
 
 def write(node: CassandraNode, what: str, statements: int) -> None:
-    """Write to a running node, which takes 20 s a million statements on two idle cores.
+    """Write to a running node; a million statements take 20 s on two idle cores.
 
     :raises ServerError: the client fails; with its last lines
     """

@@ -1,6 +1,6 @@
-"""How everything in bench/scan.py is measured: rows, wall clock, CPU of the client's processes and of the server.
+"""Measure reads for bench/scan.py: rows, wall clock, CPU of the client's processes and of the server.
 
-Needs nothing but the standard library, because peers import it in environments of their own.
+This module needs only the standard library, because peers import it in environments of their own.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ BARRIER_SECONDS = 600
 TICKS = os.sysconf("SC_CLK_TCK")
 
 _barrier: Any = None
-"""Where the processes of one read wait for each other; each gets it when it starts."""
+"""Barrier at which the processes of one read wait for each other; each gets it when it starts."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one read of a table, or of a part of it, did.
+    """Counts of one read of a table, or of a part of it.
 
-    :ivar rows: read
-    :ivar written_bytes: of files, 0 where rows are thrown away
+    :ivar rows: number of rows read
+    :ivar written_bytes: size of the written files; 0 if rows are dropped
     """
 
     rows: int
@@ -38,11 +38,11 @@ class Work:
 class Measurement:
     """One timed read of the whole table.
 
-    :ivar rows: read
+    :ivar rows: number of rows read
     :ivar seconds: wall clock, without the client's start-up
     :ivar client_seconds: user and system time of all processes of the client
     :ivar server_seconds: user and system time of the Cassandra node meanwhile
-    :ivar written_bytes: of files
+    :ivar written_bytes: size of the written files
     """
 
     rows: int
@@ -85,7 +85,7 @@ def descends(pid: int, root: int, parents: dict[int, int]) -> bool:
 
 
 def timed(read: Callable[[], Work], server: int) -> tuple[Measurement, float]:
-    """Measure one call in this process; returns when it began (monotonic clock, the same in all processes) as well.
+    """Measure one call in this process; return also when it began (monotonic clock, the same in all processes).
 
     :param server: process id of the Cassandra node
     """
@@ -101,8 +101,8 @@ def together(
 ) -> list[Measurement]:
     """Measure reads by several processes that begin at the same moment, each with a share of the table.
 
-    :param prepare: connects, warms up, and returns the read; called in each process
-    :param shares: the arguments of ``prepare``, one tuple a process
+    :param prepare: function that connects, warms up and returns the read; called in each process
+    :param shares: the arguments of ``prepare``, one tuple per process
     :param server: process id of the Cassandra node
     :param repeats: how often the table is read
     """
@@ -111,7 +111,7 @@ def together(
     with ProcessPoolExecutor(len(shares), context, initializer=_keep, initargs=(barrier,)) as pool:
         running = [pool.submit(_reads, prepare, share, server, repeats) for share in shares]
         errors = [future.exception() for future in running]
-        # The process that failed says why; the others only that they waited in vain.
+        # The process that failed reports why; the others report only that they waited in vain.
         for error in sorted(filter(None, errors), key=lambda error: isinstance(error, BrokenBarrierError)):
             raise error
         by_process = [future.result() for future in running]
@@ -139,7 +139,7 @@ def _reads(
 
 
 def _joined(parts: Sequence[tuple[Measurement, float]]) -> Measurement:
-    """Join the processes' parts of a read: from the first beginning to the last end."""
+    """Combine the processes' parts of a read: from the first beginning to the last end."""
     began = min(began for _, began in parts)
     return Measurement(
         rows=sum(part.rows for part, _ in parts),

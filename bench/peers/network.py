@@ -1,4 +1,4 @@
-"""Programs in a network of their own, since Debezium opens an HTTP port on all interfaces."""
+"""Run programs in a network of their own, since Debezium opens an HTTP port on all interfaces."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from servers import ServerError
 
 
 def may_be_alone() -> bool:
-    """Tell whether we may make a network of our own, as root may."""
+    """Tell whether we may make a network of our own: root may."""
     return subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
 
 
 def switch_loopback_on() -> None:
-    """Switch the loopback interface on, in a network that has just been made."""
+    """Switch the loopback interface on in a new network."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
 def run_program(program: Path, order: dict[str, Any], *, alone: bool, name: str) -> Any:
-    """Run one of our programs with an order as JSON to its end; its last line, which is JSON, too.
+    """Run one of our programs with an order as JSON to its end; return its last line, which is JSON, too.
 
     :param alone: whether to run in a network of its own
     :param name: the program's name in the message
-    :raises ServerError: it fails; what it says of it is on stderr by then
+    :raises ServerError: the program fails; it has printed the reason to stderr
     """
     command = [*(["unshare", "-n"] if alone else []), sys.executable, str(program), json.dumps(order)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Programs of bench/commitlog.py that run by themselves on one core and print a line of JSON for each pass."""
+"""Run programs of bench/commitlog.py on one core; each prints a line of JSON for each pass."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Passes:
-    """What a program did.
+    """The results of a program.
 
     :ivar passes: the passes in the order in which they were made
-    :ivar ready_seconds: from the start of the process to the first decoded batch, if the program says so
+    :ivar ready_seconds: from the start of the process to the first decoded batch, if the program reports it
     :ivar end_seconds: from the start of the process to its end
     :ivar cpu_seconds: user and system time of the whole process
     :ivar peak_mb: largest resident memory
@@ -53,18 +53,18 @@ class Passes:
 
     @property
     def warm(self) -> Pass:
-        """The best pass by CPU time, but for the first, if there are more."""
+        """The best pass by CPU time; the first pass counts only if it is the only one."""
         return min(self.passes[1:] or self.passes, key=lambda one: one.cpu_seconds)
 
 
 def on_one_core(command: Sequence[str], core: int, name: str, environment: dict[str, str] | None = None) -> Passes:
     """Run a program until it ends.
 
-    Each line of its output is a JSON object: of a pass, or with ``first_batch``, a time of the monotonic clock.
+    Each line of its output is a JSON object: a pass, or ``first_batch``, a time of the monotonic clock.
 
-    :param core: the only one that it may use
+    :param core: number of the only core that the program may use
     :param name: the program's name in messages
-    :param environment: variables that it gets beside ours
+    :param environment: variables that the program gets beside ours
     :raises ServerError: it fails; with its last lines
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:

@@ -1,6 +1,6 @@
-"""Two readers on the Python driver: its own decoding to rows, and pages that stay bytes (the server's limit).
+"""Two readers that use the Python driver: its own decoding to rows, and pages that stay bytes (the server's limit).
 
-Both keep as many token ranges in flight as they are told and throw away what they get.
+Both keep a given number of token ranges in flight, and drop the rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ READ_SECONDS = 1800
 
 
 class Pump:
-    """Asks for the pages of token ranges, some ranges at a time, each next page before the last one is counted.
+    """Ask for the pages of token ranges, some ranges at a time; each next page before the last one is counted.
 
-    :param start: asks for the first page of a range; returns the driver's future
-    :param rows_of: the number of rows of a page as the driver hands it over
+    :param start: function that asks for the first page of a range and returns the driver's future
+    :param rows_of: function that returns the number of rows of a page
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Pump:
         self._done = Event()
 
     def run(self, in_flight: int) -> Work:
-        """Read everything.
+        """Read all ranges.
 
-        :param in_flight: ranges that are asked for at once
+        :param in_flight: number of ranges that are asked for at once
         """
         self._running = in_flight
         for _ in range(in_flight):
@@ -87,7 +87,7 @@ class Pump:
 
 
 def raw_pages(config_path: str, plan_json: str, splits: Sequence[Split], in_flight: int) -> Callable[[], Work]:
-    """Connect; the read asks our scan's own query and keeps nothing but the pages' row counts."""
+    """Connect; return a read that sends our scan's own query and keeps only the pages' row counts."""
     plan = ScanPlan.from_json(plan_json)
     config = load_config(config_path)
     session = scan_session(cluster_settings(config), plan.now if plan.times else None)
@@ -107,7 +107,7 @@ def raw_pages(config_path: str, plan_json: str, splits: Sequence[Split], in_flig
 
 
 def driver_rows(config_path: str, plan_json: str, splits: Sequence[Split], in_flight: int) -> Callable[[], Work]:
-    """Connect as any user of the driver does; the read gets named tuples from the driver's compiled decoder."""
+    """Connect as any user of the driver does; return a read that gets named tuples from its compiled decoder."""
     plan = ScanPlan.from_json(plan_json)
     source = load_config(config_path).cassandra
     profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60, consistency_level=ConsistencyLevel.LOCAL_ONE)
@@ -142,5 +142,5 @@ def _reader(
         return Pump(start, rows_of, [part for split in some for part in split.ranges]).run(in_flight)
 
     read(splits[:1])
-    time.sleep(0.5)  # the server's last bit of work for it
+    time.sleep(0.5)  # the server's last work for this read
     return lambda: read(splits)

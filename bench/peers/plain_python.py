@@ -1,6 +1,6 @@
-"""The plain-Python equivalent of our decoder: the tests' model, which decodes values, too, and keeps everything.
+"""Run the plain-Python equivalent of our decoder: the tests' model, which also decodes values, and keeps everything.
 
-``python bench/peers/plain_python.py ORDER``; ORDER is JSON: ``schema``, a file; ``segment``; ``bytes``, how much of it.
+``python bench/peers/plain_python.py ORDER``; ORDER is JSON: ``schema``, a file; ``segment``; ``bytes`` of it to read.
 """
 
 from __future__ import annotations

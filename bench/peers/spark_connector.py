@@ -1,4 +1,4 @@
-"""The Spark Cassandra Connector on Spark 3.5, in an environment of its own: see spark_connector_job.py."""
+"""Run the Spark Cassandra Connector on Spark 3.5 in an environment of its own: see spark_connector_job.py."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ JOB = Path(__file__).with_name("spark_connector_job.py")
 
 
 def environment(cache: Path) -> Path:
-    """Return the Python of an environment with Spark 3.5; the first call makes it.
+    """Return the Python of an environment with Spark 3.5; the first call makes the environment.
 
-    :param cache: folder that keeps it between runs
+    :param cache: folder that keeps the environment between runs
     :raises ServerError: the packages cannot be installed; with the installer's last lines
     """
     folder = cache.resolve() / "bench" / "spark-3.5"
@@ -47,9 +47,9 @@ def environment(cache: Path) -> Path:
 
 
 def read(node: CassandraNode, page_size: int, scratch: Path, *, times: bool) -> dict[str, Measurement]:
-    """Read the table with the connector into each sink; sink → measurement.
+    """Read the table with the connector into each sink; return measurements by sink.
 
-    :param page_size: rows a result page
+    :param page_size: rows per result page
     :param scratch: folder for the Parquet files, which are deleted at the end
     :param times: whether to read writetimes and TTLs, too
     :raises ServerError: the job fails; with its last lines

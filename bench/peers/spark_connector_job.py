@@ -1,7 +1,7 @@
-"""Runs inside Spark 3.5: read a table through the Spark Cassandra Connector, as Spark SQL, once into each sink.
+"""Read a table through the Spark Cassandra Connector, as Spark SQL, once into each sink; runs inside Spark 3.5.
 
-Start-up is not counted: the session is there and the whole table has been read once before measuring begins, which
-also lets the JVM compile. CPU is that of this process and of its JVM.
+Start-up is not counted: before measuring begins, the session exists and the whole table has been read once, so that the
+JVM has compiled its code. CPU is that of this process and of its JVM.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     timed_columns = [f"{call}({column})" for column in order["timed_columns"] for call in ("writetime", "ttl")]
     named = [f"{call} AS {call.replace('(', '_').rstrip(')')}" for call in timed_columns]
     rows = spark.sql(f"SELECT {', '.join(['*', *named])} FROM cassandra.{order['keyspace']}.{order['table']}")
-    # Counting is left out of what is measured: it would be another query.
+    # Counting is not measured: it would be another query.
     count = rows.count()
 
     def read(sink: str) -> Work:

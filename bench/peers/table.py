@@ -1,4 +1,4 @@
-"""The table that bench/scan.py reads, on a real node: made once, flushed and compacted."""
+"""Make the table that bench/scan.py reads, on a real node: once, flushed and compacted."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} ({', '.join(COLUMNS)}) VALUES ({', '.j
 
 
 def create_table(name: str) -> str:
-    """Return the CREATE TABLE of the table to read, or of one like it."""
+    """Return the CREATE TABLE of the table to read, or of a similar one."""
     columns = ", ".join(f"{column} {kind}" for column, kind in zip(COLUMNS, TYPES, strict=True))
     return f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.{name} ({columns}, PRIMARY KEY (customer, seq))"
 
 
 def fill(node: CassandraNode, rows: int) -> None:
-    """Create the table, and an empty one like it, unless the node's folder has them already with as many rows.
+    """Create the table, and an empty one of the same kind, unless the node's folder has them with as many rows.
 
     :param rows: a multiple of ``PARTITION_ROWS``
     :raises ServerError: Cassandra's own tools fail; with their last lines
@@ -55,13 +55,13 @@ def fill(node: CassandraNode, rows: int) -> None:
         write_sstables(node, sstables, rows)
         node.nodetool("import", KEYSPACE, TABLE, str(sstables))
     node.nodetool("compact", KEYSPACE, TABLE)
-    # dsbulk and the Spark connector cut the table by these; the server makes them every five minutes only.
+    # dsbulk and the Spark connector cut the table by these estimates; the server makes them only every five minutes.
     node.nodetool("refreshsizeestimates")
     marker.write_text(str(rows))
 
 
 def write_sstables(node: CassandraNode, folder: Path, rows: int) -> None:
-    """Have Cassandra's own classes write the table's files; needs no running node."""
+    """Write the table's files by Cassandra's own classes; no node need run."""
     jars = fetch(f"cassandra-{node.settings.version}", node.cache)
     command = [
         *(str(find_java_home() / "bin" / "java"), *MODULE_FLAGS, "-Xmx1g", "-XX:+UseSerialGC"),

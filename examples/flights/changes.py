@@ -1,8 +1,8 @@
 """Write to the flights while they are copied and followed: statements of every kind, at a steady rate.
 
-What is written follows from a seed and the keys that are there. Rows that are updated and rows that are deleted are
-kept apart: an UPDATE of a row that is gone makes one without a liveness of its own, which no SELECT can tell from
-others (docs/replica.md). For the same reason the drills of the history are left alone.
+The changes follow from a seed and the existing keys. No row is both updated and deleted: an UPDATE of a deleted row
+makes a row without a liveness of its own, and no SELECT shows this difference (docs/replica.md). For the same reason no
+change touches the drills of the history.
 """
 # ruff: noqa: TID253 - this runs beside the scheduler, never in it
 
@@ -35,28 +35,28 @@ KEYS = {
     "airports": "faa FROM flights.airports",
     "airlines": "carrier FROM flights.airlines",
 }
-"""Columns to SELECT for the choice of keys, by table."""
+"""Columns to SELECT, and from where, by table: keys are chosen from the result."""
 
 PARTITION_COLUMNS = {"flights": 2, "weather": 2}
-"""Number of the partition's columns in the key, for tables with clustering columns."""
+"""Number of partition key columns, for tables with clustering columns."""
 
 DELETED_EVERY = 12
-"""One partition in this number is for deletions, the others are for updates."""
+"""Of this many partitions one is for deletions; the others are for updates."""
 
 NEW_CARRIER = "RS"
 REAL_FLIGHTS = range(9_000)
-"""Their numbers; drills have greater ones."""
+"""Numbers of real flights; drills have greater ones."""
 FIRST_NUMBER = 20_000
-"""Of new flights and planes."""
+"""First number of new flights and planes."""
 
 LIVES_S = (20, 40, 60, 2 * DAY_SECONDS, 30 * DAY_SECONDS)
-"""What is written with a TTL expires while somebody looks, or long after."""
+"""TTLs, s: some end during the demo, some long after."""
 
 
 @dataclass(frozen=True)
 class Change:
     """
-    What is written at once.
+    Statements that are written together.
 
     :param table: name of the table.
     :param kind: kind of the change, one of :data:`KINDS`.
@@ -71,12 +71,12 @@ class Change:
 @dataclass
 class Draw:
     """
-    What a change is made of.
+    Source of random choices for changes.
 
     :param random: source of all choices.
     :param updated: table → keys of rows that are updated and stay.
     :param deleted: table → keys of rows that are deleted, and inserted again.
-    :param numbers: numbers of new rows.
+    :param numbers: unused numbers for new rows.
     """
 
     random: Random
@@ -89,7 +89,7 @@ class Draw:
         return self.random.choice(self.updated[table])
 
     def doomed(self, table: str) -> Key:
-        """Return the key of a row that may be deleted, or is already."""
+        """Return the key of a row that may be deleted, or is deleted already."""
         return self.random.choice(self.deleted[table])
 
     def life(self) -> int:
@@ -103,7 +103,7 @@ class Draw:
 
 def read_keys(session: Any) -> dict[str, list[Key]]:
     """
-    Return the keys of rows that are there, by table, in token order; of flights only real ones.
+    Return the keys of existing rows, by table, in token order; of flights only real ones.
 
     :param session: a session of the Python driver.
     """
@@ -122,7 +122,7 @@ def changes(seed: int, keys: Mapping[str, Sequence[Key]]) -> Iterator[Change]:
     :param seed: seed of all choices.
     :param keys: the keys that `read_keys` returns.
     """
-    parts = {table: apart(table, own) for table, own in keys.items()}
+    parts = {table: apart(table, keys_of_table) for table, keys_of_table in keys.items()}
     draw = Draw(
         Random(seed),
         {table: updated for table, (updated, _) in parts.items()},
@@ -137,7 +137,7 @@ def changes(seed: int, keys: Mapping[str, Sequence[Key]]) -> Iterator[Change]:
 
 def apart(table: str, keys: Sequence[Key]) -> tuple[list[Key], list[Key]]:
     """
-    Divide keys into those that are updated and those that are deleted: a partition's belong together.
+    Divide keys into those to update and those to delete; all keys of a partition go to the same side.
 
     :param table: name of the table.
     :param keys: all keys of the table.
@@ -316,7 +316,7 @@ def delete_plane(draw: Draw) -> list[Statement]:
 
 
 def insert_airport(draw: Draw) -> list[Statement]:
-    """Insert an airport, whether it was deleted or not."""
+    """Insert an airport, which may exist or be deleted."""
     name = f"Field {next(draw.numbers)}"
     values = {
         **{"faa": draw.doomed("airports")[0], "name": name, "words": name.split(), "position": (40.5, -74.25)},
@@ -340,7 +340,7 @@ def delete_airport(draw: Draw) -> list[Statement]:
 
 
 def insert_airline(draw: Draw) -> list[Statement]:
-    """Insert an airline, whether it was deleted or not."""
+    """Insert an airline, which may exist or be deleted."""
     values = {
         **{"carrier": draw.doomed("airlines")[0], "name": "Ring Airlines", "seat_miles": 10**20 + draw.minutes()},
         **{"on_time_share": Decimal("0.5"), "mean_delay": 1.5, "departures": {"EWR": draw.random.randrange(99)}},
@@ -385,12 +385,12 @@ KINDS: Mapping[tuple[str, str], tuple[int, Callable[[Draw], list[Statement]]]] =
     ("airlines", "update"): (2, update_airline),
     ("airlines", "partition deletion"): (1, delete_airline),
 }
-"""Table and name → how often, of a hundred, and what makes one."""
+"""Table and kind → weight (all together 100), and the function that makes such a change."""
 
 
 class Writer:
     """
-    Writes changes in a thread of its own: `with Writer(session, changes(7, read_keys(session)), 30) as writer: …`.
+    Write changes in a thread of its own: `with Writer(session, changes(7, read_keys(session)), 30) as writer: …`.
 
     :param session: a session of the Python driver, protocol 5.
     :param source: source of the changes.
@@ -407,7 +407,7 @@ class Writer:
         self.written: Counter[tuple[str, str]] = Counter()
         """Changes by table and kind."""
         self.error: Exception | None = None
-        """The reason why it has stopped by itself."""
+        """The error that has stopped the writer."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -436,7 +436,7 @@ class Writer:
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
                 self.write(next(self._source))
-                # Changes that could not be written in time are not made up for.
+                # A delay is not made up for by faster writes later.
                 due = max(due + self._pause_s, time.monotonic())
         except Exception as error:
             self.error = error

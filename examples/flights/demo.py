@@ -1,9 +1,9 @@
 """``make demo``: a real Cassandra and a real Airflow on this machine, five tables, five verified replicas.
 
-The sync follows the commit logs while the tables are copied and somebody writes to them; in the end every replica must
-equal its source. Everything lies in ``.demo/`` and is used again by a second run; nothing listens outside the loopback
-interface. On a terminal it stays up until Ctrl-C, elsewhere it stops everything at once. Exit code 1: something
-differed, or was not published.
+The sync follows the commit logs while the tables are copied and a writer changes them; in the end every replica must
+equal its source. All files are in ``.demo/``, and a second run uses them again; nothing listens outside the loopback
+interface. On a terminal the demo stays up until Ctrl-C; otherwise it stops everything at its end. Exit code 1: a
+replica differs from its source, or a change was not published.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ NEEDED_BYTES = 3 * 2**30
 NODE = NodeSettings(address="127.0.0.1", native_port=29042, storage_port=27000, jmx_port=27199, cluster_name="demo")
 AIRFLOW_PORT = 28080
 PARALLELISM = 5
-"""Number of Spark JVMs at once: the three loops of the sync, and two others."""
+"""Number of Spark JVMs at once: the three loops of the sync, and two other applications."""
 REPLICATED = tuple(table for table in TABLES if table != "route_counts")
-"""The largest first. The counters are there to try it oneself: trigger `flights.route_counts` in the UI."""
+"""The tables to copy, the largest first. Copy the counters yourself: trigger `flights.route_counts` in the UI."""
 POLL_S = 3.0
 WINDOW_MS = 10_000
 """Length of a window: five of them must pass before everything is published, so a minute would be too long here."""
@@ -69,17 +69,17 @@ SEED = 2013
 SYNC_STARTS_WITHIN_S = 300
 PUBLISHED_WITHIN_S = 240
 LOG_SYNC_MS = 3_000
-"""The node's ``commitlog_sync_period``, and what busy cores may add."""
+"""The node's ``commitlog_sync_period``, plus the delay that busy cores may add."""
 KEYSPACE = "flights"
 
 
 def main() -> int:
     """Run the demo.
 
-    :returns: 0: everything is published, and every replica equals its source; 1: not so; 3: it could not run; 4: Ctrl-C
+    :returns: 0: everything is published, and every replica equals its source; 1: not; 3: it could not run; 4: Ctrl-C
     """
     console = Console(highlight=False)
-    # However it is told to end, the servers are stopped; a shell's background jobs ignore SIGINT otherwise.
+    # Both signals must stop the servers; a shell's background jobs ignore SIGINT otherwise.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -108,7 +108,7 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
             "RINGSYNC_CONFIG": str(FOLDER / "ringsync.yaml"),
             "RINGSYNC_SPARK_JARS": ",".join(map(str, delta)),
             "JDK_JAVA_OPTIONS": java_options,
-            # Nobody changes the DAGs; every five seconds would take a quarter of a core.
+            # The DAGs do not change; parsing them every five seconds would take a quarter of a core.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
         },
         parallelism=PARALLELISM,
@@ -152,7 +152,7 @@ def cdcservice(command: str) -> None:
 
 
 def start_sync(config: Config, console: Console) -> None:
-    """Start the sync, and wait until its loops work: with few cores they must start first.
+    """Start the sync, and wait until its loops run: with few cores they must start before anything else.
 
     :raises ServerError: the sync does not start
     """
@@ -161,14 +161,14 @@ def start_sync(config: Config, console: Console) -> None:
     wanted = set(expected_loops(config.sync.queues))
     end = time.monotonic() + SYNC_STARTS_WITHIN_S
     with console.status("The loops of the sync start"):
-        while missing := wanted - {loop for loop, one in read_statuses(store).items() if one["at_ms"] > begun_ms}:
+        while missing := wanted - {loop for loop, status in read_statuses(store).items() if status["at_ms"] > begun_ms}:
             if time.monotonic() > end:
                 raise ServerError(f"no sign of life of {', '.join(sorted(missing))}: see their logs in the Airflow UI")
             time.sleep(1)
 
 
 def forget_interrupted(airflow: Airflow) -> None:
-    """End the runs that an interrupted demo has left in Airflow's database: they would go on beside those of this one.
+    """End the runs that an interrupted demo has left in Airflow's database: they would go on beside the new runs.
 
     The loops of the sync may go on.
     """
@@ -213,10 +213,10 @@ def write_configuration(airflow: Airflow) -> None:
 
 
 def load_flights(node: CassandraNode, console: Console) -> None:
-    """Load the data set, unless a run before this one did."""
+    """Load the data set, unless an earlier run has loaded it."""
     loaded = FOLDER / "cassandra" / "loaded"
     if loaded.exists():
-        console.print("The flights are there from an earlier run")
+        console.print("The flights are loaded already, by an earlier run")
         return
     cluster = node.cluster()
     try:
@@ -323,7 +323,7 @@ def total(parts: Sequence[Progress]) -> Progress:
 
 
 def stage(runs: Sequence[Run]) -> str | None:
-    """Format how many runs are over, e.g. ``2/5 tables``; None: all are."""
+    """Format the number of finished runs, e.g. ``2/5 tables``; None: all are finished."""
     finished = sum(run.client.state(run.dag, run.run).finished for run in runs)
     return None if finished == len(runs) else f"{finished}/{len(runs)} tables"
 
@@ -348,7 +348,7 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
             continue
         scan = read_report(bootstrap.store, "bootstrap_scan", bootstrap.run)
         compared = read_report(verification.store, "replica_verify", verification.run)
-        # Nobody writes any more, so rows that changed after the comparison's moment are differences, too.
+        # Writes have ended, so rows that changed after the comparison's moment are differences, too.
         differences = compared["differences"] + compared["rows_of_differing_ranges"].get("changed_after", 0)
         equal &= differences == 0 and compared["rows"] == compared["replica_rows"]
         numbers = (compared["rows"], compared["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
@@ -357,7 +357,7 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
     for reason in reasons:
         console.print(reason, soft_wrap=True)
     console.print(
-        f"{outcome.written:,} changes written; those of one row within {WINDOW_MS // 1000} s are one message."
+        f"{outcome.written:,} changes written; changes of one row within {WINDOW_MS // 1000} s are one message."
     )
     if outcome.left:
         console.print(f"NOT everything is published after {PUBLISHED_WITHIN_S} s: {outcome.left}")
@@ -375,7 +375,7 @@ def _errors(bootstrap: Run, verification: Run) -> Iterator[str]:
 
 
 def show_places(airflow: Airflow, console: Console) -> None:
-    """Print where everything is."""
+    """Print the addresses and folders of servers and data."""
     lake = FOLDER / "lake"
     console.print(f"replica   {lake}/replica/{KEYSPACE}/<table>/base  (Delta)", soft_wrap=True)
     console.print(f"stream    {lake}/streams/demo.{KEYSPACE}.<table>/  (Avro)", soft_wrap=True)

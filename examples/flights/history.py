@@ -1,8 +1,8 @@
-"""What happened to the flights after they were loaded: corrections, expiring cells, deletions of every kind.
+"""The history of the flights after they were loaded: corrections, expiring cells, deletions of every kind.
 
-Flights are chosen by their position among the loaded rows, so any sample has all of it. No TTL is below one day:
-nothing expires while somebody looks at the demo. Real flights lose cells and elements, never a row; whole rows and
-partitions die among the drills, flights from Newark on the first days of 2014 that never took place.
+Flights are chosen by their position among the loaded rows, so any sample has changes of each kind. No TTL is below one
+day: nothing expires during the demo. Real flights lose cells and elements, but never a row. Whole rows and partitions
+are deleted among the drills only: flights from Newark on the first days of 2014 that never took place.
 """
 # ruff: noqa: TID253 - this runs beside the scheduler, never in it
 
@@ -28,7 +28,7 @@ Run = Callable[[str, Sequence[Row]], None]
 
 def add_history(session: Any, loaded: Mapping[str, Rows]) -> int:
     """
-    Change what was loaded.
+    Change the loaded rows.
 
     :param session: a session of the Python driver.
     :param loaded: table → the rows that were loaded.
@@ -38,7 +38,7 @@ def add_history(session: Any, loaded: Mapping[str, Rows]) -> int:
     def run(cql: str, arguments: Sequence[Row]) -> None:
         execute_concurrent_with_args(session, session.prepare(cql), arguments, concurrency=64)
 
-    # A third of December expires; these rows are left alone, so that no row lives on as a single corrected cell.
+    # A third of December expires. These rows are not changed: otherwise a row could live on as a single corrected cell.
     flights = [row for row in loaded["flights"].rows if row[TTL] == 0]
     change_cells(run, flights)
     change_collections(run, flights)
@@ -58,7 +58,7 @@ def later(row: Row, hours: int) -> int:
 
 def change_cells(run: Run, flights: Sequence[Row]) -> None:
     """
-    Correct, empty, delete and let expire single cells.
+    Correct, empty, delete and expire single cells.
 
     :param run: runs a statement with each of its arguments.
     :param flights: the rows.
@@ -116,7 +116,7 @@ def change_collections(run: Run, flights: Sequence[Row]) -> None:
 
 def change_remarks(run: Run, flights: Sequence[Row]) -> None:
     """
-    Write lists element by element; the order of the statements matters, a list has the order of its cells' ids.
+    Write lists element by element. The order of the statements matters: a list has the order of its cells' ids.
 
     :param run: runs a statement with each of its arguments.
     :param flights: the rows that get remarks.
@@ -162,7 +162,7 @@ def hold_drills(run: Run) -> int:
     Write flights that never took place, and delete rows, ranges and partitions of them.
 
     :param run: runs a statement with each of its arguments.
-    :returns: the rows that are left, one for the partition that has only static values left.
+    :returns: number of rows that are left; a partition with only static values counts as one.
     """
     start = NEW_YEAR_2014_US
     days = [f"2014-01-0{day}" for day in range(1, 5)]
@@ -188,12 +188,12 @@ def hold_drills(run: Run) -> int:
 
 def delete_row_and_range(run: Run, drills: Sequence[Row], at: int) -> int:
     """
-    Delete one row, and all that depart at noon or later; write one of those again.
+    Delete one flight, and all flights that depart at noon or later; write one of these again.
 
     :param run: runs a statement with each of its arguments.
     :param drills: the rows of one partition, departing at half past 6, 7, … 21 o'clock.
     :param at: time of the deletions, µs.
-    :returns: the rows that are left: 6 before noon, less one, and the one that came back.
+    :returns: number of rows that are left: 6 before noon, minus one, plus the one that was written again.
     """
     run(f"DELETE FROM flights.flights USING TIMESTAMP {at} WHERE {FLIGHT}", drills[2:3])
     run(
@@ -213,9 +213,9 @@ def delete_partition(run: Run, day: str, at: int) -> int:
     Delete a partition with all its rows and static values.
 
     :param run: runs a statement with each of its arguments.
-    :param day: its day.
+    :param day: the partition's day.
     :param at: time of the deletion, µs.
-    :returns: the rows that are left.
+    :returns: number of rows that are left.
     """
     run(
         f"DELETE FROM flights.flights USING TIMESTAMP {at} WHERE origin = ? AND flight_date = ?",
@@ -231,7 +231,7 @@ def leave_statics(run: Run, drills: Sequence[Row], at: int) -> int:
     :param run: runs a statement with each of its arguments.
     :param drills: the rows.
     :param at: time of the deletions, µs.
-    :returns: the rows that a SELECT gives: one, with null for clustering and regular columns.
+    :returns: number of rows that a SELECT gives: one, with null for clustering and regular columns.
     """
     run(f"DELETE FROM flights.flights USING TIMESTAMP {at} WHERE {FLIGHT}", drills)
     return 1
@@ -239,12 +239,12 @@ def leave_statics(run: Run, drills: Sequence[Row], at: int) -> int:
 
 def write_rows_without_values(run: Run, day: str, at: int) -> int:
     """
-    Write a row of nothing but its key; a row by UPDATE, which has no row marker; and one that dies with its only cell.
+    Write a row with only a key, a row by UPDATE (without row marker), and a row that dies with its only cell.
 
     :param run: runs a statement with each of its arguments.
     :param day: the day of their partition.
     :param at: time of the writes, µs.
-    :returns: the rows that are left.
+    :returns: number of rows that are left.
     """
     keys = [("EWR", day, f"0{hour}:00:00", "UA", 9100 + hour) for hour in range(1, 5)]
     columns = "origin, flight_date, scheduled_departure, carrier, flight"

@@ -1,4 +1,4 @@
-"""Load the flights of 2013 into Cassandra, with a history of updates, TTLs and deletions behind them."""
+"""Load the flights of 2013 into Cassandra, and change them by updates, TTLs and deletions."""
 # ruff: noqa: TID253 - this runs beside the scheduler, never in it
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def load(session: Any, *, sample: float = 1.0, progress: Progress | None = None)
 
 def create_schema(session: Any) -> None:
     """
-    Create the keyspace, types and tables of schema.cql that are not there.
+    Create the keyspace, types and tables of schema.cql that are missing.
 
     :param session: a session of the Python driver.
     """
@@ -81,7 +81,7 @@ def create_schema(session: Any) -> None:
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Keep Python's garbage collector off millions of values that all live until the end anyway."""
+    """Switch Python's garbage collector off while millions of values are made that live until the end anyway."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -93,11 +93,11 @@ def quiet_collector() -> Iterator[None]:
 
 def insert(session: Any, part: data.Rows) -> Iterator[int]:
     """
-    Insert rows in unlogged batches of one partition each: to the server a batch is then one mutation.
+    Insert rows in unlogged batches of one partition each: for the server such a batch is one mutation.
 
     :param session: a session of the Python driver.
     :param part: the rows.
-    :returns: yields the rows of each batch that has been written.
+    :returns: yields the number of rows of each written batch.
     """
     names, places = ", ".join(part.columns), ", ".join("?" * len(part.columns))
     statement = session.prepare(

