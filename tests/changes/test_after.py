@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringsync.changes.keys.order import clustering_order
+from ringsync.changes.keys.order import clustering_keys
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import (
     CHANGE_ROWS,
@@ -21,13 +21,14 @@ from ringsync.changes.schema import (
     STATIC,
     TOMBSTONE,
 )
+from ringsync.cql.cells import cells_of, raw_values
 from ringsync.cql.types import ListType, Native, SetType
 from ringsync.images.after import RowsAfter, rows_after, seen_instead
 from ringsync.images.digests import canonical
-from ringsync.images.from_changes import change_rows_of, row_images_of
+from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import NO_LIVENESS, row_image_schema
 from ringsync.images.times import UnrepresentableValueError
-from ringsync.images.to_changes import image_keys
+from ringsync.images.to_changes import change_rows_of, image_keys
 from ringsync.schema.table import Column, TableSchema
 from tests.changes.images_of_logs import LoggedTable, logged, selected
 from tests.reconciled import merged
@@ -70,7 +71,7 @@ def overlaid(before: pa.RecordBatch, newer: pa.RecordBatch, table: TableSchema) 
     """The newest image of each key."""
     both = pa.concat_batches([newer, before])
     partition, clustering = image_keys(both, table)
-    order = clustering_order(clustering, table).to_pylist()
+    order = raw_values(clustering_keys(cells_of(clustering), table)).to_pylist()
     keys = list(zip(partition.to_pylist(), order, strict=True))
     first = {key: place for place, key in reversed(list(enumerate(keys)))}
     return both.take(pa.array(sorted(first.values())))

@@ -15,7 +15,9 @@ from cassandra.query import BoundStatement
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ringsync.changes.keys.order import END, START, clustering_order, path_type, value_order
+from ringsync.changes.keys.order import clustering_keys, path_type, value_keys
+from ringsync.changes.keys.order_kernels import END, START
+from ringsync.cql.cells import cells_of, cells_of_values, raw_values
 from ringsync.cql.types import (
     CqlType,
     CustomType,
@@ -98,7 +100,7 @@ def test_values_sort_as_in_the_model(data: st.DataObject) -> None:
     values = data.draw(st.lists(typed_values(cql_type).map(lambda pair: pair[1]), min_size=2, max_size=6))
     values += [b"", *(one[: len(one) - 1] + b"\0" for one in values[:1] if isinstance(cql_type, Native) and one)]
     raws: list[bytes | None] = [*values, None] if str(cql_type) not in ("decimal", "varint") else [*values[:-1], None]
-    encoded = value_order(pa.array(raws, pa.binary()), cql_type).to_pylist()
+    encoded = raw_values(value_keys(cells_of(pa.array(raws, pa.binary())), cql_type)).to_pylist()
     model = model_type(cql_type)
     for i, left in enumerate(raws):
         for j, right in enumerate(raws):
@@ -121,7 +123,7 @@ def test_a_row_is_between_the_bounds_that_cover_it(data: st.DataObject) -> None:
 
     def encoded(values: Sequence[Sequence[bytes | None]], side: int, *inclusive: bool) -> list[bytes]:
         raws = [clustering_bytes(one, *inclusive) for one in values]
-        found: list[bytes] = clustering_order(pa.array(raws, pa.binary()), table, side).to_pylist()
+        found: list[bytes] = raw_values(clustering_keys(cells_of_values(raws), table, side)).to_pylist()
         return found
 
     keys = encoded(rows, START)
@@ -138,7 +140,7 @@ def test_a_row_is_between_the_bounds_that_cover_it(data: st.DataObject) -> None:
 
 def test_equal_values_have_equal_bytes() -> None:
     def encoded(name: str, *values: bytes) -> set[bytes]:
-        return set(value_order(pa.array(values, pa.binary()), Native(name)).to_pylist())
+        return set(raw_values(value_keys(cells_of_values(values), Native(name))).to_pylist())
 
     decimals = [struct.pack(">i", scale) + unscaled for scale, unscaled in ((0, b"\1"), (1, b"\x0a"), (2, b"\0\x64"))]
     assert len(encoded("decimal", *decimals, b"\0\0\0\0\0\0\1")) == 1
@@ -158,7 +160,7 @@ def test_paths_are_sorted_by_element_key_entry_or_field() -> None:
 def test_what_is_no_clustering_of_the_table_is_refused() -> None:
     for damaged in (b"", b"\1\0\0\0", clustering_bytes([b"a", b"b"]), clustering_bytes([b"a"]) + b"\0\0"):
         with pytest.raises(ValueError, match="another table"):
-            clustering_order(pa.array([damaged], pa.binary()), table_of((Native("text"), False)))
+            clustering_keys(cells_of_values([damaged]), table_of((Native("text"), False)))
 
 
 def has_no_nulls(value: Any) -> bool:
@@ -200,10 +202,8 @@ def test_a_server_sorts_rows_as_their_keys_are(raw_session: Any, keyspace: str, 
         partition = next(partitions)
         expected: dict[bytes, int] = {}
         pairs = [(a, values[0]) for a in [*values, b""]] + [(values[0], d) for d in [*values, b""]]
-        keys = clustering_order(
-            pa.array([clustering_bytes(pair) for pair in pairs], pa.binary()),
-            table_of((cql_type, False), (cql_type, True)),
-        ).to_pylist()
+        clusterings = cells_of_values([clustering_bytes(pair) for pair in pairs])
+        keys = raw_values(clustering_keys(clusterings, table_of((cql_type, False), (cql_type, True)))).to_pylist()
         for number, (pair, key) in enumerate(zip(pairs, keys, strict=True)):
             bound = BoundStatement(insert)
             bound.values = [struct.pack(">i", partition), *pair, struct.pack(">i", number)]

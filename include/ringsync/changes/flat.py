@@ -9,10 +9,11 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ringsync.changes.columns import columns_of
 from ringsync.changes.schema import NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE, UNKNOWN_TTL
-from ringsync.compiled.arrow import Integers, Mask, runs
+from ringsync.compiled.arrow import Integers, Mask, array_of, runs
 from ringsync.cql.cells import Cells, joined_cells, no_cells
 from ringsync.schema.table import TableSchema
 
@@ -55,8 +56,7 @@ class FlatDeletions:
 class FlatCells(FlatDeletions):
     """Cells of many rows.
 
-    :ivar local: of a tombstone its local deletion time, of an expiring cell its expiry, s since the epoch; else
-        NO_EXPIRY
+    :ivar local: s since the epoch: a tombstone's local deletion time, or an expiring cell's expiry; else NO_EXPIRY
     :ivar ttl: s; NO_TTL, or UNKNOWN_TTL: the write time is not known, it is ``timestamp`` or earlier
     :ivar kind: LIVE, EXPIRING or TOMBSTONE
     :ivar path: null for columns of one cell
@@ -81,6 +81,8 @@ def taken(columns: Any, places: Chosen) -> Any:
     """
     if columns is None:
         return None
+    if isinstance(columns, pa.Array):
+        return columns.take(array_of(places))
     if isinstance(columns, np.ndarray):
         return columns[places]
     if isinstance(columns, Cells):
@@ -101,7 +103,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def together(parts: Sequence[FlatCells]) -> FlatCells:
-    """Concatenate cells; no parts give no cells."""
+    """Concatenate cells; without parts the result is empty."""
     nothing = np.zeros(0, np.int64)
     none = FlatCells(nothing, nothing, nothing, nothing, nothing, nothing, no_cells(0), no_cells(0))
     cells: FlatCells = joined([none, *parts])

@@ -1,8 +1,8 @@
 """The row after: images of what changed, from the images before and the merged changes.
 
 The images before become change rows, these and the changes are merged, and the result becomes images: there is only one
-merge. Facts that a SELECT could not tell take part in it: an unknown liveness, and unknown times of elements, are not
-later than the scan that showed the rows; list entries of unknown identity get placeholders. If such a fact decides
+merge. Facts that a SELECT could not show take part in it: an unknown liveness, and unknown times of elements, are not
+later than the scan that showed the rows. List entries of unknown identity get placeholders. If such a fact decides
 about a change, the image is a guess and is reported as such.
 """
 
@@ -63,16 +63,15 @@ def rows_after(
     """Return the rows that changes touch, after these changes.
 
     :param previous: the newest image of each row in ``merged``, if there is one; all images of partitions with a
-        partition deletion, a range deletion or a change of static cells; and in tables with static columns the image
-        without clustering of each partition, or if there is none any image of it. Images that nothing touches may be
-        among them; the result does not have them
-    :param merged: merged change rows
+        partition deletion, a range deletion or a change of static cells; in tables with static columns also, for each
+        partition, the image without clustering, or any other if there is none. The result leaves out images that
+        nothing touches
     :param live_known_from_us: moment of the scan that the replica began with, µs; livenesses and times of cells that
         ``previous`` does not know are older
     :param misfits: treatment of values that the Arrow type cannot hold
-    :param doubtful: mask of changes that something may hide which ``previous`` does not show; None: none
-    :param deletions_known_from_us: µs; earlier writes may be hidden by deletions that ``previous`` does not show. So
-        may a row's own liveness, for as long as the row was seen with cells
+    :param doubtful: mask of changes that may be hidden by something that ``previous`` does not show; None: none
+    :param deletions_known_from_us: µs; deletions that ``previous`` does not show may hide writes before this moment,
+        and the liveness of rows that were always seen with cells
     :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
     """
     known = change_rows_of(previous, table, unknown_at_us=live_known_from_us - 1)
@@ -96,7 +95,7 @@ def rows_after(
 
 
 def _named_once(cells: FlatCells, table: TableSchema) -> FlatCells:
-    """Leave out entries of lists of unknown identity where the same value of the same time has one."""
+    """Leave out list entries of unknown identity if a known entry has the same value and time."""
     numbers = [column.number for column in columns_of(table) if column.is_list]
     entries = np.flatnonzero(np.isin(cells.column, numbers) & (cells.kind != TOMBSTONE))
     nameless = is_placeholder(cells.path.take(entries))
@@ -112,8 +111,8 @@ def _named_once(cells: FlatCells, table: TableSchema) -> FlatCells:
 
 
 def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) -> ChangeRows:
-    """Add the rows whose images are expected: if the table has static columns, a static row for each partition with
-    changes; if partitions are rows, a row for each deleted partition, because its deletion must be known later."""
+    """Add the rows whose images are expected. If the table has static columns: a static row for each partition with
+    changes. If it has no clustering: a row for each deleted partition, because its deletion must be known later."""
     if not table.clustering:
         wanted, kind = changes.where(changes.kind == PARTITION_DELETION), ROW
     elif table.of_kind("static"):
@@ -216,7 +215,7 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
     Values and times are those that were seen. Deletions and tombstones stay. A liveness stays unless the read refutes
     it: a row that is seen without regular cells lives by a liveness. A row that was not seen has no cells. If something
     expires and was not seen, it has expired, or something newer hides it. An expired cell leaves a tombstone, and an
-    expired liveness keeps its time and gets an end, because both hide what is older.
+    expired liveness keeps its time and gets an end, because both hide older writes.
 
     :param after: images of the keys that were read
     :param seen: images that the read gave, in any order; for a partition without rows one without clustering
@@ -287,10 +286,7 @@ def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_u
 
 
 def without_expired(images: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
-    """Remove expired cells from images: the rest is what a SELECT shows of rows that are there.
-
-    :param now_s: present time, s since the epoch
-    """
+    """Remove expired cells from images: the rest is what a SELECT shows of rows that are there."""
     may_end = np.flatnonzero(_may_expire(images, table))
     rows = change_rows_of(images.take(array_of(may_end)), table, unknown_at_us=0, one_each=True)
     ended = (rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)
@@ -340,7 +336,7 @@ def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, t
     hidden = []
     for column, expiring in zip(columns, by_column(cells, len(columns)), strict=True):
         if len(expiring.row):
-            # A cell that was seen with unknown times is as new as can be.
+            # A cell that was seen with unknown times counts as newer than all others.
             shown = value_cells(seen, table, column, _FOREVER)
             hidden.append(expiring.where(~_is_shown(expiring, place[expiring.row], shown, column)))
     ended = together(hidden)
@@ -348,12 +344,12 @@ def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, t
 
 
 def _is_shown(cells: FlatCells, place: Places, shown: FlatCells, column: LoggedColumn) -> Mask:
-    """Tell which cells of a column were seen, or something in their place that is not older.
+    """Tell for which cells of a column the read showed the cell, or something in its place that is not older.
 
     :param place: row of each cell among the rows of ``shown``, -1: none
     """
     row, path = np.concatenate([place, shown.row]), np.zeros(len(place) + len(shown.row), np.int64)
-    # A SELECT does not tell which entry of a list is which.
+    # A SELECT does not show which entry of a list is which.
     if column.is_multicell and not column.is_list:
         kind = path_type(column.type)
         path = np.concatenate(codes([value_keys(part.path, kind) for part in (cells, shown)]))

@@ -31,10 +31,7 @@ from ringsync.cql.types import ListType, MapType, UserType
 from ringsync.images.merge_column import merge_column
 from ringsync.images.schema import NO_LIVENESS, row_image_schema
 from ringsync.images.times import Differences, differences_of, refuse_misfits, row_times, x_column
-from ringsync.images.to_changes import change_rows_of
 from ringsync.schema.table import Column, TableSchema
-
-__all__ = ["change_rows_of", "images_of", "row_images_of"]
 
 Misfits = Literal["error", "raw"]
 

@@ -63,7 +63,7 @@ def tombstone_lists(deletions: FlatDeletions, tombstones: FlatCells, table: Tabl
 
 
 def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
-    """Build the identities of each list's entries, unless one of them is not known."""
+    """Build the identities of entries, for each list whose entries are all known."""
     parts, row_of_part = [], [np.zeros(0, np.int64)]
     for name, cells in lists.items():
         placeholders = np.bincount(cells.row, is_placeholder(cells.path), rows) > 0
@@ -113,10 +113,11 @@ def entries_of(merge: pa.Array, column: str, counts: Integers) -> Cells:
     of_column = np.flatnonzero(pc.equal(names, column).to_numpy(zero_copy_only=False))
     rows, paths = row[of_column], paths.take(array_of(of_column))
     lengths = np.diff(integers(paths.offsets))
-    told = np.flatnonzero(lengths == counts[rows])
+    complete = np.flatnonzero(lengths == counts[rows])
     places = np.full(int(counts.sum()), -1)
     starts = np.cumsum(counts) - counts
-    places[runs(starts[rows[told]], lengths[told])] = runs(integers(paths.offsets)[:-1][told], lengths[told])
+    first, of_each = integers(paths.offsets)[:-1][complete], lengths[complete]
+    places[runs(starts[rows[complete]], of_each)] = runs(first, of_each)
     known = cells_of(paths.flatten())
     # The placeholders come after all known paths, one for each entry.
     with_placeholders = joined_cells([known, placeholders(counts)])

@@ -25,7 +25,7 @@ _SHOWN_BYTES = 64
 
 
 class UnrepresentableValueError(ValueError):
-    """A cell holds a value that its Arrow type cannot hold; the message names the cell and what to do."""
+    """An error: an Arrow type cannot hold the value of a cell. The message names the cell and what to do."""
 
 
 def refuse_misfits(
@@ -138,12 +138,12 @@ def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> 
 
 
 def _given(values: Integers, valid: Mask) -> pa.Array | None:
-    """Return the values inside the mask, else null; None: they are null in all rows."""
+    """Return the values inside the mask, and null outside; None: the mask is empty."""
     return array_of(values, valid) if valid.any() else None
 
 
 def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None], rows: int) -> pa.StructArray:
-    """Build a struct of ``rows`` values, null where all its fields are; None: a field without values."""
+    """Build ``rows`` structs, null where all their fields are null. A child that is None stands for nulls."""
     arrays = [
         pa.nulls(rows, field.type) if child is None else child for child, field in zip(children, kind, strict=True)
     ]

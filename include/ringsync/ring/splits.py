@@ -39,15 +39,9 @@ class ReplicaRange:
 
 @dataclass(frozen=True)
 class Split:
-    """The work of one task: adjacent ranges in token order.
-
-    :ivar estimated_partitions: None: unknown
-    :ivar estimated_bytes: None: unknown
-    """
+    """The work of one task: adjacent ranges in token order."""
 
     ranges: tuple[ReplicaRange, ...]
-    estimated_partitions: int | None = None
-    estimated_bytes: int | None = None
 
     @property
     def endpoint(self) -> str:
@@ -95,16 +89,14 @@ def plan_splits(
             for part, holders in _cut_at_replicas(piece, ends, hosts)
         )
         if len(ranges) == 1:
-            # A task reads two ranges at a time, so that its server need not wait for it.
+            # A task reads two ranges at a time, so that a server need not wait for the task.
             ranges = tuple(replace(ranges[0], range=half) for half in ranges[0].range.split(2))
-        fraction = share.width / RING_WIDTH
-        sizes = (round(estimate.partitions * fraction), round(estimate.bytes * fraction)) if estimate else ()
-        splits.append(Split(ranges, *sizes))
+        splits.append(Split(ranges))
     return _interleave(splits)
 
 
 def _preferred(holders: Sequence[Host], datacenter: str | None) -> tuple[Host, ...]:
-    """Choose the hosts to read a range from: live ones if there are any, of these the wanted datacenter's if any."""
+    """Choose the hosts to read a range from: prefer live ones, and among them those of the wanted datacenter."""
     alive = [host for host in holders if host.up] or list(holders)
     near = [host for host in alive if host.datacenter == datacenter] or alive
     return tuple(sorted(near, key=lambda host: host.endpoint))
@@ -131,7 +123,7 @@ def _cut_at_replicas(
 
 
 def _least_loaded_first(holders: Sequence[Host], width: int, load: defaultdict[str, int]) -> tuple[str, ...]:
-    """Sort the holders' endpoints by load. Charge the first one with the range, so that all get equal shares."""
+    """Sort the holders' endpoints by load. Add the range to the load of the first one, so that all get equal shares."""
     endpoints = sorted((host.endpoint for host in holders), key=lambda endpoint: (load[endpoint], endpoint))
     if endpoints:
         load[endpoints[0]] += width

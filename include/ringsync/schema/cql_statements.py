@@ -28,12 +28,56 @@ class SchemaTextError(SchemaError):
     """An error: a text is not the expected CQL. The message says where: ``file:line:column: …``."""
 
 
-class SchemaTokens(Tokens):
-    """A reader of the tokens of a text with many lines and comments.
+@dataclass(frozen=True)
+class ColumnText:
+    """A column of a table or a field of a type; ``start`` is the token of its name."""
 
-    :param text: CQL statements and comments
+    start: Token
+    name: str
+    type_text: str
+    static: bool = False
+
+
+@dataclass
+class TableText:
+    """A table or a materialised view; ``start`` is the token of its name.
+
+    :ivar columns: columns by name; empty for a view
+    :ivar partition_key: names of columns, in order; ``clustering`` likewise
+    :ivar descending: by clustering column: whether its order is DESC
+    :ivar table_id: 32 hexadecimal digits; empty: the text does not have it
+    :ivar dropped: dropped columns and the time of the drop (µs), by name
+    :ivar base: keyspace and name of a view's table
+    :ivar selected: columns that a view selects; None: all
+    """
+
+    start: Token
+    keyspace: str
+    name: str
+    columns: dict[str, ColumnText] = field(default_factory=dict)
+    partition_key: list[str] = field(default_factory=list)
+    clustering: list[str] = field(default_factory=list)
+    descending: dict[str, bool] = field(default_factory=dict)
+    table_id: str = ""
+    compact: bool = False
+    dropped: dict[str, tuple[ColumnText, int]] = field(default_factory=dict)
+    base: tuple[str, str] | None = None
+    selected: list[str] | None = None
+
+    @property
+    def full_name(self) -> str:
+        return f"{printable(self.keyspace)}.{printable(self.name)}"
+
+
+class Statements(Tokens):
+    """A reader of a text's statements and their content. Of two statements about one thing the later counts.
+
     :param source_name: name of the file, for messages
-    :raises SchemaTextError: a string, quoted name or comment has no end
+    :ivar user_types: name token and fields, by keyspace and type name
+    :ivar tables: tables by id, or by keyspace and name if the text has no id
+    :ivar newest: the last table or view that was created with a name, by keyspace and name
+    :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write, or a string, quoted name or
+        comment has no end
     """
 
     skipped = ("space", "hidden", "comment")
@@ -44,6 +88,12 @@ class SchemaTokens(Tokens):
             for opening, what in _UNFINISHED.items() if token.kind == "sign" else ():
                 if text.startswith(opening, token.offset):
                     self.error(f"this {what} never ends", token)
+        self.keyspace: str | None = None
+        self.user_types: dict[str, dict[str, tuple[Token, list[ColumnText]]]] = {}
+        self.tables: dict[tuple[str, ...], TableText] = {}
+        self.newest: dict[tuple[str, str], TableText] = {}
+        while self.next.kind != "end":
+            self.statement()
 
     def skip_until(self, *words: str) -> None:
         """Skip all tokens before the first of these keywords or signs outside brackets, or before the end.
@@ -72,68 +122,6 @@ class SchemaTokens(Tokens):
         before = self.text[: token.offset]
         line, column = before.count("\n") + 1, token.offset - (before.rfind("\n") + 1) + 1
         raise SchemaTextError(f"{self._what}:{line}:{column}: {problem}")
-
-
-@dataclass(frozen=True)
-class ColumnText:
-    """A column of a table or a field of a type; ``start`` is the token of its name."""
-
-    start: Token
-    name: str
-    type_text: str
-    static: bool = False
-
-
-@dataclass
-class TableText:
-    """A table or a materialised view; ``start`` is the token of its name.
-
-    :ivar columns: columns by name; empty for a view
-    :ivar partition_key: names of columns, in order; ``clustering`` likewise
-    :ivar descending: whether the order is DESC, by name of the clustering column
-    :ivar table_id: 32 hexadecimal digits; empty: the text does not have it
-    :ivar dropped: dropped columns and the time of the drop (µs), by name
-    :ivar base: keyspace and name of a view's table
-    :ivar selected: columns that a view selects; None: all
-    """
-
-    start: Token
-    keyspace: str
-    name: str
-    columns: dict[str, ColumnText] = field(default_factory=dict)
-    partition_key: list[str] = field(default_factory=list)
-    clustering: list[str] = field(default_factory=list)
-    descending: dict[str, bool] = field(default_factory=dict)
-    table_id: str = ""
-    compact: bool = False
-    dropped: dict[str, tuple[ColumnText, int]] = field(default_factory=dict)
-    base: tuple[str, str] | None = None
-    selected: list[str] | None = None
-
-    @property
-    def full_name(self) -> str:
-        return f"{printable(self.keyspace)}.{printable(self.name)}"
-
-
-class Statements(SchemaTokens):
-    """A reader of a text's statements, with their content; the later of two statements counts.
-
-    :param text: CQL statements and comments
-    :param source_name: name of the file, for messages
-    :ivar user_types: name token and fields, by keyspace and type name
-    :ivar tables: tables by id, or by keyspace and name if the text has no id
-    :ivar newest: table or view that was created last, by keyspace and name
-    :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write
-    """
-
-    def __init__(self, text: str, source_name: str) -> None:
-        super().__init__(text, source_name)
-        self.keyspace: str | None = None
-        self.user_types: dict[str, dict[str, tuple[Token, list[ColumnText]]]] = {}
-        self.tables: dict[tuple[str, ...], TableText] = {}
-        self.newest: dict[tuple[str, str], TableText] = {}
-        while self.next.kind != "end":
-            self.statement()
 
     def statement(self) -> None:
         """Read one statement and its semicolon; the last one may lack it."""

@@ -12,7 +12,7 @@ from numba import njit
 
 from ringsync.changes.keys.order_kernels import FIELDS, NODE_BYTES, SEQUENCE, VECTOR, magnitude, part_of, stripped
 from ringsync.compiled.memory import KERNEL, load8, load32_native, load32_signed, load64_native, store8, store32
-from ringsync.cql.codec.encode_kernels import store_unsigned_vint, unsigned_vint_length
+from ringsync.cql.codec.encode_kernels import store_big_endian, store_unsigned_vint, unsigned_vint_length
 from ringsync.cql.natives import BOOLEAN, DECIMAL, FLOAT, VARINT
 
 _NAN32, _NAN64 = 0x7FC00000, 0x7FF8000000000000
@@ -25,13 +25,6 @@ def _copy(p: int, length: int, q: int) -> int:
     for i in range(length):
         store8(q + i, load8(p + i))
     return q + length
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _put32(q: int, value: int) -> int:
-    for i in range(4):
-        store8(q + i, value >> (24 - 8 * i))
-    return q + 4
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -80,7 +73,7 @@ def _put_decimal(p: int, length: int, q: int) -> int:
     end: int
     # A number that ends in a zero is even: odd ones need no division.
     if load8(p + length - 1) & 1:
-        end = _put_varint(p + 4, length - 4, _put32(q, scale))
+        end = _put_varint(p + 4, length - 4, store_big_endian(q, scale, 4))
         return end
     words = magnitude(p + 4, length - 4)
     used = np.int64(0)
@@ -91,7 +84,7 @@ def _put_decimal(p: int, length: int, q: int) -> int:
     while used and scale > _MIN_SCALE and _rest(words, False) == 0:
         _rest(words, True)
         scale -= 1
-    end = _put_magnitude(words, load8(p + 4) >> 7, _put32(q, scale))
+    end = _put_magnitude(words, load8(p + 4) >> 7, store_big_endian(q, scale, 4))
     return end
 
 
@@ -110,9 +103,9 @@ def _put_native(kind: int, width: int, p: int, length: int, q: int) -> int:
         elif kind == FLOAT and length == width:
             high = load32_signed(p) & 0x7FFFFFFF
             if length == 4 and high > 0x7F800000:
-                _put32(q, _NAN32)
+                store_big_endian(q, _NAN32, 4)
             elif length == 8 and (high > 0x7FF00000 or (high == 0x7FF00000 and load32_signed(p + 4) != 0)):
-                _put32(_put32(q, _NAN64 >> 32), 0)
+                store_big_endian(q, _NAN64, 8)
     return end
 
 
@@ -136,7 +129,7 @@ def _close_part(kind: int, width: int, start: int, begins: int, behind: int) -> 
     size = behind - begins
     end: int = max(behind, begins)
     if kind != VECTOR:
-        _put32(start, size)
+        store_big_endian(start, size, 4)
     elif not width:
         end = _copy(begins, size, store_unsigned_vint(start, size))
     return end
@@ -168,7 +161,7 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
         part = end + 1
         if items >= 0:
             part = p + 4
-            written = _put32(q, items)
+            written = store_big_endian(q, items, 4)
     elif kind == VECTOR:
         count, width = width >> 32, width & 0xFFFFFFFF
     kept, number = written, 0
@@ -194,8 +187,8 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_canonicals(
     base: int, offsets: int, lengths: int, count: int, program: int, node: int, output: int, output_offsets: int
-) -> int:
-    """Write a column's values one after the other, and nothing for null. Return the bytes of all.
+) -> None:
+    """Write a column's values one after the other, and nothing for null.
 
     :param node: number of the column's node. (A constant would be a second signature of a recursive function, and
         numba cannot load both from its cache.)
@@ -208,4 +201,3 @@ def put_canonicals(
         if length > 0:
             q = put_canonical(program, node, base + load32_native(offsets + 4 * row), length, q)
         store32(output_offsets + 4 * row + 4, q - output)
-    return q - output

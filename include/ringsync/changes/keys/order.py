@@ -16,48 +16,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ringsync.changes.keys import order_kernels as kernels
-from ringsync.changes.keys.order_kernels import END, START
+from ringsync.changes.keys.order_kernels import START
 from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import PADDING, address
 from ringsync.cql import types as cql
-from ringsync.cql.cells import Cells, cells_of, codes, raw_values
+from ringsync.cql.cells import Cells, codes
 from ringsync.cql.codec.split import total_bytes
 from ringsync.cql.natives import BYTES, NATIVES
 from ringsync.schema.table import TableSchema
-
-__all__ = [
-    "END",
-    "START",
-    "clustering_keys",
-    "clustering_order",
-    "key_numbers",
-    "path_type",
-    "value_keys",
-    "value_order",
-]
-
-
-def clustering_order(clustering: pa.Array, table: TableSchema, side: int = START) -> pa.Array:
-    """Encode clusterings and bounds.
-
-    :param clustering: ``clustering`` or ``range_end`` of change rows
-    :param table: their table
-    :param side: START or END: the side of the range at which bounds stand
-    :returns: ``pa.binary()``; null if ``clustering`` is null
-    :raises ValueError: some bytes are no clustering of this table
-    """
-    return raw_values(clustering_keys(cells_of(clustering), table, side))
-
-
-def value_order(values: pa.Array, cql_type: cql.CqlType) -> pa.Array:
-    """Encode serialised values of a type, for example paths of cells (see :func:`path_type`).
-
-    :returns: ``pa.binary()``, never null: null has a place in the order
-    """
-    return raw_values(value_keys(cells_of(values), cql_type))
 
 
 def path_type(cql_type: cql.CqlType) -> cql.CqlType:
@@ -70,8 +38,13 @@ def path_type(cql_type: cql.CqlType) -> cql.CqlType:
     return cql.Native("timeuuid")
 
 
-def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
-    """Encode clusterings and bounds like :func:`clustering_order`, without Arrow."""
+def clustering_keys(cells: Cells, table: TableSchema, side: int = START) -> Cells:
+    """Encode clusterings and bounds; null stays null.
+
+    :param cells: ``clustering`` or ``range_end`` of change rows
+    :param side: START or END: the side of the range at which bounds stand
+    :raises ValueError: some bytes are no clustering of this table
+    """
     types = [column.type for column in table.clustering]
     program = type_program(types)
     descending = np.array([column.descending for column in table.clustering] or [False], np.uint8)
@@ -88,7 +61,7 @@ def clustering_keys(cells: Cells, table: TableSchema, side: int) -> Cells:
 
 
 def value_keys(cells: Cells, cql_type: cql.CqlType) -> Cells:
-    """Encode values like :func:`value_order`, without Arrow."""
+    """Encode serialised values of a type, for example paths of cells (see :func:`path_type`). No key is null."""
     program = type_program([cql_type])
     output, ends = _room(cells)
     kernels.put_values(*cells.arguments, address(program), 0, address(output), address(ends))
@@ -103,7 +76,7 @@ def key_numbers(table: TableSchema, *keys: tuple[Cells, Cells]) -> list[Integers
     :param keys: partition keys and clusterings of each batch; a null clustering is that of the static row
     """
     partitions = codes([partition_key for partition_key, _ in keys])
-    clusterings = codes([clustering_keys(clustering, table, START) for _, clustering in keys])
+    clusterings = codes([clustering_keys(clustering, table) for _, clustering in keys])
     numbers = numbered(np.concatenate(partitions) << 32 | np.concatenate(clusterings))
     return np.split(numbers, np.cumsum([len(partition) for partition in partitions])[:-1])
 

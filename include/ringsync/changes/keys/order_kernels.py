@@ -22,6 +22,7 @@ from ringsync.compiled.memory import (
     store8,
     store32,
 )
+from ringsync.cql.codec.encode_kernels import store_big_endian
 from ringsync.cql.codec.gather import checked_vint_size
 from ringsync.cql.natives import BOOLEAN, BYTES, DECIMAL, FLOAT, SIGNED, TIMEUUID, UUID, VARINT
 
@@ -75,13 +76,6 @@ def _put_escaped(p: int, length: int, q: int) -> int:
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _put64(q: int, value: int) -> int:
-    for i in range(8):
-        store8(q + i, value >> (56 - 8 * i))
-    return q + 8
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
 def _put_float(p: int, length: int, q: int) -> int:
     """Write a float in the order of Java's Double.compare: −0.0 before 0.0, all NaN equal and last."""
     sign = _SIGN
@@ -93,9 +87,8 @@ def _put_float(p: int, length: int, q: int) -> int:
     if (bits & ~sign) > infinity:
         bits = infinity + (infinity & -infinity) // 2
     bits = ~bits if bits < 0 else bits ^ sign
-    for i in range(length):
-        store8(q + i, bits >> (56 - 8 * i))
-    return q + length
+    end: int = store_big_endian(q, bits >> (64 - 8 * length), length)
+    return end
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -118,10 +111,8 @@ def _put_varint(p: int, length: int, q: int) -> int:
     length -= skip
     negative = load8(p) >> 7
     store8(q, 1 - negative)
-    size = ~length if negative else length
-    for i in range(4):
-        store8(q + 1 + i, size >> (24 - 8 * i))
-    q = _copy(p, length, q + 5, 0)
+    q = store_big_endian(q + 1, ~length if negative else length, 4)
+    q = _copy(p, length, q, 0)
     return q
 
 
@@ -173,7 +164,7 @@ def _put_decimal(p: int, length: int, q: int) -> int:
         power *= 10
         first += 1
     digits = (used - 1) * _CHUNK_DIGITS + first
-    end: int = _put64(q + 1, (digits - scale) ^ _SIGN)
+    end: int = store_big_endian(q + 1, (digits - scale) ^ _SIGN, 8)
     last = end
     place = used - 1
     for _ in range(digits):
@@ -319,8 +310,8 @@ def put_value(program: int, node: int, p: int, length: int, q: int) -> int:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_values(
     base: int, offsets: int, lengths: int, count: int, program: int, node: int, output: int, output_offsets: int
-) -> int:
-    """Write a column's values one after the other. Return the bytes of all.
+) -> None:
+    """Write a column's values one after the other.
 
     :param output_offsets: address of int32[count + 1]
     """
@@ -329,7 +320,6 @@ def put_values(
     for row in range(count):
         q = put_value(program, node, base + load32_native(offsets + 4 * row), load32_native(lengths + 4 * row), q)
         store32(output_offsets + 4 * row + 4, q - output)
-    return q - output
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from numba import njit
 
-from ringsync.compiled.memory import KERNEL, copy16, load16, load64, store8, store64
+from ringsync.compiled.memory import KERNEL, copy16, load16, load64
 from ringsync.compiled.sorting import compare_bytes
+from ringsync.cql.codec.encode_kernels import store_big_endian
 from ringsync.cql.counters import SHARD_BYTES
 
 _ID_BYTES = 16
@@ -30,18 +31,6 @@ def _kind(p: int, header: int, shard: int) -> int:
         if marked & (_GLOBAL_INDEX - 1) == shard:
             return _GLOBAL if marked & _GLOBAL_INDEX else _LOCAL
     return _REMOTE
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _put16(q: int, value: int) -> None:
-    store8(q, value >> 8)
-    store8(q + 1, value)
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _put64(q: int, value: int) -> None:
-    store64(q, value)
-    store64(q, load64(q))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -79,14 +68,14 @@ def merge_contexts(p: int, p_length: int, q: int, q_length: int, output: int) ->
                 clock, count = clock_b, count_b
         shard = body + SHARD_BYTES * shards
         copy16(shard, chosen)
-        _put64(shard + 16, clock)
-        _put64(shard + 24, count)
+        store_big_endian(shard + 16, clock, 8)
+        store_big_endian(shard + 24, count, 8)
         kind = max(kind, other)
         if kind != _REMOTE:
-            _put16(output + 2 + 2 * marked, shards | (_GLOBAL_INDEX if kind == _GLOBAL else 0))
+            store_big_endian(output + 2 + 2 * marked, shards | (_GLOBAL_INDEX if kind == _GLOBAL else 0), 2)
             marked += 1
         shards += 1
-    _put16(output, marked)
+    store_big_endian(output, marked, 2)
     header = 2 + 2 * marked
     for at in range(0, SHARD_BYTES * shards, 16):
         copy16(output + header + at, body + at)

@@ -13,7 +13,7 @@ from numba import njit
 from ringsync.changes.digest import DIGEST_BYTES
 from ringsync.changes.schema import NEVER, PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
 from ringsync.compiled.arrow import Integers
-from ringsync.compiled.memory import KERNEL, copy16, copy_exactly, load32_native, load64, store8, store64
+from ringsync.compiled.memory import KERNEL, copy16, copy_exactly, load32_native, load64, store8
 from ringsync.compiled.sorting import (
     RECORD_BYTES,
     compare_bytes,
@@ -21,6 +21,7 @@ from ringsync.compiled.sorting import (
     compare_second,
     put_record,
 )
+from ringsync.cql.codec.encode_kernels import store_big_endian
 
 Places = npt.NDArray[np.int32]
 
@@ -143,10 +144,8 @@ def choose_members(
                 low += load64(digest + 8)
         origin[group], start_of[group], end_of[group] = latest, start, end
         digest = merged_digests + DIGEST_BYTES * group
-        store64(digest, high)
-        store64(digest + 8, low)
-        store64(digest, load64(digest))
-        store64(digest + 8, load64(digest + 8))
+        store_big_endian(digest, high, 8)
+        store_big_endian(digest + 8, low, 8)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -29,7 +29,8 @@ from ringsync.changes.batch import ChangeRows, Deletion, Digests, Liveness
 from ringsync.changes.columns import columns_of
 from ringsync.changes.digest import DIGEST_BYTES
 from ringsync.changes.flat import FlatCells, FlatDeletions, Parts
-from ringsync.changes.keys.order import END, START, clustering_keys, path_type, value_keys
+from ringsync.changes.keys.order import clustering_keys, path_type, value_keys
+from ringsync.changes.keys.order_kernels import END
 from ringsync.changes.reconcile import row_kernels as kernels
 from ringsync.changes.reconcile.cell_kernels import (
     CellColumns,
@@ -81,7 +82,6 @@ def merge(rows: ChangeRows, table: TableSchema) -> ChangeRows:
     """Reconcile change rows of one table.
 
     :param rows: in any order, reconciled or not
-    :param table: their table
     :returns: reconciled change rows, sorted by token, partition key, kind as above, clustering
     :raises ValueError: some rows belong to another table
     """
@@ -97,7 +97,7 @@ def merge(rows: ChangeRows, table: TableSchema) -> ChangeRows:
 def _groups(rows: ChangeRows, table: TableSchema) -> _Groups:
     count = len(rows)
     keys, nodes = rows.partition_key, no_cells(count) if rows.node is None else rows.node
-    clusterings = clustering_keys(rows.clustering, table, START)
+    clusterings = clustering_keys(rows.clustering, table)
     ends = clustering_keys(rows.range_end, table, END)
     digests = np.ascontiguousarray(rows.digest)
     room = total_bytes(clusterings) + total_bytes(ends) + count * (1 + DIGEST_BYTES) + PADDING

@@ -67,7 +67,7 @@ PATHS = _array("bytes", np.uint8)
 VALUES = _array("bytes", np.uint8)
 SCRATCH = _array("scratch_bytes", np.uint8)
 _ARROW_OFFSETS = (KEY_ENDS, CLUSTERING_ENDS, RANGE_ENDS, ROW_CELLS, ROW_COMPLEX, PATH_ENDS, VALUE_ENDS)
-"""Arrays with one entry more. Nulls (such as ``CELL_TTL`` of a cell without TTL) are not written to any array."""
+"""Arrays with one entry more than rows or cells. The kernels write no nulls, such as the TTL of a cell without one."""
 
 _FIRST_ROOM = 8 * len(COLUMNS)
 CURSOR_BYTES = 64
@@ -238,6 +238,6 @@ REASONS = {
     UNKNOWN_TABLE: "of a table that is not in the schema",
     UNKNOWN_COLUMN: "names a column that its table does not have in the schema",
     TOO_LARGE: "its change rows would need more memory than a batch may have",
-    MALFORMED: "cannot be decoded by the schema, though its checksum is right: is the schema of that day?",
+    MALFORMED: "cannot be decoded by the schema, though its checksum is right: had the table another schema then?",
 }
 """Explanations for people of what is wrong with a record."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.batch import ChangeRows, fixed16_array
-from ringsync.changes.keys.order import clustering_order
+from ringsync.changes.keys.order import clustering_keys
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.compiled.arrow import Mask, array_of, integers
 from ringsync.cql.cells import cells_of, no_cells, raw_values
@@ -131,7 +131,7 @@ def _of_rows(deletions: ChangeRows, clusterings: pa.Array) -> ChangeRows:
 
 def _keys(partition: pa.Array, clustering: pa.Array, is_row: Mask, table: TableSchema) -> pa.Array:
     """Join partition key and clustering to bytes that are equal for equal rows; null where there is no row."""
-    ordered = clustering_order(pc.if_else(pa.array(is_row), clustering, None), table)
+    ordered = raw_values(clustering_keys(cells_of(clustering).without(~is_row), table))
     lengths = pc.binary_length(partition).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(lengths, partition, ordered, b" ")
 
