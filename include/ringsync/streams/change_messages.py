@@ -1,9 +1,9 @@
 """Messages of changes: what was written or deleted, and the row after it (docs/messages.md).
 
-``after`` holds what is there, ``cells`` says since when. Deletions are in ``cells`` only; so are writes whose TTL has
-ended since, as deleted at their own time. A reader that keeps the greatest time of each cell, element and deletion
-therefore has the source's rows, in whatever order messages come.
-An event id is the digest of the change row: the same from every replica, whenever it is published.
+``after`` holds the values that are there, ``cells`` their times. Deletions are in ``cells`` only. So are writes whose
+TTL has ended since: they are shown as deleted at their own time. A reader that keeps the greatest time of each cell,
+element and deletion therefore has the source's rows, in whatever order messages come. An event id is the digest of the
+change row: it is the same from every replica, whenever the change is published.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _before(rows: pa.RecordBatch, there: Mask, table: TableSchema, mapping: Mapp
 def _row_times(changes: ChangeRows, images: pa.RecordBatch, shown: Mask, now_s: int) -> Columns:
     """Return the times of the rows themselves: their liveness, from the image or else the change, and their deletion.
 
-    An expired liveness of the change says nothing about a row that is there, because the row lives by something else.
-    If the row is not there, the expired liveness hides older ones.
+    A row that is there does not live by an expired liveness of the change, so its message leaves that out. If the row
+    is not there, the expired liveness hides older ones.
     """
     liveness, (live, expires_at) = changes.liveness, message_cells.row_liveness(images)
     ends, known = liveness.expires_at, shown & valid_mask(live)
@@ -159,7 +159,7 @@ def _has_ended(expires_at: Integers, now_s: int) -> Mask:
 def _deletions(
     changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now_s: int
 ) -> dict[str, message_cells.Deletions]:
-    """Return what the changes deleted of each present column, and what they wrote that has expired."""
+    """Return the cells of each present column that the changes deleted, or that have expired."""
     cells = changes.cells
     gone = together([cells.where(cells.kind == TOMBSTONE), _ended(cells, images, table, now_s)])
     gone = gone.take(np.argsort(gone.row, kind="stable"))

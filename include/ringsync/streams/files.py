@@ -11,7 +11,7 @@ A bucket here is a folder of the stream, such as a pass. Its manifest publishes 
 manifest lists. A part's name ends in the checksum of its bytes, so that a task that was thought dead cannot replace a
 published part. Readers take buckets in the order of their names, so writers choose names in this order.
 
-A manifest names files, ``<part>-<crc32c>.avro``. Manifests of earlier versions lack ``.avro``; they are read, too.
+A manifest names files, ``<part>-<crc32c>.avro``. Manifests of earlier versions lack ``.avro``, and can be read.
 """
 
 from __future__ import annotations

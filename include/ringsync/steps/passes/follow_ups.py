@@ -1,7 +1,7 @@
-"""What follows from a pass: its bucket of the stream, its images in the replica, its messages in Kafka.
+"""The steps after a pass: its bucket of the stream, its images in the replica, its messages in Kafka.
 
-Everything here is made from committed passes, in their order, and may be repeated after a kill at any point: a
-manifest publishes a bucket once, the replica takes each pass once, and Kafka is fed behind a cursor.
+All of them work on committed passes, in their order, and may be repeated after a kill at any point: a manifest
+publishes a bucket once, the replica takes each pass once, and the relay to Kafka has a cursor.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from ringsync.streams.files import FileStream, StreamConflictError, StreamDamage
 from ringsync.streams.messages import envelope_schema, key_schema
 
 FORGOTTEN_LATER_MS = 600_000
-"""Passes are kept so much longer than a bootstrap may need them: one may begin while they are forgotten."""
+"""Time for which passes are kept beyond a bootstrap's need: one may begin while they are being removed."""
 
 ASKED_EVERY_S = 60.0
-"""An idle replica is read so often: it may have been bootstrapped, or its table altered."""
+"""Time between two reads of an idle replica: it may have been bootstrapped, or its table altered."""
 
 SWEEP_EVERY_S = 6 * 3600.0
 """Least time between two searches for what failed tries have left; the first follows a run's first pass."""
@@ -76,7 +76,7 @@ def publish_passes(
     """Make visible, in their order, the buckets of a table's passes that are not visible yet.
 
     :param announce: called with the topic and the bucket that has become visible
-    :param gone: another table has the topic by now: a bucket that cannot become visible is named and left out
+    :param gone: whether another table has the topic by now: a bucket that cannot become visible is logged and left out
     """
     passes = {number: get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)}
     done = last_published(store, table, passes)
@@ -110,9 +110,9 @@ def publish_pass(
 ) -> None:
     """Make a pass's bucket of the stream visible.
 
-    A cut-over moves there what has waited in the bootstrap stream. So does the begin of a bootstrap that replaces an
-    unfinished one: what has waited comes before the new one's rows. The start of a table that was created again makes
-    all of the old table visible.
+    A cut-over moves the buckets that have waited in the bootstrap stream to the table's stream. So does the begin of a
+    bootstrap that replaces an unfinished one: they come before the new one's rows. The start of a table that was
+    created again makes all passes of the old table visible.
 
     :param passes: all up to this number, and the known ones behind it
     :param announce: called with the topic and the bucket that has become visible
@@ -146,8 +146,8 @@ def publish_pass(
 
 @contextmanager
 def _named(table: SyncTable, gone: bool, made: Pass, replaced: bool = False) -> Iterator[None]:
-    """Say what is wrong if a bucket cannot become visible. A table that is gone holds up nobody, nor do rows that are
-    copied anew."""
+    """Report why a bucket cannot become visible. If the table is gone, or its rows are being copied anew, this is only
+    a warning."""
     try:
         yield
     except (StreamDamagedError, StreamConflictError) as error:
@@ -372,7 +372,7 @@ class FollowUps:
         return has_all
 
     def tell_missed(self) -> None:
-        """Tell what a bootstrap owes once the replica has all passes; last, so that nothing waits for it."""
+        """Make the pass that a bootstrap owes, once the replica has all passes; last, so that nothing waits for it."""
         state = self._replica_lately() if self._debts() and not self.bootstrap else None
         if state is not None and state.applied == self.last and self._told_again(state, self._debts()[0]):
             self._publish()
@@ -388,7 +388,7 @@ class FollowUps:
     def _update_replica(self) -> bool:
         """Bring the replica up to the last pass; during a bootstrap the replica waits for the base that it makes.
 
-        :returns: False: the table's turn is over, after a cycle's time at least, so the next one begins at once
+        :returns: False: the replica lacks passes, but the table's turn is over: it took at least a cycle's time
         """
         end = time.monotonic() + self._application.config.sync.poll_interval_ms / 1000
         while not self.bootstrap:

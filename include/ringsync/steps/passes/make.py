@@ -64,7 +64,7 @@ class Made:
     """The result for some change rows.
 
     :ivar outputs: None: there is nothing to publish
-    :ivar open: rows that are not published, since nobody knows their result while replicas are down
+    :ivar open: rows that are not published, since their result is unknown while replicas are down
     """
 
     outputs: Outputs | None
@@ -96,8 +96,8 @@ class Outputs:
 def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.RecordBatch], name: str) -> Made:
     """Make messages of change rows of one table, and write all files of a slice.
 
-    A deletion of a partition or a range comes before the rows that it may cover. Rows that it removes, if they are
-    told, and rows that it spares follow it.
+    A deletion of a partition or a range comes before the rows that it may cover. It is followed by the rows that it
+    removes, if they get messages of their own, and by those that it spares.
 
     :param rows: change rows that were never published, each once, by the place of their digests: bucket, or LATE
     :param name: the slice's name, unique in the pass
@@ -187,8 +187,8 @@ def write_messages(
 
     :param now_ms: time when the messages are made
     :param texts: ``source.query`` of each; None: they have none
-    :param whole: whether images are of whole rows: these are told without what had expired when they were found, as a
-        SELECT showed them then. What has expired since is told with its end: without it a row would not end
+    :param whole: whether images are of whole rows. Their messages leave out what had expired when the rows were read,
+        as a SELECT did then. What has expired since keeps its end, or the row would have none for consumers
     """
     config, table, images = context.reader.config, context.reader.table, said.images
     if whole:
@@ -212,8 +212,8 @@ def write_messages(
 
 
 def own_name(context: PassContext, name: str) -> str:
-    """Make a file name that no other task uses, not even another run of this one: Spark may start a task anew while the
-    first, which it has lost sight of, goes on with another result.
+    """Make a file name that no other task uses, nor another run of the same task: Spark may start a task anew while a
+    first run, to which it has lost the connection, continues with another result.
 
     :param name: the slice's name
     """

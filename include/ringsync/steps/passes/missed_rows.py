@@ -1,4 +1,4 @@
-"""Changes that a bootstrap's scan has missed: rows that were copied too old are told again behind the copies.
+"""Changes that a bootstrap's scan has missed: rows that were copied too old get new messages after the copies.
 
 The scan may have read replicas that lacked a change which had been published before. The replica takes such changes
 once more (:func:`ringsync.ledger.passes.first_to_add`). In the stream the copied rows come behind the messages of these
@@ -75,7 +75,7 @@ def owed(passes: Sequence[Pass], reach_ms: float) -> tuple[Owed, ...]:
 
 @dataclass(frozen=True)
 class MissedRows:
-    """A task that tells what one bootstrap owes, for files of changes, the newest first.
+    """A task that makes the messages that one bootstrap owes, for files of changes, the newest first.
 
     :ivar context: what tasks need; its reader has the replica, with all passes
     :ivar bootstrap: the bootstrap whose rows were copied
@@ -161,14 +161,14 @@ class MissedRows:
         ]
 
     def _copied(self, rows: ChangeRows, touched: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Return what was copied of the rows that changes touch; None: nobody knows."""
+        """Return the copies of the rows that changes touch; None: unknown."""
         reader = self.context.reader
         if self.copied_version is None or reader.replica is None:
             return None
         return copied_images(reader.replica, reader.table, self.copied_version, touched, whole_partitions(rows))
 
     def _again(self, changes: ChangeRows, images: pa.RecordBatch, now_s: int) -> Said:
-        """Return deletions and changes of static cells, with what is static now."""
+        """Return deletions and changes of static cells, with the present static cells."""
         table = self.context.reader.table
         place = places_of(raw_values(changes.partition_key), image_keys(images, table)[0])
         static = live_rows(images, table, now_s)["#static"].to_numpy(zero_copy_only=False)
@@ -178,9 +178,10 @@ class MissedRows:
         return Said(self._unique(changes), after, visible, now_s)
 
     def _told(self, images: pa.RecordBatch, origins: ChangeRows, now_s: int, *, visible: bool) -> Said:
-        """Return rows as they are, or that they are gone.
+        """Return messages of rows that no change made.
 
         :param origins: changes of the rows' partitions
+        :param visible: whether the rows are there; False: they are gone
         """
         table = self.context.reader.table
         place = places_of(image_keys(images, table)[0], raw_values(origins.partition_key))

@@ -43,7 +43,7 @@ Mode = Literal["source", "replica", "none"]
 _NEVER = np.iinfo(np.int64).max
 
 _FETCHERS = ThreadPoolExecutor(8)
-"""Hours of deletions are many small objects: an object store answers many requests at once."""
+"""Threads that fetch deletions: hours of them are many small objects, and a store answers many requests at once."""
 
 KEYS_AT_ONCE = 50_000
 """Keys that are read together, with their images in memory."""
@@ -68,11 +68,11 @@ class AfterReader:
     :ivar deletions: files of earlier passes' deletions of partitions and ranges, each with its greatest timestamp, µs
         (None: unknown). A row that is older than they are, and comes only now, must not live again in the replica
     :ivar deletions_known_from_us: µs: deletions that the replica does not show may hide what was written before
-    :ivar disagreed: maybe only one replica has the changes, and no quorum need meet it: all replicas are asked
-    :ivar one_is_enough: all replicas have these changes and all that was published lately: one is asked
+    :ivar disagreed: whether possibly only one replica has the changes, which a quorum may miss: all replicas are asked
+    :ivar one_is_enough: whether all replicas have these changes and everything published lately: one replica is asked
     :ivar element_times: whether the server can tell the times of elements of collections
-    :ivar before: whether messages say the row before the change, as far as there is a replica
-    :ivar expand: whether rows that deletions of partitions and ranges have removed get messages of their own
+    :ivar before: whether messages contain the row before the change, if there is a replica
+    :ivar expand: whether each row that a deletion of a partition or range has removed gets a message of its own
     """
 
     config: Config
@@ -96,7 +96,7 @@ class AfterReader:
 
     @property
     def misfits(self) -> Literal["error", "raw"]:
-        """What becomes of values that their Arrow type cannot hold."""
+        """Treatment of values that their Arrow type cannot hold."""
         return self.config.replica.unrepresentable_values
 
 
@@ -106,8 +106,8 @@ class After:
 
     :ivar images: one for each merged change row, in their order; anything where ``visible`` is false
     :ivar visible: whether the row is there
-    :ivar open: whether nobody knows: what was read does not show the change, but a replica that has it may be down
-    :ivar at_s: moment of which this is true, s since the epoch
+    :ivar open: whether the result is unknown: the read does not show the change, but a replica that is down may have it
+    :ivar at_s: moment at which the rows were read, s since the epoch
     :ivar before: the rows before the changes; None: unknown
     """
 
@@ -168,8 +168,8 @@ def _from_source(
     """Read the rows from the source: images, whether they are there, and whether that is unknown.
 
     What was read is merged with the changes: that tells times that no SELECT shows. If a change does not show,
-    something hides it, maybe a deletion that we do not know of. Then all replicas are asked, and what they show is
-    right. While one of them is down that may have the change alone, nobody knows.
+    something hides it, maybe a deletion that we do not know of. Then all replicas are asked, and their answer is right.
+    While a replica is down that may be the only one with the change, the result is unknown.
     """
     table, now_us = reader.table, now_s * 1_000_000
     rows = merged.take(places)
@@ -214,7 +214,7 @@ def _with_their_rows(chosen: Mask, merged: ChangeRows) -> Mask:
 
 
 def _has_expired(rows: ChangeRows, now_s: int) -> Mask:
-    """Tell which changes wrote a cell that no SELECT shows any more: nothing hides it."""
+    """Tell which changes wrote a cell that has expired: no SELECT shows it, though nothing hides it."""
     expired = np.zeros(len(rows), np.bool_)
     expired[rows.cells.row[(rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)]] = True
     return expired
@@ -247,7 +247,7 @@ def _written_from(merged: ChangeRows) -> Integers:
 
 
 def _may_be_hidden(reader: AfterReader, merged: ChangeRows) -> Mask:
-    """Tell which changes write something that deletions may hide which the replica does not show."""
+    """Tell which changes are so old that a deletion which the replica does not show may hide them."""
     if reader.table.has_counters:
         return np.zeros(len(merged), np.bool_)  # they are read from the source anyway
     return np.asarray(_written_from(merged) < reader.deletions_known_from_us)
@@ -256,7 +256,7 @@ def _may_be_hidden(reader: AfterReader, merged: ChangeRows) -> Mask:
 def complete_rows(reader: AfterReader, merged: ChangeRows) -> RowsAfter:
     """Make complete images of all keys that changes touch: what the replica has, merged with the changes.
 
-    What the replica cannot know for certain is read from the source, at quorum at least.
+    Images of which the replica is not certain are read from the source, at quorum at least.
 
     :raises UnreadRowsError: rows could not be read
     """
@@ -321,7 +321,7 @@ def _completed(
     """Make the images of all keys that changes touch, and the mask of those for which the log is believed.
 
     :param previous: the newest images before the changes
-    :param doubtful: mask of the changes for which the source is asked whether something hides them
+    :param doubtful: mask of the changes that something may hide, so that the source is asked
     """
     assert reader.replica is not None
     table = reader.table
@@ -352,12 +352,12 @@ def _completed(
 
 
 def _undecided(after: RowsAfter, merged: ChangeRows, seen: Seen, table: TableSchema, now_s: int) -> Mask:
-    """Tell for which of the images that were read the log is believed.
+    """Tell for which of the images that were read the log is believed instead.
 
-    A replica that does not answer may be the only one that has the change, and its copies, which come later, count as
-    published. No read shows which entry a list has lost: that alone opens nothing.
+    A replica that does not answer may be the only one that has the change. The copies of the change that come later
+    count as published. No read shows which entry a list has lost, so the loss of an entry alone leaves nothing unknown.
 
-    :param seen: what was read, in the place of all images that are not certain
+    :param seen: rows that were read, one for each image that is not certain
     """
     says = after.of_change >= 0
     says[says] = after.unknown[after.of_change[says]]
@@ -381,7 +381,7 @@ def _without_list_tombstones(merged: ChangeRows, table: TableSchema) -> ChangeRo
 
 @dataclass(frozen=True)
 class Seen:
-    """What was read.
+    """Rows of the source.
 
     :ivar images: images of the rows that exist
     :ivar there: mask of the keys that have an image
@@ -396,12 +396,12 @@ class Seen:
 def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[ConsistencyLevel], now_s: int) -> Seen:
     """Read rows of the source.
 
-    All replicas are asked where they disagreed, if all are alive; if one does not answer, a quorum. Counters are read
-    likewise: a total cannot be merged with what only one replica has counted, and no later change has what was
-    published of it long ago.
+    Where replicas disagreed, all of them are asked if all are alive; if one does not answer, a quorum is. Counters are
+    always read so: a total cannot be merged with increments that only one replica has, and no later change contains
+    the increments that were published long ago.
 
-    :param levels: consistency levels for what replicas agree on, tried in turn; they are also tried when all were to be
-        asked and no quorum answers
+    :param levels: consistency levels for rows on which replicas agree, tried in turn. They are also tried if all
+        replicas are to be asked and no quorum answers
     :raises UnreadRowsError: rows could not be read
     """
     images = [pa.RecordBatch.from_pylist([], row_image_schema(reader.table))]
@@ -451,7 +451,7 @@ def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[Consis
 
 
 def _is_left(merged: ChangeRows, places: Places) -> Mask:
-    """Tell whether more than a deletion of the row is left of changes that nothing was merged with."""
+    """Tell which changes have more than a deletion of the row; nothing was merged with them."""
     has_parts = np.zeros(len(merged), np.bool_)
     for parts in (merged.cells, merged.complex_deletions):
         has_parts[parts.row] = True

@@ -31,10 +31,10 @@ _NONE = -1
 class Said:
     """The content of messages.
 
-    :ivar changes: merged change rows; for a row that was spared one that has only its key
+    :ivar changes: merged change rows; the one of a spared row has only its key
     :ivar images: image of the row after each change; anything where ``visible`` is false
     :ivar visible: whether the row is there
-    :ivar at_s: moment of which this is true, s since the epoch
+    :ivar at_s: moment at which the rows were read, s since the epoch
     :ivar before: the rows before; None: unknown
     """
 

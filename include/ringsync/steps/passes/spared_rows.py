@@ -1,8 +1,8 @@
 """Rows that deletions of partitions and ranges have spared: they are newer, and may have been published long ago.
 
-A consumer that takes the newest message removes all rows that such a deletion covers. The rows that are still there,
-whoever wrote them, must follow it in the same pass (docs/messages.md). They are read from the source, at quorum. If the
-source shows what the deletion deletes, the replica that has the deletion did not answer: the deletion waits.
+A consumer that takes the newest message removes all rows that such a deletion covers. So messages of the rows that are
+still there must follow it in the same pass (docs/messages.md). These rows are read from the source, at quorum. If the
+source shows rows that the deletion deletes, the replica that has the deletion did not answer: the deletion waits.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
 
     :param merged: merged change rows; rows that they change themselves are left out
     :raises UnreadRowsError: rows could not be read
-    :raises UnseenDeletionsError: at the end: maybe only a replica that did not answer has deletions, so the rows that
-        were given are not what they have spared
+    :raises UnseenDeletionsError: at the end: possibly only a replica that did not answer has some deletions, so the
+        rows that were yielded are not the ones that these have spared
     """
     deletions = merged.where(~merged.of_row)
     if reader.mode == "none" or not len(deletions):
@@ -117,9 +117,9 @@ def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
 def _still_there(images: pa.RecordBatch, deletions: ChangeRows, merged: ChangeRows, table: TableSchema) -> Mask:
     """Tell which images show more than the deletions leave.
 
-    Nobody knows when a row's own liveness was written; a row with newer cells need not have one.
+    No read tells when a row's own liveness was written, and a row with newer cells need not have one.
 
-    :param merged: its own rows were judged when the rows after them were found
+    :param merged: merged change rows; the rows that they change were judged before (:mod:`rows_after`)
     """
     shown = change_rows_of(images, table, unknown_at_us=_LONG_AGO)
     shown = shown.where(same_keys(shown, merged, table) < 0)
@@ -133,9 +133,9 @@ def _still_there(images: pa.RecordBatch, deletions: ChangeRows, merged: ChangeRo
 
 
 def changes_of_nothing(origins: ChangeRows, images: pa.RecordBatch, keys: Digests, table: TableSchema) -> ChangeRows:
-    """Make change rows that change nothing: each has a row's key, and the origin of the change for which it is told.
+    """Make change rows that change nothing: each has a row's key, and the origin of the change that caused its message.
 
-    Its digest is made of that change's and the key's: always the same, whenever the change is published.
+    Its digest is made of that change's digest and the key's. So it is the same whenever the change is published.
 
     :param origins: the change of each image
     :param keys: digests of the images' keys
@@ -241,14 +241,14 @@ def _lookups(reader: AfterReader, select: str, deletions: ChangeRows) -> Iterato
 
 @dataclass(frozen=True)
 class _Bound:
-    """One side of a range: values of the first clustering columns, and whether what begins with them belongs to it."""
+    """One side of a range: values of the first clustering columns, and whether rows that begin with them belong to it."""
 
     values: tuple[bytes | None, ...] = ()
     inclusive: bool = True
 
 
 def _bounds(cells: Cells, table: TableSchema) -> list[_Bound]:
-    """Read bounds as change rows have them; those of a partition's deletion leave nothing out."""
+    """Read the bounds of change rows; those of a partition's deletion include all rows."""
     bounds = [_Bound()] * len(cells)
     there = np.flatnonzero(cells.lengths >= 0)
     of_ranges = cells.take(there)
@@ -263,8 +263,8 @@ def _bounds(cells: Cells, table: TableSchema) -> list[_Bound]:
 def _between(table: TableSchema, start: _Bound, end: _Bound) -> tuple[list[str], list[bytes]]:
     """Return conditions for the rows of a range, and their parameters.
 
-    If the bounds differ in more than one column they let through some rows that are not in the range: to tell these is
-    right as well.
+    If the bounds differ in more than one column, the conditions let through some rows that are not in the range.
+    Messages of these rows do no harm.
     """
     conditions: list[str] = []
     values: list[bytes] = []
