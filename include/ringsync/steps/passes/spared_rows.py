@@ -241,7 +241,7 @@ def _lookups(reader: AfterReader, select: str, deletions: ChangeRows) -> Iterato
 
 @dataclass(frozen=True)
 class _Bound:
-    """One side of a range: values of the first clustering columns, and whether it includes rows that begin with them."""
+    """One side of a range: values of the first clustering columns. It includes rows that begin with them, or not."""
 
     values: tuple[bytes | None, ...] = ()
     inclusive: bool = True
