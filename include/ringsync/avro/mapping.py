@@ -13,7 +13,6 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -189,30 +188,13 @@ def _native_values(name: str, mapping: Mapping, values: pa.Array) -> pa.Array:
 
 
 def _big_decimals(name: str, values: pa.Array) -> pa.Array:
-    unscaled, scale = encode(cql.Native(name), values), np.zeros(len(values), np.int32)
-    if NATIVES[name].codec == "decimal":
-        unscaled, scale = _unscaled_and_scale(unscaled)
-    unscaled = pc.fill_null(unscaled, b"")
+    unscaled, scale = pc.fill_null(encode(cql.Native(name), values), bytes(4)), np.zeros(len(values), np.int32)
+    if NATIVES[name].codec == "decimal":  # the first four bytes are the scale
+        heads = pc.binary_slice(unscaled, 0, 4).cast(pa.binary(4))
+        scale = np.frombuffer(heads.buffers()[1], ">i4", len(heads)).astype(np.int32)
+        unscaled = pc.binary_slice(unscaled, 4, 2**31 - 1)  # pyarrow 26.0 fails without a stop
     encoded = encode_rows(_BIG_DECIMAL, pa.StructArray.from_arrays([unscaled, pa.array(scale)], ["unscaled", "scale"]))
     return pc.if_else(values.is_valid(), encoded, pa.scalar(None, encoded.type))
-
-
-def _unscaled_and_scale(decimals: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Split Cassandra's decimals into unscaled bytes and the scale, their first four bytes. Null gives b"" and 0."""
-    # NumPy, because binary_slice of pyarrow 26.0 fails without a stop.
-    _, offset_buffer, data_buffer = decimals.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[decimals.offset : decimals.offset + len(decimals) + 1]
-    data = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
-    valid = decimals.is_valid().to_numpy(zero_copy_only=False)
-    heads = (offsets[:-1] - offsets[0])[valid][:, np.newaxis] + np.arange(4)
-    scale = np.zeros(len(decimals), np.int32)
-    scale[valid] = data[heads].view(">i4").ravel()
-    unscaled = np.ones(len(data), np.bool_)
-    unscaled[heads] = False
-    moved = offsets - offsets[0]
-    moved[1:] -= 4 * np.cumsum(valid, dtype=np.int32)
-    parts = [None, pa.py_buffer(moved), pa.py_buffer(data[unscaled])]
-    return pa.Array.from_buffers(pa.binary(), len(decimals), parts), scale
 
 
 def _doubles(values: pa.Array) -> pa.Array:

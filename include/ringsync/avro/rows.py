@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.avro import row_kernels as kernels
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, array_of, integers, valid_mask
 from ringsync.compiled.memory import address
-from ringsync.cql.codec.encode import bitmap_of, first_value, numbers_of
+from ringsync.cql.codec.encode import bitmap_of, first_value
 from ringsync.cql.natives import AvroSchema
 
 NOT_NULLABLE = -1
@@ -162,14 +162,9 @@ def _integers(attributes: Mapping[str, Any], values: pa.Array) -> pa.Array:
         values = values.view(pa.int32())
     elif pa.types.is_timestamp(values.type):
         micros = values.cast(pa.timestamp("us", values.type.tz)).view(pa.int64())
-        values = _milliseconds(micros) if attributes.get("logicalType") == "timestamp-millis" else micros
+        is_millis = attributes.get("logicalType") == "timestamp-millis"
+        values = array_of(integers(micros) // 1000, valid_mask(micros)) if is_millis else micros
     return values.cast(pa.int32()).cast(pa.int64()) if attributes["type"] == "int" else values.cast(pa.int64())
-
-
-def _milliseconds(micros: pa.Array) -> pa.Array:
-    """Convert microseconds to milliseconds, rounded down."""
-    milliseconds = numbers_of(micros, np.dtype(np.int64)) // 1000
-    return pa.array(milliseconds, mask=micros.is_null().to_numpy(zero_copy_only=False))
 
 
 def _record(
