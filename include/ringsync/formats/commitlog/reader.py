@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringsync.changes.batch import fixed16_array
 from ringsync.changes.columns import LoggedTables
 from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, TOMBSTONE
-from ringsync.compiled.arrow import Mask, bitmap
+from ringsync.compiled.arrow import Mask, array_of, bitmap, only, structs_of
 from ringsync.compiled.memory import address
 from ringsync.cql.cells import Cells, cells_of_values, raw_values
 from ringsync.formats.commitlog import state as at
@@ -154,8 +154,9 @@ def read_changes(
 
 def _constants(rows: int, file: str) -> tuple[pa.Array, pa.Array]:
     """Make the columns that are equal in all rows: version of the schema, and name of the file."""
-    zeros = _array(pa.int32(), rows, None, [pa.py_buffer(np.zeros(rows, np.int32))])
-    return zeros, raw_values(cells_of_values([file.encode()]).take(np.zeros(rows, np.intp)), pa.string())
+    return array_of(np.zeros(rows, np.int32)), raw_values(
+        cells_of_values([file.encode()]).take(np.zeros(rows, np.intp)), pa.string()
+    )
 
 
 def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch:
@@ -170,11 +171,15 @@ def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch
     cell_kinds = arrays[at.CELL_KIND][:cells]
 
     def numbers(name: int, count: int, valid: Mask | None = None) -> pa.Array:
-        kind = pa.from_numpy_dtype(arrays[name].dtype)
-        return _array(kind, count, valid, [pa.py_buffer(arrays[name])])
+        return array_of(arrays[name][:count], valid)
 
     def binary(ends: int, data: int, count: int, valid: Mask | None = None) -> pa.Array:
-        return _array(pa.binary(), count, valid, [pa.py_buffer(arrays[ends]), pa.py_buffer(arrays[data])])
+        nulls = None if valid is None or valid.all() else bitmap(valid)
+        return pa.Array.from_buffers(pa.binary(), count, [nulls, *map(pa.py_buffer, (arrays[ends], arrays[data]))])
+
+    def lists(structs: pa.StructArray, starts: int) -> pa.Array:
+        buffers = [None, pa.py_buffer(arrays[starts])]
+        return pa.Array.from_buffers(pa.list_(structs.type), rows, buffers, children=[structs])
 
     cell = [
         numbers(at.CELL_COLUMN, cells),
@@ -203,32 +208,15 @@ def _rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.RecordBatch
         binary(at.CLUSTERING_ENDS, at.CLUSTERINGS, rows, (kinds == 0) | (kinds == 3)),
         binary(at.RANGE_ENDS, at.RANGES, rows, kinds == 3),
         numbers(at.ROW_WRITE_TIME, rows),
-        _array(LIVENESS, rows, liveness > 0, [], row_liveness),
-        _array(DELETION, rows, deletion > 0, [], row_deletion),
-        _list(CELL, rows, arrays[at.ROW_CELLS], cells, cell),
-        _list(COMPLEX_DELETION, rows, arrays[at.ROW_COMPLEX], deletions, complex_deletion),
+        structs_of(LIVENESS, row_liveness, liveness > 0),
+        structs_of(DELETION, row_deletion, deletion > 0),
+        lists(structs_of(CELL, cell), at.ROW_CELLS),
+        lists(structs_of(COMPLEX_DELETION, complex_deletion), at.ROW_COMPLEX),
         pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(arrays[at.ROW_DIGEST])], 0),
         files.slice(0, rows),
         numbers(at.ROW_POSITION, rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=CHANGE_ROWS)
-
-
-def _array(
-    kind: pa.DataType,
-    count: int,
-    valid: Mask | None,
-    buffers: list[pa.Buffer],
-    children: list[pa.Array] | None = None,
-) -> pa.Array:
-    nulls = 0 if valid is None else count - int(np.count_nonzero(valid))
-    validity = bitmap(valid) if valid is not None and nulls else None
-    return pa.Array.from_buffers(kind, count, [validity, *buffers], nulls, children=children)
-
-
-def _list(kind: pa.DataType, rows: int, starts: npt.NDArray[Any], count: int, fields: list[pa.Array]) -> pa.Array:
-    structs = pa.Array.from_buffers(kind, count, [None], 0, children=fields)
-    return pa.Array.from_buffers(pa.list_(kind), rows, [None, pa.py_buffer(starts)], 0, children=[structs])
 
 
 def _undecoded(
@@ -241,12 +229,11 @@ def _undecoded(
     """Collect the records that could not be decoded."""
     codes, sizes = outcomes[failed], records.sizes[failed]
     raw = Cells(buffer, records.offsets[failed].astype(np.int32), sizes.astype(np.int32))
-    count, unknown = len(failed), codes == UNKNOWN_TABLE
     arrays = [
-        _array(pa.int64(), count, None, [pa.py_buffer(records.positions[failed])]),
-        _array(pa.int64(), count, None, [pa.py_buffer(sizes)]),
+        array_of(records.positions[failed]),
+        array_of(sizes),
         raw_values(_REASONS.take(codes), pa.string()),
-        _array(pa.binary(16), count, unknown, [pa.py_buffer(ids[failed])]),
+        only(fixed16_array(ids[failed]), codes == UNKNOWN_TABLE),
         raw_values(raw),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=UNDECODED)
