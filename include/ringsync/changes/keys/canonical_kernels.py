@@ -187,8 +187,8 @@ def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_canonicals(
     base: int, offsets: int, lengths: int, count: int, program: int, node: int, output: int, output_offsets: int
-) -> int:
-    """Write a column's values one after the other, and nothing for null. Return the bytes of all.
+) -> None:
+    """Write a column's values one after the other, and nothing for null.
 
     :param node: number of the column's node. (A constant would be a second signature of a recursive function, and
         numba cannot load both from its cache.)
@@ -201,4 +201,3 @@ def put_canonicals(
         if length > 0:
             q = put_canonical(program, node, base + load32_native(offsets + 4 * row), length, q)
         store32(output_offsets + 4 * row + 4, q - output)
-    return q - output

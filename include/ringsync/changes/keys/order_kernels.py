@@ -310,8 +310,8 @@ def put_value(program: int, node: int, p: int, length: int, q: int) -> int:
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_values(
     base: int, offsets: int, lengths: int, count: int, program: int, node: int, output: int, output_offsets: int
-) -> int:
-    """Write a column's values one after the other. Return the bytes of all.
+) -> None:
+    """Write a column's values one after the other.
 
     :param output_offsets: address of int32[count + 1]
     """
@@ -320,7 +320,6 @@ def put_values(
     for row in range(count):
         q = put_value(program, node, base + load32_native(offsets + 4 * row), load32_native(lengths + 4 * row), q)
         store32(output_offsets + 4 * row + 4, q - output)
-    return q - output
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
