@@ -92,7 +92,7 @@ class ListEntries:
         removed: dict[bytes, int] = {}
         for cell in cells:
             known = entries.get(cell.path)
-            if known is not None and not _supersedes(cell, known):
+            if known is not None and _rank(cell) <= _rank(known):
                 continue
             entries[cell.path] = cell
             if known is None:
@@ -111,11 +111,7 @@ class ListEntries:
         return effect
 
 
-def _supersedes(cell: Entry, known: Entry) -> bool:
-    """Tell whether a cell wins against the known one (docs/formats.md, 3.1; C: db/rows/Cells.resolveRegular)."""
-    return _rank(cell) > _rank(known)
-
-
 def _rank(cell: Entry) -> tuple[int, int, int, bytes]:
+    """Return a sort key: of two cells the greater one wins (docs/formats.md, 3.1; C: db/rows/Cells.resolveRegular)."""
     strength = {LIVE: 0, EXPIRING: 1, TOMBSTONE: 2}[cell.kind]
     return cell.timestamp, strength, cell.local, cell.value or b""
