@@ -20,16 +20,6 @@ _MIX_1 = 0xFF51AFD7ED558CCD - 2**64
 _MIX_2 = 0xC4CEB9FE1A85EC53 - 2**64
 
 
-def murmur3_128(values: pa.Array) -> tuple[Integers, Integers]:
-    """Compute the standard MurmurHash3 x64_128 with seed 0. Cassandra's differs, see :func:`tokens`.
-
-    :param values: binary array without nulls
-    :returns: first and second 64 bits of each hash, as signed numbers
-    :raises ValueError: a value is null
-    """
-    return _hash(values, sign_extend=False)
-
-
 def tokens(partition_keys: pa.Array) -> Integers:
     """Compute the Murmur3Partitioner's token of each partition key.
 
@@ -40,13 +30,20 @@ def tokens(partition_keys: pa.Array) -> Integers:
     :param partition_keys: binary array of serialised partition keys, see :func:`.encode.partition_key_bytes`
     :raises ValueError: a key is null
     """
-    hashes, _ = _hash(partition_keys, sign_extend=True)
+    hashes, _ = murmur3_128(partition_keys, sign_extend=True)
     hashes[hashes == LOWEST_TOKEN] = HIGHEST_TOKEN
     hashes[np.diff(offsets_of(partition_keys)) == 0] = LOWEST_TOKEN
     return hashes
 
 
-def _hash(values: pa.Array, sign_extend: bool) -> tuple[Integers, Integers]:
+def murmur3_128(values: pa.Array, *, sign_extend: bool = False) -> tuple[Integers, Integers]:
+    """Compute MurmurHash3 x64_128 with seed 0.
+
+    :param values: binary array without nulls
+    :param sign_extend: whether to repeat Cassandra's mistake, see :func:`tokens`
+    :returns: first and second 64 bits of each hash, as signed numbers
+    :raises ValueError: a value is null
+    """
     if values.null_count:
         raise ValueError(f"{values.null_count} of {len(values)} values are null: there is nothing to hash")
     if not pa.types.is_binary(values.type):
