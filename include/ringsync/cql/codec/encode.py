@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, bitmap, integers, valid_mask
 from ringsync.compiled.memory import address
 from ringsync.cql import types as cql
 from ringsync.cql.codec import encode_kernels as kernels
@@ -83,8 +83,7 @@ def frozen_values(parts: Sequence[pa.Array], counts: Integers, *, counted: bool)
     :param counted: whether the number of items is written: True for collections
     :returns: pa.binary(), as long as ``counts``
     """
-    items = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=items[1:])
+    items = np.concatenate([[0], np.cumsum(counts)])
     large = [part.cast(pa.large_binary()) for part in parts]
     all_there = pa.nulls(len(counts)).is_null()
     return _narrow(_compose(large, items, all_there, kernels.INT_LENGTH, counted=counted), "frozen values")
@@ -142,11 +141,8 @@ def _items(values: pa.Array) -> tuple[pa.Array, Integers]:
         values = values.cast(pa.list_(values.type.value_type))
     elif pa.types.is_map(values.type):
         values = values.cast(pa.list_(pa.struct([values.type.key_field, values.type.item_field])))
-    lengths = np.diff(values.offsets.to_numpy())
-    lengths[_null_rows(values)] = 0
-    items = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(lengths, out=items[1:])
-    return values.flatten(), items
+    lengths = np.where(valid_mask(values), np.diff(integers(values.offsets)), 0)
+    return values.flatten(), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _vector(cql_type: cql.VectorType, values: pa.Array) -> pa.Array:
@@ -217,9 +213,8 @@ def _milliseconds(values: pa.Array, micros: Integers) -> Integers:
 def _durations(native: NativeType, values: pa.Array) -> pa.Array:
     """Encode durations. Refuse those that lack a number, which the Arrow type allows."""
     columns = [column.cast(field.type) for column, field in zip(values.flatten(), native.arrow, strict=True)]
-    present = values.is_valid().to_numpy(zero_copy_only=False)
     for column in columns:
-        for row in np.flatnonzero(present & column.is_null().to_numpy(zero_copy_only=False)):
+        for row in np.flatnonzero(valid_mask(values) & ~valid_mask(column)):
             raise _Unencodable(int(row), f"the duration {values[row].as_py()} lacks a number")
     offsets = np.empty(len(values) + 1, np.int64)
     data = np.empty(len(values) * LONGEST_DURATION, np.uint8)
@@ -260,12 +255,8 @@ _CODECS: dict[Codec, Callable[[NativeType, pa.Array], pa.Array]] = {
 
 def _binary(rows: pa.Array, offsets: Integers, data: npt.NDArray[np.uint8]) -> pa.Array:
     """Make a large_binary array with the nulls of ``rows``."""
-    bitmap = None
-    if rows.null_count:
-        bitmap = pa.py_buffer(np.packbits(rows.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
-    return pa.Array.from_buffers(
-        pa.large_binary(), len(rows), [bitmap, pa.py_buffer(offsets), pa.py_buffer(data)], rows.null_count
-    )
+    nulls = bitmap(valid_mask(rows)) if rows.null_count else None
+    return pa.Array.from_buffers(pa.large_binary(), len(rows), [nulls, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def bitmap_of(array: pa.Array) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ringsync.cql.cells import Cells
 from ringsync.cql.codec.decode import decode
 from ringsync.cql.codec.split import Parts, split
-from ringsync.cql.text.natives import replaced
+from ringsync.cql.text.natives import joined, replaced
 from ringsync.cql.types import CqlType, CustomType, MapType, Native, UserType
 
 NULL = "null"
@@ -64,11 +64,9 @@ def _composite(form: TextForm, cql_type: CqlType, parts: Parts) -> pa.Array:
         pieces: list[pa.Array | str] = []
         for place, text in enumerate(texts):
             pieces += [(", " if place else "") + (names[place] if names else ""), text]
-        return pc.binary_join_element_wise(opened, *pieces, closed, "")
+        return joined(opened, *pieces, closed)
     entries = texts[0]
     if isinstance(cql_type, MapType):
-        entries = pc.binary_join_element_wise(form.keys(texts[0]), texts[1], ": ")
+        entries = joined(form.keys(texts[0]), ": ", texts[1])
     limits = pa.Array.from_buffers(pa.int32(), len(parts.misfits) + 1, [None, parts.starts])
-    return pc.binary_join_element_wise(
-        opened, pc.binary_join(pa.ListArray.from_arrays(limits, entries), ", "), closed, ""
-    )
+    return joined(opened, pc.binary_join(pa.ListArray.from_arrays(limits, entries), ", "), closed)
