@@ -189,14 +189,10 @@ def tuple_field_name(index: int) -> str:
     return f"field_{index + 1}"
 
 
-def parse_type(
-    text: str, user_types: Mapping[str, UserType], frozen: bool = False, unknown: CqlType | None = None
-) -> CqlType:
+def parse_type(text: str, user_types: Mapping[str, UserType], unknown: CqlType | None = None) -> CqlType:
     """Parse a type string of ``system_schema``, e.g. ``map<text, frozen<list<int>>>``.
 
-    :param text: type string
     :param user_types: user-defined types of the keyspace by unquoted name, frozen or not
-    :param frozen: whether the whole type stands inside a ``frozen<…>``
     :param unknown: replacement for unknown type names; None: such a name is an error
     :raises UnknownTypeError: a type name is unknown
     :raises CqlTypeError: the text has a syntax error
@@ -204,7 +200,7 @@ def parse_type(
     if text in NATIVES:  # a shortcut: most types are native, and a cluster has many columns
         return Native(text)
     parser = _Parser(text, user_types, unknown)
-    parsed = parser.type(frozen)
+    parsed = parser.type(frozen=False)
     if parser.tokens.next.kind != "end":
         parser.tokens.fail("the end")
     return parsed
