@@ -54,8 +54,6 @@ def test_size_decides_the_number() -> None:
     estimate = SizeEstimate(partitions=10_000, bytes=100 * 2**20)
     splits = plan_splits(ring, estimate, split_size_bytes=10 * 2**20, minimum=1, maximum=1000)
     assert len(splits) == 10
-    assert sum(split.estimated_partitions or 0 for split in splits) == 10_000
-    assert all(split.estimated_bytes == 10 * 2**20 for split in splits)
 
 
 def test_nodes_that_all_hold_everything_are_not_cut_by_their_tokens_but_in_two() -> None:

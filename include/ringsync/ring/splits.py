@@ -39,15 +39,9 @@ class ReplicaRange:
 
 @dataclass(frozen=True)
 class Split:
-    """The work of one task: adjacent ranges in token order.
-
-    :ivar estimated_partitions: None: unknown
-    :ivar estimated_bytes: None: unknown
-    """
+    """The work of one task: adjacent ranges in token order."""
 
     ranges: tuple[ReplicaRange, ...]
-    estimated_partitions: int | None = None
-    estimated_bytes: int | None = None
 
     @property
     def endpoint(self) -> str:
@@ -97,9 +91,7 @@ def plan_splits(
         if len(ranges) == 1:
             # A task reads two ranges at a time, so that its server need not wait for it.
             ranges = tuple(replace(ranges[0], range=half) for half in ranges[0].range.split(2))
-        fraction = share.width / RING_WIDTH
-        sizes = (round(estimate.partitions * fraction), round(estimate.bytes * fraction)) if estimate else ()
-        splits.append(Split(ranges, *sizes))
+        splits.append(Split(ranges))
     return _interleave(splits)
 
 

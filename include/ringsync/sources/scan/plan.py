@@ -124,11 +124,7 @@ def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
 
 def split_to_json(split: Split) -> dict[str, Any]:
     """Write a split as a JSON object, for :func:`split_from_json`."""
-    return {
-        "ranges": [[part.range.start, part.range.end, *part.endpoints] for part in split.ranges],
-        "estimated_partitions": split.estimated_partitions,
-        "estimated_bytes": split.estimated_bytes,
-    }
+    return {"ranges": [[part.range.start, part.range.end, *part.endpoints] for part in split.ranges]}
 
 
 def split_from_json(document: dict[str, Any]) -> Split:
@@ -136,7 +132,5 @@ def split_from_json(document: dict[str, Any]) -> Split:
     return Split(
         ranges=tuple(
             ReplicaRange(TokenRange(start, end), tuple(endpoints)) for start, end, *endpoints in document["ranges"]
-        ),
-        estimated_partitions=document["estimated_partitions"],
-        estimated_bytes=document["estimated_bytes"],
+        )
     )
