@@ -271,8 +271,8 @@ def _float_texts(values: pa.Array) -> pa.Array:
     texts = values.cast(pa.string())
     whole = pc.match_substring_regex(texts, r"^-?\d+$")
     texts = pc.if_else(whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
-    for printed, told in (("nan", '"NaN"'), ("-inf", '"-Infinity"'), ("inf", '"Infinity"')):
-        texts = pc.if_else(pc.equal(texts, printed), told, texts)
+    for printed, quoted in (("nan", '"NaN"'), ("-inf", '"-Infinity"'), ("inf", '"Infinity"')):
+        texts = pc.if_else(pc.equal(texts, printed), quoted, texts)
     return texts
 
 

@@ -91,7 +91,7 @@ class ChangeRows:
 
     @property
     def of_row(self) -> Mask:
-        """Whether each is a row or a static row, not the deletion of a partition or range."""
+        """Whether each change row is a row or a static row, not the deletion of a partition or range."""
         return np.asarray((self.kind == ROW) | (self.kind == STATIC))
 
     def take(self, places: npt.NDArray[np.integer[Any]]) -> ChangeRows:
@@ -175,7 +175,7 @@ _PARTS = ("cells", "complex_deletions")
 
 
 def concatenated(parts: Sequence[ChangeRows]) -> ChangeRows:
-    """Join batches of rows; they all have the column ``node``, or none has."""
+    """Join batches of rows. Either all of them have the column ``node``, or none has."""
     shifts = np.cumsum([0, *(len(part) for part in parts[:-1])])
     moved = [
         replace(part, **{name: getattr(part, name).moved(shift) for name in _PARTS})

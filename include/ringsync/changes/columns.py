@@ -36,7 +36,7 @@ class LoggedColumn:
 
     @property
     def is_list(self) -> bool:
-        """Whether its cells are entries of a list: no SELECT tells which entry is which."""
+        """Whether its cells are entries of a list: a SELECT does not show which entry is which."""
         return self.is_multicell and isinstance(self.type, ListType)
 
     @property

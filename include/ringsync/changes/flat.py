@@ -55,8 +55,7 @@ class FlatDeletions:
 class FlatCells(FlatDeletions):
     """Cells of many rows.
 
-    :ivar local: of a tombstone its local deletion time, of an expiring cell its expiry, s since the epoch; else
-        NO_EXPIRY
+    :ivar local: s since the epoch: a tombstone's local deletion time, or an expiring cell's expiry; else NO_EXPIRY
     :ivar ttl: s; NO_TTL, or UNKNOWN_TTL: the write time is not known, it is ``timestamp`` or earlier
     :ivar kind: LIVE, EXPIRING or TOMBSTONE
     :ivar path: null for columns of one cell

@@ -66,10 +66,7 @@ class TableVersion:
         return np.array([places.get(name, _NOWHERE) for name in self.names], np.int32)
 
     def to_store(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return change rows for files: with ids of columns, and the number of this version.
-
-        :param rows: change rows of this table, decoded under this version
-        """
+        """Return change rows that were decoded under this version in the form of files: with ids of columns."""
         at = rows.schema.get_field_index("schema_version")
         version = array_of(np.full(rows.num_rows, self.number, np.int32))
         return _renumbered(rows, self._ids).set_column(at, rows.schema.field(at), version)
@@ -83,8 +80,8 @@ class TableVersion:
         lowest = int(integers(rows["schema_version"]).min(initial=highest))
         if rows.num_rows and lowest < 1:
             raise UnresolvedRowsError(
-                f"rows of {self.table.full_name} were staged without a version of its schema, by an older ringsync; "
-                f"whether they follow version {self.number}, which is known, cannot be told"
+                f"rows of {self.table.full_name} were staged without a version of its schema, by an older ringsync: "
+                f"it is unknown whether they follow version {self.number}"
             )
         for name in ("cells", "complex_deletions"):
             ids = integers(rows[name].flatten().field(0))

@@ -95,7 +95,7 @@ def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """Allocate an array in Arrow's memory pool. For megabytes NumPy would ask the system for new pages each time."""
+    """Allocate an array in Arrow's memory pool. For a large one NumPy would ask the system for new pages."""
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 

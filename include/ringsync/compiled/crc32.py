@@ -147,7 +147,7 @@ def _fold(_context: Any, _p: Any, _length: Any, _state: Any) -> Any:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def crc32_by_folding(tables: int, p: int, length: int, crc: int) -> int:
-    """Do the same as :func:`crc32_by_tables`; needs :func:`can_fold`."""
+    """Continue a CRC like :func:`crc32_by_tables`, 16 bytes at a time. Needs :func:`can_fold`."""
     if length < 16:
         return crc32_by_tables(tables, p, length, crc)
     return _fold(p, length, crc ^ _MASK) ^ _MASK

@@ -58,7 +58,7 @@ class Cells:
 
 
 def no_cells(count: int) -> Cells:
-    """Return as many nulls."""
+    """Make cells that are all null."""
     return Cells(padded(b""), np.zeros(count, np.int32), np.full(count, NULL_LENGTH, np.int32))
 
 
@@ -86,7 +86,7 @@ def joined_cells(parts: Sequence[Cells]) -> Cells:
 
 
 def codes(parts: Sequence[Cells]) -> list[Integers]:
-    """Number values: equal ones have equal numbers, also in different parts. Null is a value."""
+    """Number values: equal ones have equal numbers, also in different parts. Null counts as a value."""
     numbers = integers(raw_values(joined_cells(parts)).dictionary_encode("encode").indices)
     return np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
 

@@ -38,19 +38,14 @@ _STRING = pa.string()
 class NativeType:
     """A native type.
 
-    :ivar name: CQL name
-    :ivar codec: conversion between bytes and that Arrow type
-    :ivar text: printed form of the values
     :ivar exact: Avro type in the mapping ``exact``; a record has no namespace yet
     :ivar classic: Avro type in the mapping ``classic``; None: the same
     :ivar arrow: Arrow type of the values, in row images and in the lake
     :ivar width: bytes of each value; 0: they differ
     :ivar has_prefix: whether vectors, commit logs and SSTables write the length before a value; they do so for some
         types whose values have one length (C: AbstractType.valueLengthIfFixed)
-    :ivar order: order of the values
     :ivar misfit: phrase for messages about bytes of the right length that are no value; ``{length}`` is their number
-    :ivar sample: some value in a form that Arrow takes
-    :ivar literal: some value as a CQL literal
+    :ivar sample: any value, in a form that Arrow takes; ``literal``: any value, as a CQL literal
     """
 
     name: str
@@ -133,7 +128,7 @@ _ALL = (
         sample=True,
         literal="false",
     ),
-    # Not Avro's int, as in the original design: counters have 64 bits, and a total that wraps is useless.
+    # The original CDC design has Avro's int here. But counters have 64 bits, and a total that wraps is useless.
     _number("counter", pa.int64(), "bare", "long", has_prefix=True),
     _number("date", pa.date32(), "date", _DATE, "int", codec="date", order=UNSIGNED, has_prefix=True),
     NativeType(

@@ -11,7 +11,7 @@ Read = TypeVar("Read")
 _TOKEN = re.compile(
     r"""
     (?P<space> [\s\ufeff]++ )
-  # Cassandra hides tables of COMPACT STORAGE in a comment. Their statements are read as well as they can be.
+  # Cassandra hides tables of COMPACT STORAGE in a comment. Their statements are read as far as possible.
   | (?P<hidden>
       /\*\s*+Warning:\ Table\ [^\r\n]*\ omitted\ because\ (?:(?!\*/|CREATE\ TABLE).)*+ (?=CREATE\ TABLE)
       | \*/
@@ -52,7 +52,6 @@ class Token(NamedTuple):
 class Tokens:
     """A reader of the tokens of a text of one line, without comments.
 
-    :param text: CQL text
     :param what: name of the text in messages, e.g. ``CQL type``
     :param error: class of the errors that are raised
     """
@@ -111,7 +110,7 @@ class Tokens:
         return self.take().value
 
     def listed(self, read: Callable[[], Read]) -> list[Read]:
-        """Read one thing or several, with commas between them."""
+        """Read one or more things, with commas between them."""
         things = [read()]
         while self.accept(","):
             things.append(read())

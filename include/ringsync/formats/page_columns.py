@@ -62,7 +62,6 @@ _UNUSUAL = 1 << 62
 class PageColumns:
     """The columns of some result pages.
 
-    :ivar rows: number of rows
     :ivar decoded: columns in the order of the result
     :ivar cells: the same columns as bytes; None if the Arrow types hold all values
     """
@@ -76,7 +75,6 @@ def decode_pages(pages: Sequence[Page], types: Sequence[CqlType]) -> PageColumns
     """Decode some pages of one result.
 
     :param pages: bodies of result pages with the same columns
-    :param types: types of the columns
     :raises ValueError: a page is malformed or cut off; the message names the byte position
     """
     ways = [_way(NATIVES[kind.name]) if isinstance(kind, Native) else _CELL for kind in types]

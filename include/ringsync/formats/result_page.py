@@ -41,7 +41,6 @@ def page_cells(body: Page | PaddedPage, column_count: int) -> tuple[int, list[Ce
     """Find the cells of a result page.
 
     :param body: bytes after the metadata in a RESULT/Rows message
-    :param column_count: number of columns of the result
     :returns: number of rows, and the cells of each column in the order of the result
     :raises ValueError: the page is malformed or cut off; the message names the byte position
     """
@@ -76,7 +75,6 @@ def check_end(stop: int, size: int, rows: int, column_count: int) -> None:
     """Check that the page ends with its last cell.
 
     :param stop: position after the last cell, or minus the position of a cell that runs past the end
-    :param size: bytes of the page
     :raises ValueError: the page ends within a cell, or bytes follow the last one
     """
     if stop < 0:

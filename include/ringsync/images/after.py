@@ -63,16 +63,15 @@ def rows_after(
     """Return the rows that changes touch, after these changes.
 
     :param previous: the newest image of each row in ``merged``, if there is one; all images of partitions with a
-        partition deletion, a range deletion or a change of static cells; and in tables with static columns the image
-        without clustering of each partition, or if there is none any image of it. Images that nothing touches may be
-        among them; the result does not have them
-    :param merged: merged change rows
+        partition deletion, a range deletion or a change of static cells; in tables with static columns also, for each
+        partition, the image without clustering, or any other if there is none. The result leaves out images that
+        nothing touches
     :param live_known_from_us: moment of the scan that the replica began with, µs; livenesses and times of cells that
         ``previous`` does not know are older
     :param misfits: treatment of values that the Arrow type cannot hold
-    :param doubtful: mask of changes that something may hide which ``previous`` does not show; None: none
-    :param deletions_known_from_us: µs; earlier writes may be hidden by deletions that ``previous`` does not show. So
-        may a row's own liveness, for as long as the row was seen with cells
+    :param doubtful: mask of changes that may be hidden by something that ``previous`` does not show; None: none
+    :param deletions_known_from_us: µs; deletions that ``previous`` does not show may hide writes before this moment,
+        and the liveness of rows that were always seen with cells
     :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
     """
     known = change_rows_of(previous, table, unknown_at_us=live_known_from_us - 1)
@@ -287,10 +286,7 @@ def _live_when_seen(after: pa.RecordBatch, seen: Mask, has_cell: Mask, read_at_u
 
 
 def without_expired(images: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.RecordBatch:
-    """Remove expired cells from images: the rest is what a SELECT shows of rows that are there.
-
-    :param now_s: present time, s since the epoch
-    """
+    """Remove expired cells from images: the rest is what a SELECT shows of rows that are there."""
     may_end = np.flatnonzero(_may_expire(images, table))
     rows = change_rows_of(images.take(array_of(may_end)), table, unknown_at_us=0, one_each=True)
     ended = (rows.cells.kind == EXPIRING) & (rows.cells.local <= now_s)
@@ -340,7 +336,7 @@ def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, t
     hidden = []
     for column, expiring in zip(columns, by_column(cells, len(columns)), strict=True):
         if len(expiring.row):
-            # A cell that was seen with unknown times is as new as can be.
+            # A cell that was seen with unknown times counts as newer than all others.
             shown = value_cells(seen, table, column, _FOREVER)
             hidden.append(expiring.where(~_is_shown(expiring, place[expiring.row], shown, column)))
     ended = together(hidden)
@@ -348,12 +344,12 @@ def tombstones_of_ended(cells: FlatCells, seen: pa.RecordBatch, place: Places, t
 
 
 def _is_shown(cells: FlatCells, place: Places, shown: FlatCells, column: LoggedColumn) -> Mask:
-    """Tell which cells of a column were seen, or something in their place that is not older.
+    """Tell for which cells of a column the read showed the cell, or something in its place that is not older.
 
     :param place: row of each cell among the rows of ``shown``, -1: none
     """
     row, path = np.concatenate([place, shown.row]), np.zeros(len(place) + len(shown.row), np.int64)
-    # A SELECT does not tell which entry of a list is which.
+    # A SELECT does not show which entry of a list is which.
     if column.is_multicell and not column.is_list:
         kind = path_type(column.type)
         path = np.concatenate(codes([value_keys(part.path, kind) for part in (cells, shown)]))

@@ -73,7 +73,6 @@ def row_images(
     """Build the row images of some result pages.
 
     :param pages: bodies of consecutive result pages
-    :param table: scanned table
     :param layout: select list in order: token and the value of every column; ``writetime`` and ``ttl`` as far as the
         server gives them. A multi-cell column without both has unknown times; if the list has no writetime at all,
         every column has
@@ -177,7 +176,6 @@ def _times(table: TableSchema, values: PageValues, rows: int, now: int) -> tuple
 def _element_times(column: Column, values: PageValues, rows: int, now: int) -> ElementTimes:
     """Read ``writetime(c)`` and ``ttl(c)`` of a multi-cell column: list<bigint> and list<int> with null elements.
 
-    :param now: moment at which the server computed the TTLs, s since the epoch
     :returns: the elements' times; none if the scan does not select them
     :raises ValueError: these are not lists, or not of the same length
     """
@@ -203,7 +201,6 @@ def _scalar_times(columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, 
     """Read ``writetime(c)`` and ``ttl(c)`` of columns of one cell as int64[columns, rows] writetimes and expiries.
 
     :param columns: decoded bigint and int; None: the column has no TTLs
-    :param now: moment at which the server computed the TTLs, s since the epoch
     :raises ValueError: a value is not such a number
     """
     writetimes, expiries = np.empty((2, len(columns), rows), np.int64)

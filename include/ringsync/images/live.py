@@ -49,7 +49,7 @@ def live_rows(batch: pa.RecordBatch, table: TableSchema, now_s: int) -> pa.Recor
     """Show all row images as of a moment, and mark the rows that are alive.
 
     :param batch: row images, also as Spark names their parts
-    :param now_s: the moment, seconds since the epoch; a cell with ``expires_at <= now_s`` is dead (C: Cell.isLive)
+    :param now_s: the moment; a cell with ``expires_at <= now_s`` is dead (C: Cell.isLive)
     :returns: rows with :func:`live_schema`
     """
     batch = batch.cast(row_image_schema(table))
@@ -73,7 +73,6 @@ def shown_rows(images: Iterable[pa.RecordBatch], table: TableSchema, now_s: int)
     These are the live rows, and one row without clustering for each partition in which only static cells live.
 
     :param images: row images of whole partitions
-    :param now_s: the moment, seconds since the epoch
     :returns: rows with :func:`live_schema` without the marks
     """
     alive: list[pa.Array] = []

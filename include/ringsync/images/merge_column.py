@@ -113,10 +113,11 @@ def entries_of(merge: pa.Array, column: str, counts: Integers) -> Cells:
     of_column = np.flatnonzero(pc.equal(names, column).to_numpy(zero_copy_only=False))
     rows, paths = row[of_column], paths.take(array_of(of_column))
     lengths = np.diff(integers(paths.offsets))
-    told = np.flatnonzero(lengths == counts[rows])
+    complete = np.flatnonzero(lengths == counts[rows])
     places = np.full(int(counts.sum()), -1)
     starts = np.cumsum(counts) - counts
-    places[runs(starts[rows[told]], lengths[told])] = runs(integers(paths.offsets)[:-1][told], lengths[told])
+    first, of_each = integers(paths.offsets)[:-1][complete], lengths[complete]
+    places[runs(starts[rows[complete]], of_each)] = runs(first, of_each)
     known = cells_of(paths.flatten())
     # The placeholders come after all known paths, one for each entry.
     with_placeholders = joined_cells([known, placeholders(counts)])

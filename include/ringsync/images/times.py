@@ -25,7 +25,7 @@ _SHOWN_BYTES = 64
 
 
 class UnrepresentableValueError(ValueError):
-    """A cell holds a value that its Arrow type cannot hold; the message names the cell and what to do."""
+    """An error: an Arrow type cannot hold the value of a cell. The message names the cell and what to do."""
 
 
 def refuse_misfits(

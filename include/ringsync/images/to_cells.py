@@ -125,10 +125,10 @@ def _times(
     known_times = []
     for times, missing in ((writetimes, 0), (expiries, -1)):
         starts = integers(times.offsets)
-        told = valid_mask(times) & (np.diff(starts) == needed)
+        complete = valid_mask(times) & (np.diff(starts) == needed)
         flat = times.values
         values = np.append(np.where(valid_mask(flat), integers(flat), missing), missing)
-        places = np.where(told[row], starts[:-1][row] + elements.place, len(values) - 1)
+        places = np.where(complete[row], starts[:-1][row] + elements.place, len(values) - 1)
         known_times.append(values[places])
-        known &= told[row]
+        known &= complete[row]
     return known_times[0], known_times[1], known

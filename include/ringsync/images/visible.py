@@ -55,13 +55,13 @@ def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now
     """Find the change rows that a read shows completely. Deletions of partitions and ranges count as shown.
 
     :param changes: merged change rows of the table
-    :param images: what was read: row images of all that is there under the same keys
-    :param now_s: moment of the read, s since the epoch: what expires then or earlier cannot be seen
+    :param images: the result of the read: row images of everything under the same keys
+    :param now_s: moment of the read, s since the epoch: a read does not show cells that expire then or earlier
     """
     seen = change_rows_of(images, table, unknown_at_us=_UNKNOWN)
     counter_keys, counters = _counters(images, table)
     rows, seen_rows, counter_rows = key_numbers(table, _keys(changes), _keys(seen), counter_keys)
-    # Nobody can read a dropped column.
+    # A SELECT does not show dropped columns.
     wanted = changes.cells.where(changes.cells.column < len(table.value_columns))
     live = seen.cells.where(seen.cells.kind != TOMBSTONE)
     row = np.concatenate([rows[wanted.row], seen_rows[live.row], counter_rows])
@@ -124,8 +124,8 @@ def _lives(rows: ChangeRows, now_s: int) -> Mask:
 def _dated(cells: _Cells, table: TableSchema, now_s: int) -> _Cells:
     """Give shown elements of unknown times a time.
 
-    An element that equals what a change wrote is as new as can be, all others are as old as can be. Entries of lists
-    always count as old, because an equal entry may be another one.
+    An element that equals one that a change wrote counts as newer than all others. Every other element counts as the
+    oldest. So do all entries of lists, because an equal entry may be another one.
     """
     every, count = cells.cells, cells.wanted
     unknown = every.timestamp == _UNKNOWN
@@ -147,7 +147,7 @@ def _cell_keys(cells: FlatCells, table: TableSchema) -> Integers:
     """Number cells: those with equal row, column and path have equal numbers. Entries of a list are all equal."""
     paths = np.zeros(len(cells.row), np.int64)
     for column in columns_of(table):
-        # A SELECT does not tell which entry of a list is which.
+        # A SELECT does not show which entry of a list is which.
         if column.is_multicell and not column.is_list:
             of_column = np.flatnonzero(cells.column == column.number)
             # One path may be written in several ways, but it has one place in the order.
@@ -156,7 +156,7 @@ def _cell_keys(cells: FlatCells, table: TableSchema) -> Integers:
 
 
 def _cells_seen(cells: _Cells, table: TableSchema, now_s: int) -> Mask:
-    """Tell of each cell of the changes whether it was seen, or something newer in its place."""
+    """Tell for each cell of the changes whether the read showed it, or something newer in its place."""
     every, count = cells.cells, cells.wanted
     keys = _cell_keys(every, table)
     number = keys.max(initial=0) + 1
@@ -210,7 +210,7 @@ def _rows_unchanged(
     """Tell which deleted rows, and rows whose INSERT has expired, still live by a liveness that is or may be older."""
     live = np.full(max(numbers.max(initial=0) for numbers in (rows, seen_rows, shown.row)) + 1, NEVER)
     np.maximum.at(live, seen_rows, np.where(_lives(seen, now_s), seen.liveness.timestamp, NEVER))
-    live[shown.row] = NEVER  # their cells are compared, that is enough
+    live[shown.row] = NEVER  # it is enough to compare their cells
     hidden_until = np.maximum(changes.liveness.timestamp, changes.deletion.timestamp)
     return np.asarray(~_lives(changes, now_s) & (live[rows] != NEVER) & (live[rows] <= hidden_until))
 

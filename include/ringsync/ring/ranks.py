@@ -23,12 +23,10 @@ Level = Literal["LOCAL_ONE", "LOCAL_QUORUM", "ALL"]
 class RankedRing:
     """The token ranges of a ring, numbered from 0 in token order, each with its replicas by rank.
 
-    Range 0 wraps. Live replicas come before those that are down, and of the live ones those first whose logs are read.
-    Otherwise ranks are the natural order: the owner of the range's end comes first, so that primaries are spread like
-    the tokens.
+    Range 0 wraps. Live replicas come before those that are down. Among the live ones, those whose logs are read come
+    first. Otherwise replicas have their natural order: the owner of the range's end comes first, so that primaries are
+    spread like the tokens.
 
-    :ivar ring: ring snapshot
-    :ivar ranges: token ranges, by number
     :ivar hosts: replicas, by number of the range, then by rank
     """
 
@@ -62,9 +60,9 @@ class RankedRing:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Level, by number of the range, at which a read meets at least one of the replicas in ``live``.
+        """The consistency level, by number of the range, at which a read meets one or more replicas in ``live``.
 
-        LOCAL_ONE only where no replica whose log is read is down.
+        It is LOCAL_ONE only where the logs of all local replicas are read, and all replicas with such logs are up.
         """
         return tuple(map(_level, self.hosts))
 

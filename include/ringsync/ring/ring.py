@@ -43,7 +43,7 @@ class Host:
 
     @property
     def is_heard(self) -> bool:
-        """Whether its log tells now what it has."""
+        """Whether the node is up and its log is read."""
         return self.up and self.is_read
 
     @property

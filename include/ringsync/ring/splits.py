@@ -89,14 +89,14 @@ def plan_splits(
             for part, holders in _cut_at_replicas(piece, ends, hosts)
         )
         if len(ranges) == 1:
-            # A task reads two ranges at a time, so that its server need not wait for it.
+            # A task reads two ranges at a time, so that a server need not wait for the task.
             ranges = tuple(replace(ranges[0], range=half) for half in ranges[0].range.split(2))
         splits.append(Split(ranges))
     return _interleave(splits)
 
 
 def _preferred(holders: Sequence[Host], datacenter: str | None) -> tuple[Host, ...]:
-    """Choose the hosts to read a range from: live ones if there are any, of these the wanted datacenter's if any."""
+    """Choose the hosts to read a range from: prefer live ones, and among them those of the wanted datacenter."""
     alive = [host for host in holders if host.up] or list(holders)
     near = [host for host in alive if host.datacenter == datacenter] or alive
     return tuple(sorted(near, key=lambda host: host.endpoint))

@@ -31,7 +31,6 @@ class SchemaTextError(SchemaError):
 class SchemaTokens(Tokens):
     """A reader of the tokens of a text with many lines and comments.
 
-    :param text: CQL statements and comments
     :param source_name: name of the file, for messages
     :raises SchemaTextError: a string, quoted name or comment has no end
     """
@@ -90,7 +89,7 @@ class TableText:
 
     :ivar columns: columns by name; empty for a view
     :ivar partition_key: names of columns, in order; ``clustering`` likewise
-    :ivar descending: whether the order is DESC, by name of the clustering column
+    :ivar descending: by clustering column: whether its order is DESC
     :ivar table_id: 32 hexadecimal digits; empty: the text does not have it
     :ivar dropped: dropped columns and the time of the drop (µs), by name
     :ivar base: keyspace and name of a view's table
@@ -116,13 +115,12 @@ class TableText:
 
 
 class Statements(SchemaTokens):
-    """A reader of a text's statements, with their content; the later of two statements counts.
+    """A reader of a text's statements and their content. Of two statements about one thing the later counts.
 
-    :param text: CQL statements and comments
     :param source_name: name of the file, for messages
     :ivar user_types: name token and fields, by keyspace and type name
     :ivar tables: tables by id, or by keyspace and name if the text has no id
-    :ivar newest: table or view that was created last, by keyspace and name
+    :ivar newest: the last table or view that was created with a name, by keyspace and name
     :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write
     """
 

@@ -86,7 +86,6 @@ def parse_dropped_type(text: str, user_types: Mapping[str, UserType]) -> CqlType
 def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str]]]) -> dict[str, UserType]:
     """Parse the fields of user-defined types, which may contain each other. Return the types by name.
 
-    :param keyspace: keyspace of the types
     :param fields: pairs of field name and type string, by type name
     :raises UserTypeError: the type of a field cannot be read; the message names type and field
     """

@@ -133,7 +133,7 @@ class TableSchema:
 
         A column that was dropped and added again is another column: its earlier cells are gone. Other dropped columns
         are not included: a SELECT does not return them, and the digests in plans and replicas were made without them.
-        To drop a column changes the digest anyway.
+        Dropping a column changes the digest anyway.
         """
         names = {column.name for column in self.columns}
         description = [
@@ -149,7 +149,6 @@ class TableSchema:
 class UnreadableTable:
     """A table whose layout is unknown.
 
-    :ivar table_id: Cassandra's table id, see :class:`TableSchema`
     :ivar reason: why, and what to do, as a sentence without its subject and its full stop
     """
 

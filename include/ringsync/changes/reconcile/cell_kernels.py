@@ -232,27 +232,27 @@ def _merge_counters(
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _wins(one: int, other: int, is_counter: int, cells: CellColumns) -> bool:
+def _wins(part: int, other: int, is_counter: int, cells: CellColumns) -> bool:
     """Tell whether a cell wins against another (C: Cells.resolveRegular and resolveCounter).
 
     A counter's tombstone always wins; of two live counter cells the later timestamp counts. TTL and bytes of the path
     are compared last, so that there is always one answer.
     """
-    dead, other_dead = cells.kinds[one] == TOMBSTONE, cells.kinds[other] == TOMBSTONE
+    dead, other_dead = cells.kinds[part] == TOMBSTONE, cells.kinds[other] == TOMBSTONE
     if is_counter and dead != other_dead:
         return bool(dead)
-    if cells.timestamps[one] != cells.timestamps[other]:
-        return bool(cells.timestamps[one] > cells.timestamps[other])
-    ends, other_ends = cells.expiries[one] != _NO_EXPIRY, cells.expiries[other] != _NO_EXPIRY
+    if cells.timestamps[part] != cells.timestamps[other]:
+        return bool(cells.timestamps[part] > cells.timestamps[other])
+    ends, other_ends = cells.expiries[part] != _NO_EXPIRY, cells.expiries[other] != _NO_EXPIRY
     if ends != other_ends:
         return bool(ends)
     if dead != other_dead:
         return bool(dead)
-    if cells.expiries[one] != cells.expiries[other]:
-        return bool(cells.expiries[one] > cells.expiries[other])
-    order: int = compare_cells(cells.values, one, other)
+    if cells.expiries[part] != cells.expiries[other]:
+        return bool(cells.expiries[part] > cells.expiries[other])
+    order: int = compare_cells(cells.values, part, other)
     if order == 0:
-        order = cells.ttls[one] - cells.ttls[other]
+        order = cells.ttls[part] - cells.ttls[other]
     if order == 0:
-        order = compare_cells(cells.paths, one, other)
+        order = compare_cells(cells.paths, part, other)
     return order > 0

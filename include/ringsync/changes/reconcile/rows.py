@@ -82,7 +82,6 @@ def merge(rows: ChangeRows, table: TableSchema) -> ChangeRows:
     """Reconcile change rows of one table.
 
     :param rows: in any order, reconciled or not
-    :param table: their table
     :returns: reconciled change rows, sorted by token, partition key, kind as above, clustering
     :raises ValueError: some rows belong to another table
     """

@@ -66,7 +66,7 @@ class ListChange:
 
 
 class ListEntries:
-    """The entries of all lists that a log has told so far."""
+    """The known entries of all lists, from the part of the log that has been read."""
 
     def __init__(self) -> None:
         self._lists: dict[object, dict[bytes, Entry]] = {}

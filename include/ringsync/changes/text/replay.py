@@ -64,10 +64,7 @@ class CqlStatements:
         self._said = ("", -1)
 
     def lines(self, rows: pa.RecordBatch) -> Iterator[str]:
-        """Write statements and comments, one per line. Comments give each record's position and inexpressible changes.
-
-        :param rows: batch of ``CHANGE_ROWS``
-        """
+        """Write statements, one per line, and comments: each record's position, and changes that CQL cannot express."""
         lines: list[list[str]] = [[] for _ in range(len(rows))]
         changes = ChangeRows.of(rows)
         for table, chosen in by_table(changes, self._tables):

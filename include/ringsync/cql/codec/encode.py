@@ -39,7 +39,6 @@ class _Unencodable(ValueError):
 def encode(cql_type: cql.CqlType, values: pa.Array) -> pa.Array:
     """Serialise values; null stays null, and null inside a collection, tuple or UDT becomes length −1.
 
-    :param cql_type: CQL type of the values
     :param values: array of the type's Arrow type (types.arrow_type), or of one that casts to it without loss; slices,
         large offsets, and maps as lists of (key, value) are allowed
     :returns: pa.binary()

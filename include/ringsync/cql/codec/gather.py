@@ -96,7 +96,7 @@ def gather_booleans(base: int, offsets: int, lengths: int, count: int, output: i
 def gather_durations(
     base: int, offsets: int, lengths: int, count: int, months: int, days: int, nanoseconds: int, misfits: int
 ) -> None:
-    """Convert three signed vints to int32, int32, int64. Vints that are too long are misfits, too."""
+    """Convert three signed vints to int32, int32, int64. Vints that are longer than necessary are misfits, too."""
     for row in range(count):
         length = load32_native(lengths + 4 * row)
         p = base + load32_native(offsets + 4 * row)
@@ -145,7 +145,7 @@ def sum_lengths(lengths: int, count: int, starts: int) -> int:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def gather_bytes(base: int, offsets: int, lengths: int, count: int, starts: int, output: int) -> None:
-    """Copy the values to their offsets in ``output``, which are in ``starts``. It needs 16 spare bytes at its end."""
+    """Copy the values into ``output``, to the offsets in ``starts``. ``output`` needs 16 spare bytes at its end."""
     for row in range(count):
         source = base + load32_native(offsets + 4 * row)
         copy_bytes(output + load32_native(starts + 4 * row), source, load32_native(lengths + 4 * row))

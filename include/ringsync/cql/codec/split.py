@@ -43,10 +43,7 @@ class Parts:
 
 
 def split(cql_type: Composite, cells: Cells) -> Parts:
-    """Find the parts of each value of a column.
-
-    Null keys of maps and empty values are misfits.
-    """
+    """Find the parts of each value of a column. Null keys of maps and empty values are misfits."""
     match cql_type:
         case cql.VectorType():
             return _vectors(cql_type, cells)

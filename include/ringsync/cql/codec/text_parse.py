@@ -161,7 +161,7 @@ def parse_numbers(
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def hex_digit(character: int) -> int:
-    """Return the value of a hexadecimal digit, or −1, without branches, which random digits would make slow."""
+    """Return the value of a hexadecimal digit, or −1. It has no branches: random digits would make them slow."""
     letter = character | 0x20
     no_digit = ((character - ZERO) | (NINE - character)) >> 63
     no_letter = ((letter - 97) | (102 - letter)) >> 63
@@ -196,7 +196,7 @@ def parse_uuids(texts: int, text_data: int, bitmap: int, first_bit: int, rows: i
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_ipv4(text: int, end: int, p: int) -> bool:
-    """Write the four bytes of a dotted address. Tell whether it is one; leading zeros are refused: some read octal."""
+    """Write the four bytes of a dotted address. Tell whether it is one. Leading zeros are refused: some read octal."""
     for part in range(4):
         value = digits = 0
         while text < end and ZERO <= load8(text) <= NINE and digits < 4:
@@ -239,7 +239,7 @@ def fill_gap(p: int, groups: int, gap: int) -> bool:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def read_ipv6(text: int, end: int, p: int) -> bool:
-    """Write the 16 bytes of an IPv6 address in any form of RFC 4291, section 2.2. Tell whether it is one."""
+    """Write the 16 bytes of an IPv6 address in any form of RFC 4291, section 2.2. Tell whether the text is one."""
     groups = 0
     gap = -1
     # A first colon must be one of two. The loop takes the second one for the start of a gap.

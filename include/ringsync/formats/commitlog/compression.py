@@ -13,7 +13,8 @@ from numba import njit
 from ringsync.compiled.memory import KERNEL, address, load8
 
 _MOST_FOR_NOTHING = 16
-"""Most bytes of an empty block, which the last section of a segment has; Deflate writes none. No record fits in it."""
+"""Most bytes of a block without content (Deflate writes none at all). The last section of a segment has such a block.
+No record fits into so few bytes."""
 
 
 class BlockError(ValueError):
@@ -49,10 +50,10 @@ def _zstd(block: memoryview, length: int) -> bytes:
 
 
 def _lz4(block: memoryview, length: int) -> bytes:
-    """Decompress the length once more, little-endian, and a raw LZ4 block, whose true length Arrow does not tell."""
-    said = int.from_bytes(block[:4], "little")
-    if said != length:
-        raise BlockError(f"a block claims {said} bytes in a section of {length}")
+    """Decompress a raw LZ4 block, after a second, little-endian length. Arrow does not report the true length."""
+    claimed = int.from_bytes(block[:4], "little")
+    if claimed != length:
+        raise BlockError(f"a block claims {claimed} bytes in a section of {length}")
     raw = np.frombuffer(block[4:], np.uint8)
     if _lz4_length(address(raw), address(raw) + len(raw)) != length:
         raise BlockError(f"{len(block)} bytes do not decompress to {length}")
@@ -87,14 +88,14 @@ def _lz4_number(value: int, p: int, end: int) -> tuple[int, int]:
 
 def _snappy(block: memoryview, length: int) -> bytes:
     """Decompress a block after a check of its own length, because Arrow trusts the length that it is given."""
-    said = shift = 0
+    claimed = shift = 0
     for byte in block[:5]:
-        said |= (byte & 0x7F) << shift
+        claimed |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
             break
-    if said != length:
-        raise BlockError(f"a block claims {said} bytes in a section of {length}")
+    if claimed != length:
+        raise BlockError(f"a block claims {claimed} bytes in a section of {length}")
     return bytes(pa.Codec("snappy").decompress(block, decompressed_size=length, asbytes=True))
 
 

@@ -1,4 +1,4 @@
-"""The ``_cdc.idx`` beside a segment in ``cdc_raw``: it tells how much of the segment is synced.
+"""The ``_cdc.idx`` beside a segment in ``cdc_raw``: how much of the segment is synced.
 
 See docs/formats.md, 1.1; C: CommitLogSegment.writeCDCIndexFile.
 """

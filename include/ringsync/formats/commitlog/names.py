@@ -13,10 +13,7 @@ _POSITION = re.compile(r"(?:(\d{1,19}):)?(\d{1,10})")
 
 @dataclass(frozen=True)
 class LogPosition:
-    """A position in a node's log: Cassandra's CommitLogPosition.
-
-    :ivar position: logical position in the segment
-    """
+    """A logical position in a segment of a node's log: Cassandra's CommitLogPosition."""
 
     segment_id: int
     position: int

@@ -55,7 +55,6 @@ class Changes:
 class SegmentChanges:
     """The content of a segment.
 
-    :ivar descriptor: descriptor of the segment
     :ivar end: logical position after the last section that was read
     :ivar records: number of records, including damaged ones
     :ivar damages: parts that cannot be read: records with a wrong checksum, sections, sync markers

@@ -57,8 +57,7 @@ class Descriptor:
 class Section:
     """The records that were synced at once, uncompressed.
 
-    :ivar start: start of the records in the segment's buffer
-    :ivar end: end of the records in the buffer
+    :ivar start: start of the records in the segment's buffer; ``end``: their end there
     :ivar position: logical position of ``start``
     """
 
@@ -171,12 +170,11 @@ def read_wanted(file: BinaryIO, name: str, wanted: Wanted) -> memoryview:
     """Read what is wanted of a segment, each byte at its place. The rest of a plain segment is not read, and
     takes no memory: Cassandra makes its file as large as it may become.
 
-    :param file: the segment's file
     :param name: name of the file, for messages
     :raises SegmentError: as :func:`read_descriptor`
     :raises OSError: the file cannot be read
     """
-    # Not mapped: a page that a disk or mount does not give would end the process by a signal.
+    # The file is not mapped: a signal would end the process if a disk or mount failed to give a page.
     data = np.zeros(os.fstat(file.fileno()).st_size, np.uint8).data
 
     def read(start: int, end: int) -> memoryview:
@@ -235,8 +233,8 @@ def read_segment(
 
 
 def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], int]:
-    """Return the file itself if enough bytes follow the last section, as in all segments that are not quite full;
-    otherwise a copy of the sections. Return also the byte of the file at which the buffer begins."""
+    """Return the file itself if enough bytes follow the last section, as in all segments that are not quite full.
+    Otherwise return a copy of the sections. Return also the byte of the file at which the buffer begins."""
     if sections and len(view) - sections[-1].end >= PADDING:
         return np.frombuffer(view, np.uint8), 0
     first = sections[0].start if sections else len(view)
@@ -262,7 +260,7 @@ def _unpacker(
         raise SegmentError(f"{name}: {error}") from error
 
     def unpack(section: memoryview) -> bytes:
-        length = _said_length(section)
+        length = _claimed_length(section)
         if length < 0:
             raise BlockError("it does not begin with a valid length")
         return expand(section[4:], length)
@@ -270,7 +268,7 @@ def _unpacker(
     return unpack
 
 
-def _said_length(section: memoryview) -> int:
+def _claimed_length(section: memoryview) -> int:
     """Read the uncompressed length of a section from its first bytes; -1: there is none."""
     return int.from_bytes(section[:4], "big", signed=True) if len(section) >= 4 else -1
 
@@ -330,13 +328,13 @@ class _Walk:
                 if not self._is_packed and self._is_own:
                     yield start, size  # safe: each record has its own checksums
                 else:
-                    missing = max(_said_length(self._view[start:]), missing)
+                    missing = max(_claimed_length(self._view[start:]), missing)
                 self._stop(missing, f"the file was cut off: it has {size} bytes, and a section ends at byte {end}")
                 return
             if self._is_own:
                 yield start, end
             else:
-                self.position += max(_said_length(self._view[start:end]), 0) if self._is_packed else end - start
+                self.position += max(_claimed_length(self._view[start:end]), 0) if self._is_packed else end - start
             marker = end
 
     def lose_section(self, start: int, end: int, reason: str) -> None:
@@ -347,14 +345,14 @@ class _Walk:
             self._stop(end - start, reason)
             self.position = self._wanted.until
             return
-        length = _said_length(self._view[start:end])
+        length = _claimed_length(self._view[start:end])
         self.damages.append(Damage(self.position, length if length > 0 else end - start, reason))
         self.position += max(length, 0)
 
     def _stop(self, length: int, reason: str) -> None:
         """Record that nothing after the position can be read.
 
-        :param length: bytes of the file after the position; the index may tell that there were more
+        :param length: bytes of the file after the position; by the index there may have been more
         """
         if self._wanted.until is not None:
             length = self._wanted.until - self.position

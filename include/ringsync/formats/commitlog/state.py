@@ -238,6 +238,6 @@ REASONS = {
     UNKNOWN_TABLE: "of a table that is not in the schema",
     UNKNOWN_COLUMN: "names a column that its table does not have in the schema",
     TOO_LARGE: "its change rows would need more memory than a batch may have",
-    MALFORMED: "cannot be decoded by the schema, though its checksum is right: is the schema of that day?",
+    MALFORMED: "cannot be decoded by the schema, though its checksum is right: had the table another schema then?",
 }
 """Explanations for people of what is wrong with a record."""

@@ -29,8 +29,6 @@ def jceks_keys(data: bytes, name: str, password: str, key_password: str) -> dict
 
     :param data: the whole file
     :param name: name of the file, for messages
-    :param password: password of the keystore
-    :param key_password: password of the keys
     :returns: function that unseals each key, by alias; the JDK writes aliases in lower case. A call takes a quarter of
         a second, and raises KeystoreError if the key's password is wrong
     :raises KeystoreError: the file is damaged, or its password is wrong
