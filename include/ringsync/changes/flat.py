@@ -100,7 +100,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def together(parts: Sequence[FlatCells]) -> FlatCells:
-    """Concatenate cells; no parts give no cells."""
+    """Concatenate cells; without parts the result is empty."""
     nothing = np.zeros(0, np.int64)
     none = FlatCells(nothing, nothing, nothing, nothing, nothing, nothing, no_cells(0), no_cells(0))
     cells: FlatCells = joined([none, *parts])

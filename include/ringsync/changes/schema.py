@@ -20,11 +20,12 @@ LIVE, EXPIRING, TOMBSTONE = 1, 2, 3
 NEVER = -(2**63)
 """Timestamp, µs: there is no deletion, or no liveness (C: DeletionTime.LIVE, LivenessInfo.NO_TIMESTAMP)."""
 NO_TTL = 0
-"""TTL of what does not expire (C: LivenessInfo.NO_TTL)."""
+"""TTL of a cell or liveness that does not expire (C: LivenessInfo.NO_TTL)."""
 UNKNOWN_TTL = -1
 """TTL of a cell, or of a row's liveness, whose write time is unknown: it is ``timestamp`` or earlier."""
 NO_EXPIRY = -1
-"""Expiry of what does not expire. ``_x.<column>.e`` of an image has it if the row's common value is an expiry."""
+"""Expiry of a cell or liveness that does not expire. ``_x.<column>.e`` of an image has it if the row's common value is
+an expiry."""
 
 LIVENESS = pa.struct([("timestamp", pa.int64()), ("ttl", pa.int32()), ("expires_at", pa.int64())])
 """Liveness of the row itself, which INSERT writes: µs, s, s. Without a TTL the last two are null."""

@@ -1,8 +1,8 @@
 """The row after: images of what changed, from the images before and the merged changes.
 
 The images before become change rows, these and the changes are merged, and the result becomes images: there is only one
-merge. Facts that a SELECT could not tell take part in it: an unknown liveness, and unknown times of elements, are not
-later than the scan that showed the rows; list entries of unknown identity get placeholders. If such a fact decides
+merge. Facts that a SELECT could not show take part in it: an unknown liveness, and unknown times of elements, are not
+later than the scan that showed the rows. List entries of unknown identity get placeholders. If such a fact decides
 about a change, the image is a guess and is reported as such.
 """
 
@@ -95,7 +95,7 @@ def rows_after(
 
 
 def _named_once(cells: FlatCells, table: TableSchema) -> FlatCells:
-    """Leave out entries of lists of unknown identity where the same value of the same time has one."""
+    """Leave out list entries of unknown identity if a known entry has the same value and time."""
     numbers = [column.number for column in columns_of(table) if column.is_list]
     entries = np.flatnonzero(np.isin(cells.column, numbers) & (cells.kind != TOMBSTONE))
     nameless = is_placeholder(cells.path.take(entries))
@@ -111,8 +111,8 @@ def _named_once(cells: FlatCells, table: TableSchema) -> FlatCells:
 
 
 def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) -> ChangeRows:
-    """Add the rows whose images are expected: if the table has static columns, a static row for each partition with
-    changes; if partitions are rows, a row for each deleted partition, because its deletion must be known later."""
+    """Add the rows whose images are expected. If the table has static columns: a static row for each partition with
+    changes. If it has no clustering: a row for each deleted partition, because its deletion must be known later."""
     if not table.clustering:
         wanted, kind = changes.where(changes.kind == PARTITION_DELETION), ROW
     elif table.of_kind("static"):
@@ -215,7 +215,7 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
     Values and times are those that were seen. Deletions and tombstones stay. A liveness stays unless the read refutes
     it: a row that is seen without regular cells lives by a liveness. A row that was not seen has no cells. If something
     expires and was not seen, it has expired, or something newer hides it. An expired cell leaves a tombstone, and an
-    expired liveness keeps its time and gets an end, because both hide what is older.
+    expired liveness keeps its time and gets an end, because both hide older writes.
 
     :param after: images of the keys that were read
     :param seen: images that the read gave, in any order; for a partition without rows one without clustering

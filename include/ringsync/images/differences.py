@@ -198,6 +198,6 @@ def _hex(value: bytes) -> str:
 
 
 def _short(value: Any) -> str:
-    """Print a value on one line and cut it if it is long; no value is ``null``."""
+    """Print a value on one line and cut it if it is long; None becomes ``null``."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text)} characters)"

@@ -63,7 +63,7 @@ def tombstone_lists(deletions: FlatDeletions, tombstones: FlatCells, table: Tabl
 
 
 def _entries(lists: Mapping[str, FlatCells], rows: int) -> pa.Array:
-    """Build the identities of each list's entries, unless one of them is not known."""
+    """Build the identities of entries, for each list whose entries are all known."""
     parts, row_of_part = [], [np.zeros(0, np.int64)]
     for name, cells in lists.items():
         placeholders = np.bincount(cells.row, is_placeholder(cells.path), rows) > 0

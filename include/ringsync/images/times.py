@@ -138,12 +138,12 @@ def _element_differences(times: ElementTimes, row: RowTimes, value: Decoded) -> 
 
 
 def _given(values: Integers, valid: Mask) -> pa.Array | None:
-    """Return the values inside the mask, else null; None: they are null in all rows."""
+    """Return the values inside the mask, and null outside; None: the mask is empty."""
     return array_of(values, valid) if valid.any() else None
 
 
 def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None], rows: int) -> pa.StructArray:
-    """Build a struct of ``rows`` values, null where all its fields are; None: a field without values."""
+    """Build ``rows`` structs, null where all their fields are null. A child that is None stands for nulls."""
     arrays = [
         pa.nulls(rows, field.type) if child is None else child for child, field in zip(children, kind, strict=True)
     ]

@@ -92,7 +92,7 @@ def change_rows_of(
 
 
 def image_keys(images: pa.RecordBatch, table: TableSchema) -> tuple[pa.Array, pa.Array]:
-    """Return partition keys and clusterings of row images in the form of change rows; a missing one is all nulls."""
+    """Return partition keys and clusterings of row images in the form of change rows. No clustering: all nulls."""
     names = lake_names(table)
     key, clustering = (
         [serialised(images, names[column.name], column.type) for column in columns]

@@ -36,7 +36,7 @@ _Keys = tuple[Cells, Cells]
 
 @dataclass(frozen=True)
 class _Cells:
-    """The cells of changes that a read can show, and then the cells that it shows. Each has the number of its row.
+    """First the cells of changes that a read can show, then the cells that it shows. ``row`` is the number of the key.
 
     :ivar wanted: number of cells of changes
     """
@@ -79,7 +79,7 @@ def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now
 
 
 def same_keys(rows: ChangeRows, merged: ChangeRows, table: TableSchema) -> Integers:
-    """Find for each change row the merged one of its key and kind; -1: there is none, a deletion has left nothing.
+    """Find for each change row the merged one of its key and kind; -1: a deletion has left none.
 
     :param merged: change rows, at most one of each key among rows, and among static rows
     """

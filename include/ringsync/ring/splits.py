@@ -123,7 +123,7 @@ def _cut_at_replicas(
 
 
 def _least_loaded_first(holders: Sequence[Host], width: int, load: defaultdict[str, int]) -> tuple[str, ...]:
-    """Sort the holders' endpoints by load. Charge the first one with the range, so that all get equal shares."""
+    """Sort the holders' endpoints by load. Add the range to the load of the first one, so that all get equal shares."""
     endpoints = sorted((host.endpoint for host in holders), key=lambda endpoint: (load[endpoint], endpoint))
     if endpoints:
         load[endpoints[0]] += width

@@ -48,7 +48,7 @@ def _all_rows(column: Column) -> list[list[str]]:
 
 
 def _side(clustering: Sequence[Column], bound: Bound, shared: int, sign: str) -> Iterator[list[str]]:
-    """Write the ranges at one bound: each equals the bound in one column less, and compares the next column."""
+    """Write the ranges at one bound. Each equals it in one column fewer than the last, and compares the next column."""
     for length in range(len(bound.values), shared + 1, -1):
         is_last = length == len(bound.values)
         yield [

@@ -164,7 +164,7 @@ class CqlStatements:
         return lines
 
     def _added(self, key: object, context: bytes) -> int | None:
-        """Return what a counter's cell adds to the known total; None: nothing. The greatest clock of a shard counts."""
+        """Return what a counter's cell adds to the known total; None: nothing. A shard with a greater clock wins."""
         shards = self._totals[key]
         is_new, before = not shards, sum(count for _, count in shards.values())
         for identifier, clock, count in counter_shards(context):

@@ -20,9 +20,9 @@ from ringsync.compiled.memory import (
 )
 
 INT_LENGTH = 0
-"""Each part follows its length as int32; −1 is null: collections, tuples, user-defined types."""
+"""The length stands before each part as int32; −1 is null: collections, tuples, user-defined types."""
 VINT_LENGTH = 1
-"""Each part follows its length as unsigned vint: vectors, unless their elements have a fixed length."""
+"""The length stands before each part as unsigned vint: vectors, unless their elements have a fixed length."""
 KEY_COMPONENT = 2
 """Each part stands between its length as uint16 and a zero byte: partition keys of several columns."""
 

@@ -55,7 +55,7 @@ def _fits(s: int, q: int, size: int) -> bool:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _read_times(s: int, p: int, least: int) -> tuple[int, int, int]:
-    """Read a timestamp (µs) or TTL (s), written as its distance from ``least``, and a local time (s); and the end."""
+    """Read a timestamp (µs) or TTL (s), a distance from ``least``, and a local time (s). Return both, and the end."""
     value, p = load_unsigned_vint(p)
     local, p = load_unsigned_vint(p)
     return value + load64_native(s + least), (local + load64_native(s + at.MIN_LOCAL)) & _SECONDS, p

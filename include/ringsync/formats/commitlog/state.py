@@ -67,7 +67,7 @@ PATHS = _array("bytes", np.uint8)
 VALUES = _array("bytes", np.uint8)
 SCRATCH = _array("scratch_bytes", np.uint8)
 _ARROW_OFFSETS = (KEY_ENDS, CLUSTERING_ENDS, RANGE_ENDS, ROW_CELLS, ROW_COMPLEX, PATH_ENDS, VALUE_ENDS)
-"""Arrays with one entry more. Nulls (such as ``CELL_TTL`` of a cell without TTL) are not written to any array."""
+"""Arrays with one entry more than rows or cells. The kernels write no nulls, such as the TTL of a cell without one."""
 
 _FIRST_ROOM = 8 * len(COLUMNS)
 CURSOR_BYTES = 64
