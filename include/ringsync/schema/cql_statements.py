@@ -28,51 +28,6 @@ class SchemaTextError(SchemaError):
     """An error: a text is not the expected CQL. The message says where: ``file:line:column: …``."""
 
 
-class SchemaTokens(Tokens):
-    """A reader of the tokens of a text with many lines and comments.
-
-    :param source_name: name of the file, for messages
-    :raises SchemaTextError: a string, quoted name or comment has no end
-    """
-
-    skipped = ("space", "hidden", "comment")
-
-    def __init__(self, text: str, source_name: str) -> None:
-        super().__init__(text, source_name, SchemaTextError)
-        for token in self._tokens:
-            for opening, what in _UNFINISHED.items() if token.kind == "sign" else ():
-                if text.startswith(opening, token.offset):
-                    self.error(f"this {what} never ends", token)
-
-    def skip_until(self, *words: str) -> None:
-        """Skip all tokens before the first of these keywords or signs outside brackets, or before the end.
-
-        :raises SchemaTextError: a bracket is not closed
-        """
-        opened: list[Token] = []
-        while opened or not (self.next.kind in ("name", "sign") and self.next.value in words):
-            token = self.take()
-            if token.kind == "end":
-                if opened:
-                    self.error(f"this {opened[-1].text} is never closed", opened[-1])
-                return
-            if token.kind == "sign" and token.text in "([{":
-                opened.append(token)
-            elif token.kind == "sign" and token.text in ")]}" and opened:
-                opened.pop()
-
-    def fail(self, expected: str) -> NoReturn:
-        """Raise an error that says what was expected instead of the next token."""
-        text = self.next.text or "the end"
-        self.error(f"expected {expected}, found {text if len(text) < 60 else text[:60] + '…'}", self.next)
-
-    def error(self, problem: str, token: Token) -> NoReturn:
-        """Raise an error that says what is wrong with a token."""
-        before = self.text[: token.offset]
-        line, column = before.count("\n") + 1, token.offset - (before.rfind("\n") + 1) + 1
-        raise SchemaTextError(f"{self._what}:{line}:{column}: {problem}")
-
-
 @dataclass(frozen=True)
 class ColumnText:
     """A column of a table or a field of a type; ``start`` is the token of its name."""
@@ -114,24 +69,59 @@ class TableText:
         return f"{printable(self.keyspace)}.{printable(self.name)}"
 
 
-class Statements(SchemaTokens):
+class Statements(Tokens):
     """A reader of a text's statements and their content. Of two statements about one thing the later counts.
 
     :param source_name: name of the file, for messages
     :ivar user_types: name token and fields, by keyspace and type name
     :ivar tables: tables by id, or by keyspace and name if the text has no id
     :ivar newest: the last table or view that was created with a name, by keyspace and name
-    :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write
+    :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write, or a string, quoted name or
+        comment has no end
     """
 
+    skipped = ("space", "hidden", "comment")
+
     def __init__(self, text: str, source_name: str) -> None:
-        super().__init__(text, source_name)
+        super().__init__(text, source_name, SchemaTextError)
+        for token in self._tokens:
+            for opening, what in _UNFINISHED.items() if token.kind == "sign" else ():
+                if text.startswith(opening, token.offset):
+                    self.error(f"this {what} never ends", token)
         self.keyspace: str | None = None
         self.user_types: dict[str, dict[str, tuple[Token, list[ColumnText]]]] = {}
         self.tables: dict[tuple[str, ...], TableText] = {}
         self.newest: dict[tuple[str, str], TableText] = {}
         while self.next.kind != "end":
             self.statement()
+
+    def skip_until(self, *words: str) -> None:
+        """Skip all tokens before the first of these keywords or signs outside brackets, or before the end.
+
+        :raises SchemaTextError: a bracket is not closed
+        """
+        opened: list[Token] = []
+        while opened or not (self.next.kind in ("name", "sign") and self.next.value in words):
+            token = self.take()
+            if token.kind == "end":
+                if opened:
+                    self.error(f"this {opened[-1].text} is never closed", opened[-1])
+                return
+            if token.kind == "sign" and token.text in "([{":
+                opened.append(token)
+            elif token.kind == "sign" and token.text in ")]}" and opened:
+                opened.pop()
+
+    def fail(self, expected: str) -> NoReturn:
+        """Raise an error that says what was expected instead of the next token."""
+        text = self.next.text or "the end"
+        self.error(f"expected {expected}, found {text if len(text) < 60 else text[:60] + '…'}", self.next)
+
+    def error(self, problem: str, token: Token) -> NoReturn:
+        """Raise an error that says what is wrong with a token."""
+        before = self.text[: token.offset]
+        line, column = before.count("\n") + 1, token.offset - (before.rfind("\n") + 1) + 1
+        raise SchemaTextError(f"{self._what}:{line}:{column}: {problem}")
 
     def statement(self) -> None:
         """Read one statement and its semicolon; the last one may lack it."""
