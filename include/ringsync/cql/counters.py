@@ -6,11 +6,13 @@ int64 count (docs/formats.md, 2.6; C: db/context/CounterContext).
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from ringsync.compiled.memory import KERNEL, load16, load32_native, load64, store64
-from ringsync.cql.cells import cells_of, validity
+from ringsync.compiled.arrow import array_of
+from ringsync.compiled.memory import KERNEL, address, load16, load32_native, load64, store64
+from ringsync.cql.cells import cells_of
 
 SHARD_BYTES = 32
 
@@ -21,10 +23,9 @@ def counter_totals(contexts: pa.Array) -> pa.Array:
     :param contexts: array of type ``pa.binary()``
     """
     cells = cells_of(contexts)
-    totals = pa.allocate_buffer(8 * len(cells))
-    _sum_shards(*cells.arguments, totals.address)
-    bitmap, nulls = validity(cells)
-    return pa.Array.from_buffers(pa.int64(), len(cells), [bitmap, totals], null_count=nulls)
+    totals = np.empty(len(cells), np.int64)
+    _sum_shards(*cells.arguments, address(totals))
+    return array_of(totals, cells.lengths >= 0)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
