@@ -9,10 +9,11 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ringsync.changes.columns import columns_of
 from ringsync.changes.schema import NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE, UNKNOWN_TTL
-from ringsync.compiled.arrow import Integers, Mask, runs
+from ringsync.compiled.arrow import Integers, Mask, array_of, runs
 from ringsync.cql.cells import Cells, joined_cells, no_cells
 from ringsync.schema.table import TableSchema
 
@@ -80,6 +81,8 @@ def taken(columns: Any, places: Chosen) -> Any:
     """
     if columns is None:
         return None
+    if isinstance(columns, pa.Array):
+        return columns.take(array_of(places))
     if isinstance(columns, np.ndarray):
         return columns[places]
     if isinstance(columns, Cells):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringsync.changes.flat import FlatCells, FlatDeletions
+from ringsync.changes.flat import FlatCells, FlatDeletions, taken
 from ringsync.changes.keys.parts import field_numbers
 from ringsync.changes.schema import EXPIRING, TOMBSTONE
 from ringsync.compiled.arrow import Integers, Mask, Places, array_of, list_of, placed, valid_mask
@@ -41,10 +39,6 @@ class Times:
     def keys(self) -> list[Integers]:
         """The sort keys. Cells with equal keys were written at once."""
         return [self.expiries, self.ttls, self.timestamps]
-
-    def take(self, places: npt.NDArray[np.intp]) -> Times:
-        """Take the times at these places."""
-        return Times(self.timestamps[places], self.ttls[places], self.expiries[places])
 
 
 @dataclass(frozen=True)
@@ -93,14 +87,6 @@ class Assignments:
     prefixes: pa.Array
     suffixes: pa.Array
     turns: Integers
-
-    def take(self, places: npt.NDArray[np.intp]) -> Assignments:
-        """Take the assignments at these places."""
-        taken: dict[str, Any] = {
-            name: field[places] if isinstance(field, np.ndarray) else field.take(places)
-            for name, field in vars(self).items()
-        }
-        return Assignments(**taken)
 
     def assignments(self) -> pa.Array:
         """Write ``name = value`` or ``name = name + {…}``."""
@@ -152,7 +138,7 @@ def live_cells(cells: FlatCells, deletions: FlatDeletions, table: TableSchema, l
     written = LiveCells(
         cells.row[chosen],
         columns[chosen],
-        Times(cells.timestamp, ttls, expiries).take(chosen),
+        taken(Times(cells.timestamp, ttls, expiries), chosen),
         texts.take(pa.array(order)),
         pa.concat_arrays(fields).take(pa.array(order)),
         np.concatenate(prepended)[order],
@@ -259,7 +245,7 @@ def assignments(cells: LiveCells, in_log_order: bool) -> Assignments:
     units = Assignments(
         cells.rows[first_cells],
         cells.columns[first_cells],
-        cells.times.take(first_cells),
+        taken(cells.times, first_cells),
         names,
         values,
         (kinds.scalar | kinds.whole)[first_cells],
@@ -270,7 +256,8 @@ def assignments(cells: LiveCells, in_log_order: bool) -> Assignments:
     if not in_log_order:
         return units
     began = first_places(cells.places, place_of(cells.rows, cells.columns), *cells.times.keys)[first_cells]
-    return units.take(np.lexsort((cells.places[first_cells], began, ~units.are_whole)))
+    ordered: Assignments = taken(units, np.lexsort((cells.places[first_cells], began, ~units.are_whole)))
+    return ordered
 
 
 def first_places(places: Integers, *keys: Integers) -> Integers:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.batch import ChangeRows
+from ringsync.changes.flat import taken
 from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.schema import NO_EXPIRY, PARTITION_DELETION, RANGE_DELETION, ROW
 from ringsync.changes.text.assignments import Assignments, Deleted, Literals, Times, changes, joined_texts
@@ -148,7 +149,7 @@ def writes(
     liveness = merged.liveness
     inserted = np.flatnonzero(liveness.there & (merged.kind == ROW))
     ttls = np.where(liveness.expires_at == NO_EXPIRY, -1, liveness.ttl)
-    live = Times(liveness.timestamp, ttls, liveness.expires_at).take(inserted)
+    live: Times = taken(Times(liveness.timestamp, ttls, liveness.expires_at), inserted)
     place = np.full(len(merged), -1)
     place[inserted] = np.arange(len(inserted))
     insert_of = place[units.rows]
@@ -226,7 +227,7 @@ def _updates(
     first = np.flatnonzero(changes(order, sorted_by))
     texts = joined_texts(units.assignments().take(pa.array(order)), first, ", ")
     rows = units.rows[order[first]]
-    using, where = _using(units.times.take(order[first]), now), keys.where.take(pa.array(rows))
+    using, where = _using(taken(units.times, order[first]), now), keys.where.take(pa.array(rows))
     parts = [f"UPDATE {table.full_name}", using, " SET ", texts, " WHERE ", where]
     return [Statements(rows, pc.binary_join_element_wise(*parts, ""))]
 
