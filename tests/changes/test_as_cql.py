@@ -55,8 +55,8 @@ def test_a_range_whose_bound_is_no_value_is_not_said(unsayable: str, nothing: by
     row |= {"deletion": {"timestamp": 1, "local_deletion_time": 1}, "cells": [], "complex_deletions": []}
     statements = CqlStatements({table.table_id: table})
     said = list(statements.lines(pa.RecordBatch.from_pylist([{**row, "file": "log", "position": 1}], CHANGE_ROWS)))
-    assert said[1:] == ["-- cannot be said in CQL: a row of ks.t whose key is no value of its type"]
-    assert statements.unsaid == 1
+    assert said[1:] == ["-- cannot be expressed in CQL: a row of ks.t whose key is no value of its type"]
+    assert statements.omitted == 1
 
 
 def test_an_entry_of_a_later_time_is_not_removed_with_those_like_it() -> None:

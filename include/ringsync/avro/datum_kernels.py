@@ -44,8 +44,7 @@ def read_length(p: int, end: int) -> tuple[int, int]:
 def read_longs(steps: int, count: int, data: int, bounds: int, rows: int, found: int) -> int:
     """Read from each datum the long that follows these steps.
 
-    :param steps: address of the steps
-    :param count: number of steps
+    :param steps: address of the steps; ``count``: their number
     :param bounds: address of int64[2 · rows]: start and end of each datum in ``data``
     :param found: output: address of int64[rows] for the numbers
     :returns: −1, or the first damaged datum

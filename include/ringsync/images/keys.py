@@ -108,11 +108,11 @@ def key_columns_sql(table: TableSchema, rows: str) -> list[str]:
     return expressions
 
 
-def same_key_sql(table: TableSchema, one: str, other: str) -> str:
+def same_key_sql(table: TableSchema, left: str, right: str) -> str:
     """Write the Spark SQL condition that two row images, given by their aliases, have the same key."""
-    token, *rest = zip(key_columns_sql(table, one), key_columns_sql(table, other), strict=True)
+    token, *rest = zip(key_columns_sql(table, left), key_columns_sql(table, right), strict=True)
     # No token is null, and Spark and Delta plan best with =.
-    return " AND ".join([f"{token[0]} = {token[1]}", *(f"{left} <=> {right}" for left, right in rest)])
+    return " AND ".join([f"{token[0]} = {token[1]}", *(f"{a} <=> {b}" for a, b in rest)])
 
 
 def _comparable(cql_type: cql.CqlType, value: str, *, as_clustering: bool, depth: int = 0) -> str:

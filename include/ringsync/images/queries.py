@@ -34,7 +34,6 @@ def queries(merged: ChangeRows, table: TableSchema) -> pa.Array:
     The result is null for rows that CQL cannot express: rows of tables with counters (statements add, but a change has
     the total), rows with a key that has no literal, and deletions of list entries.
 
-    :param merged: change rows of this table
     :returns: array of strings
     """
     if table.has_counters:
@@ -58,7 +57,6 @@ def snapshot_queries(images: pa.RecordBatch, table: TableSchema, unknown_at_us: 
     partition. TTLs follow from writetime and expiry. The query of a partition's first row in this batch has its static
     cells.
 
-    :param images: row images of this table
     :param unknown_at_us: latest possible time of writes of unknown time, µs; they get it as timestamp
     :returns: array of strings
     """

@@ -157,7 +157,6 @@ def struct_of(kind: pa.StructType, children: Sequence[pa.Array | None], rows: in
 def cell_times(batch: pa.RecordBatch, table: TableSchema, column: str) -> tuple[pa.Array, pa.Array]:
     """Compute the absolute times of a value column's cells: the inverse of ``_row`` and ``_x``.
 
-    :param batch: row images of the table
     :param column: CQL name of a static or regular column
     :return: writetime (µs) and expires_at (s since the epoch; null: no expiry), as int64, null where there is no cell
         or its times are unknown; for a multi-cell column as list<int64> with one entry per element (null for a UDT

@@ -66,9 +66,9 @@ class CqlLines(Output):
 
     def close(self) -> None:
         self._file.flush()
-        if count := self._statements.unsaid:
+        if count := self._statements.omitted:
             self._problems.imperfect(
-                f"{count:,} parts of changes cannot be said in CQL; comments in the output say which"
+                f"{count:,} parts of changes cannot be expressed in CQL; comments in the output say which"
             )
 
 

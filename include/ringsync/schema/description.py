@@ -108,9 +108,9 @@ def resolve_user_types(keyspace: str, fields: Mapping[str, Iterable[Iterable[str
     return resolved
 
 
-def _collect_user_types(cql_type: CqlType, found: dict[str, list[list[str]]]) -> None:
+def _collect_user_types(cql_type: CqlType, user_types: dict[str, list[list[str]]]) -> None:
     if isinstance(cql_type, UserType):
         fields = zip(cql_type.field_names, cql_type.field_types, strict=True)
-        found[cql_type.name] = [[field, str(kind)] for field, kind in fields]
+        user_types[cql_type.name] = [[field, str(kind)] for field, kind in fields]
     for inner in types_inside(cql_type):
-        _collect_user_types(inner, found)
+        _collect_user_types(inner, user_types)

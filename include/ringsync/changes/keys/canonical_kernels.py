@@ -137,11 +137,8 @@ def _close_part(kind: int, width: int, start: int, begins: int, behind: int) -> 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def put_canonical(program: int, node: int, p: int, length: int, q: int) -> int:
-    """Write a value's canonical form. Return the address after it.
+    """Write a value's canonical form. Return the address after it. The arguments are those of ``put_value``.
 
-    :param program: address of the type's nodes
-    :param node: number of this type's node
-    :param p: address of the value
     :param length: bytes of the value, not negative
     :param q: address of the output: room for as many bytes, and four more that are used meanwhile
     """

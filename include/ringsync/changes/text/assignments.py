@@ -24,7 +24,8 @@ _MIRROR = 1262304000 * 10_000_000 + _UUID_EPOCH
 
 Literals = Callable[[CqlType, Cells], pa.Array]
 """Writer of values of a type as literals; null if there is no literal."""
-Unsaid = tuple[Integers, Integers, Integers]
+Omitted = tuple[Integers, Integers, Integers]
+"""Row, column and place of cells that have no literal, or whose paths have none."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class LiveCells:
     :ivar prepended: whether the cell is an entry that was prepended to a list
     :ivar places: place of each cell among all cells
     :ivar whole: (row, column), as one number, of multi-cell columns that are written as a whole
-    :ivar unsaid: row, column and place of cells that have no literal
     """
 
     rows: Integers
@@ -63,7 +63,7 @@ class LiveCells:
     places: Integers
     table: TableSchema
     whole: Integers
-    unsaid: Unsaid
+    omitted: Omitted
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,6 @@ class Deleted:
 
     :ivar places: place of each among the row's deletions and cells
     :ivar turns: sort key: a later statement deletes names with greater turns
-    :ivar unsaid: row, column and place of tombstones whose paths have no literal
     """
 
     rows: Integers
@@ -107,7 +106,7 @@ class Deleted:
     names: pa.Array
     places: Integers
     turns: Integers
-    unsaid: Unsaid
+    omitted: Omitted
 
 
 def live_cells(cells: FlatCells, deletions: FlatDeletions, table: TableSchema, literals: Literals) -> LiveCells:
@@ -131,10 +130,10 @@ def live_cells(cells: FlatCells, deletions: FlatDeletions, table: TableSchema, l
             prepended.append(before)
     every, texts = np.concatenate(places), pa.concat_arrays(items)
     valid = valid_mask(texts)
-    said = np.flatnonzero(valid)
+    valid_places = np.flatnonzero(valid)
     # The stable sort keeps the order of columns within a row.
-    order = said[np.argsort(cells.row[every[said]], kind="stable")]
-    chosen, unsaid = every[order], every[~valid]
+    order = valid_places[np.argsort(cells.row[every[valid_places]], kind="stable")]
+    chosen, omitted = every[order], every[~valid]
     written = LiveCells(
         cells.row[chosen],
         columns[chosen],
@@ -145,7 +144,7 @@ def live_cells(cells: FlatCells, deletions: FlatDeletions, table: TableSchema, l
         chosen,
         table,
         np.empty(0, np.int64),
-        (cells.row[unsaid], columns[unsaid], unsaid),
+        (cells.row[omitted], columns[omitted], omitted),
     )
     return replace(written, whole=_whole(written, deletions, place_of(cells.row, columns)))
 
@@ -392,14 +391,14 @@ def deleted_names(
     # Deletions of whole columns come before all cells.
     every = np.concatenate([np.arange(-len(explicit), 0), place])
     valid = valid_mask(text)
-    said, unsaid = np.flatnonzero(valid), every[~valid]
+    valid_places, omitted = np.flatnonzero(valid), every[~valid]
     return Deleted(
-        rows[said],
-        times[said],
-        text.take(pa.array(said)),
-        every[said],
-        times[said],
-        (cells.row[unsaid], columns[unsaid], unsaid),
+        rows[valid_places],
+        times[valid_places],
+        text.take(pa.array(valid_places)),
+        every[valid_places],
+        times[valid_places],
+        (cells.row[omitted], columns[omitted], omitted),
     )
 
 

@@ -55,7 +55,6 @@ class ListChange:
 
     :ivar removed: values that are removed, each with the deletion's timestamp in µs
     :ivar back: entries with these values that should stay, so they are put back
-    :ivar added: new entries
     :ivar unknown: number of deleted entries that this log did not add
     """
 
@@ -74,7 +73,6 @@ class ListEntries:
     def forget(self, key: object, timestamp: int) -> None:
         """Forget the entries that the deletion of a list removed: those of its time or before.
 
-        :param key: key of the list
         :param timestamp: time of the deletion, µs
         """
         entries = self._lists.get(key, {})
@@ -84,7 +82,6 @@ class ListEntries:
     def change(self, key: object, cells: Iterable[Entry]) -> ListChange:
         """Apply cells of a list's column to the known entries, and return what changes.
 
-        :param key: key of the list
         :param cells: cells in the order of the log
         """
         entries = self._lists.setdefault(key, {})

@@ -23,7 +23,6 @@ def range_conditions(table: TableSchema, start: Bound, end: Bound) -> list[list[
     two ranges: values less than some value, and the rest.
 
     :param start: begin of the range in the order of the table: a descending column begins with greater values
-    :param end: end of the range
     :returns: for each DELETE its conditions besides the partition key's; an empty list of conditions: the whole
         partition; no DELETE: CQL cannot express it, because the first clustering column's type has no literals
     """

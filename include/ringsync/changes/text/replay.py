@@ -39,7 +39,7 @@ from ringsync.cql.types import ListType
 from ringsync.schema.table import TableSchema
 
 _COMMENT = "-- "
-_UNSAID = f"{_COMMENT}cannot be said in CQL: "
+_NO_CQL = f"{_COMMENT}cannot be expressed in CQL: "
 _Lines = list[tuple[int, str]]
 """Numbers of rows and the lines printed for them."""
 
@@ -47,7 +47,7 @@ _Lines = list[tuple[int, str]]
 class CqlStatements:
     """A writer of statements. It remembers entries of lists and totals of counters for later statements.
 
-    :ivar unsaid: number of changes that CQL cannot express; each is a comment in the output
+    :ivar omitted: number of changes that CQL cannot express; each is a comment in the output
     """
 
     def __init__(self, tables: Mapping[str, TableSchema], now: Callable[[], float] | None = None) -> None:
@@ -56,12 +56,12 @@ class CqlStatements:
         :param tables: tables by id
         :param now: clock (s since the epoch) from which TTLs count; None: TTLs are as they were written
         """
-        self.unsaid = 0
+        self.omitted = 0
         self._tables = tables
         self._now = now
         self._lists = ListEntries()
         self._totals: dict[object, dict[bytes, tuple[int, int]]] = defaultdict(dict)
-        self._said = ("", -1)
+        self._printed = ("", -1)
 
     def lines(self, rows: pa.RecordBatch) -> Iterator[str]:
         """Write statements, one per line, and comments: each record's position, and changes that CQL cannot express."""
@@ -70,28 +70,28 @@ class CqlStatements:
         for table, chosen in by_table(changes, self._tables):
             for row, line in self._of_table(changes.take(chosen), table):
                 lines[chosen[row]].append(line)
-        for file, position, said in zip(rows["file"].to_pylist(), rows["position"].to_pylist(), lines, strict=True):
-            if (file, position) != self._said:
-                self._said = file, position
+        for file, position, of_row in zip(rows["file"].to_pylist(), rows["position"].to_pylist(), lines, strict=True):
+            if (file, position) != self._printed:
+                self._printed = file, position
                 yield f"{_COMMENT}{file}:{position}"
-            self.unsaid += sum(line.startswith(_UNSAID) for line in said)
-            yield from said
+            self.omitted += sum(line.startswith(_NO_CQL) for line in of_row)
+            yield from of_row
 
     def _of_table(self, rows: ChangeRows, table: TableSchema) -> _Lines:
         """Write the lines for the rows of one table. The lines of a row are in the order of execution."""
         keys = row_keys(rows, table, literals)
         deletions = deletions_of_rows(rows, table, keys.where)
         has_key = valid_mask(keys.where)
-        unsaid = rows.kind == RANGE_DELETION
+        omitted = rows.kind == RANGE_DELETION
         for statements in deletions:
             has_key[statements.rows[~valid_mask(statements.texts)]] = False
-            unsaid[statements.rows] = False
+            omitted[statements.rows] = False
         all_rows = f"the deletion of all rows of a partition of {table.full_name}, but not of its static columns"
         no_key = f"a row of {table.full_name} whose key is no value of its type"
-        said = _lines(deletions) + [(row, _UNSAID + all_rows) for row in np.flatnonzero(unsaid).tolist()]
-        said += self._counters(rows, table, keys.where) if table.has_counters else self._cells(rows, table, keys)
-        said = [(row, line) for row, line in said if has_key[row]]
-        return said + [(row, _UNSAID + no_key) for row in np.flatnonzero(~has_key).tolist()]
+        written = _lines(deletions) + [(row, _NO_CQL + all_rows) for row in np.flatnonzero(omitted).tolist()]
+        written += self._counters(rows, table, keys.where) if table.has_counters else self._cells(rows, table, keys)
+        written = [(row, line) for row, line in written if has_key[row]]
+        return written + [(row, _NO_CQL + no_key) for row in np.flatnonzero(~has_key).tolist()]
 
     def _cells(self, rows: ChangeRows, table: TableSchema, keys: Keys) -> _Lines:
         lists = self._list_changes(rows, table)
@@ -102,7 +102,7 @@ class CqlStatements:
         units = assignments(live, in_log_order=True)
         now = int(self._now()) if self._now else None
         return [
-            *_unsaid_cells(live, deleted, table),
+            *_omitted_cells(live, deleted, table),
             *_lines(cell_deletions(table, _in_log_order(deleted), keys.where)),
             *lists.removals(table, keys.where),
             *_lines(writes(rows, table, units, keys, own_times_first=True, now=now)),
@@ -198,7 +198,7 @@ class _Lists:
         """Write the lines that remove entries."""
         names = [printable(column.name) for column in table.value_columns]
         lines = [
-            (row, column, f"{_UNSAID}the end of {count} entries of {names[column]}, which this log did not put there")
+            (row, column, f"{_NO_CQL}the end of {count} entries of {names[column]}, which this log did not put there")
             for row, column, count in self.unknown
         ]
         for row, column, value, timestamp in self.removed:
@@ -227,14 +227,14 @@ def _in_log_order(deleted: Deleted) -> Deleted:
     order = np.argsort(deleted.places, kind="stable")
     rows, times, places = deleted.rows[order], deleted.times[order], deleted.places[order]
     return Deleted(
-        rows, times, deleted.names.take(array_of(order)), places, first_places(places, times, rows), deleted.unsaid
+        rows, times, deleted.names.take(array_of(order)), places, first_places(places, times, rows), deleted.omitted
     )
 
 
-def _unsaid_cells(live: LiveCells, deleted: Deleted, table: TableSchema) -> _Lines:
-    rows, columns, places = (np.concatenate(pair) for pair in zip(live.unsaid, deleted.unsaid, strict=True))
+def _omitted_cells(live: LiveCells, deleted: Deleted, table: TableSchema) -> _Lines:
+    rows, columns, places = (np.concatenate(pair) for pair in zip(live.omitted, deleted.omitted, strict=True))
     names = [column.name for column in table.value_columns]
     return [
-        (int(rows[at]), f"{_UNSAID}a value of {table.full_name} {names[columns[at]]}")
+        (int(rows[at]), f"{_NO_CQL}a value of {table.full_name} {names[columns[at]]}")
         for at in np.argsort(places).tolist()
     ]

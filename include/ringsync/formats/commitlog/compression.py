@@ -12,7 +12,7 @@ from numba import njit
 
 from ringsync.compiled.memory import KERNEL, address, load8
 
-_MOST_FOR_NOTHING = 16
+_LONGEST_EMPTY_BLOCK = 16
 """Most bytes of a block without content (Deflate writes none at all). The last section of a segment has such a block.
 No record fits into so few bytes."""
 
@@ -34,7 +34,7 @@ def decompressor(name: str) -> Callable[[memoryview, int], bytes]:
 
 
 def _checked(decompress: Callable[[memoryview, int], bytes], block: memoryview, length: int) -> bytes:
-    if length == 0 and len(block) <= _MOST_FOR_NOTHING:
+    if length == 0 and len(block) <= _LONGEST_EMPTY_BLOCK:
         return b""
     try:
         content = decompress(block, length)

@@ -62,7 +62,7 @@ def _read_times(s: int, p: int, least: int) -> tuple[int, int, int]:
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _saw(s: int, timestamp: int) -> None:
+def _raise_write_time(s: int, timestamp: int) -> None:
     if timestamp > load64_native(s + at.WRITE_TIME):
         store64(s + at.WRITE_TIME, timestamp)
 
@@ -170,7 +170,7 @@ def _put_liveness(s: int, q: int, has: int, timestamp: int, ttl: int, expires: i
     store8(q, has)
     if has == 0:
         return q + 1
-    _saw(s, timestamp)
+    _raise_write_time(s, timestamp)
     store64(load64_native(s + at.ROW_LIVENESS_TIMESTAMP) + 8 * row, timestamp)
     store64(q + 1, timestamp)
     if has == 1:
@@ -190,7 +190,7 @@ def _put_deletion(s: int, q: int, has: int, timestamp: int, local: int) -> int:
     store8(q, has)
     if has == 0:
         return q + 1
-    _saw(s, timestamp)
+    _raise_write_time(s, timestamp)
     store64(load64_native(s + at.ROW_DELETION_TIMESTAMP) + 8 * row, timestamp)
     store64(load64_native(s + at.ROW_DELETION_LOCAL) + 8 * row, local)
     store64(q + 1, timestamp)
@@ -280,7 +280,7 @@ def _decode_complex(s: int, p: int, end: int, q: int, column: int, flags: int) -
             store64(load64_native(s + at.COMPLEX_TIMESTAMP) + 8 * place, timestamp)
             store64(load64_native(s + at.COMPLEX_LOCAL) + 8 * place, local)
             store64(s + at.COMPLEX, place + 1)
-            _saw(s, timestamp)
+            _raise_write_time(s, timestamp)
     count, p = load_unsigned_vint(p)
     if count < 0 or count > end - p:
         return MALFORMED, q
@@ -302,7 +302,7 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     if not flags & _USE_ROW_TIMESTAMP:
         timestamp, p = load_unsigned_vint(p)
         timestamp += load64_native(s + at.MIN_TIMESTAMP)
-        _saw(s, timestamp)
+        _raise_write_time(s, timestamp)
     ttl = local = 0
     kind = LIVE
     if flags & (_IS_DELETED | _IS_EXPIRING):
