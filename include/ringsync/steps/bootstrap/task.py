@@ -54,11 +54,6 @@ class SplitResult:
     rows_read: int
     rows_committed: int
 
-    @property
-    def rows_discarded(self) -> int:
-        """Rows that were read and not committed."""
-        return self.rows_read - self.rows_committed
-
 
 @dataclass(frozen=True)
 class BootstrapTask:
