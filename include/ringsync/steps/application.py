@@ -137,24 +137,19 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         "application": application.name,
         "run": application.run,
         **(dict(zip(("keyspace", "table"), application.table, strict=True)) if application.table else {}),
-        "started_at": _iso(started),
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 3),
         "exit_code": int(code),
         **outcome,
     }
     try:
-        write_report(application.store, report)
+        text = json.dumps(report, indent=2, default=str)
+        application.store.put(f"reports/{application.name}/{application.run}.json", text.encode())
+        print("ringsync: report:", json.dumps(report, default=str), flush=True)
     except StorageError as error:
         # The first error decides whether the application is tried again.
         return code or _fail(str(error), ExitCode.FATAL)
     return code
-
-
-def write_report(store: ObjectStore, report: Report) -> None:
-    """Write a report to ``reports/<application>/<run>.json`` and print it as one line."""
-    text = json.dumps(report, indent=2, default=str)
-    store.put(f"reports/{report['application']}/{report['run']}.json", text.encode())
-    print("ringsync: report:", json.dumps(report, default=str), flush=True)
 
 
 def _fail(message: str, code: ExitCode) -> ExitCode:
@@ -184,10 +179,6 @@ def spark_is_gone(context: Any) -> bool:
         return bool(context._jsc.sc().isStopped())
     except Exception:  # whatever it is: a JVM that cannot be asked does no work
         return True
-
-
-def _iso(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _run_id(text: str) -> str:
