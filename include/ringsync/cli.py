@@ -291,7 +291,7 @@ def start(config: Config, dag: str, table: str, parameters: dict[str, Any], cons
     return Run(client, store, dag, run, table)
 
 
-def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
+def wait(run: Run, console: Console) -> RunState:
     """Follow a run to its end, and show its progress on the console.
 
     :raises AirflowError: Airflow forgot the run, or was away for longer than :data:`PATIENCE_S`
@@ -305,7 +305,7 @@ def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
             return None
         return f"{last.current.task} ({last.current.state})" if last.current else last.state
 
-    follow(lambda: read_progress(run.store, run.run), patient(stage), console, run.table, poll_s)
+    follow(lambda: read_progress(run.store, run.run), patient(stage), console, run.table)
     assert last is not None
     return last
 

@@ -45,19 +45,11 @@ class Collector:
     :param max_failed_ranges: most ranges that may be unreadable
     """
 
-    def __init__(
-        self,
-        ledger: RangeLedger,
-        selected: TokenSet,
-        estimated_rows: int,
-        max_failed_ranges: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ledger: RangeLedger, selected: TokenSet, estimated_rows: int, max_failed_ranges: int) -> None:
         self._ledger = ledger
         self._selected = selected
         self._estimated_rows = estimated_rows
         self._max_failed_ranges = max_failed_ranges
-        self._clock = clock
         self._lock = threading.Lock()
         self._done = list(ledger.ranges())
         self._rows_before = sum(done.rows for done in self._done)
@@ -176,7 +168,7 @@ class Collector:
 
     def _speed(self, rows: int, share: float) -> tuple[float | None, float | None]:
         """Return rows per second over the last moments, and the seconds that the rest takes at this run's speed."""
-        now = self._clock()
+        now = time.monotonic()
         self._samples.append((now, rows, share))
         while now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()

@@ -243,7 +243,7 @@ def enable_cdc(session: Any, table: TableSchema) -> str:
     return "enabled now"
 
 
-def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep) -> Forecast:
+def read_a_little(config: Config, scan: ScanPlan) -> Forecast:
     """Forecast the scan by reading a page at some places.
 
     :raises ScanError: the cluster did not answer in some attempts
@@ -255,7 +255,7 @@ def read_a_little(config: Config, scan: ScanPlan, sleep: Callable[[float], None]
     for delay in RETRY_DELAYS_S:
         with suppress(ScanError):
             return sample(session, scan.table, query, ranges, settings)
-        sleep(delay)
+        time.sleep(delay)
     return sample(session, scan.table, query, ranges, settings)
 
 
@@ -304,9 +304,7 @@ def begin(
     return bootstrap
 
 
-def wait_until_free(
-    state: states.BootstrapState, bootstrap: states.Bootstrap, run: str, sleep: Callable[[float], None] = time.sleep
-) -> None:
+def wait_until_free(state: states.BootstrapState, bootstrap: states.Bootstrap, run: str) -> None:
     """Wait until no other run works on a bootstrap: a killed run counts as alive for some seconds more.
 
     :raises StepError: another run is alive
@@ -315,7 +313,7 @@ def wait_until_free(
         other = state.alive(bootstrap.id)
         if other in (None, run):
             return
-        sleep(1.0)
+        time.sleep(1.0)
     raise StepError(
         f"{bootstrap.keyspace}.{bootstrap.table} is being bootstrapped by run {other}: follow or stop that one"
     )

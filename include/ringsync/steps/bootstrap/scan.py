@@ -12,7 +12,6 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ringsync.cluster.control import ControlServer
@@ -99,7 +98,6 @@ def read_all(
     ledger: RangeLedger,
     context: Any,
     bucket: str,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> list[SplitResult]:
     """Read in waves until nothing is left or nothing more can be read.
 
@@ -119,7 +117,7 @@ def read_all(
             if not left or idle == IDLE_WAVES:
                 return results
             if idle:
-                sleep(IDLE_PAUSE_S)
+                time.sleep(IDLE_PAUSE_S)
             splits, digest = plan_wave(config, plan, collector, left, context.defaultParallelism)
             if digest != ring_digest:
                 _topology_changed(config, ring_digest, digest)
