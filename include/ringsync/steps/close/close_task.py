@@ -224,8 +224,4 @@ _NOTHING = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in STAG
 
 def _held_once(rows: pa.RecordBatch) -> int:
     """Count the rows that only one node has: each node's own repeats were dropped when they were staged."""
-    halves = passes.digest_halves(rows["digest"])
-    ordered = halves[np.lexsort((halves[:, 1], halves[:, 0]))]
-    same = np.zeros(len(ordered) + 1, np.bool_)
-    same[1:-1] = (ordered[1:] == ordered[:-1]).all(axis=1)
-    return int(np.count_nonzero(~same[:-1] & ~same[1:]))
+    return int(np.count_nonzero(integers(rows["digest"].value_counts().field("counts")) == 1))
