@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ringsync.ledger import staging
 from ringsync.ledger.table_versions import latest_version
 from ringsync.steps.close.agreement import OpenBucket
+from ringsync.steps.close.table_state import TableState
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
 SWEEP_EVERY_MS = 6 * 3_600_000
 """Time between two searches for what failed tries have left; the first is when a run begins."""
-
-
-class Taker(Protocol):
-    """A table that takes its blocks."""
-
-    def add(self, node: str, block: staging.Block) -> None:
-        """Take in a block that a node has staged."""
 
 
 class StagedCommits:
@@ -39,7 +33,7 @@ class StagedCommits:
         self._swept_ms: int | None = None
         self.homeless: dict[str, list[tuple[str, staging.Block]]] = defaultdict(list)
 
-    def read(self, tables: Mapping[str, Taker], now_ms: int) -> None:
+    def read(self, tables: Mapping[str, TableState], now_ms: int) -> None:
         """Take in new commits; now and then remove files that were staged and never committed."""
         files: list[str] = []
         if self._swept_ms is None or now_ms - self._swept_ms >= SWEEP_EVERY_MS:
@@ -64,7 +58,7 @@ class StagedCommits:
         self._sweep(files)
         self.give(tables, now_ms)
 
-    def give(self, tables: Mapping[str, Taker], now_ms: int) -> None:
+    def give(self, tables: Mapping[str, TableState], now_ms: int) -> None:
         """Give each table its blocks."""
         for table_id in self.homeless.keys() & tables.keys():
             for node, block in self.homeless.pop(table_id):
