@@ -34,27 +34,26 @@ def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], befor
     silent: dict[str, str] = {}
     refused: list[str] = []
     usable: list[str] = []
-    told = [
-        status
+    reports = {
+        queue: status
         for queue in queues
         if (status := statuses.get(f"commitlog_stage/{queue}")) and status["at_ms"] != before.get(queue)
-    ]
-    shared = shared_folders(sharings({node: one for status in told for node, one in status.get("nodes", {}).items()}))
+    }
+    shared = shared_folders(
+        sharings({host: log for report in reports.values() for host, log in report.get("nodes", {}).items()})
+    )
     for queue in queues:
-        status = statuses.get(f"commitlog_stage/{queue}")
-        if status is None or status["at_ms"] == before.get(queue):
+        if (report := reports.get(queue)) is None:
             silent[queue] = "it has given no sign of life: does a worker of this queue run, and has it a free slot?"
-        elif status.get("error"):
-            silent[queue] = str(status["error"])
+        elif report.get("error"):
+            silent[queue] = str(report["error"])
         else:
-            for node, one in status.get("nodes", {}).items():
-                if not one["up"]:
-                    continue
-                reason = one["refused"] or shared.get(node) or ("" if one["is_read"] else one["error"])
-                if reason:
-                    refused.append(f"queue {queue}, node {one['endpoint']}: {reason}")
-                else:
-                    usable.append(one["endpoint"])
+            for host, log in report.get("nodes", {}).items():
+                reason = log["refused"] or shared.get(host) or ("" if log["is_read"] else log["error"])
+                if log["up"] and reason:
+                    refused.append(f"queue {queue}, node {log['endpoint']}: {reason}")
+                elif log["up"]:
+                    usable.append(log["endpoint"])
     return Told(silent, tuple(refused), tuple(usable))
 
 
