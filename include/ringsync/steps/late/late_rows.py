@@ -34,8 +34,6 @@ from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
-FOLDER = LATE_ROWS
-
 BATCH_ROWS = 20_000
 """About how many rows of a table are published together …"""
 BATCH_BYTES = 128 * 2**20
@@ -185,7 +183,7 @@ class LateRows:
     def _forget(self, table_id: str) -> None:
         """Remove and count the waiting rows of a table that is gone."""
         self._tables_unknown.discard(table_id)
-        for stat in self._store.list(f"{FOLDER}{table_id}/"):
+        for stat in self._store.list(f"{LATE_ROWS}{table_id}/"):
             rows = self._read(stat.key)
             self._forget_admitted(stat.key)
             self._lose_sight_of(stat.key)
@@ -199,7 +197,7 @@ class LateRows:
 
     def _new_files(self) -> dict[str, list[str]]:
         """Find the unknown files of each table id, and remember those that are in the queue."""
-        there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
+        there = [stat.key for stat in self._store.list(LATE_ROWS) if stat.key.endswith(".arrow")]
         for key in self._broken.keys() - set(there):
             self._lose_sight_of(key)
         tables = {_table_id(key) for key in there}
@@ -383,7 +381,7 @@ class LateRows:
         """What keeps rows from being published, for people."""
         problems = [f"{file} cannot be used: {broken.reason}" for file, broken in self._broken.items()]
         problems += [
-            f"rows of table id {table_id} are left in {FOLDER}{table_id}/: the schema does not have it"
+            f"rows of table id {table_id} are left in {LATE_ROWS}{table_id}/: the schema does not have it"
             for table_id in sorted(self._tables_unknown)
         ]
         return [*problems, *([self.error] if self.error else [])]
@@ -416,4 +414,4 @@ def _part_of_batch(rows: pa.RecordBatch) -> float:
 
 
 def _table_id(file: str) -> str:
-    return file.removeprefix(FOLDER).partition("/")[0]
+    return file.removeprefix(LATE_ROWS).partition("/")[0]
