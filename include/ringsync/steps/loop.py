@@ -79,13 +79,10 @@ def cycles(
         sleep(max(0.0, began + poll_s - clock()))
 
 
-def start_workers(context: Any, *modules: str) -> None:
+def start_workers(spark_context: Any, *modules: str) -> None:
     """Start Spark's Python workers and import what their tasks need, before there is work.
 
     On two busy cores the first task of a loop takes most of a minute otherwise, and all changes wait for it.
-
-    :param context: Spark's
-    :param modules: modules that the tasks import
     """
 
     def load(_: Iterator[int]) -> Iterator[int]:
@@ -93,8 +90,8 @@ def start_workers(context: Any, *modules: str) -> None:
             importlib.import_module(module)
         return iter(())
 
-    count = context.defaultParallelism
-    context.parallelize(range(count), count).mapPartitions(load).collect()
+    count = spark_context.defaultParallelism
+    spark_context.parallelize(range(count), count).mapPartitions(load).collect()
 
 
 class AwayError(StepError):

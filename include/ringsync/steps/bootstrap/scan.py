@@ -96,19 +96,18 @@ def read_all(
     plan: BootstrapPlan,
     collector: Collector,
     ledger: RangeLedger,
-    context: Any,
+    spark_context: Any,
     bucket: str,
 ) -> list[SplitResult]:
     """Read in waves until nothing is left or nothing more can be read.
 
-    :param context: Spark's
     :param bucket: the stream's bucket for the rows
     """
     config, store = application.config, application.store
     results: list[SplitResult] = []
     idle = 0
     ring_digest = plan.scan.ring_digest
-    with ControlServer(host=driver_host(context), handlers=collector.handlers) as control:
+    with ControlServer(host=driver_host(spark_context), handlers=collector.handlers) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
         schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
         task = BootstrapTask(config, plan, control.address, ledger.attempt, bucket, schemas)
@@ -118,12 +117,14 @@ def read_all(
                 return results
             if idle:
                 time.sleep(IDLE_PAUSE_S)
-            splits, digest = plan_wave(config, plan, collector, left, context.defaultParallelism)
+            splits, digest = plan_wave(config, plan, collector, left, spark_context.defaultParallelism)
             if digest != ring_digest:
                 _topology_changed(config, ring_digest, digest)
                 ring_digest = digest
             collector.failed.clear()
-            results += _read_wave(context, task, [(f"{wave:03d}-{n:05d}", s) for n, s in enumerate(splits)], collector)
+            results += _read_wave(
+                spark_context, task, [(f"{wave:03d}-{n:05d}", s) for n, s in enumerate(splits)], collector
+            )
             check_schema(config, plan)
             idle = idle + 1 if collector.left == left else 0
     return results
@@ -155,11 +156,11 @@ def plan_wave(
 
 
 def _read_wave(
-    context: Any, task: BootstrapTask, splits: list[tuple[str, Split]], collector: Collector
+    spark_context: Any, task: BootstrapTask, splits: list[tuple[str, Split]], collector: Collector
 ) -> list[SplitResult]:
     described = [(name, split_to_json(split)) for name, split in splits]
     try:
-        return list(context.parallelize(described, len(described)).mapPartitions(task).collect())
+        return list(spark_context.parallelize(described, len(described)).mapPartitions(task).collect())
     except Exception:
         if collector.fatal:
             raise collector.fatal from None

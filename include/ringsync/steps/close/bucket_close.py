@@ -100,19 +100,16 @@ def _now_ms() -> int:
 
 
 class Closer:
-    """All tables, each on its own: a table that fails is tried again later, and holds up no other.
-
-    :param context: Spark's
-    """
+    """All tables, each on its own: a table that fails is tried again later, and holds up no other."""
 
     def __init__(
-        self, application: Application, session: Any, context: Any, control: ControlServer, feed: KafkaFeed
+        self, application: Application, session: Any, spark_context: Any, control: ControlServer, feed: KafkaFeed
     ) -> None:
         self._application = application
         self._config: Config = application.config
         self._store: ObjectStore = application.store
         self._session = session
-        self._context = context
+        self._spark_context = spark_context
         self._control = control
         self._feed = feed
         self._staged = StagedCommits(self._store)
@@ -174,7 +171,7 @@ class Closer:
             if state.table.table_id not in self._absent:
                 state.failed(error, began_ms, _now_ms())
         except Exception as error:
-            if spark_is_gone(self._context):
+            if spark_is_gone(self._spark_context):
                 raise
             if not (self._over and state.failures):  # else it was cut off, and its own error stays
                 state.failed(error, began_ms, _now_ms())
@@ -186,7 +183,7 @@ class Closer:
         A healthy table is waited for: it makes progress, and a pass may take longer than a run."""
         self._over = True
         if (state := self._serving) is not None and state.failures:
-            self._context.cancelAllJobs()
+            self._spark_context.cancelAllJobs()
 
     def at(self) -> str | None:
         """Return the table that is served just now."""
@@ -200,7 +197,9 @@ class Closer:
             self._feed.watch(state.table.topic)
             self._followed.begin(state.table.table_id)
             control = self._control.address
-            state.follow_ups = FollowUps(self._application, state.table, self._context, control, self._feed.announce)
+            state.follow_ups = FollowUps(
+                self._application, state.table, self._spark_context, control, self._feed.announce
+            )
         follow_ups = state.follow_ups
         follow_ups.ring = ring
         if not follow_ups.catch_up():
@@ -331,7 +330,9 @@ class Closer:
         try:
             if slices:
                 # A task for each core: all slices of one share the files that it has decoded.
-                tasks = self._context.parallelize(slices, min(len(slices), self._context.defaultParallelism))
+                tasks = self._spark_context.parallelize(
+                    slices, min(len(slices), self._spark_context.defaultParallelism)
+                )
                 results = list(tasks.mapPartitions(CloseTask(context, by_arrival)).collect())
             counts = count(settled, results)
         except Exception:
