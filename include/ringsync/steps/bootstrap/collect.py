@@ -1,4 +1,4 @@
-"""The driver's side of a bootstrap's tasks: it commits their ranges, and knows how far all of them are."""
+"""The driver's side of a bootstrap's tasks: it commits their ranges, and adds up their progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRESS_INTERVAL_S = 2.0
 LINE_INTERVAL_S = 10.0
 COUNTS = ("rows", "cells", "pages", "bytes")
 WINDOW_S = 20.0
-"""The speed is measured over the last so many seconds."""
+"""Seconds over which the speed is measured."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class TooManyErrorsError(StepError):
 
 
 class Collector:
-    """All that is known of a bootstrap's ranges, kept in the ledger.
+    """The ranges of a bootstrap: the committed ones, which the ledger keeps, those in work, and those that failed.
 
     :param selected: the tokens to read
     :param estimated_rows: estimated rows of these ranges
@@ -142,7 +142,7 @@ class Collector:
         return sum(done.bytes for done in ranges), fraction(done.range for done in ranges)
 
     def now(self) -> Progress:
-        """Tell how far the bootstrap is, with what earlier runs did."""
+        """Return the progress of the bootstrap, including the work of earlier runs."""
         with self._lock:
             done, reading = list(self._done), list(self._reading.values())
         selected = fraction(self._selected)
@@ -183,11 +183,11 @@ class Collector:
 def reported(
     collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, say: Callable[[Progress], None]
 ) -> Iterator[None]:
-    """Say meanwhile that the run is alive and how far it is: in the ledger, the object store and the log.
+    """Report every few seconds that the run is alive, and its progress: in the ledger, the object store and the log.
 
-    Nothing more is said once another run has taken over: a repeated task has the run id of the one before it.
+    The reports end once another run has taken over: a repeated task has the run id of the one before it.
 
-    :param say: called every few seconds with how far the run is
+    :param say: called every few seconds with the progress
     """
     end = threading.Event()
 
@@ -228,7 +228,7 @@ def reported(
 
 
 def _owned(collector: Collector, ledger: RangeLedger) -> bool:
-    """Tell whether nobody has taken over yet; tasks learn of it with their next message."""
+    """Tell whether this run still owns the bootstrap; if not, the next message of each task fails."""
     if isinstance(collector.fatal, LostOwnershipError):
         return False
     try:
@@ -242,7 +242,7 @@ def _owned(collector: Collector, ledger: RangeLedger) -> bool:
 
 
 def _tell(message: Callable[[], None]) -> None:
-    """Say something in the ledger, if it answers: only commits must arrive."""
+    """Write to the ledger; a failure is only logged, since nothing but commits must arrive."""
     try:
         message()
     except StateError as error:

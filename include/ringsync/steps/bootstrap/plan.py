@@ -19,7 +19,7 @@ class BootstrapPlan:
     """What all steps of one run agree on.
 
     :ivar scan: table and moment; its splits are cut when it is read
-    :ivar splits: the user's wish for the number of splits; None: by size
+    :ivar splits: number of splits that the user asked for; None: by size
     :ivar estimated_rows: estimated rows of the selection
     :ivar estimated_bytes: estimated size of the whole table's result pages
     """

@@ -36,7 +36,7 @@ from ringsync.steps.sync_plan import sync_table
 from ringsync.wiring import cluster_limits, cluster_settings
 
 IDLE_WAVES = 3
-"""Waves that bring nothing, after which what is left counts as unreadable."""
+"""After so many waves in a row that read no range, the ranges that are left count as unreadable."""
 
 IDLE_PAUSE_S = 5.0
 """Pause before what failed is tried again."""
@@ -122,9 +122,7 @@ def read_all(
                 _topology_changed(config, ring_digest, digest)
                 ring_digest = digest
             collector.failed.clear()
-            results += _read_wave(
-                spark_context, task, [(f"{wave:03d}-{n:05d}", s) for n, s in enumerate(splits)], collector
-            )
+            results += _read_wave(spark_context, task, wave, splits, collector)
             check_schema(config, plan)
             idle = idle + 1 if collector.left == left else 0
     return results
@@ -133,7 +131,7 @@ def read_all(
 def plan_wave(
     config: Config, plan: BootstrapPlan, collector: Collector, left: TokenSet, parallelism: int
 ) -> tuple[tuple[Split, ...], str]:
-    """Cut what is left into splits, by what is known of the table's size by now; failed ranges apart.
+    """Cut what is left into splits by the best estimate of the table's size; failed ranges get splits of their own.
 
     :param parallelism: tasks that run at the same time
     :returns: the splits, and the digest of the ring that they were cut for
@@ -156,9 +154,9 @@ def plan_wave(
 
 
 def _read_wave(
-    spark_context: Any, task: BootstrapTask, splits: list[tuple[str, Split]], collector: Collector
+    spark_context: Any, task: BootstrapTask, wave: int, splits: tuple[Split, ...], collector: Collector
 ) -> list[SplitResult]:
-    described = [(name, split_to_json(split)) for name, split in splits]
+    described = [(f"{wave:03d}-{number:05d}", split_to_json(split)) for number, split in enumerate(splits)]
     try:
         return list(spark_context.parallelize(described, len(described)).mapPartitions(task).collect())
     except Exception:

@@ -1,4 +1,4 @@
-"""The merge of what the sync has added to the replicas into their bases, when it is due (docs/replica.md)."""
+"""The merge of the replicas' changes into their bases, when it is due (docs/replica.md)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ UNMERGED_KEY = "progress/replica_merge.json"
 
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
-    """Merge the table that is named, or all that are due. A table that fails holds up no other, and comes after them in
-    the next run, since it may kill the run.
+    """Merge the table that is named, or all that are due. A table that fails holds up no other. It may kill the run, so
+    the next run merges it last.
 
     :returns: exit code 1 when some table could not be merged: the report says which and why
     :raises StepError: the table that is named has no replica, or it cannot be merged now
@@ -112,7 +112,7 @@ def candidates(session: Any, named: tuple[str, str] | None) -> list[tuple[TableS
 
 
 def dead_kept_s(config: Config, gc_grace_s: int) -> int:
-    """Return how long dead rows are kept: until no older write comes, and nobody asks the source what hides one."""
+    """Return how long dead rows are kept: until older writes no longer come, or the source is read for each of them."""
     return max(gc_grace_s, (digests_kept_ms(config) + FORGOTTEN_LATER_MS) // 1000)
 
 
