@@ -2,7 +2,7 @@
 
 A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then. So
 a backlog, however old, drains through its own buckets. A node that is up but not read delays closing by one window more
-at most, and is named; a node that is down does not delay it.
+at most, and is reported; a node that is down does not delay it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def progress(
     since_ms: Mapping[str, int],
     shared: Sequence[Sharing] = (),
 ) -> Progress:
-    """Tell how far the logs are staged, by the statuses of the stage's loops.
+    """Find how far the logs are staged, by the statuses of the stage's loops.
 
     :param hosts: nodes whose logs are to be read
     :param statuses: last status of ``commitlog_stage``, by queue
@@ -51,7 +51,7 @@ def progress(
     """
     staged, unread, since = [now_ms], {}, {}
     hosts = tuple(hosts)
-    # Workers, maybe of several queues, tell where they find each node's log.
+    # Workers, maybe of several queues, report where they find each node's log.
     places = {host.id: statuses.get(queue_of(host), {"nodes": {}})["nodes"].get(host.id, {}) for host in hosts}
     alive = {queue for queue, status in statuses.items() if age_s(status, now_ms / 1000) <= STALE_AFTER_S}
     silent = {host.id for host in hosts if queue_of(host) not in alive or not places[host.id].get("is_found")}

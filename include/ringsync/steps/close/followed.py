@@ -21,7 +21,7 @@ from ringsync.streams.kafka.cursor import CursorObject
 
 
 class Followed:
-    """What a run of ``bucket_close`` knows of :mod:`ringsync.ledger.followed`, as of the present interval."""
+    """The followed tables (:mod:`ringsync.ledger.followed`) in a run of ``bucket_close``, as of this interval."""
 
     def __init__(self, store: ObjectStore, config: Config, feed: KafkaFeed) -> None:
         self._store = store
@@ -31,10 +31,10 @@ class Followed:
         self._asked: set[str] = set()
 
     def look(self, planned: Set[str], begun: Iterable[str]) -> Set[str]:
-        """Read which tables are to be followed; those that are not planned may come to their end from here on.
+        """Read which tables are to be followed; the following of those that are not planned may end from here on.
 
         :param planned: ids of the tables in the plan
-        :param begun: ids of the tables that this run works on: nobody else ends them
+        :param begun: ids of the tables that this run works on: no other process ends them
         """
         self._versions = followed_tables(self._store)
         for table_id in begun:
@@ -60,8 +60,8 @@ class Followed:
         return TableState(sync_table(self._store, self._config, version.table, version), gone=True)
 
     def publish_gone(self, state: TableState) -> None:
-        """Bring to stream and Kafka, once in an interval, what was published of a table that is gone, also what waits
-        for a bootstrap that will not end. Its replica stays as it is: rows after changes cannot be read any more.
+        """Bring the passes of a table that is gone to stream and Kafka, once in an interval, also those that wait for a
+        bootstrap that will not end. Its replica stays as it is: rows after changes cannot be read any more.
 
         :raises StreamDamagedError, StepError: a bucket cannot become visible
         :raises BootstrapReplacedError: another bootstrap has begun just now
@@ -74,10 +74,10 @@ class Followed:
             publish_passes(self._store, self._config, state.table, self._feed.announce, gone=True)
 
     def ends(self, state: TableState) -> bool:
-        """Tell whether a table has just come to its end: it is not planned, and nothing is left to do. Asked after all
-        possible work, and looked up once in an interval.
+        """Tell whether a table has just come to its end: it is not planned, and nothing is left to do. Call this after
+        all work on the table; it looks once in an interval.
 
-        :raises CursorError: nobody knows how far Kafka has come
+        :raises CursorError: it is unknown how far Kafka has come
         """
         table_id = state.table.table_id
         if table_id not in self._asked or state.buckets:

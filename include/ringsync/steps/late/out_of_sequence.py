@@ -1,7 +1,7 @@
-"""A loop that publishes what came late: files of late rows and the queue ``out_of_sequence``.
+"""A loop that publishes late rows, from their files and from the queue ``out_of_sequence``.
 
-In each cycle new files, and due rows of the queue, are published as the rows are now. Rows that were published before
-are dropped. Rows of which a replica that is down may know more wait in the queue. See late_rows.py.
+In each cycle the rows of new files and the due rows of the queue are published with their present state. Rows that were
+published before are dropped. Rows wait in the queue if a replica that is down may know more of them. See late_rows.py.
 """
 
 from __future__ import annotations
