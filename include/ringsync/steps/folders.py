@@ -1,8 +1,8 @@
-"""Whose folder of segments is it? Two nodes cannot share one: if two are read from one folder, one log is not read.
+"""Detection of nodes that are read from one folder: it is one node's ``cdc_raw``, so the other logs are not read.
 
 Every packaged Cassandra has its ``cdc_raw`` at the same path. A worker that reads several such nodes, or runs on
-another node's host, finds one folder there, and nothing in it names the owner. Ids of segments do not tell either: they
-count up from the millisecond of a node's start, so those of nodes that started together meet.
+another node's host, finds one folder there, and nothing in it names the owner. Ids of segments do not show the owner
+either: they count up from the millisecond of a node's start, so nodes that start together use the same ids.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return secrets.token_hex(16)  # unknown, so unlike any other process's
+        return secrets.token_hex(16)  # unknown: an id that no other process has
 
 
 _BOOT_ID = _boot_id()
-"""Id of the running kernel, which all containers of a host share: it gives out the numbers of device and inode."""
+"""Id of the running kernel, which all containers of a host share: within it, device and inode name one folder."""
 
 
 def folder_id(folder: Path | None) -> str | None:
-    """Return an id that tells a folder from all others, by whatever path or mount it is reached.
+    """Return an id that only this folder has: the same for every path and mount that leads to it.
 
     :returns: None: there is no such folder
     """
@@ -63,24 +63,25 @@ def sharings(nodes: Mapping[str, Mapping[str, Any]]) -> list[Sharing]:
 
 def shared_folders(*found: Sequence[Sharing]) -> Sharing:
     """Return what is wrong with each node that shares a folder with others."""
-    return {node: reason for some in found for sharing in some for node, reason in sharing.items()}
+    return {node: reason for source in found for sharing in source for node, reason in sharing.items()}
 
 
 def still_shared(before: Sequence[Sharing], nodes: Mapping[str, Mapping[str, Any]], silent: Set[str]) -> list[Sharing]:
-    """Find nodes that are read from one folder, and those that were and have not all said since that they are not: the
-    worker of one that is silent may be reading all the same, and its host may have got new ids by a restart.
+    """Find nodes that are read from one folder, and keep what was found before as long as one of its nodes is silent.
+
+    The worker of a silent node may still be reading it, and a restart may have given its host new ids.
 
     :param before: what was found before
     :param nodes: the nodes that are to be read, as in :func:`sharings`
-    :param silent: nodes of which nobody tells now where they are read
+    :param silent: nodes whose worker does not report now where it reads them
     """
     found = sharings(nodes)
-    kept = [one for one in before if len(one.keys() & nodes.keys()) > 1 and one.keys() & silent]
-    return found + [one for one in kept if not any(one.keys() <= other.keys() for other in found)]
+    kept = [sharing for sharing in before if len(sharing.keys() & nodes.keys()) > 1 and sharing.keys() & silent]
+    return found + [sharing for sharing in kept if not any(sharing.keys() <= other.keys() for other in found)]
 
 
 def shared_by_queues(store: ObjectStore) -> list[Sharing]:
-    """Read which nodes the workers of several queues read from one folder, as ``bucket_close`` has found out last."""
+    """Read which nodes the workers of several queues read from one folder, as ``bucket_close`` last found."""
     return get_json(store, _KEY) or []
 
 
@@ -90,8 +91,9 @@ def put_shared_by_queues(store: ObjectStore, found: Sequence[Sharing]) -> None:
 
 
 def same_folder(endpoints: list[str], folder: str) -> str:
-    """Say that nodes name one folder, and what to do."""
+    """Return an error message: nodes name one folder, and what to do."""
     return (
-        f"nodes {', '.join(sorted(endpoints))} name the same folder {folder}, which can be of one of them only: "
-        "have each read on its own host (sync.queue_of_node), or under a path of its own (cdc_raw_directory)"
+        f"nodes {', '.join(sorted(endpoints))} name the same folder {folder}, but it belongs to only one of them: "
+        "let a worker on each node's host read it (sync.queue_of_node), or give each a path of its own "
+        "(cdc_raw_directory)"
     )

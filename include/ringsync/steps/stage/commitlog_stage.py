@@ -1,8 +1,8 @@
 """The loop that stages what the nodes of a worker queue have logged.
 
-In each cycle Spark tasks decode what ``_cdc.idx`` says is synced and no commit covers, and lay it into buckets. Then,
-for each node, one commit makes its files, their digests and the new positions durable at once. A segment that is
-complete and wholly committed is removed from ``cdc_raw``, and nothing else ever is.
+In each cycle Spark tasks decode what is synced (``_cdc.idx``) and in no commit yet, and put the rows into buckets.
+Then, for each node, one commit makes its files, their digests and the new positions durable at once. Only segments that
+are complete and wholly committed are ever removed from ``cdc_raw``.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ class Stager:
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
         """Return the nodes of this queue to read now, without those that have left the ring.
 
-        Only one failing node is tried at a time, behind all others, and after these have had as much time as its last
-        try. Nodes that name one folder, maybe one of them in another queue, are not read: nobody knows whose log it
-        has.
+        Only one failing node is tried at a time, after all others, and after these have had as much time as its last
+        try. Nodes that name one folder, maybe one of them in another queue, are not read: it is unknown whose log the
+        folder has.
         """
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
         logs = {host: self._logs.setdefault(host.id, NodeLog(host.id, host.endpoint, None)) for host in hosts}
@@ -177,10 +177,10 @@ class Stager:
         return self._plan.read_hosts if self._plan else ()
 
     def _folder(self, host: Host) -> Path | None:
-        """Return where the node keeps its log for us; remembered, since a node that is down cannot be asked.
+        """Return the node's ``cdc_raw``. It is stored, since a node that is down cannot be asked.
 
-        A node that captures nothing names a folder, too, which may be another's. One that did before may have left
-        segments in its own.
+        A node that captures nothing names a folder, too, which may be another node's. If it captured changes before, it
+        may have left segments in its own.
         """
         key = f"staging/nodes/{host.id}"
         told = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
@@ -223,8 +223,8 @@ class Stager:
         try:
             staged += self._job(task, [part for part in work if part.node not in apart])
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            print(f"ringsync: warning: a job failed, each node has one of its own now: {said[:2000]}", flush=True)
+            message = f"{type(error).__name__}: {error}"
+            print(f"ringsync: warning: a job failed, each node has one of its own now: {message[:2000]}", flush=True)
             apart = {part.node for part in work}
         for node in sorted(apart):
             with self._logs[node].alone(_now_ms):
@@ -256,7 +256,7 @@ class Stager:
         return version
 
     def _ring_of(self, keyspace: str) -> RankedRing | None:
-        """Return the token ranges of a keyspace; None: they cannot be had, which ``bucket_close`` tells."""
+        """Return the token ranges of a keyspace; None: they cannot be read, which ``bucket_close`` reports."""
         if keyspace not in self._rings:
             assert self._plan is not None
             try:
@@ -271,8 +271,8 @@ class Stager:
         return {table.table_id for table in self._logged}
 
     def _recall(self, table_ids: frozenset[str]) -> bool:
-        """Find the schemas of tables that are gone, since a batch may have rows of others, too; return whether some are
-        new."""
+        """Find the schemas of tables that are gone, since a batch may have rows of other tables, too; return whether
+        some are new."""
         self._gone = self._absent.look(table_ids, self._table_ids)
         new = {
             table_id: version.table
@@ -343,7 +343,7 @@ class Stager:
         return any(log.failures for log in self._logs.values())
 
     def status(self) -> dict[str, Any]:
-        """Tell how far each node's log is staged."""
+        """Return how far each node's log is staged."""
         up = {host.id for host in self._hosts() if host.up}
         return {log.node: {"up": log.node in up, **log.status()} for log in self._logs.values()}
 
@@ -358,7 +358,7 @@ class Stager:
 def check_counts(staged: Staged, node: str) -> None:
     """Check that every decoded row has one outcome.
 
-    :raises StepError: it has not
+    :raises StepError: the counts do not reconcile
     """
     counts = staged.counts
     outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "not_cdc"))

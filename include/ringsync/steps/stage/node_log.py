@@ -1,9 +1,9 @@
 """The log of a node: how far it is staged, what is to be read next, and what cannot be read.
 
-Nothing here is silent: a folder that cannot be listed or has no segment, an index without its segment, a segment that
-cannot be read, a read that brings nothing are problems that ``cdcservice status`` names. They are tried again, ever
-more seldom, and hold up neither the other segments nor, after :data:`PATIENCE_MS`, the closing of buckets. Any other
-failure of a node does not hold up the other nodes of its queue either.
+``cdcservice status`` names every problem: a folder that cannot be listed or has no segment, an index without its
+segment, a segment that cannot be read, a read that brings nothing. They are tried again after longer and longer pauses.
+They do not hold up other segments, and after :data:`PATIENCE_MS` they do not hold up the closing of buckets. No failure
+of a node holds up the other nodes of its queue.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class NodeLog:
     :ivar clear_at_ms: all that was synced at this moment is staged, but for what cannot be read
     :ivar is_known: whether it was found out how far the log is staged
     :ivar error: why the log as a whole cannot be read
-    :ivar failure: why the node could not be staged, unless all is well again
+    :ivar failure: why the node could not be staged; None: all is well again
     :ivar refused: what this worker may not do there, though the log can be read
     :ivar failures: failures in a row that concern the whole node
     :ivar again_ms: time of the next try
-    :ivar rested_ms: time when the others of its queue have had as long as the node's last try took
+    :ivar rested_ms: time until which only the other nodes of its queue are tried: for as long as its last try took
     """
 
     node: str
@@ -100,8 +100,8 @@ class NodeLog:
 
     @contextmanager
     def alone(self, clock: Callable[[], int]) -> Iterator[None]:
-        """Catch any failure inside as this node's own trouble: name it, and leave the node alone for as long as the try
-        took at least, which held up all others.
+        """Catch any failure inside, which concerns this node alone, and record it. The pause before the node's next try
+        is at least as long as this try, which held up all others.
 
         :param clock: ms since the epoch
         """
@@ -113,8 +113,8 @@ class NodeLog:
             self.failures += 1
             self.rested_ms = now_ms + (now_ms - began_ms)
             self.again_ms = max(now_ms + _wait_ms(self.failures), self.rested_ms)
-            said = str(error) if isinstance(error, StepError | StorageError) else f"{type(error).__name__}: {error}"
-            self.failure = f"it cannot be staged: {said[:2000]}"
+            message = str(error) if isinstance(error, StepError | StorageError) else f"{type(error).__name__}: {error}"
+            self.failure = f"it cannot be staged: {message[:2000]}"
             print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.failure}", flush=True)
 
     def is_due(self, now_ms: int) -> bool:
@@ -122,8 +122,8 @@ class NodeLog:
         return self.again_ms <= now_ms
 
     def served(self, tried: bool, now_ms: int) -> None:
-        """Note that nothing has gone wrong. All is well again once something was tried, or nothing waits. Otherwise
-        other failing nodes come first.
+        """Record that nothing has failed. All is well again once something was tried, or nothing waits. Otherwise other
+        failing nodes come first.
 
         :param tried: whether something was read, and either committed or put in doubt
         """
@@ -258,7 +258,7 @@ class NodeLog:
         )
 
     def take(self, commit: StageCommit) -> None:
-        """Go on behind a commit of the node: ours, or that of a faster process."""
+        """Go on after a commit of the node: ours, or that of a faster process."""
         self.number = commit.number
         self.ends, self.finished = dict(commit.ends), dict(commit.finished)
         self.counts.update(commit.counts)
@@ -288,13 +288,13 @@ class NodeLog:
             self.clear_at_ms = self._seen.pop(0)[0]
 
     def place(self) -> dict[str, Any]:
-        """Tell where the log is read, for :func:`~ringsync.steps.folders.sharings`; ``is_found``: or that nowhere."""
+        """Return where the log is read, for :func:`~ringsync.steps.folders.sharings`; ``is_found``: that is known."""
         identity, folder = folder_id(self.folder), str(self.folder) if self.folder else None
         is_found = identity is not None or (self.is_known and folder is None)
         return {"endpoint": self.endpoint, "folder": folder, "folder_id": identity, "is_found": is_found}
 
     def status(self) -> dict[str, Any]:
-        """Tell how the node stands, for ``cdcservice status``."""
+        """Return the status of the node, for ``cdcservice status``."""
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
