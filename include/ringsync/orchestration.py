@@ -232,12 +232,12 @@ def given(arguments: Sequence[str]) -> list[str]:
 
 
 def is_over(arguments: Sequence[str], now_s: float) -> bool:
-    """Whether the time is over of the loops that share a DAG run. Who fails then is not tried again, whatever it was:
-    all others have ended, and wait for the next run.
+    """Tell whether the time of the loops that share a DAG run is over. A loop that fails then is not tried again,
+    whatever the error: all others have ended, and wait for the next run.
 
     :param arguments: the application's arguments, rendered
     """
-    return any(now_s >= float(one.removeprefix(_UNTIL)) for one in arguments if one.startswith(_UNTIL))
+    return any(now_s >= float(argument.removeprefix(_UNTIL)) for argument in arguments if argument.startswith(_UNTIL))
 
 
 def safe_run_id(run_id: str) -> str:

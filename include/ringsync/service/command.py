@@ -29,9 +29,9 @@ from ringsync.storage.port import StorageError
 from ringsync.wiring import cluster_settings, store_of
 
 EXIT_CODES = """\
-exit codes: 0 done, or all is well; 1 of start: a worker cannot use cdc_raw of its nodes, or has not told in time, of
-stop: not ended in time, of status: something is wrong; 3 configuration, connection or rights: nothing was started;
-4 interrupted"""
+exit codes: 0 done, or all is well; 1 start: a worker cannot use cdc_raw of its nodes, or has not reported in time;
+stop: tasks have not ended in time; status: something is wrong; 3 configuration, connection or rights: nothing was
+started; 4 interrupted"""
 
 START_TIMEOUT_S = 300.0
 """Seconds that ``start`` waits for the workers by default: Airflow and Spark need a minute or two to start."""
@@ -87,7 +87,7 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
         "status",
         _status,
         "lag, backlog and what is wrong",
-        "Show how the sync stands: docs/sync.md tells what each number means.",
+        "Show how the sync stands: docs/sync.md explains each number.",
     )
     form = status.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything as one JSON object")
@@ -97,7 +97,7 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
         _wait,
         "wait until all that was written before now is published",
         "Wait until all that was written before now is in the streams, the replicas and Kafka, while others go on "
-        "writing. docs/sync.md tells how long that takes, and what it takes for granted.",
+        "writing. docs/sync.md says how long that takes, and what it relies on.",
         WAIT_EXIT_CODES,
         WAIT_TIMEOUT_S,
     )
@@ -118,7 +118,7 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.FATAL
     if arguments.check:
         return _check_workers(config, console)
-    # The loops would do it, too, but two that create a table at the same moment may make two of it.
+    # The loops would create it, too, but if two create a table at the same moment, it may exist twice.
     create_state(connect(cluster_settings(config)), config)
     store, client = store_of(config), client_of(config)
     expected = expected_loops(config.sync.queues)
@@ -137,7 +137,7 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def _check_workers(config: Config, console: Console) -> ExitCode:
-    """Print what the workers report that run already; the others look when they are started."""
+    """Print the reports of the workers that run already; the others look at cdc_raw when they are started."""
     now_s, statuses = time.time(), read_statuses(store_of(config))
     alive = {loop: status for loop, status in statuses.items() if age_s(status, now_s) < STALE_AFTER_S}
     told = told_by_workers(alive, config.sync.queues, {})
@@ -184,15 +184,15 @@ def check_airflow(config: Config) -> list[str]:
 def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     store, client = store_of(config), client_of(config)
-    # First of all: with this object the loops end even while Airflow is away.
+    # This object comes first: it ends the loops even while Airflow is away.
     store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
     for dag in DAGS:
         client.set_paused(dag, True)
     busy = wait_until_idle(client, arguments.timeout, console)
     if busy:
         say_error(
-            f"after {arguments.timeout:.0f} s there still run: {', '.join(busy)}; they end when they are done, nothing "
-            "new begins"
+            f"after {arguments.timeout:.0f} s these tasks still run: {', '.join(busy)}; they end when they are done, "
+            "and no new task begins"
         )
         return ExitCode.COMPLETED_WITH_ERRORS
     say(console, "stopped; cdc_raw of the nodes fills until cdcservice start")

@@ -38,7 +38,7 @@ _POLL_S = 0.5
 class Waited:
     """The result of waiting.
 
-    :ivar left: sentence on what is not published; empty: all is
+    :ivar left: sentence on what is not published; empty: all is published
     :ivar notes: sentences on what was not waited for, since it will not come
     """
 

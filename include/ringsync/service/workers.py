@@ -26,10 +26,10 @@ class Told:
 
 
 def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> Told:
-    """Collect what the stages of all queues say of their nodes; nodes that are down are left out.
+    """Collect the reports of all queues' stages on their nodes; nodes that are down are left out.
 
     :param queues: ``config.sync.queues``
-    :param before: ``at_ms`` of statuses of an earlier run, by queue; they do not count
+    :param before: ``at_ms`` of the statuses of an earlier run, by queue: they do not count
     """
     silent: dict[str, str] = {}
     refused: list[str] = []

@@ -117,7 +117,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         if "error" in outcome:
             _fail(outcome["error"], code)
     except LostOwnershipError as error:
-        # The report is that of the run that has taken over: it may have the same id.
+        # No report: the run that has taken over may have the same id, and writes its own.
         return _fail(str(error), ExitCode.FATAL)
     except StepError as error:
         outcome, code = {"error": str(error)}, _fail(str(error), error.code)
@@ -164,7 +164,7 @@ def remedy_inside(error: Exception) -> str | None:
 
 
 def plain(error: Exception) -> str:
-    """Return what went wrong, of an error in a Spark task its own words without the traceback."""
+    """Return what went wrong; for an error in a Spark task, our own message without the traceback."""
     return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
 
 
@@ -174,10 +174,10 @@ def driver_host(context: Any) -> str:
 
 
 def spark_is_gone(context: Any) -> bool:
-    """Tell whether Spark itself is gone: then no table can be served."""
+    """Tell whether Spark itself has ended: then no table can be served."""
     try:
         return bool(context._jsc.sc().isStopped())
-    except Exception:  # whatever it is: a JVM that cannot be asked does no work
+    except Exception:  # any error: a JVM that does not answer does no work
         return True
 
 
