@@ -46,11 +46,10 @@ exit codes: 0 all is published; 1 not in time, or a loop does not run: the last 
 WAIT_TIMEOUT_S = 1800.0
 """Seconds that ``wait`` waits by default: six times as long as buckets of the default length are open."""
 
-Subparsers = Any
 Command = Callable[[argparse.Namespace, Console], ExitCode]
 
 
-def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
+def add_service(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add the commands to cdcservice's parser.
 
     :param add_conf: function that adds the option ``--conf``

@@ -71,14 +71,9 @@ class Seen:
     followed: Set[str] = frozenset()
 
     @property
-    def close(self) -> Status:
-        """The status of ``bucket_close``."""
-        return self.statuses.get(CLOSE, {})
-
-    @property
     def tables(self) -> Mapping[str, Status]:
-        """What ``bucket_close`` says of each table."""
-        tables: Mapping[str, Status] = self.close.get("tables", {})
+        """The status of each table, by ``bucket_close``."""
+        tables: Mapping[str, Status] = self.statuses.get(CLOSE, {}).get("tables", {})
         return tables
 
 
@@ -224,7 +219,7 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
     :param staged_ms: time when all rows were staged, ms since the epoch
     :param late_ms: time when all late rows were published, ms since the epoch
     """
-    close = seen.close
+    close = seen.statuses.get(CLOSE, {})
     if close.get("error"):
         yield Left(CLOSE, f"bucket_close: {close['error']}")
     elif int(close.get("began_ms", 0)) < max(staged_ms, late_ms):
