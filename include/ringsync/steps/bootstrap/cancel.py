@@ -18,10 +18,9 @@ from ringsync.ledger.passes import mark
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
-from ringsync.status import forget
+from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
-from ringsync.steps.bootstrap.prepare import status_key
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
@@ -62,7 +61,7 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
                 )
 
         end(config, store, table, latest.id, check)
-    forget(store, status_key(table_id))
+    forget(store, f"{BOOTSTRAPS}{table_id}")
     return latest
 
 

@@ -14,10 +14,10 @@ from ringsync.cluster.session import connect
 from ringsync.ledger.followed import keep_following
 from ringsync.ledger.passes import mark
 from ringsync.state.bootstrap import SCANNING, BootstrapState
-from ringsync.status import STALE_AFTER_S, age_s, forget, read_status
+from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.plan import BootstrapPlan, load_plan
-from ringsync.steps.bootstrap.prepare import check_not_cancelled, status_key
+from ringsync.steps.bootstrap.prepare import check_not_cancelled
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
@@ -46,7 +46,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
     report["kafka_messages"] = feed_kafka(application, plan)
     state.complete(plan.bootstrap)
-    forget(store, status_key(plan.scan.table.table_id))
+    forget(store, f"{BOOTSTRAPS}{plan.scan.table.table_id}")
     return report, ExitCode.OK
 
 

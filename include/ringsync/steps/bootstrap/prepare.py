@@ -197,12 +197,7 @@ def clear_away(store: ObjectStore, plan: BootstrapPlan, begin: int) -> None:
     remove_leftovers(store, plan.scan.table, plan.topic, begin, plan.bootstrap.id)
     for owner in topic_owners(store, plan.topic):
         if owner.table_id != plan.scan.table.table_id:
-            forget(store, status_key(owner.table_id))
-
-
-def status_key(table_id: str) -> str:
-    """Return the key of the status of a table's unfinished bootstrap, for :func:`ringsync.status.forget`."""
-    return f"{BOOTSTRAPS}{table_id}"
+            forget(store, f"{BOOTSTRAPS}{owner.table_id}")
 
 
 def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) -> None:

@@ -53,11 +53,6 @@ class Outputs:
         )
 
 
-def file_prefix(bootstrap_id: str) -> str:
-    """Return the prefix of all files of a bootstrap in the replica's folder."""
-    return f"part-{bootstrap_id}-"
-
-
 def publish(
     store: ObjectStore,
     config: Config,

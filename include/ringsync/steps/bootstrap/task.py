@@ -32,7 +32,7 @@ from ringsync.sources.scan.images import read_images
 from ringsync.sources.scan.plan import split_from_json
 from ringsync.sources.scan.scan import Unread
 from ringsync.steps.bootstrap.plan import BootstrapPlan
-from ringsync.steps.bootstrap.publish import Outputs, file_prefix
+from ringsync.steps.bootstrap.publish import Outputs
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part, PartWriter
 from ringsync.streams.messages import Messages, snapshot_messages
@@ -294,7 +294,7 @@ class RowFiles:
         if self._file is None or self._part is None:
             return
         table, bootstrap = self._task.plan.scan.table, self._task.plan.bootstrap
-        name = f"{file_prefix(bootstrap.id)}{self._name}.zstd.parquet"
+        name = f"part-{bootstrap.id}-{self._name}.zstd.parquet"  # leftovers.py knows this form
         file, data = self._file.finish(name, int(time.time() * 1000))
         self._store.put(f"{base_folder(table.keyspace, table.name)}/{name}", data)
         self._closed.append((file, self._part.finish()))

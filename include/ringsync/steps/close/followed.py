@@ -9,8 +9,7 @@ from ringsync.config import Config
 from ringsync.ledger.followed import end_following, followed_tables, keep_following
 from ringsync.ledger.passes import get_pass, mark, pass_bucket, pass_numbers
 from ringsync.ledger.table_versions import latest_version
-from ringsync.status import forget
-from ringsync.steps.bootstrap.prepare import status_key
+from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.close.table_state import TableState
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.passes.kafka_feed import KafkaFeed
@@ -70,7 +69,7 @@ class Followed:
         if state.table.table_id in self._asked:
             self._feed.watch(state.table.topic)
             self._end_bootstrap(state.table.table_id)
-            forget(self._store, status_key(state.table.table_id))
+            forget(self._store, f"{BOOTSTRAPS}{state.table.table_id}")
             publish_passes(self._store, self._config, state.table, self._feed.announce, gone=True)
 
     def ends(self, state: TableState) -> bool:
