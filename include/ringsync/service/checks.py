@@ -194,9 +194,9 @@ def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
 
 
 def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
-    """Check that no worker, which is one process on one host, is told the same path for two nodes.
+    """Check that the nodes of a queue have different paths: one process on one host reads all of them.
 
-    :raises CheckError: it is
+    :raises CheckError: two nodes have the same path
     """
     endpoints: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes:

@@ -21,7 +21,7 @@ from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
 from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
-from ringsync.service.workers import Told, told_by_workers, wait_for_workers
+from ringsync.service.workers import WorkerReports, wait_for_workers, worker_reports
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
@@ -61,8 +61,8 @@ def add_service(commands: Any, add_conf: Callable[[argparse.ArgumentParser], Non
         parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=about, epilog=epilog)
         add_conf(parser)
         if timeout_s:
-            told = "wait so long (default: %(default).0f s)"
-            parser.add_argument("--timeout", type=_seconds, default=timeout_s, metavar="S", help=told)
+            about_timeout = "wait so long (default: %(default).0f s)"
+            parser.add_argument("--timeout", type=_seconds, default=timeout_s, metavar="S", help=about_timeout)
         parser.set_defaults(command=run)
         return parser
 
@@ -131,30 +131,30 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     say(console, f"started: {', '.join(DAGS)}; cdcservice status shows how they stand")
     queues = config.sync.queues
     seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
-    told = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
-    return _tell_of_workers(told, console)
+    reports = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
+    return _print_reports(reports, console)
 
 
 def _check_workers(config: Config, console: Console) -> ExitCode:
     """Print the reports of the workers that run already; the others look at cdc_raw when they are started."""
     now_s, statuses = time.time(), read_statuses(store_of(config))
     alive = {loop: status for loop, status in statuses.items() if age_s(status, now_s) < STALE_AFTER_S}
-    told = told_by_workers(alive, config.sync.queues, {})
-    for queue in told.silent:
+    reports = worker_reports(alive, config.sync.queues, {})
+    for queue in reports.silent:
         say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
-    if not (told.usable or told.refused):
+    if not (reports.usable or reports.refused):
         return ExitCode.OK
-    return _tell_of_workers(replace(told, silent={}), console)
+    return _print_reports(replace(reports, silent={}), console)
 
 
-def _tell_of_workers(told: Told, console: Console) -> ExitCode:
-    wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in told.silent.items()]
-    for problem in (*told.refused, *wrong):
+def _print_reports(reports: WorkerReports, console: Console) -> ExitCode:
+    wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in reports.silent.items()]
+    for problem in (*reports.refused, *wrong):
         say_error(problem)
-    if told.refused or told.silent:
+    if reports.refused or reports.silent:
         say(console, "the workers go on trying; what can be read is published")
         return ExitCode.COMPLETED_WITH_ERRORS
-    say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(told.usable) or 'no node is read'}")
+    say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(reports.usable) or 'no node is read'}")
     return ExitCode.OK
 
 
@@ -209,13 +209,13 @@ def wait_until_idle(
 
     :returns: tasks that still run at the end of the time, ``DAG.task``
     """
-    end, told = clock() + timeout_s, None
+    end, printed = clock() + timeout_s, None
     while busy := [f"{dag}.{task}" for dag in DAGS for task in client.busy_tasks(dag)]:
         if clock() >= end:
             return busy
-        if busy != told:
+        if busy != printed:
             say(console, f"waiting for {', '.join(busy)}")
-            told = busy
+            printed = busy
         sleep(1.0)
     return []
 
@@ -258,13 +258,13 @@ def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
     began_s = time.time()
     config = load_config(arguments.conf)
     synced_ms = int(began_s * 1000) + longest_sync_period_ms(config)
-    told = ""
+    printed = ""
 
     def tell(left: str) -> None:
-        nonlocal told
-        if left != told:
+        nonlocal printed
+        if left != printed:
             say(console, f"waiting: {left}")
-            told = left
+            printed = left
 
     waited = wait_until_published(
         store_of(config), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell

@@ -153,7 +153,7 @@ def wait_until_published(
     try:
         patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
         # All writes are in buckets that have begun by now, or in files of late rows. A closing bucket also moves rows
-        # there if nobody can tell their present state.
+        # there if their present state cannot be known.
         staged_ms = now_ms()
         patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, staged_ms))
         files = {stat.key for stat in store.list(LATE_ROWS)}

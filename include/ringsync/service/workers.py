@@ -12,7 +12,7 @@ from ringsync.storage.port import ObjectStore
 
 
 @dataclass(frozen=True)
-class Told:
+class WorkerReports:
     """The reports of all workers.
 
     :ivar silent: reason of each queue whose worker has not reported yet
@@ -25,7 +25,7 @@ class Told:
     usable: tuple[str, ...]
 
 
-def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> Told:
+def worker_reports(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> WorkerReports:
     """Collect the reports of all queues' stages on their nodes; nodes that are down are left out.
 
     :param queues: ``config.sync.queues``
@@ -54,7 +54,7 @@ def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], befor
                     refused.append(f"queue {queue}, node {log['endpoint']}: {reason}")
                 elif log["up"]:
                     usable.append(log["endpoint"])
-    return Told(silent, tuple(refused), tuple(usable))
+    return WorkerReports(silent, tuple(refused), tuple(usable))
 
 
 def wait_for_workers(
@@ -65,7 +65,7 @@ def wait_for_workers(
     tell: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Told:
+) -> WorkerReports:
     """Wait until the worker of each queue has looked at ``cdc_raw`` of its nodes.
 
     :param tell: function that is called with what is waited for
@@ -74,10 +74,10 @@ def wait_for_workers(
     """
     end, waiting = clock() + timeout_s, ""
     while True:
-        told = told_by_workers(read_statuses(store), queues, before)
-        if not told.silent or clock() >= end:
-            return told
-        if (names := ", ".join(told.silent)) != waiting:
+        found = worker_reports(read_statuses(store), queues, before)
+        if not found.silent or clock() >= end:
+            return found
+        if (names := ", ".join(found.silent)) != waiting:
             waiting = names
             tell(f"waiting for workers to look at cdc_raw, of queues: {names}")
         sleep(1.0)

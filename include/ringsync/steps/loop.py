@@ -204,8 +204,8 @@ class SignOfLife:
     ) -> None:
         self._store, self._application, self._name, self._at = store, application, name, at
         before = read_status(store, f"{application}/{name}") or {"at_ms": int(time.time() * 1000), **first}
-        self._said = {key: value for key, value in before.items() if key not in ("at_ms", "busy")}
-        self._said_at = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
+        self._status = {key: value for key, value in before.items() if key not in ("at_ms", "busy")}
+        self._written_s = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"{application} lives", daemon=True)
@@ -221,15 +221,15 @@ class SignOfLife:
     def say(self, status: dict[str, Any]) -> None:
         """Write the status after a cycle."""
         with self._lock:
-            self._said, self._said_at = status, time.time()
+            self._status, self._written_s = status, time.time()
             put_status(self._store, self._application, self._name, status)
 
     def _live(self) -> None:
         while not self._ended.wait(SAY_EVERY_S):
             with self._lock:
-                if time.time() >= self._said_at + SAY_EVERY_S:
-                    busy = {"with": self._at(), "since_ms": int(self._said_at * 1000)}
-                    put_status(self._store, self._application, self._name, {**self._said, "busy": busy})
+                if time.time() >= self._written_s + SAY_EVERY_S:
+                    busy = {"with": self._at(), "since_ms": int(self._written_s * 1000)}
+                    put_status(self._store, self._application, self._name, {**self._status, "busy": busy})
 
 
 def put_metrics(store: ObjectStore, path: str | None, number: int) -> None:

@@ -192,19 +192,19 @@ def reported(
     end = threading.Event()
 
     def report() -> None:
-        beaten = said = float("-inf")
+        beaten_s = printed_s = float("-inf")
         while True:
             now = time.monotonic()
-            if now - beaten >= BEAT_INTERVAL_S:
-                beaten = now
+            if now - beaten_s >= BEAT_INTERVAL_S:
+                beaten_s = now
                 if not _owned(collector, ledger):
                     return
                 _tell(partial(ledger.beat, run))
                 say(collector.now())
             progress = collector.now()
             put(progress)
-            if now - said >= LINE_INTERVAL_S:
-                said = now
+            if now - printed_s >= LINE_INTERVAL_S:
+                printed_s = now
                 print(f"ringsync: {progress}", flush=True)
             if end.wait(PROGRESS_INTERVAL_S):
                 return

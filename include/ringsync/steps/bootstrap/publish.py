@@ -75,11 +75,11 @@ def publish(
     files, parts = files_of(ranges)
     counts = _counts(ranges)
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise StepError(f"the counts do not reconcile: {told}; nothing was published: bootstrap anew with restart")
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise StepError(f"the counts do not reconcile: {listed}; nothing was published: bootstrap anew with restart")
     table = plan.scan.table
     before = read_snapshot(store, base_folder(table.keyspace, table.name))
-    # The base may belong to the table before this one, but not to a newer one.
+    # The base may belong to an earlier table of this name, but not to a newer one.
     take_topic(store, plan.topic, table.table_id, int(time.time() * 1000))
     numbers = pass_numbers(store, table.table_id)
     passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}

@@ -3,7 +3,7 @@
 The source is read once. Tasks write files and have each range committed in the ledger. What is left of the ring, or
 could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was
 too large, a range that failed, and a changed ring are one case: tokens that are in no committed range. At the end the
-files of all committed ranges become the replica, in one commit, and a pass of the stream; until then nobody sees them.
+files of all committed ranges become the replica, in one commit, and a pass of the stream; until then they are hidden.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         ledger.check()
         state.publishing(plan.bootstrap)
 
-    def told(progress: Progress) -> None:
+    def say_progress(progress: Progress) -> None:
         if latest.state != COMPLETED:
             say(store, plan, "scan", progress.fraction)
 
-    with reported(collector, ledger, store, application.run, told):
+    with reported(collector, ledger, store, application.run, say_progress):
         if collector.left and latest.state != COMPLETED:
             spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
             results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_bucket(begin))

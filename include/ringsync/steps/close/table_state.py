@@ -79,7 +79,7 @@ class TableState:
         """
         lags, agreements = self.lags_ms, self.agreement_ms
         follow_ups = self._status_of_follow_ups()
-        # The replica has all that was written before the closed buckets' end, but for what came late.
+        # The replica has all rows that were written before the end of the closed buckets, except late ones.
         is_complete = (
             not self.table.by_arrival
             and not follow_ups["bootstrap"]

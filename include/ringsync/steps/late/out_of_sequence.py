@@ -36,12 +36,12 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     session = connect_patiently(cluster_settings(config))
     create_state(session, config)
     end = time.monotonic() + config.sync.run_s
-    patience, said = Patience(), 0.0
+    patience, written_s = Patience(), 0.0
 
     def goes_on() -> bool:
-        nonlocal said
-        if time.monotonic() >= said + STATUS_EVERY_S:
-            said = time.monotonic()
+        nonlocal written_s
+        if time.monotonic() >= written_s + STATUS_EVERY_S:
+            written_s = time.monotonic()
             put_status(store, "out_of_sequence", "queue", late.status())
         return time.monotonic() < end and not is_stopped(store)
 

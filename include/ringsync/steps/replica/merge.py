@@ -150,7 +150,7 @@ def merge_table(application: Application, table: TableSchema, gc_grace_s: int, s
             f"{replica.uri}: a bootstrap or a repair has changed the replica meanwhile; merge again: {error}"
         ) from error
     counts = asdict(result)
-    told = [counts[name] for name in ("updated", "inserted", "deleted", "never_there", "superseded")]
-    if counts["read"] != sum(told):
+    outcomes = [counts[name] for name in ("updated", "inserted", "deleted", "never_there", "superseded")]
+    if counts["read"] != sum(outcomes):
         raise StepError(f"the counts of the merge of {table.full_name} do not reconcile: {counts}")
     return {**counts, "compacted": compacted, "seconds": round(time.monotonic() - started, 3)}

@@ -183,12 +183,12 @@ class Stager:
         may have left segments in its own.
         """
         key = f"staging/nodes/{host.id}"
-        told = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
-        if told.get("cdc_enabled") == "false" and not commit_keys(self._store, host.id):
+        settings = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
+        if settings.get("cdc_enabled") == "false" and not commit_keys(self._store, host.id):
             return None
         if self._config.sync.cdc_raw:
             return Path(self._config.sync.cdc_raw)
-        if folder := told.get("cdc_raw_directory"):
+        if folder := settings.get("cdc_raw_directory"):
             self._store.put(key, folder.encode())
             return Path(folder)
         return Path(self._store.get(key).decode()) if self._store.stat(key) else None

@@ -118,7 +118,7 @@ class NodeLog:
             print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.failure}", flush=True)
 
     def is_due(self, now_ms: int) -> bool:
-        """Tell whether the node is not left alone."""
+        """Tell whether the pause after a failure is over."""
         return self.again_ms <= now_ms
 
     def served(self, tried: bool, now_ms: int) -> None:
@@ -195,7 +195,7 @@ class NodeLog:
         for identity, file in self._segments.items():
             if self._is_finished(identity):
                 try:
-                    # The index last: what is left tells that the segment was read.
+                    # The index goes last: if only it is left, it shows that the segment was read.
                     file.unlink(missing_ok=True)
                     file.with_name(index_name(file.name)).unlink(missing_ok=True)
                 except OSError as error:
@@ -205,9 +205,9 @@ class NodeLog:
                     )
 
     def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
-        """Tell whether what was read of a segment may be committed; otherwise it is read again later.
+        """Tell whether the result of reading a segment may be committed; otherwise the segment is read again later.
 
-        :param unsure: it has rows of tables that were dropped, or are new: nobody knows yet
+        :param unsure: it has rows of unknown tables: it cannot be known yet whether these were dropped or are new
         """
         part = staged.part
         reason = staged.unreadable
