@@ -38,7 +38,7 @@ class TooManyErrorsError(StepError):
 
 
 class Collector:
-    """The ranges of a bootstrap: the committed ones, which the ledger keeps, those in work, and those that failed.
+    """The ranges of a bootstrap: those committed, which the ledger keeps, those being read, and those that failed.
 
     :param selected: the tokens to read
     :param estimated_rows: estimated rows of these ranges

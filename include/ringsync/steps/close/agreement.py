@@ -99,7 +99,7 @@ def settle(
 
     :param ring: ring snapshot of the present plan
     :param is_closed: the bucket takes no more rows: the rows of replicas that do not agree are united
-    :param most: limit of agreed rows, about; one token range is always found, and the next call finds the others
+    :param most: about how many agreed rows to find, but at least one token range; the next call finds the others
     :returns: None: nothing
     """
     bucket, files = open_bucket.bucket, open_bucket.files

@@ -46,7 +46,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_limits, cluster_settings, kafka_settings
 
 PASS_ROWS = 250_000
-"""Limit of a pass's rows, about, the oldest first: Kafka gets one pass while the next is made."""
+"""A pass has at most about so many rows, the oldest first: Kafka gets one pass while the next is made."""
 
 REPEATED_MS = 600_000
 """Longest time after which a writer that gets no answer repeats a statement."""
@@ -128,7 +128,7 @@ class Closer:
         self._complete_until: int | None = None
         self._over = False
         self._serving: TableState | None = None
-        # A new run counts on from the last one's waiting times, unless no run has waited for a while.
+        # A new run goes on counting how long nodes have been unread, unless there was no run for a while.
         before = read_status(self._store, "bucket_close/close")
         lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
         self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
@@ -197,10 +197,8 @@ class Closer:
         if state.follow_ups is None:
             self._feed.watch(state.table.topic)
             self._followed.begin(state.table.table_id)
-            control = self._control.address
-            state.follow_ups = FollowUps(
-                self._application, state.table, self._spark_context, control, self._feed.announce
-            )
+            control, announce = self._control.address, self._feed.announce
+            state.follow_ups = FollowUps(self._application, state.table, self._spark_context, control, announce)
         follow_ups = state.follow_ups
         follow_ups.ring = ring
         if not follow_ups.catch_up():
@@ -331,9 +329,8 @@ class Closer:
         try:
             if slices:
                 # A task for each core: all slices of one share the files that it has decoded.
-                tasks = self._spark_context.parallelize(
-                    slices, min(len(slices), self._spark_context.defaultParallelism)
-                )
+                count_of_tasks = min(len(slices), self._spark_context.defaultParallelism)
+                tasks = self._spark_context.parallelize(slices, count_of_tasks)
                 results = list(tasks.mapPartitions(CloseTask(context, by_arrival)).collect())
             counts = count(settled, results)
         except Exception:

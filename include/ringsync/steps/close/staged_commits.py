@@ -138,8 +138,8 @@ class StagedCommits:
                 self._store.delete(key)
 
     def problems(self) -> dict[str, Any]:
-        """Return what is wrong, for ``cdcservice status``: commits that cannot be read, rows of unknown tables and how
-        long they have waited, rows of tables that are gone."""
+        """Return what is wrong, for ``cdcservice status``: commits that cannot be read, rows of unknown tables and
+        since when they wait, rows of tables that are gone."""
         gone: Counter[str] = Counter()
         for table_id, rows in self._gone.items():
             gone[self._names[table_id]] += rows  # tables that were dropped, created again and dropped have one name

@@ -41,7 +41,7 @@ ATTEMPTS = 20
 """Number of tries to make a pass: in each, another process may be faster."""
 
 OWN_BUCKET_MS = 3_600_000
-"""So long after a bucket has closed no task adds rows to it, not even one that does not know that it is closed."""
+"""So long after a bucket has closed, even a task that has not heard of it has stopped adding rows."""
 
 _FILES = 256
 """Files of digests that are kept in memory."""
