@@ -44,7 +44,7 @@ def worker_reports(statuses: Mapping[str, Status], queues: Sequence[str], before
     )
     for queue in queues:
         if (report := reports.get(queue)) is None:
-            silent[queue] = "it has given no sign of life: does a worker of this queue run, and has it a free slot?"
+            silent[queue] = "it has given no sign of life: does a worker of this queue run, with a free slot?"
         elif report.get("error"):
             silent[queue] = str(report["error"])
         else:

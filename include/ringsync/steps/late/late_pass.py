@@ -133,7 +133,7 @@ class LatePasses:
                 return are_published(digest_halves(rows["digest"]), map(self._digests, keys))
             except NotFoundError as error:
                 missing = error  # a pass was forgotten, with its digests, since we looked for passes
-        raise StepError(f"{table.full_name}: a pass is there, but not what it has published: {missing}")
+        raise StepError(f"{table.full_name}: a pass is there, but its digests are missing: {missing}")
 
     def _reader(self, table: TableSchema) -> AfterReader:
         """Read rows after late changes from all replicas: any may have been late."""

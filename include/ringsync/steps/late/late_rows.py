@@ -260,7 +260,7 @@ class LateRows:
         try:
             rows = decode_rows(self._store.get(file))
             if rows.schema != STAGED_ROWS:
-                raise pa.ArrowInvalid("it has other fields than change rows have")
+                raise pa.ArrowInvalid("its fields are not those of change rows")
         except NotFoundError:
             self._forget_admitted(file)
             self._lose_sight_of(file)

@@ -215,7 +215,9 @@ class NodeLog:
             why = f": {staged.stopped}" if staged.stopped else ""
             reason = f"{part.segment}: nothing can be read behind position {part.start}, though more is synced{why}"
         if not reason and unsure:
-            reason = f"{part.segment}: a record is of a table that the schema does not have, for less than a minute"
+            reason = (
+                f"{part.segment}: the schema does not have the table of a record, which may be new: read again soon"
+            )
         if reason:
             self._doubt(part.segment_id, reason, now_ms)
             return False
@@ -382,5 +384,5 @@ def what_is_refused(folder: Path) -> str | None:
         return f"nothing can be deleted in {folder}, and it fills: {_REMEDY}, or mount it so that it can be written to"
     status = folder.stat()
     if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
-        return f"nothing of others can be deleted in {folder}, and it fills: take away its sticky bit (chmod -t)"
+        return f"files of other users cannot be deleted in {folder}, and it fills: take away its sticky bit (chmod -t)"
     return None
