@@ -49,7 +49,7 @@ def test_arguments_that_were_not_given_are_left_out() -> None:
 @pytest.mark.parametrize(("code", "may_retry"), [(1, False), (2, False), (3, False), (4, True), (5, True), (-9, True)])
 def test_only_what_may_go_better_is_tried_again(code: int, may_retry: bool) -> None:
     failure = explain_failure("bootstrap_scan", OUTPUT.format(code=code, lines="ringsync: error: no such table"))
-    assert failure.exit_code == code
+    assert (f"exit code {code}, " if code > 0 else "killed by signal 9") in failure.message
     assert failure.may_retry is may_retry
 
 
@@ -76,5 +76,4 @@ def test_differences_are_no_reason_to_try_again_but_sparks_own_exit_code_1_is() 
 
 def test_a_failed_submission_says_so() -> None:
     failure = explain_failure("x", "spark-submit: no such file")
-    assert failure.exit_code is None
     assert "could not be submitted" in failure.message

@@ -101,22 +101,19 @@ class AirflowClient:
         if unpaused:
             self.set_paused(dag, False)
         body = {"dag_run_id": run, "logical_date": None, "conf": dict(parameters), "note": note}
-        delays = iter(RETRY_DELAYS_S)
-        failed = False
-        while True:
+        for tries, delay in enumerate((*RETRY_DELAYS_S, None)):
             try:
                 self._request("POST", f"dags/{quote(dag)}/dagRuns", body)
-                return unpaused
+                break
             except _ConflictError:
-                # The id is ours: if Airflow failed before, it had made the run.
-                if failed:
-                    return unpaused
+                if tries:  # the id is ours: Airflow made the run, and failed after that
+                    break
                 raise
             except AirflowUnreachableError:
-                failed, delay = True, next(delays, None)
                 if delay is None:
                     raise
                 time.sleep(delay)
+        return unpaused
 
     def state(self, dag: str, run: str) -> RunState:
         """Read the states of a run and its tasks."""

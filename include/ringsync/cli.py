@@ -60,23 +60,12 @@ class Run:
     table: str
 
 
-@dataclass(frozen=True)
-class _Limit:
-    """One field of :class:`ringsync.cluster.limits.Limits` on the command line.
-
-    :ivar unit: size of the option's unit, in units of the field
-    """
-
-    option: str
-    help: str
-    unit: float = 1
-
-
-LIMITS = {
-    "rows_per_s": _Limit("--rows-per-s", "rows a second"),
-    "bytes_per_s": _Limit("--megabytes-per-s", "megabytes of result pages a second", unit=1e6),
-    "concurrent_requests": _Limit("--concurrent-requests", "pages on their way at once"),
+LIMITS: dict[str, tuple[str, str, float]] = {
+    "rows_per_s": ("--rows-per-s", "rows a second", 1),
+    "bytes_per_s": ("--megabytes-per-s", "megabytes of result pages a second", 1e6),
+    "concurrent_requests": ("--concurrent-requests", "pages on their way at once", 1),
 }
+"""Fields of :class:`ringsync.cluster.limits.Limits`: option, help, and the size of the unit in units of the field."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -137,17 +126,20 @@ def _run_dag(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _limits(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     store = store_of(config)
-    given = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
+    amounts = {
+        name: value * unit if value else None
+        for name, (_, _, unit) in LIMITS.items()
+        if (value := getattr(arguments, name)) is not None
+    }
     if arguments.reset:
         put_limits(store, None)
-    if given:
-        amounts = {name: value * LIMITS[name].unit if value else None for name, value in given.items()}
+    if amounts:
         put_limits(store, replace(get_limits(store) or cluster_limits(config), **amounts))
     kept = get_limits(store)
     say(console, "limits of all runs together, " + ("set here" if kept else "from the configuration") + ":")
     for name, value in asdict(kept or cluster_limits(config)).items():
-        limit = LIMITS[name]
-        say(console, f"  {limit.help}: {'no limit' if value is None else f'{value / limit.unit:,g}'}")
+        _, meaning, unit = LIMITS[name]
+        say(console, f"  {meaning}: {'no limit' if value is None else f'{value / unit:,g}'}")
     return ExitCode.OK
 
 
@@ -213,9 +205,9 @@ def _parser() -> _Parser:
         epilog=EXIT_CODES,
     )
     _conf(limits)
-    for name, limit in LIMITS.items():
+    for name, (option, meaning, _) in LIMITS.items():
         kind = _requests if name == "concurrent_requests" else _amount
-        limits.add_argument(limit.option, dest=name, type=kind, metavar="N", help=f"{limit.help}; none: no limit")
+        limits.add_argument(option, dest=name, type=kind, metavar="N", help=f"{meaning}; none: no limit")
     limits.add_argument("--reset", action="store_true", help="go back to the limits of the configuration")
     limits.set_defaults(command=_limits)
     add_service(commands, _conf)
@@ -291,7 +283,7 @@ def start(config: Config, dag: str, table: str, parameters: dict[str, Any], cons
     return Run(client, store, dag, run, table)
 
 
-def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
+def wait(run: Run, console: Console) -> RunState:
     """Follow a run to its end, and show its progress on the console.
 
     :raises AirflowError: Airflow forgot the run, or was away for longer than :data:`PATIENCE_S`
@@ -305,7 +297,7 @@ def wait(run: Run, console: Console, poll_s: float = 1.0) -> RunState:
             return None
         return f"{last.current.task} ({last.current.state})" if last.current else last.state
 
-    follow(lambda: read_progress(run.store, run.run), patient(stage), console, run.table, poll_s)
+    follow(lambda: read_progress(run.store, run.run), patient(stage), console, run.table)
     assert last is not None
     return last
 
@@ -370,10 +362,11 @@ def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, s
 def _summary(report: dict[str, Any]) -> str:
     if report.get("dry_run"):
         return _forecast(report)
-    parts = [f"{report[name]:,} {name}" for name in ("ranges", "rows", "cells", "differences") if _number(report, name)]
+    names = [name for name in ("ranges", "rows", "cells", "differences") if isinstance(report.get(name), int)]
+    parts = [f"{report[name]:,} {name}" for name in names]
     if seconds := report.get("seconds") or 0:
         parts.append(duration(seconds) if seconds >= 60 else f"{seconds:.1f} s")
-    if _number(report, "rows") and seconds:
+    if "rows" in names and seconds:
         parts.append(f"{report['rows'] / seconds:,.0f} rows/s")
     return ", ".join(parts) or "done"
 
@@ -391,10 +384,6 @@ def _forecast(report: dict[str, Any]) -> str:
     if continued := report["continues"]:
         parts.append(f"would continue bootstrap {continued}")
     return ", ".join(parts)
-
-
-def _number(report: dict[str, Any], name: str) -> bool:
-    return isinstance(report.get(name), int) and not isinstance(report.get(name), bool)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 OWNER = "ringsync"
-TAGS = frozenset({"ringsync", "bootstrap", "verify", "sync"})
-"""The only tags that DAGs may have; a test checks this."""
 
 NAME_PATTERN = r'("([^"]|"")+"|[A-Za-z][A-Za-z0-9_]*)'
 TABLE_PATTERN = rf"^{NAME_PATTERN}\.{NAME_PATTERN}$"
@@ -234,12 +232,12 @@ def given(arguments: Sequence[str]) -> list[str]:
 
 
 def is_over(arguments: Sequence[str], now_s: float) -> bool:
-    """Whether the time is over of the loops that share a DAG run. Who fails then is not tried again, whatever it was:
-    all others have ended, and wait for the next run.
+    """Tell whether the time of the loops that share a DAG run is over. A loop that fails then is not tried again,
+    whatever the error: all others have ended, and wait for the next run.
 
     :param arguments: the application's arguments, rendered
     """
-    return any(now_s >= float(one.removeprefix(_UNTIL)) for one in arguments if one.startswith(_UNTIL))
+    return any(now_s >= float(argument.removeprefix(_UNTIL)) for argument in arguments if argument.startswith(_UNTIL))
 
 
 def safe_run_id(run_id: str) -> str:
@@ -249,12 +247,8 @@ def safe_run_id(run_id: str) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a step failed, for people, and whether another try can help.
+    """The reason why a step failed, for people, and whether another try can help."""
 
-    :ivar exit_code: exit code of spark-submit, which is the application's; None: unknown
-    """
-
-    exit_code: int | None
     message: str
     may_retry: bool
 
@@ -283,4 +277,4 @@ def explain_failure(application: str, output: str) -> Failure:
         end = f"exit code {code}, {_END_OF_RUN.get(code, 'not one of ours')}"
     detail = (errors or exceptions or ["see its output above"])[-1].strip()
     # Spark itself exits with 1, too, when it cannot start or the application does not catch an exception.
-    return Failure(code, f"{detail} [{application}: {end}]", not (spoke and code in _FINAL))
+    return Failure(f"{detail} [{application}: {end}]", not (spoke and code in _FINAL))

@@ -57,7 +57,7 @@ def test_rows_of_a_table_that_nobody_has_named_for_long_are_named() -> None:
     assert found(statuses, {}) == []
     statuses["bucket_close/close"]["homeless_since_ms"]["ab"] -= 1
     (problem,) = found(statuses, {})
-    assert problem == "bucket_close/close: 5 staged rows of table id ab wait, and nobody knows the table"
+    assert problem == "bucket_close/close: 5 staged rows of table id ab wait, and the table is unknown"
 
 
 def test_a_bootstrap_that_nobody_works_on_is_named() -> None:

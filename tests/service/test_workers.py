@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ringsync.config.sections import Store
 from ringsync.ring.ring import Host
-from ringsync.service.command import _check_workers, _tell_of_workers
-from ringsync.service.workers import Told, wait_for_workers
+from ringsync.service.command import _check_workers, _print_reports
+from ringsync.service.workers import WorkerReports, wait_for_workers
 from ringsync.steps.application import ExitCode
 from ringsync.steps.loop import put_status
 from ringsync.storage.local import LocalStore
@@ -49,7 +49,7 @@ class Workers:
         for at in [at for at in self.coming if at <= self.now]:
             self.coming.pop(at)()
 
-    def wait(self, before: dict[str, int] | None = None) -> Told:
+    def wait(self, before: dict[str, int] | None = None) -> WorkerReports:
         return wait_for_workers(self.store, QUEUES, before or {}, 60.0, self.said.append, lambda: self.now, self.sleep)
 
 
@@ -76,15 +76,15 @@ def test_a_check_says_what_those_tell_that_run(workers: Workers, capsys: pytest.
     assert "queue n2, node 10.0.0.2:9042: cdc_raw cannot be read" in capsys.readouterr().err
 
 
-def told(found: Told, capsys: pytest.CaptureFixture[str]) -> tuple[ExitCode, str]:
+def told(found: WorkerReports, capsys: pytest.CaptureFixture[str]) -> tuple[ExitCode, str]:
     console = Console(file=io.StringIO(), width=200)
-    return _tell_of_workers(found, console), capsys.readouterr().err
+    return _print_reports(found, console), capsys.readouterr().err
 
 
 def test_all_is_well_once_each_has_looked(workers: Workers, capsys: pytest.CaptureFixture[str]) -> None:
     workers.coming = {10.0: lambda: workers.look("n1"), 20.0: lambda: workers.look("n2")}
     found = workers.wait()
-    assert found == Told({}, (), ("10.0.0.1:9042", "10.0.0.2:9042"))
+    assert found == WorkerReports({}, (), ("10.0.0.1:9042", "10.0.0.2:9042"))
     assert workers.now == 20
     assert [line.rpartition(": ")[2] for line in workers.said] == ["n1, n2", "n2"]
     assert told(found, capsys) == (ExitCode.OK, "")
@@ -121,7 +121,7 @@ def test_a_node_that_is_down_is_not_waited_for(workers: Workers) -> None:
     workers.raw["n2"] = workers.raw["n2"] / "nowhere"
     workers.look("n1")
     workers.look("n2", up=False)
-    assert workers.wait() == Told({}, (), ("10.0.0.1:9042",))
+    assert workers.wait() == WorkerReports({}, (), ("10.0.0.1:9042",))
 
 
 def test_a_worker_that_does_not_come_is_named_in_time(workers: Workers, capsys: pytest.CaptureFixture[str]) -> None:

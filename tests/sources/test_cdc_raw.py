@@ -56,7 +56,7 @@ def folder() -> Iterator[Path]:
         (0o744, 0o644, "{folder} cannot be listed: "),
         (0o777, 0o600, "{folder}/CommitLog-7-1.log cannot be read: "),
         (0o755, 0o644, "nothing can be deleted in {folder}, and it fills: "),
-        (0o1777, 0o644, "nothing of others can be deleted in {folder}, and it fills: take away its sticky bit"),
+        (0o1777, 0o644, "files of other users cannot be deleted in {folder}, and it fills: take away its sticky bit"),
     ],
 )
 def test_what_another_user_may_not_do(folder: Path, folder_mode: int, file_mode: int, refused: str) -> None:

@@ -28,7 +28,7 @@ from ringsync.steps.application import Application, StepError
 from ringsync.steps.bootstrap.cancel import end
 from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION
 from ringsync.steps.bootstrap.prepare import begin_pass
-from ringsync.steps.bootstrap.publish import Outputs, file_prefix, publish
+from ringsync.steps.bootstrap.publish import Outputs, publish
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import PassContext, commit, make_outputs
 from ringsync.steps.passes.rows_after import AfterReader
@@ -108,7 +108,7 @@ class Lake(Store):
             self.store.delete(key)
         writer = DataFileWriter(row_image_schema(TABLE))
         writer.add(row_images_of(ChangeRows.of(rows), TABLE, "raw"))
-        file, data = writer.finish(f"{file_prefix(name)}0.parquet", now_ms())
+        file, data = writer.finish(f"part-{name}-0.parquet", now_ms())
         self.store.put(f"{base_folder(TABLE.keyspace, TABLE.name)}/{file.name}", data)
         outputs = Outputs((file,), (made.part,)).to_json()
         return [CommittedRange(TokenRange(-(2**63), 2**63 - 1), 1, 1, 1, 1, 1, outputs)]

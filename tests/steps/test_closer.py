@@ -83,7 +83,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]
     found._config = SimpleNamespace(server_name="t", sync=Sync())  # type: ignore[assignment]
     found._followed = Followed(found._store, found._config, found._feed)
-    found._context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
+    found._spark_context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
     monkeypatch.setattr(found, "_read_plan", lambda now_ms: found._plan)
     monkeypatch.setattr(found, "_close_buckets", lambda plan, now_ms: None)
     return found
@@ -158,7 +158,7 @@ def test_a_table_that_fails_does_not_keep_the_run_from_its_end(closer: Closer) -
         service(closer, name).fails = RuntimeError("rows could not be read")
     closer.cycle()
     cancelled = []
-    closer._context.cancelAllJobs = lambda: cancelled.append(closer.at())
+    closer._spark_context.cancelAllJobs = lambda: cancelled.append(closer.at())
 
     def cut_off() -> None:
         closer.end()
@@ -176,7 +176,7 @@ def test_a_table_that_fails_does_not_keep_the_run_from_its_end(closer: Closer) -
 
 def test_the_end_of_a_run_waits_for_a_table_that_is_well(closer: Closer) -> None:
     """Else a pass that takes longer than a run would never be made."""
-    closer._context.cancelAllJobs = lambda: pytest.fail("it makes progress")
+    closer._spark_context.cancelAllJobs = lambda: pytest.fail("it makes progress")
     real = service(closer, "b").catch_up
 
     def long() -> None:

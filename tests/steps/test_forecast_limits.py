@@ -39,6 +39,7 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
         table=None, times=True, element_times=True, selection=SimpleNamespace(where=None), now=0, splits=()
     )
     slept: list[float] = []
-    assert prepare.read_a_little(config, store, plan, slept.append) == "forecast"
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(sleep=slept.append))
+    assert prepare.read_a_little(config, store, plan) == "forecast"
     assert len(slept) == 1
     assert sum(rows or 0 for rows in granted) < 10

@@ -24,7 +24,7 @@ from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.schema.table import TableSchema
 from ringsync.steps.passes import rows_after
 from ringsync.steps.passes.rows_after import AfterReader, Seen, complete_rows, images_after
-from ringsync.steps.replica.merge import Candidate, dead_kept_s
+from ringsync.steps.replica.merge import dead_kept_s
 from ringsync.storage.local import LocalStore
 from tests.reconciled import merged
 from tests.replica.bases import state_of
@@ -329,8 +329,8 @@ def replica_reader(lake: Lake) -> Any:
 
 def test_dead_rows_are_kept_while_nobody_asks_what_hides_a_row(lake: Lake) -> None:
     config = load_config(lake.conf)
-    assert dead_kept_s(config, Candidate(TABLE, 0)) > KEPT_MS // 1000
-    assert dead_kept_s(config, Candidate(TABLE, 864_000)) == 864_000
+    assert dead_kept_s(config, 0) > KEPT_MS // 1000
+    assert dead_kept_s(config, 864_000) == 864_000
 
 
 @pytest.mark.parametrize("all_alive", [True, False])

@@ -15,7 +15,8 @@ from ringsync.changes.identity import TableVersion
 from ringsync.compiled.arrow import Mask
 from ringsync.state.out_of_sequence import Shard
 from ringsync.state.session import StateError
-from ringsync.steps.late.late_rows import FOLDER, LONGEST_WAIT_S, LateRows, check_counts
+from ringsync.status import LATE_ROWS
+from ringsync.steps.late.late_rows import LONGEST_WAIT_S, LateRows, check_counts
 from ringsync.steps.loop import Patience
 from ringsync.storage.local import LocalStore
 from tests.steps.late_files import Write, put_late
@@ -75,7 +76,7 @@ def test_a_write_of_the_queue_that_fails_is_no_row_without_an_outcome(
         clock.now += LONGEST_WAIT_S
     assert [one for one in said if one] == ["StateError: Write timeout: QUORUM, 1 of 2 answered"] * 2
     assert sorted(effects.times) == sorted(write.digest for write in writes)
-    assert (late.status()["waiting"], store.list(FOLDER)) == (0, [])
+    assert (late.status()["waiting"], store.list(LATE_ROWS)) == (0, [])
     assert late.counts["read"] + late.counts["due"] > len(writes)
 
 

@@ -24,12 +24,12 @@ from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.ledger.staging import encode_rows, late_key
 from ringsync.schema.table import Column, TableSchema
 from ringsync.state.out_of_sequence import OutOfSequence
+from ringsync.status import LATE_ROWS
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.late import out_of_sequence
 from ringsync.steps.late.late_pass import LatePasses
 from ringsync.steps.late.late_rows import (
     FIRST_WAIT_S,
-    FOLDER,
     LONGEST_WAIT_S,
     LateRows,
     Outcome,
@@ -143,7 +143,8 @@ def test_from_file_to_message(application: Application, table: TableSchema, sess
         late.cycle()
         # coming is in both files: it waits in one of them.
         assert late.status()["waiting"] == 2
-        assert [stat.key for stat in store.list(FOLDER)] == [f"{FOLDER}{table.table_id}/{n}.arrow" for n in WAITING]
+        folder = f"{LATE_ROWS}{table.table_id}/"
+        assert [stat.key for stat in store.list(LATE_ROWS)] == [f"{folder}{name}.arrow" for name in WAITING]
         late.cycle()
         session.execute(coming.cql(table.full_name))
         clock.now += FIRST_WAIT_S
@@ -159,7 +160,7 @@ def test_from_file_to_message(application: Application, table: TableSchema, sess
         clock.now += LONGEST_WAIT_S
         again = LateRows(store, OutOfSequence(session, "t_late"), passes, clock)
         again.cycle()
-    assert not store.list(FOLDER)
+    assert not store.list(LATE_ROWS)
     assert session.execute("SELECT count(*) FROM t_late.out_of_sequence").one()[0] == 0
     assert dict(late.counts) == {
         **{"files": 4, "read": 9, "due": 12, "published": 5, "repeated": 3, "postponed": 13},
@@ -214,13 +215,13 @@ def test_the_application(application: Application, table: TableSchema, session: 
     write = Write(8, 1, "x", HOUR_AGO)
     session.execute(write.cql(table.full_name))
     put_late(application.store, [write], table, "a")
-    application.store.put(f"{FOLDER}{table.table_id}/damaged.arrow", b"no Arrow file")
-    application.store.put(f"{FOLDER}{'0' * 32}/b.arrow", b"of a table that is gone")
+    application.store.put(f"{LATE_ROWS}{table.table_id}/damaged.arrow", b"no Arrow file")
+    application.store.put(f"{LATE_ROWS}{'0' * 32}/b.arrow", b"of a table that is gone")
     report, code = out_of_sequence.run(application)
     assert code == ExitCode.COMPLETED_WITH_ERRORS
     assert report["counts"]["published"] == 1
     assert len(report["problems"]) == 2
-    assert [stat.key.rpartition("/")[2] for stat in application.store.list(FOLDER)] == ["b.arrow", "damaged.arrow"]
+    assert [stat.key.rpartition("/")[2] for stat in application.store.list(LATE_ROWS)] == ["b.arrow", "damaged.arrow"]
     assert b'"published": 1' in application.store.get("status/out_of_sequence/queue.json")
 
 
@@ -304,7 +305,7 @@ def test_rows_of_a_table_that_is_gone_are_counted_and_those_of_others_go_on(
     late = LateRows(store, OutOfSequence(session, "t_late"), effects, clock)
     late.cycle()
     assert (late.counts["of_dropped_tables"], late.counts["published"]) == (3, 1)
-    assert [stat.key.split("/")[2] for stat in store.list(FOLDER)] == [unknown.table_id]
+    assert [stat.key.split("/")[2] for stat in store.list(LATE_ROWS)] == [unknown.table_id]
     assert unknown.table_id in late.problems[0]
 
 
@@ -357,7 +358,7 @@ def test_a_file_that_cannot_be_used_holds_up_no_other_of_its_table(
     for _ in range(3):
         late.cycle()
     assert sorted(effects.times) == sorted(write.digest for write in (writes[0], writes[2]))
-    assert [stat.key for stat in store.list(FOLDER)] == [unresolved, damaged, other]
+    assert [stat.key for stat in store.list(LATE_ROWS)] == [unresolved, damaged, other]
     status = late.status()
     assert (status["error"], status["waiting"], status["files_broken"]) == (None, 1, 3)
     assert "version 2 of its schema and have the column with id 1, which version 1 does" in status["broken"][unresolved]
@@ -379,7 +380,7 @@ def test_a_file_that_cannot_be_used_holds_up_no_other_of_its_table(
     for key in (damaged, other):
         store.delete(key)
     late.cycle()
-    assert (late.problems, store.list(FOLDER)) == ([], [])
+    assert (late.problems, store.list(LATE_ROWS)) == ([], [])
     assert session.execute("SELECT count(*) FROM t_late.out_of_sequence").one()[0] == 0
 
 
@@ -414,7 +415,7 @@ def test_a_kill_anywhere_loses_and_repeats_nothing(
             late.cycle()
             clock.now += 700
         assert sorted(effects.times) == sorted(write.digest for write in (*shown, *hidden)), f"killed at call {calls}"
-        assert not store.list(FOLDER)
+        assert not store.list(LATE_ROWS)
         if deadly.calls > 0:
             break
     assert kills > 6
@@ -442,4 +443,4 @@ def test_what_cannot_be_read_waits(table: TableSchema, session: Any, tmp_path: P
     clock.now += LONGEST_WAIT_S
     late.cycle()
     assert (late.problems, late.counts["published"], late.status()["waiting"]) == ([], 1, 0)
-    assert not store.list(FOLDER)
+    assert not store.list(LATE_ROWS)

@@ -103,7 +103,7 @@ def test_a_loop_shows_that_it_lives_and_what_keeps_it(tmp_path: Path, monkeypatc
         for seconds in (30, 95)
     )
     assert set(long_ago) - set(lately) == {
-        "bucket_close/close: has come to no end of its cycle for 95 s, and is at shop.a: all else waits"
+        "bucket_close/close: its cycle has not ended for 95 s, and is at shop.a: all else waits"
     }
     threads = threading.active_count()
     with SignOfLife(store, "bucket_close", "close", lambda: None, {"error": None}):
@@ -127,7 +127,7 @@ def test_a_loop_that_is_killed_in_each_first_cycle_is_known_by_its_last_one(
         assert now["tables"] == said["tables"]
         assert now["busy"]["since_ms"] == ended_ms
         found = problems({"bucket_close/close": now}, {}, (), False, time.time())
-        assert any("has come to no end of its cycle for 9" in problem for problem in found)
+        assert any("its cycle has not ended for 9" in problem for problem in found)
 
 
 def test_a_loop_that_has_never_ended_a_cycle_says_what_it_is_given(

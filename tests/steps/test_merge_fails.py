@@ -51,13 +51,13 @@ class Merges:
                 return real(store, table, options)
             return SimpleNamespace(changed_rows=5, changes_version=3)
 
-        def merge_table(_: Any, candidate: merge.Candidate, *__: Any) -> dict[str, Any]:
-            self.tried.append(candidate.schema.full_name)
+        def merge_table(_: Any, table: TableSchema, *__: Any) -> dict[str, Any]:
+            self.tried.append(table.full_name)
             self.fails.get(self.tried[-1], lambda: None)()
             return {"read": 5}
 
         patch.setattr(merge, "connect", lambda _: None)
-        patch.setattr(merge, "candidates", lambda *_: [merge.Candidate(_table(name), 864_000) for name in TABLES])
+        patch.setattr(merge, "candidates", lambda *_: [(_table(name), 864_000) for name in TABLES])
         patch.setattr(changes, "replica_state", state)
         patch.setattr(replica_merge, "due", lambda *_, **__: True)
         patch.setattr(merge, "merge_table", merge_table)

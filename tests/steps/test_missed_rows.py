@@ -28,7 +28,7 @@ from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Column, TableSchema
 from ringsync.state.bootstrap import CommittedRange
 from ringsync.steps.bootstrap.cancel import end
-from ringsync.steps.bootstrap.publish import Outputs, file_prefix
+from ringsync.steps.bootstrap.publish import Outputs
 from ringsync.steps.passes import follow_ups as steps_follow_ups
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import commit
@@ -72,7 +72,7 @@ def copied(lake: Lake, name: str, begin: int, images: pa.RecordBatch) -> list[Co
     part.add(snapshot_messages(images, TABLE, "test", "exact", queries=None, **told))
     writer = DataFileWriter(row_image_schema(TABLE))
     writer.add(images)
-    file, data = writer.finish(f"{file_prefix(name)}0.parquet", now_ms())
+    file, data = writer.finish(f"part-{name}-0.parquet", now_ms())
     lake.store.put(f"{base_folder(TABLE.keyspace, TABLE.name)}/{file.name}", data)
     outputs = Outputs((file,), (part.finish(),)).to_json()
     whole = TokenRange(-(2**63), 2**63 - 1)
@@ -267,7 +267,7 @@ def test_a_copy_that_cannot_be_read_any_more_is_told_like_one_that_nobody_knows(
     bootstrap(lake, "b2", as_read(OLD))
     bootstrap(lake, "b3", as_read(OLD))
     folder = base_folder(TABLE.keyspace, TABLE.name)
-    lake.store.delete(f"{folder}/{file_prefix('b2')}0.parquet")
+    lake.store.delete(f"{folder}/part-b2-0.parquet")
     for _ in range(2):
         cycle(lake.close)
     assert len(told_again(lake)) == 2

@@ -129,7 +129,7 @@ def test_a_committed_range_has_its_rows_and_no_others(scan: Any, stop_after: int
         assert count == len(found)
     result = writer.result()
     assert result.rows_committed == sum(count for _, _, count in control.commits)
-    assert result.rows_read == result.rows_committed + result.rows_discarded
+    assert result.rows_read >= result.rows_committed
     if not unread and stopped is None:
         assert union(committed) == union(token_range for token_range, _ in ranges)
     if not unread and stopped is not None:

@@ -117,5 +117,5 @@ def test_digests_that_are_missing_are_told_and_not_looked_for_for_ever(lake: Lak
     for keys in lake.passes[0].digests.values():
         for key in keys:
             lake.store.delete(key)
-    with pytest.raises(StepError, match="a pass is there, but not what it has published"):
+    with pytest.raises(StepError, match="a pass is there, but its digests are missing"):
         late_passes.published(TABLE, change_rows([LATE_ROW], TABLE))

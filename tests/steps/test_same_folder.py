@@ -13,7 +13,7 @@ import pytest
 
 from ringsync.ledger.staging import commit_keys, node_of
 from ringsync.ring.ring import Host
-from ringsync.service.workers import told_by_workers
+from ringsync.service.workers import worker_reports
 from ringsync.status import Status
 from ringsync.steps.close.closing import progress
 from ringsync.steps.stage import commitlog_stage
@@ -109,7 +109,7 @@ def test_two_nodes_that_name_one_folder_are_not_read(nodes: Nodes) -> None:
     assert (nodes.staged(), nodes.segment.exists()) == ({OTHER.id}, True)
     assert (named(nodes, HOST), named(nodes, WELL), nodes.told(OTHER)) == (True, True, [])
     assert nodes.unread() == {HOST.endpoint, WELL.endpoint}
-    told = told_by_workers({"commitlog_stage/default": nodes.status()}, ("default",), {})
+    told = worker_reports({"commitlog_stage/default": nodes.status()}, ("default",), {})
     assert (len(told.refused), told.usable) == (2, (OTHER.endpoint,))
 
 

@@ -203,7 +203,7 @@ def test_a_table_that_a_node_does_not_know_yet_is_waited_for(tmp_path: Path, mon
         log = sync.cycle()
     assert sync.segment.exists()
     assert (log.number, sync.errors) == (0, 0)
-    assert "of a table that the schema does not have" in log.status()["error"]
+    assert "the schema does not have the table of a record" in log.status()["error"]
     cluster.known, cluster.others = TABLES, 1
     log = sync.cycle(10)
     assert (log.counts["of_dropped_tables"], sync.errors, log.status()["error"]) == (0, 0, None)

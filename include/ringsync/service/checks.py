@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import requests
-from cassandra import DriverException, OperationTimedOut, RequestExecutionException, Unauthorized
+from cassandra import DriverException, Unauthorized
 from cassandra.cluster import NoHostAvailable, Session
 
 from ringsync.cluster.session import ClusterError, connect, endpoint_of, explained_errors
@@ -33,7 +33,7 @@ _SETTINGS = (
     *("cdc_enabled", "cdc_raw_directory", "cdc_block_writes", "cdc_total_space", "cdc_total_space_in_mb"),
     *("commitlog_sync_period", "commitlog_sync_period_in_ms"),
 )
-_NO_ANSWER = (NoHostAvailable, RequestExecutionException, OperationTimedOut, DriverException)
+_NO_ANSWER = (NoHostAvailable, DriverException)
 _DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -193,9 +193,9 @@ def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
 
 
 def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
-    """Check that no worker, which is one process on one host, is told the same path for two nodes.
+    """Check that the nodes of a queue have different paths: one process on one host reads all of them.
 
-    :raises CheckError: it is
+    :raises CheckError: two nodes have the same path
     """
     endpoints: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes:

@@ -21,7 +21,7 @@ from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
 from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
-from ringsync.service.workers import Told, told_by_workers, wait_for_workers
+from ringsync.service.workers import WorkerReports, wait_for_workers, worker_reports
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
@@ -29,9 +29,9 @@ from ringsync.storage.port import StorageError
 from ringsync.wiring import cluster_settings, store_of
 
 EXIT_CODES = """\
-exit codes: 0 done, or all is well; 1 of start: a worker cannot use cdc_raw of its nodes, or has not told in time, of
-stop: not ended in time, of status: something is wrong; 3 configuration, connection or rights: nothing was started;
-4 interrupted"""
+exit codes: 0 done, or all is well; 1 start: a worker cannot use cdc_raw of its nodes, or has not reported in time;
+stop: tasks have not ended in time; status: something is wrong; 3 configuration, connection or rights: nothing was
+started; 4 interrupted"""
 
 START_TIMEOUT_S = 300.0
 """Seconds that ``start`` waits for the workers by default: Airflow and Spark need a minute or two to start."""
@@ -46,11 +46,10 @@ exit codes: 0 all is published; 1 not in time, or a loop does not run: the last 
 WAIT_TIMEOUT_S = 1800.0
 """Seconds that ``wait`` waits by default: six times as long as buckets of the default length are open."""
 
-Subparsers = Any
 Command = Callable[[argparse.Namespace, Console], ExitCode]
 
 
-def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
+def add_service(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add the commands to cdcservice's parser.
 
     :param add_conf: function that adds the option ``--conf``
@@ -62,8 +61,8 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
         parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=about, epilog=epilog)
         add_conf(parser)
         if timeout_s:
-            told = "wait so long (default: %(default).0f s)"
-            parser.add_argument("--timeout", type=_seconds, default=timeout_s, metavar="S", help=told)
+            about_timeout = "wait so long (default: %(default).0f s)"
+            parser.add_argument("--timeout", type=_seconds, default=timeout_s, metavar="S", help=about_timeout)
         parser.set_defaults(command=run)
         return parser
 
@@ -87,7 +86,7 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
         "status",
         _status,
         "lag, backlog and what is wrong",
-        "Show how the sync stands: docs/sync.md tells what each number means.",
+        "Show how the sync stands: docs/sync.md explains each number.",
     )
     form = status.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything as one JSON object")
@@ -97,7 +96,7 @@ def add_service(commands: Subparsers, add_conf: Callable[[argparse.ArgumentParse
         _wait,
         "wait until all that was written before now is published",
         "Wait until all that was written before now is in the streams, the replicas and Kafka, while others go on "
-        "writing. docs/sync.md tells how long that takes, and what it takes for granted.",
+        "writing. docs/sync.md says how long that takes, and what it relies on.",
         WAIT_EXIT_CODES,
         WAIT_TIMEOUT_S,
     )
@@ -118,7 +117,7 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.FATAL
     if arguments.check:
         return _check_workers(config, console)
-    # The loops would do it, too, but two that create a table at the same moment may make two of it.
+    # The loops would create it, too, but if two create a table at the same moment, it may exist twice.
     create_state(connect(cluster_settings(config)), config)
     store, client = store_of(config), client_of(config)
     expected = expected_loops(config.sync.queues)
@@ -132,30 +131,30 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     say(console, f"started: {', '.join(DAGS)}; cdcservice status shows how they stand")
     queues = config.sync.queues
     seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
-    told = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
-    return _tell_of_workers(told, console)
+    reports = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
+    return _print_reports(reports, console)
 
 
 def _check_workers(config: Config, console: Console) -> ExitCode:
-    """Print what the workers report that run already; the others look when they are started."""
+    """Print the reports of the workers that run already; the others look at cdc_raw when they are started."""
     now_s, statuses = time.time(), read_statuses(store_of(config))
     alive = {loop: status for loop, status in statuses.items() if age_s(status, now_s) < STALE_AFTER_S}
-    told = told_by_workers(alive, config.sync.queues, {})
-    for queue in told.silent:
+    reports = worker_reports(alive, config.sync.queues, {})
+    for queue in reports.silent:
         say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
-    if not (told.usable or told.refused):
+    if not (reports.usable or reports.refused):
         return ExitCode.OK
-    return _tell_of_workers(replace(told, silent={}), console)
+    return _print_reports(replace(reports, silent={}), console)
 
 
-def _tell_of_workers(told: Told, console: Console) -> ExitCode:
-    wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in told.silent.items()]
-    for problem in (*told.refused, *wrong):
+def _print_reports(reports: WorkerReports, console: Console) -> ExitCode:
+    wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in reports.silent.items()]
+    for problem in (*reports.refused, *wrong):
         say_error(problem)
-    if told.refused or told.silent:
+    if reports.refused or reports.silent:
         say(console, "the workers go on trying; what can be read is published")
         return ExitCode.COMPLETED_WITH_ERRORS
-    say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(told.usable) or 'no node is read'}")
+    say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(reports.usable) or 'no node is read'}")
     return ExitCode.OK
 
 
@@ -184,15 +183,15 @@ def check_airflow(config: Config) -> list[str]:
 def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     store, client = store_of(config), client_of(config)
-    # First of all: with this object the loops end even while Airflow is away.
+    # This object comes first: it ends the loops even while Airflow is away.
     store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
     for dag in DAGS:
         client.set_paused(dag, True)
     busy = wait_until_idle(client, arguments.timeout, console)
     if busy:
         say_error(
-            f"after {arguments.timeout:.0f} s there still run: {', '.join(busy)}; they end when they are done, nothing "
-            "new begins"
+            f"after {arguments.timeout:.0f} s these tasks still run: {', '.join(busy)}; they end when they are done, "
+            "and no new task begins"
         )
         return ExitCode.COMPLETED_WITH_ERRORS
     say(console, "stopped; cdc_raw of the nodes fills until cdcservice start")
@@ -210,13 +209,13 @@ def wait_until_idle(
 
     :returns: tasks that still run at the end of the time, ``DAG.task``
     """
-    end, told = clock() + timeout_s, None
+    end, printed = clock() + timeout_s, None
     while busy := [f"{dag}.{task}" for dag in DAGS for task in client.busy_tasks(dag)]:
         if clock() >= end:
             return busy
-        if busy != told:
+        if busy != printed:
             say(console, f"waiting for {', '.join(busy)}")
-            told = busy
+            printed = busy
         sleep(1.0)
     return []
 
@@ -259,13 +258,13 @@ def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
     began_s = time.time()
     config = load_config(arguments.conf)
     synced_ms = int(began_s * 1000) + longest_sync_period_ms(config)
-    told = ""
+    printed = ""
 
     def tell(left: str) -> None:
-        nonlocal told
-        if left != told:
+        nonlocal printed
+        if left != printed:
             say(console, f"waiting: {left}")
-            told = left
+            printed = left
 
     waited = wait_until_published(
         store_of(config), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell

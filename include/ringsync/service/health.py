@@ -1,4 +1,4 @@
-"""Whether the sync works: what its loops say of themselves, and what Airflow says of them."""
+"""The health of the sync: by the status of its loops, and by Airflow."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge")
 """What ``cdcservice start`` switches on."""
 
-
 HOMELESS_MS = 180_000
-"""Rows of a table that nobody has named wait so long before that is a problem: plans come once in an interval."""
+"""Rows of an unknown table may wait so long before that is a problem: a new plan may name it, once in an interval."""
 
 ABANDONED_AFTER_S = 300.0
-"""Nobody works on a bootstrap that has said nothing for so many seconds: between two tasks there are fewer."""
+"""Seconds without a sign of life before a bootstrap counts as abandoned: between two of its tasks there are fewer."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,11 @@ def expected_loops(queues: Sequence[str]) -> tuple[str, ...]:
 def problems(
     statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], queues: Sequence[str], stopped: bool, now_s: float
 ) -> list[str]:
-    """Return what is wrong, each in a sentence; nothing: all is well.
+    """Return a sentence for each problem; none: all is well.
 
-    :param statuses: what the loops last said
-    :param dags: what Airflow says of the DAGs that could be asked
-    :param stopped: whether ``cdcservice stop`` was the last word
+    :param statuses: the last status of each loop
+    :param dags: the DAGs, if Airflow answers
+    :param stopped: whether ``cdcservice stop`` was run, and ``start`` not since
     """
     if stopped:
         return ["stopped: cdc_raw of the nodes fills until cdcservice start"]
@@ -72,7 +71,7 @@ def _of_dag(dag: str, health: DagHealth) -> Iterator[str]:
 
 
 def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[str]:
-    """Return an unfinished bootstrap that nobody works on; the stream of a table that is followed waits behind it."""
+    """Yield a problem if an unfinished bootstrap is abandoned: the stream of its table waits for it."""
     if loop.startswith(BOOTSTRAPS) and (age := age_s(status, now_s)) > ABANDONED_AFTER_S:
         yield (
             f"{status['table']}: bootstrap {status['bootstrap']} is not finished, and nobody has worked on it for "
@@ -82,36 +81,36 @@ def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[str]:
 
 
 def _told(loop: str, status: Status) -> Iterator[str]:
-    """Return what a loop itself says is wrong."""
+    """Yield the problems that the status of a loop names."""
     if status.get("error"):
         yield f"{loop}: {status['error']}"
     if (busy := status.get("busy")) and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:
         where = f", and is at {busy['with']}" if busy["with"] else ""
-        yield f"{loop}: has come to no end of its cycle for {age:.0f} s{where}: all else waits"
+        yield f"{loop}: its cycle has not ended for {age:.0f} s{where}: all else waits"
     named = status.get("broken", {})
     for file, reason in named.items():
         yield f"{loop}: {file} cannot be used: {reason}"
     if (more := (status.get("files_broken") or 0) - len(named)) > 0:
         yield f"{loop}: {more:,} more files of late rows cannot be used: its report says why"
-    for node, one in status.get("nodes", {}).items():
-        where = f"{loop}: node {one.get('endpoint', node)}"
-        if one.get("error"):
-            yield f"{where}: {one['error']}"
-        if one.get("errors"):
-            yield f"{where}: {one['errors']:,} records cannot be decoded: table processor_error"
+    for host, node in status.get("nodes", {}).items():
+        where = f"{loop}: node {node.get('endpoint', host)}"
+        if node.get("error"):
+            yield f"{where}: {node['error']}"
+        if node.get("errors"):
+            yield f"{where}: {node['errors']:,} records cannot be decoded: table processor_error"
     for node, reason in status.get("unread", {}).items():
         yield f"node {node}: {reason}; its token ranges are published one window later"
     yield from unpublished(loop, status, HOMELESS_MS)
-    for table, one in status.get("tables", {}).items():
-        for key, value in one.items():
+    for table, fields in status.get("tables", {}).items():
+        for key, value in fields.items():
             if key.endswith("error") and value:
                 yield f"{table}: {value}"
 
 
 def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[str]:
-    """Return what ``bucket_close`` says of what it cannot publish, but for what a table says itself.
+    """Yield what ``bucket_close`` cannot publish, except the errors of single tables that it serves.
 
-    :param homeless_ms: rows of a table that nobody has named have waited so long
+    :param homeless_ms: shortest wait of an unknown table's rows that is a problem
     """
     for table, reason in status.get("left_out", {}).items():
         yield f"{table}: not followed: {reason}"
@@ -122,4 +121,4 @@ def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[str
     since_ms = status.get("homeless_since_ms", {})
     for table, rows in status.get("rows_homeless", {}).items():
         if status["at_ms"] - since_ms.get(table, 0) >= homeless_ms:
-            yield f"{loop}: {rows:,} staged rows of table id {table} wait, and nobody knows the table"
+            yield f"{loop}: {rows:,} staged rows of table id {table} wait, and the table is unknown"

@@ -38,7 +38,7 @@ _POLL_S = 0.5
 class Waited:
     """The result of waiting.
 
-    :ivar left: sentence on what is not published; empty: all is
+    :ivar left: sentence on what is not published; empty: all is published
     :ivar notes: sentences on what was not waited for, since it will not come
     """
 
@@ -71,14 +71,9 @@ class Seen:
     followed: Set[str] = frozenset()
 
     @property
-    def close(self) -> Status:
-        """The status of ``bucket_close``."""
-        return self.statuses.get(CLOSE, {})
-
-    @property
     def tables(self) -> Mapping[str, Status]:
-        """What ``bucket_close`` says of each table."""
-        tables: Mapping[str, Status] = self.close.get("tables", {})
+        """The status of each table, by ``bucket_close``."""
+        tables: Mapping[str, Status] = self.statuses.get(CLOSE, {}).get("tables", {})
         return tables
 
 
@@ -158,7 +153,7 @@ def wait_until_published(
     try:
         patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
         # All writes are in buckets that have begun by now, or in files of late rows. A closing bucket also moves rows
-        # there if nobody can tell their present state.
+        # there if their present state cannot be known.
         staged_ms = now_ms()
         patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, staged_ms))
         files = {stat.key for stat in store.list(LATE_ROWS)}
@@ -224,7 +219,7 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
     :param staged_ms: time when all rows were staged, ms since the epoch
     :param late_ms: time when all late rows were published, ms since the epoch
     """
-    close = seen.close
+    close = seen.statuses.get(CLOSE, {})
     if close.get("error"):
         yield Left(CLOSE, f"bucket_close: {close['error']}")
     elif int(close.get("began_ms", 0)) < max(staged_ms, late_ms):

@@ -26,8 +26,8 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
     yield from _table(
         "bootstrap of, step, copied, id, last sign of life",
         [
-            (told["table"], told["step"], f"{told['fraction']:.0%}", told["bootstrap"], _ago(told["at_ms"], now_s))
-            for told in bootstraps.values()
+            (entry["table"], entry["step"], f"{entry['fraction']:.0%}", entry["bootstrap"], _ago(entry["at_ms"], now_s))
+            for entry in bootstraps.values()
         ],
     )
     nodes = [node for status in statuses.values() for node in status.get("nodes", {}).items()]

@@ -11,7 +11,7 @@ from ringsync.storage.port import ObjectStore
 
 
 @dataclass(frozen=True)
-class Told:
+class WorkerReports:
     """The reports of all workers.
 
     :ivar silent: reason of each queue whose worker has not reported yet
@@ -24,31 +24,33 @@ class Told:
     usable: tuple[str, ...]
 
 
-def told_by_workers(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> Told:
-    """Collect what the stages of all queues say of their nodes; nodes that are down are left out.
+def worker_reports(statuses: Mapping[str, Status], queues: Sequence[str], before: Mapping[str, int]) -> WorkerReports:
+    """Collect the reports of all queues' stages on their nodes; nodes that are down are left out.
 
     :param queues: ``config.sync.queues``
-    :param before: ``at_ms`` of statuses of an earlier run, by queue; they do not count
+    :param before: ``at_ms`` of the statuses of an earlier run, by queue: they do not count
     """
     silent: dict[str, str] = {}
     refused: list[str] = []
     usable: list[str] = []
+    reports = {
+        queue: status
+        for queue in queues
+        if (status := statuses.get(f"commitlog_stage/{queue}")) and status["at_ms"] != before.get(queue)
+    }
     for queue in queues:
-        status = statuses.get(f"commitlog_stage/{queue}")
-        if status is None or status["at_ms"] == before.get(queue):
-            silent[queue] = "it has given no sign of life: does a worker of this queue run, and has it a free slot?"
-        elif status.get("error"):
-            silent[queue] = str(status["error"])
+        if (report := reports.get(queue)) is None:
+            silent[queue] = "it has given no sign of life: does a worker of this queue run, with a free slot?"
+        elif report.get("error"):
+            silent[queue] = str(report["error"])
         else:
-            for one in status.get("nodes", {}).values():
-                if not one["up"]:
-                    continue
-                reason = one["refused"] or ("" if one["is_read"] else one["error"])
-                if reason:
-                    refused.append(f"queue {queue}, node {one['endpoint']}: {reason}")
-                else:
-                    usable.append(one["endpoint"])
-    return Told(silent, tuple(refused), tuple(usable))
+            for log in report.get("nodes", {}).values():
+                reason = log["refused"] or ("" if log["is_read"] else log["error"])
+                if log["up"] and reason:
+                    refused.append(f"queue {queue}, node {log['endpoint']}: {reason}")
+                elif log["up"]:
+                    usable.append(log["endpoint"])
+    return WorkerReports(silent, tuple(refused), tuple(usable))
 
 
 def wait_for_workers(
@@ -59,7 +61,7 @@ def wait_for_workers(
     tell: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Told:
+) -> WorkerReports:
     """Wait until the worker of each queue has looked at ``cdc_raw`` of its nodes.
 
     :param tell: function that is called with what is waited for
@@ -68,10 +70,10 @@ def wait_for_workers(
     """
     end, waiting = clock() + timeout_s, ""
     while True:
-        told = told_by_workers(read_statuses(store), queues, before)
-        if not told.silent or clock() >= end:
-            return told
-        if (names := ", ".join(told.silent)) != waiting:
+        found = worker_reports(read_statuses(store), queues, before)
+        if not found.silent or clock() >= end:
+            return found
+        if (names := ", ".join(found.silent)) != waiting:
             waiting = names
             tell(f"waiting for workers to look at cdc_raw, of queues: {names}")
         sleep(1.0)

@@ -1,4 +1,4 @@
-"""Tables that are gone. What waits of such a table is removed, so a new table must never be taken for gone."""
+"""Tables that are gone. Their waiting rows are removed, so a new table must never be mistaken for one that is gone."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ import time
 from collections.abc import Callable, Collection
 
 GONE_AFTER_S = 60.0
-"""Time between two readings of the schema that show that a table is gone: the node that was asked first may not know a
-new table yet."""
+"""A table is gone if two readings of the schema lack it, so far apart: a node may not know a new table yet."""
 
 
 class AbsentTables:
-    """Tables that somebody misses, and that the schema has lacked since.
+    """Missed tables: a step has met their ids, but the schema does not have them.
 
-    A table is gone if two readings of the schema lacked it, :data:`GONE_AFTER_S` apart, both begun after it was missed.
-    An earlier reading may be older than the table.
+    A table is gone if two readings of the schema lacked it, :data:`GONE_AFTER_S` apart, and both began after it was
+    missed. An earlier reading may be older than the table.
     """
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
     def __contains__(self, table_id: str) -> bool:
-        """Tell whether a table was missed, and lacking, at the last reading."""
+        """Tell whether a table was missed, and the last reading of the schema lacked it."""
         return table_id in self._since_s
 
     def is_due(self, missed: Collection[str]) -> bool:
-        """Tell whether a reading may say something new of missed tables."""
+        """Tell whether it is time to read the schema again for one of the missed tables."""
         now_s = time.monotonic()
         return any(now_s - self._since_s.get(table_id, -math.inf) >= GONE_AFTER_S for table_id in missed)
 
     def look(self, missed: Collection[str], read: Callable[[], Collection[str]]) -> frozenset[str]:
-        """Read the schema, and tell which of the missed tables are gone.
+        """Read the schema, and return which of the missed tables are gone.
 
-        :param missed: ids; all others are forgotten. If there are none, nothing is read
-        :param read: reads the ids of all tables, also of those that cannot be understood
+        :param missed: ids; all others are forgotten. If there are none, the schema is not read
+        :param read: returns the ids of all tables, also of those whose schema is not supported
         """
         began_s = time.monotonic()
         there = read() if missed else ()
@@ -43,6 +42,6 @@ class AbsentTables:
         return frozenset(table_id for table_id, since_s in self._since_s.items() if began_s - since_s >= GONE_AFTER_S)
 
     def forget(self, table_ids: Collection[str]) -> None:
-        """Forget tables whose rows are removed: an id can be given again, and then its time begins anew."""
+        """Forget tables whose rows were removed: if an id is used again, its time begins anew."""
         for table_id in table_ids:
             self._since_s.pop(table_id, None)

@@ -117,7 +117,7 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         if "error" in outcome:
             _fail(outcome["error"], code)
     except LostOwnershipError as error:
-        # The report is that of the run that has taken over: it may have the same id.
+        # No report: the run that has taken over may have the same id, and writes its own.
         return _fail(str(error), ExitCode.FATAL)
     except StepError as error:
         outcome, code = {"error": str(error)}, _fail(str(error), error.code)
@@ -137,24 +137,19 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         "application": application.name,
         "run": application.run,
         **(dict(zip(("keyspace", "table"), application.table, strict=True)) if application.table else {}),
-        "started_at": _iso(started),
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 3),
         "exit_code": int(code),
         **outcome,
     }
     try:
-        write_report(application.store, report)
+        text = json.dumps(report, indent=2, default=str)
+        application.store.put(f"reports/{application.name}/{application.run}.json", text.encode())
+        print("ringsync: report:", json.dumps(report, default=str), flush=True)
     except StorageError as error:
         # The first error decides whether the application is tried again.
         return code or _fail(str(error), ExitCode.FATAL)
     return code
-
-
-def write_report(store: ObjectStore, report: Report) -> None:
-    """Write a report to ``reports/<application>/<run>.json`` and print it as one line."""
-    text = json.dumps(report, indent=2, default=str)
-    store.put(f"reports/{report['application']}/{report['run']}.json", text.encode())
-    print("ringsync: report:", json.dumps(report, default=str), flush=True)
 
 
 def _fail(message: str, code: ExitCode) -> ExitCode:
@@ -169,7 +164,7 @@ def remedy_inside(error: Exception) -> str | None:
 
 
 def plain(error: Exception) -> str:
-    """Return what went wrong, of an error in a Spark task its own words without the traceback."""
+    """Return what went wrong; for an error in a Spark task, our own message without the traceback."""
     return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
 
 
@@ -179,15 +174,11 @@ def driver_host(context: Any) -> str:
 
 
 def spark_is_gone(context: Any) -> bool:
-    """Tell whether Spark itself is gone: then no table can be served."""
+    """Tell whether Spark itself has ended: then no table can be served."""
     try:
         return bool(context._jsc.sc().isStopped())
-    except Exception:  # whatever it is: a JVM that cannot be asked does no work
+    except Exception:  # any error: a JVM that does not answer does no work
         return True
-
-
-def _iso(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _run_id(text: str) -> str:

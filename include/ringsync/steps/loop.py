@@ -1,7 +1,6 @@
 """The frame of steps that are loops: a Spark application works through short cycles for as long as one DAG run lasts.
 
-A Spark application takes some twenty CPU seconds before it works, so windows shorter than a minute cannot have one
-each.
+A Spark application needs some twenty CPU seconds to start, so windows shorter than a minute cannot have one each.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
 PATIENCE_S = 120.0
-"""How long a loop waits for the cluster when it begins, within its time."""
+"""Longest time that a loop waits for the cluster when it begins; the wait is part of the loop's time."""
 
 MAX_FAILURES = 30
 """Failed cycles in a row that end the loop."""
@@ -38,20 +37,20 @@ PASSING = (UnavailableError, UnreachableError, StateUnavailableError)
 """Errors that pass by themselves unless the configuration is wrong."""
 
 METRICS_EVERY = 5
-"""Cycles from one writing of the metrics' file to the next."""
+"""The metrics file is written once in so many cycles."""
 
 
 def add_until(parser: argparse.ArgumentParser) -> None:
     """Add the option ``--until`` of loops that share a DAG run."""
     parser.add_argument(
-        "--until", type=float, metavar="SECONDS", help="since the epoch: end then, if sync.run_s is not over before"
+        "--until", type=float, metavar="SECONDS", help="end at this time (since the epoch), or earlier after sync.run_s"
     )
 
 
 def seconds_left(run_s: float, until: float | None, now_s: float) -> float:
-    """Return how long a loop works that begins now: a killed loop that starts again ends when the others end.
+    """Return how long a loop that begins now may work: one that was killed and started again ends with the others.
 
-    :param run_s: longest time that it works
+    :param run_s: longest time that it may work
     :param until: time when the others end, seconds since the epoch; None: no others
     """
     return run_s if until is None else max(0.0, min(run_s, until - now_s))
@@ -64,7 +63,7 @@ def cycles(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[int]:
-    """Count cycles from 0: each begins ``poll_s`` seconds after the last, or at once if that took longer.
+    """Yield the number of each cycle, from 0. A cycle begins ``poll_s`` seconds after the last one began, or later.
 
     :param run_s: seconds until the loop ends
     """
@@ -79,13 +78,10 @@ def cycles(
         sleep(max(0.0, began + poll_s - clock()))
 
 
-def start_workers(context: Any, *modules: str) -> None:
+def start_workers(spark_context: Any, *modules: str) -> None:
     """Start Spark's Python workers and import what their tasks need, before there is work.
 
-    On two busy cores the first task of a loop takes most of a minute otherwise, and all changes wait for it.
-
-    :param context: Spark's
-    :param modules: modules that the tasks import
+    Otherwise the first task of a loop takes most of a minute on two busy cores, and all changes wait for it.
     """
 
     def load(_: Iterator[int]) -> Iterator[int]:
@@ -93,20 +89,21 @@ def start_workers(context: Any, *modules: str) -> None:
             importlib.import_module(module)
         return iter(())
 
-    count = context.defaultParallelism
-    context.parallelize(range(count), count).mapPartitions(load).collect()
+    count = spark_context.defaultParallelism
+    spark_context.parallelize(range(count), count).mapPartitions(load).collect()
 
 
 class AwayError(StepError):
-    """What a loop needs is away, maybe for a short time: the loop is started again."""
+    """Cluster, object store or Spark are away, maybe for a short time: Airflow starts the loop again."""
 
     code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def starts_again() -> Iterator[None]:
-    """Wrap all that a loop does: after a final exit code it would stand still until all other loops of its DAG run have
-    ended.
+    """Let Airflow start a loop again after an error that passes by itself.
+
+    After a final exit code the loop would not run before all other loops of its DAG run have ended.
 
     :raises AwayError: one of :data:`PASSING` was raised
     """
@@ -121,7 +118,7 @@ class Patience:
 
     A :class:`StepError` or a wrong configuration ends the loop at once: trying again does not help.
 
-    :param is_over: tells, after a failure, that this process cannot work any more: e.g. its Spark has ended
+    :param is_over: called after a failure; True: this process cannot work any more, e.g. its Spark has ended
     """
 
     def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -140,11 +137,11 @@ class Patience:
             raise
         except Exception as error:
             self._failures += 1
-            said = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
             if self._failures >= MAX_FAILURES or self._is_over():
-                raise AwayError(f"{self._failures} cycles in a row failed, the last: {said[:2000]}") from error
-            print(f"ringsync: warning: a cycle failed, it is tried again: {said[:2000]}", flush=True)
-            return said
+                raise AwayError(f"{self._failures} cycles in a row failed, the last: {message[:2000]}") from error
+            print(f"ringsync: warning: a cycle failed, it is tried again: {message[:2000]}", flush=True)
+            return message
         self._failures = 0
         return None
 
@@ -152,9 +149,9 @@ class Patience:
 def connect_patiently(
     settings: ClusterSettings, until: float | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> Session:
-    """Connect to a cluster that may be away for a moment; a wrong password or certificate is told at once.
+    """Connect to a cluster that may be away for a moment; a wrong password or certificate fails at once.
 
-    :param until: time when the loop ends, seconds since the epoch; None: it has all of :data:`PATIENCE_S`
+    :param until: time when the loop ends, seconds since the epoch; None: wait for :data:`PATIENCE_S`
     :raises ClusterError: one of its subclasses
     """
     deadline = time.monotonic() + seconds_left(PATIENCE_S, until, time.time())
@@ -169,7 +166,7 @@ def connect_patiently(
 
 
 def is_stopped(store: ObjectStore) -> bool:
-    """Tell whether somebody has asked the loops to end; if that cannot be read, they go on."""
+    """Tell whether ``cdcservice stop`` has asked the loops to end; if that cannot be read, they go on."""
     try:
         return store.stat(STOP_KEY) is not None
     except StorageError as error:
@@ -178,7 +175,7 @@ def is_stopped(store: ObjectStore) -> bool:
 
 
 def put_status(store: ObjectStore, application: str, name: str, status: dict[str, Any]) -> None:
-    """Say how things stand, for ``cdcservice status``; a failure is made good in the next cycle.
+    """Write the status of a loop, for ``cdcservice status``. A failure is only printed: the next cycle writes again.
 
     :param name: the loop's name among those of its application
     """
@@ -191,11 +188,11 @@ def put_status(store: ObjectStore, application: str, name: str, status: dict[str
 
 
 class SignOfLife:
-    """Says how a loop stands: after each cycle, and that it lives and what it does while a cycle takes long.
+    """Writes the status of a loop: after each cycle, and every few seconds while a cycle takes long.
 
-    A sign of life repeats the last status, with ``busy``: its work (``with``), and the end of the last cycle
-    (``since_ms``). It shows a loop that hangs. It also shows a loop that is killed in each first cycle: the last run's
-    status is repeated until a cycle ends.
+    While a cycle takes long, the last status is repeated, with ``busy``: the present work (``with``), and the end of
+    the last cycle (``since_ms``). This shows a loop that hangs. It also shows a loop that is killed in each first
+    cycle: until a cycle ends, the last run's status is repeated.
 
     :param name: the loop's name among those of its application
     :param at: returns the loop's present work
@@ -207,8 +204,8 @@ class SignOfLife:
     ) -> None:
         self._store, self._application, self._name, self._at = store, application, name, at
         before = read_status(store, f"{application}/{name}") or {"at_ms": int(time.time() * 1000), **first}
-        self._said = {key: value for key, value in before.items() if key not in ("at_ms", "busy")}
-        self._said_at = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
+        self._status = {key: value for key, value in before.items() if key not in ("at_ms", "busy")}
+        self._written_s = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"{application} lives", daemon=True)
@@ -222,17 +219,17 @@ class SignOfLife:
         self._thread.join()
 
     def say(self, status: dict[str, Any]) -> None:
-        """Say how things stand after a cycle."""
+        """Write the status after a cycle."""
         with self._lock:
-            self._said, self._said_at = status, time.time()
+            self._status, self._written_s = status, time.time()
             put_status(self._store, self._application, self._name, status)
 
     def _live(self) -> None:
         while not self._ended.wait(SAY_EVERY_S):
             with self._lock:
-                if time.time() >= self._said_at + SAY_EVERY_S:
-                    busy = {"with": self._at(), "since_ms": int(self._said_at * 1000)}
-                    put_status(self._store, self._application, self._name, {**self._said, "busy": busy})
+                if time.time() >= self._written_s + SAY_EVERY_S:
+                    busy = {"with": self._at(), "since_ms": int(self._written_s * 1000)}
+                    put_status(self._store, self._application, self._name, {**self._status, "busy": busy})
 
 
 def put_metrics(store: ObjectStore, path: str | None, number: int) -> None:

@@ -20,8 +20,8 @@ def create_state(session: Any, config: Config) -> None:
     state = StateSession(session, config.state.keyspace)
     if not state.has(TABLES):
         state.create(config.state.replication or replication(read_hosts(session)))
-    # Another application may be creating them just now, and the node that was asked is the first to know. If nodes
-    # disagree for other reasons, what is missing will say so when it is used.
+    # Another application may be creating them right now, and only the node that it asked knows them at first. If nodes
+    # disagree for another reason, the first use of a missing table fails with an error of its own.
     session.cluster.control_connection.wait_for_schema_agreement()
 
 

@@ -29,7 +29,7 @@ KEPT_PLANS = 100
 class SyncTable:
     """A table that is followed.
 
-    :ivar by_arrival: whether rows belong to the interval in which they are read, since writers set timestamps
+    :ivar by_arrival: whether a row belongs to the interval in which it is read, since writers set its timestamp
     """
 
     version: TableVersion
@@ -116,7 +116,7 @@ def plan_of(
 ) -> SyncPlan:
     """Read the plan of an interval, or make it now.
 
-    :param before: an earlier plan: tables that have not changed are not asked for again
+    :param before: an earlier plan, from which the versions of unchanged tables are taken
     :raises ClusterError: the cluster does not answer
     """
     key = f"plans/sync/{interval.start:013}.json"
@@ -136,7 +136,7 @@ def plan_of(
 def make_plan(
     store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
 ) -> SyncPlan:
-    """Make a plan of the present cluster; what cannot be planned is left out, with its reason."""
+    """Make a plan of the present cluster. A table that cannot be planned is left out, with the reason."""
     schema = read_tables(session)
     rows = session.execute("SELECT id, cdc FROM system_schema.tables")
     with_cdc = {row.id.hex for row in rows if row.cdc}
@@ -157,14 +157,14 @@ def make_plan(
             if table.keyspace not in replications:
                 replications |= read_replications(session, {table.keyspace})
         except RingError as error:
-            left_out[table.full_name] = f"the ring of its keyspace cannot be had: {error}"
+            left_out[table.full_name] = f"the ring of its keyspace cannot be read: {error}"
             continue
         tables.append(sync_table(store, config, table, known.get(table.table_id)))
     return SyncPlan(interval, hosts, replications, tuple(tables), left_out)
 
 
 def sync_table(store: ObjectStore, config: Config, table: TableSchema, known: TableVersion | None = None) -> SyncTable:
-    """Tell how a table is followed.
+    """Return how a table is followed.
 
     :param known: the version of the table that the caller knows
     """

@@ -1,7 +1,7 @@
 """The end of a bootstrap that will not be finished: the stream goes on, and the replica stays what it was before.
 
-The state says so first, conditionally: from then on no run of the bootstrap publishes anything. All that follows may be
-repeated after a kill.
+First a conditional write sets the state to cancelled: from then on no run of the bootstrap publishes anything. All
+later steps may be repeated after a kill.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from ringsync.ledger.passes import mark
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
-from ringsync.status import forget
+from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
-from ringsync.steps.bootstrap.prepare import status_key
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
@@ -29,9 +28,9 @@ from ringsync.streams.files import data_topic
 
 
 def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: str, name: str) -> Bootstrap:
-    """Cancel the unfinished bootstrap of a table; again is fine.
+    """Cancel the unfinished bootstrap of a table. Running it again is safe.
 
-    :returns: what was cancelled
+    :returns: the cancelled bootstrap
     :raises StepError: there is none; the table cannot be read; all of it is copied, and the table is there; another has
         begun meanwhile
     """
@@ -62,17 +61,17 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
                 )
 
         end(config, store, table, latest.id, check)
-    forget(store, status_key(table_id))
+    forget(store, f"{BOOTSTRAPS}{table_id}")
     return latest
 
 
 def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: str, check: Callable[[], None]) -> None:
-    """Let the stream go on, with what has waited, and remove what was copied.
+    """Let the stream go on with the changes that have waited, and remove the copied rows.
 
     :param check: raises when another bootstrap of the table has begun, which must not be ended
     """
     topic = data_topic(config.server_name, table)
-    # Also if it has not begun yet: a `prepare` that is about to begin it must ask again, and be refused.
+    # The mark is put even if the bootstrap has not begun: a `prepare` that is about to begin it is then refused.
     now_ms = int(time.time() * 1000)
     take_topic(store, topic, table.table_id, now_ms)
     number = mark(store, table.table_id, "cutover", bootstrap_id, now_ms, check=check)

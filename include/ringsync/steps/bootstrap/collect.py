@@ -1,4 +1,4 @@
-"""The driver's side of a bootstrap's tasks: it commits their ranges, and knows how far all of them are."""
+"""The driver's side of a bootstrap's tasks: it commits their ranges, and adds up their progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRESS_INTERVAL_S = 2.0
 LINE_INTERVAL_S = 10.0
 COUNTS = ("rows", "cells", "pages", "bytes")
 WINDOW_S = 20.0
-"""The speed is measured over the last so many seconds."""
+"""Seconds over which the speed is measured."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,26 +38,18 @@ class TooManyErrorsError(StepError):
 
 
 class Collector:
-    """All that is known of a bootstrap's ranges, kept in the ledger.
+    """The ranges of a bootstrap: those committed, which the ledger keeps, those being read, and those that failed.
 
     :param selected: the tokens to read
     :param estimated_rows: estimated rows of these ranges
     :param max_failed_ranges: most ranges that may be unreadable
     """
 
-    def __init__(
-        self,
-        ledger: RangeLedger,
-        selected: TokenSet,
-        estimated_rows: int,
-        max_failed_ranges: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ledger: RangeLedger, selected: TokenSet, estimated_rows: int, max_failed_ranges: int) -> None:
         self._ledger = ledger
         self._selected = selected
         self._estimated_rows = estimated_rows
         self._max_failed_ranges = max_failed_ranges
-        self._clock = clock
         self._lock = threading.Lock()
         self._done = list(ledger.ranges())
         self._rows_before = sum(done.rows for done in self._done)
@@ -150,7 +142,7 @@ class Collector:
         return sum(done.bytes for done in ranges), fraction(done.range for done in ranges)
 
     def now(self) -> Progress:
-        """Tell how far the bootstrap is, with what earlier runs did."""
+        """Return the progress of the bootstrap, including the work of earlier runs."""
         with self._lock:
             done, reading = list(self._done), list(self._reading.values())
         selected = fraction(self._selected)
@@ -176,7 +168,7 @@ class Collector:
 
     def _speed(self, rows: int, share: float) -> tuple[float | None, float | None]:
         """Return rows per second over the last moments, and the seconds that the rest takes at this run's speed."""
-        now = self._clock()
+        now = time.monotonic()
         self._samples.append((now, rows, share))
         while now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
@@ -191,28 +183,28 @@ class Collector:
 def reported(
     collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, say: Callable[[Progress], None]
 ) -> Iterator[None]:
-    """Say meanwhile that the run is alive and how far it is: in the ledger, the object store and the log.
+    """Report every few seconds that the run is alive, and its progress: in the ledger, the object store and the log.
 
-    Nothing more is said once another run has taken over: a repeated task has the run id of the one before it.
+    The reports end once another run has taken over: a repeated task has the run id of the one before it.
 
-    :param say: called every few seconds with how far the run is
+    :param say: called every few seconds with the progress
     """
     end = threading.Event()
 
     def report() -> None:
-        beaten = said = float("-inf")
+        beaten_s = printed_s = float("-inf")
         while True:
             now = time.monotonic()
-            if now - beaten >= BEAT_INTERVAL_S:
-                beaten = now
+            if now - beaten_s >= BEAT_INTERVAL_S:
+                beaten_s = now
                 if not _owned(collector, ledger):
                     return
                 _tell(partial(ledger.beat, run))
                 say(collector.now())
             progress = collector.now()
             put(progress)
-            if now - said >= LINE_INTERVAL_S:
-                said = now
+            if now - printed_s >= LINE_INTERVAL_S:
+                printed_s = now
                 print(f"ringsync: {progress}", flush=True)
             if end.wait(PROGRESS_INTERVAL_S):
                 return
@@ -236,7 +228,7 @@ def reported(
 
 
 def _owned(collector: Collector, ledger: RangeLedger) -> bool:
-    """Tell whether nobody has taken over yet; tasks learn of it with their next message."""
+    """Tell whether this run still owns the bootstrap; if not, the next message of each task fails."""
     if isinstance(collector.fatal, LostOwnershipError):
         return False
     try:
@@ -250,7 +242,7 @@ def _owned(collector: Collector, ledger: RangeLedger) -> bool:
 
 
 def _tell(message: Callable[[], None]) -> None:
-    """Say something in the ledger, if it answers: only commits must arrive."""
+    """Write to the ledger; a failure is only logged, since nothing but commits must arrive."""
     try:
         message()
     except StateError as error:

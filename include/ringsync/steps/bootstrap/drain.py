@@ -1,9 +1,9 @@
 """The end of a bootstrap for those who follow the table's changes (docs/bootstrap.md).
 
-While a table is copied its changes wait in the bootstrap stream. The cut-over is one pass, put if absent: what was
-published before it moves behind the copied rows, in its order; what is published after it goes to the table's own
-stream. Another run after a kill comes to the same end; so does ``bucket_close`` when it finds the cut-over, which also
-feeds Kafka. Here Kafka is fed only if ``bucket_close`` does not work, or does not follow the table.
+While a table is copied its changes wait in the bootstrap stream. The cut-over is one pass, put if absent. Changes that
+were published before it move behind the copied rows, in their order. Changes that are published after it go to the
+table's own stream. Another run after a kill comes to the same end. So does ``bucket_close`` when it finds the cut-over,
+and it also feeds Kafka. This step feeds Kafka only if ``bucket_close`` does not run, or does not follow the table.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ringsync.cluster.session import connect
 from ringsync.ledger.followed import keep_following
 from ringsync.ledger.passes import mark
 from ringsync.state.bootstrap import SCANNING, BootstrapState
-from ringsync.status import STALE_AFTER_S, age_s, forget, read_status
+from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.plan import BootstrapPlan, load_plan
-from ringsync.steps.bootstrap.prepare import check_not_cancelled, status_key
+from ringsync.steps.bootstrap.prepare import check_not_cancelled
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
@@ -46,7 +46,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
     report["kafka_messages"] = feed_kafka(application, plan)
     state.complete(plan.bootstrap)
-    forget(store, status_key(plan.scan.table.table_id))
+    forget(store, f"{BOOTSTRAPS}{plan.scan.table.table_id}")
     return report, ExitCode.OK
 
 
@@ -72,7 +72,7 @@ def feed_kafka(application: Application, plan: BootstrapPlan) -> int | None:
 
 
 def is_followed(store: ObjectStore, table_id: str, now_s: float) -> bool:
-    """Tell whether ``bucket_close`` is at work and follows a table."""
+    """Tell whether ``bucket_close`` runs and follows a table."""
     close = read_status(store, "bucket_close/close")
     if close is None or age_s(close, now_s) > STALE_AFTER_S:
         return False

@@ -1,8 +1,8 @@
-"""The removal of what unfinished bootstraps have written: by what is there, not by what a state says of it.
+"""The removal of what unfinished bootstraps have written: found by listing files, not by any recorded state.
 
-Nobody sees a bootstrap's files before its pass ``rows`` names them, and only then it replaces the base. Behind a later
-``begin``, ``cutover`` or ``end`` no such pass can be put. So one of these comes first, and then the removal, which may
-be repeated. Names are random: garbage remains garbage, however late it is removed.
+A bootstrap's files are invisible until its pass ``rows`` names them, and only then does it replace the base. After a
+later ``begin``, ``cutover`` or ``end`` no such pass can be put. So one of these marks comes first, and then the
+removal, which may be repeated. Names are random and never used again, so it does not matter how late a file is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 
 _FILE = re.compile(r"/(part-(\d{8}T\d{6}Z-[0-9a-f]+)-[^/]+)$")
-"""A bootstrap's file in the base's folder; Spark's own have no moment in their names."""
+"""A bootstrap's file in the base's folder; Spark's own have no time in their names."""
 
 _PART = re.compile(r"/(pass-\d{12}|bootstrap-[^/]+)/part-[^/]+$")
 """A bootstrap's part in its stream; parts of changes have other names. Earlier versions named the bucket after the
@@ -34,9 +34,9 @@ def remove_leftovers(
     live: str = "",
     listed: Collection[str] | None = None,
 ) -> None:
-    """Remove what bootstraps of this table, and of tables that had its name before, have written and nothing names.
+    """Remove files of bootstraps that neither base nor passes name, also those of tables that had this name before.
 
-    :param fence: number of the ``begin`` or ``cutover`` behind which only the live bootstrap can publish rows
+    :param fence: number of the ``begin`` or ``cutover`` after which only the live bootstrap can publish rows
     :param live: id of the bootstrap that goes on; empty: none
     :param listed: names of its files in the base's folder, once no more come; None: all of them stay
     """
@@ -49,12 +49,12 @@ def remove_leftovers(
         (name, bootstrap)
         for name, bootstrap in there
         if name not in named
-        # Delta knows when no reader needs files that were once in the base.
+        # Files that were once in the base are Delta's to remove: it knows when no reader needs them any more.
         and (listed is not None if bootstrap == live else transaction_of(bootstrap) not in base.transactions)
     ]
     if not files and not parts:
         return
-    # Asked after the files were listed: the list has none of a bootstrap that begins from here on.
+    # Read after the files were listed: no listed file belongs to a bootstrap that begins from here on.
     tables = [owner.table_id for owner in topic_owners(store, topic)]
     passes = [get_pass(store, table_id, number) for table_id in tables for number in pass_numbers(store, table_id)]
     begun = [made.number for made in passes if (made.table_id, made.kind) == (table.table_id, "begin")]
@@ -66,7 +66,7 @@ def remove_leftovers(
             store.delete(f"{folder}/{name}")
     waiting = {made.bucket for made in passes if made.kind in ("changes", "rows")}
     for bucket, keys in parts.items():
-        # Asked again, after the passes: a bucket stays published when its pass is forgotten.
+        # Looked up again, after the passes: a bucket stays published when its pass is forgotten.
         if bucket not in waiting and FileStream(store, topic).parts(bucket) is None:
             for key in keys:
                 store.delete(key)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from ringsync.sources.scan.plan import ScanPlan
 from ringsync.state.bootstrap import Bootstrap
 from ringsync.steps.application import StepError
-from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json
 
 OUTPUTS_VERSION = 3
 """Version of files and ledger entries: a bootstrap of another version cannot be continued."""
@@ -19,7 +19,7 @@ class BootstrapPlan:
     """What all steps of one run agree on.
 
     :ivar scan: table and moment; its splits are cut when it is read
-    :ivar splits: the user's wish for the number of splits; None: by size
+    :ivar splits: number of splits that the user asked for; None: by size
     :ivar estimated_rows: estimated rows of the selection
     :ivar estimated_bytes: estimated size of the whole table's result pages
     """
@@ -32,24 +32,14 @@ class BootstrapPlan:
     estimated_rows: int
     estimated_bytes: int
 
-    def to_json(self) -> str:
-        """Return the plan as a JSON object; :meth:`from_json` gives an equal plan back."""
-        return json.dumps({**asdict(self), "scan": json.loads(self.scan.to_json())}, indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> BootstrapPlan:
-        """Read what :meth:`to_json` wrote."""
-        document = json.loads(text)
-        scan = ScanPlan.from_json(json.dumps(document.pop("scan")))
-        return BootstrapPlan(bootstrap=Bootstrap(**document.pop("bootstrap")), scan=scan, **document)
-
 
 def find_plan(store: ObjectStore, run: str) -> BootstrapPlan | None:
     """Return the plan of a run; None: there is none."""
-    try:
-        return BootstrapPlan.from_json(store.get(_key(run)).decode())
-    except NotFoundError:
+    document = get_json(store, _key(run))
+    if document is None:
         return None
+    scan = ScanPlan.from_json(json.dumps(document.pop("scan")))
+    return BootstrapPlan(bootstrap=Bootstrap(**document.pop("bootstrap")), scan=scan, **document)
 
 
 def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
@@ -65,8 +55,9 @@ def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
 
 def keep_plan(store: ObjectStore, plan: BootstrapPlan) -> BootstrapPlan:
     """Write the plan, or read the one that another attempt of this run has written meanwhile."""
+    document = {**asdict(plan), "scan": json.loads(plan.scan.to_json())}
     try:
-        store.put(_key(plan.run), plan.to_json().encode(), if_absent=True)
+        store.put(_key(plan.run), json.dumps(document, indent=1).encode(), if_absent=True)
         return plan
     except AlreadyExistsError:
         return load_plan(store, plan.run)

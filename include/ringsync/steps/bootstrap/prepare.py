@@ -1,8 +1,8 @@
 """The first step of a bootstrap: check everything it needs, and decide once how it is done (docs/bootstrap.md).
 
-A table has one bootstrap at a time. The next run that asks for the same continues an unfinished one, whatever else has
-changed: splits, topology, the version of this code. A run with other parameters, or after a change of the table's
-schema, begins anew.
+A table has one bootstrap at a time. The next run with the same parameters continues an unfinished one, even if splits,
+topology or the version of this code have changed. A run with other parameters, or after a change of the table's schema,
+begins anew.
 
 The plan is ``plans/bootstrap/<run>.json``, written once: a repeated task reads the first one, so all steps of a run
 agree.
@@ -120,7 +120,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             "schema: use another run id"
         )
     latest = check_not_cancelled(state.find(keyspace, name), plan)
-    # From here on changes wait in the bootstrap stream, and the replica takes later ones.
+    # From here on changes wait in the bootstrap stream, and the new replica will get them.
     number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(keyspace, name), plan))
     if number:
         clear_away(store, plan, number)
@@ -158,7 +158,7 @@ def check_not_cancelled(latest: states.Bootstrap | None, plan: BootstrapPlan) ->
 
 
 def check_scanning(latest: states.Bootstrap | None, plan: BootstrapPlan) -> None:
-    """Check that the plan's bootstrap may begin: it is the table's, and not everything is copied.
+    """Check that the plan's bootstrap may begin: it is the table's latest, and not everything is copied yet.
 
     :raises StepError: it may not
     """
@@ -167,11 +167,11 @@ def check_scanning(latest: states.Bootstrap | None, plan: BootstrapPlan) -> None
 
 
 def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: states.Bootstrap, check: Callable[[], None]) -> int:
-    """Begin the bootstrap, if it has not begun. One that has copied everything does not begin a second time.
+    """Begin the bootstrap, if it has not begun. A bootstrap that has copied everything does not begin a second time.
 
-    :param check: raises when it shall not begin any more
-    :returns: number of the pass ``begin``; 0: it is forgotten, since everything was published long ago
-    :raises StepError: it was begun by another version of this code, which named its files otherwise
+    :param check: raises if the bootstrap must not begin any more
+    :returns: number of the pass ``begin``; 0: that pass was removed, since everything was published long ago
+    :raises StepError: another version of this code, which names files differently, has begun it
     :raises TableReplacedError: the table was dropped and created again since
     """
     table_id = plan.scan.table.table_id
@@ -184,44 +184,40 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: states.Bootstrap
             "bootstrap_table again"
         )
     now_ms = int(time.time() * 1000)
-    # Before the table has the topic: if it is dropped, the topic's next owner makes visible what was published of it.
+    # First the version is recorded, then the topic is taken: if the table is dropped, the topic's next owner needs the
+    # version to make visible what was published of it.
     version_of(store, plan.scan.table)
     take_topic(store, plan.topic, table_id, now_ms)
     return mark(store, table_id, "begin", plan.bootstrap.id, now_ms, check=check)
 
 
 def clear_away(store: ObjectStore, plan: BootstrapPlan, begin: int) -> None:
-    """Remove what earlier bootstraps have left, also of tables that had this name before; again is fine.
+    """Remove what earlier bootstraps have left, also of tables that had this name before. Running it again is safe.
 
-    :param begin: number of this bootstrap's first pass: none before it can publish rows any more
+    :param begin: number of this bootstrap's first pass, after which no earlier bootstrap can publish rows
     """
     remove_leftovers(store, plan.scan.table, plan.topic, begin, plan.bootstrap.id)
     for owner in topic_owners(store, plan.topic):
         if owner.table_id != plan.scan.table.table_id:
-            forget(store, status_key(owner.table_id))
-
-
-def status_key(table_id: str) -> str:
-    """Return the key of the status of a table's unfinished bootstrap, for :func:`ringsync.status.forget`."""
-    return f"{BOOTSTRAPS}{table_id}"
+            forget(store, f"{BOOTSTRAPS}{owner.table_id}")
 
 
 def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) -> None:
-    """Say that somebody works on a bootstrap, for ``cdcservice status``; ``bootstrap_drain`` removes that.
+    """Write the status of an unfinished bootstrap, for ``cdcservice status``; ``bootstrap_drain`` removes it.
 
-    :param share: how much is copied, from 0 to 1
+    :param share: the part that is copied, from 0 to 1
     """
     table = plan.scan.table
-    told = {"table": table.full_name, "table_id": table.table_id, "bootstrap": plan.bootstrap.id, "run": plan.run}
-    put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**told, "step": step, "fraction": round(share, 4)})
+    status = {"table": table.full_name, "table_id": table.table_id, "bootstrap": plan.bootstrap.id, "run": plan.run}
+    put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**status, "step": step, "fraction": round(share, 4)})
 
 
 def enable_cdc(session: Any, table: TableSchema) -> str:
-    """Have the cluster log the table's changes, those of statements that were prepared before as well.
+    """Enable cdc on a table, also for statements that were prepared before.
 
-    Cassandra keeps a prepared statement with the old table, and what it writes would not be captured. Of the options
-    only ``gc_grace_seconds`` and ``default_time_to_live`` make it prepare statements anew
-    (TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0), so the former is one second longer for a moment.
+    A prepared statement keeps the old table options, so its writes would not be captured. Only a change of
+    ``gc_grace_seconds`` or ``default_time_to_live`` makes Cassandra prepare statements anew
+    (TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0). So the former is one second longer for a moment.
 
     :raises StepError: the nodes do not allow it, or do not agree on the schema
     """
@@ -245,9 +241,7 @@ def enable_cdc(session: Any, table: TableSchema) -> str:
     return "enabled now"
 
 
-def read_a_little(
-    config: Config, store: ObjectStore, scan: ScanPlan, sleep: Callable[[float], None] = time.sleep
-) -> Forecast:
+def read_a_little(config: Config, store: ObjectStore, scan: ScanPlan) -> Forecast:
     """Forecast the scan by reading a page at some places, within the limits of the scan.
 
     :raises ScanError: the cluster did not answer in some attempts
@@ -260,7 +254,7 @@ def read_a_little(
     for delay in RETRY_DELAYS_S:
         with suppress(ScanError):
             return sample(session, scan.table, query, ranges, settings, permits)
-        sleep(delay)
+        time.sleep(delay)
     return sample(session, scan.table, query, ranges, settings, permits)
 
 
@@ -288,7 +282,7 @@ def begin(
     specification: str,
     latest: states.Bootstrap | None,
 ) -> states.Bootstrap:
-    """Make a new bootstrap the table's own.
+    """Make a new bootstrap, the table's latest.
 
     :raises StepError: another run works on the table
     """
@@ -309,9 +303,7 @@ def begin(
     return bootstrap
 
 
-def wait_until_free(
-    state: states.BootstrapState, bootstrap: states.Bootstrap, run: str, sleep: Callable[[float], None] = time.sleep
-) -> None:
+def wait_until_free(state: states.BootstrapState, bootstrap: states.Bootstrap, run: str) -> None:
     """Wait until no other run works on a bootstrap: a killed run counts as alive for some seconds more.
 
     :raises StepError: another run is alive
@@ -320,7 +312,7 @@ def wait_until_free(
         other = state.alive(bootstrap.id)
         if other in (None, run):
             return
-        sleep(1.0)
+        time.sleep(1.0)
     raise StepError(
         f"{bootstrap.keyspace}.{bootstrap.table} is being bootstrapped by run {other}: follow or stop that one"
     )
@@ -357,7 +349,7 @@ def describe(scan: ScanPlan) -> Report:
 
 
 def tell(forecast: Forecast, config: Config) -> Report:
-    """Return the forecast, and how long the scan takes if the configured limits bound it."""
+    """Return the forecast, and how long the scan takes at the configured limits."""
     limits = cluster_limits(config)
     seconds = [forecast.rows / limits.rows_per_s] if limits.rows_per_s else []
     seconds += [forecast.bytes / limits.bytes_per_s] if limits.bytes_per_s else []

@@ -1,9 +1,10 @@
 """The publication of a bootstrap: the files of its committed ranges, and nothing else, become a pass of the stream and
 the replica.
 
-The pass comes first: it is refused if another bootstrap has begun, and once it is there the files stay. Each write may
-be repeated after a kill between any two: the log of passes takes a bootstrap's rows once, the replica takes its
-transaction once, its table of changes begins anew once for each base, and the bucket's manifest is put once.
+The pass comes first: it is refused if another bootstrap has begun, and once it is there the files stay. The run may be
+killed between any two writes, and each write may be repeated: the log of passes takes a bootstrap's rows once, the
+replica takes its transaction once, its table of changes begins anew once for each base, and the bucket's manifest is
+put once.
 """
 
 from __future__ import annotations
@@ -52,11 +53,6 @@ class Outputs:
         )
 
 
-def file_prefix(bootstrap_id: str) -> str:
-    """Return the prefix of all files of a bootstrap in the replica's folder."""
-    return f"part-{bootstrap_id}-"
-
-
 def publish(
     store: ObjectStore,
     config: Config,
@@ -67,7 +63,7 @@ def publish(
 ) -> None:
     """Publish what the ledger holds, which must be everything that was selected.
 
-    :param check: raises when this run may publish nothing
+    :param check: raises if this run must not publish
     :param ranges: the ledger's ranges, in token order
     :param begin: number of the pass with which the bootstrap has begun
     :raises StepError: the counts do not reconcile, or a part is missing; nothing was published
@@ -79,11 +75,11 @@ def publish(
     files, parts = files_of(ranges)
     counts = _counts(ranges)
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise StepError(f"the counts do not reconcile: {told}; nothing was published: bootstrap anew with restart")
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise StepError(f"the counts do not reconcile: {listed}; nothing was published: bootstrap anew with restart")
     table = plan.scan.table
     before = read_snapshot(store, base_folder(table.keyspace, table.name))
-    # The base may belong to the table before this one, but not to a newer one.
+    # The base may belong to an earlier table of this name, but not to a newer one.
     take_topic(store, plan.topic, table.table_id, int(time.time() * 1000))
     numbers = pass_numbers(store, table.table_id)
     passes = {number: get_pass(store, table.table_id, number) for number in numbers if number <= begin}
@@ -93,10 +89,10 @@ def publish(
         raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
     check()
     first = first_to_add(store, passes, begin, digests_kept_ms(config))
-    # No SELECT and no pass shows what passes before the first that is added have deleted.
+    # Passes before the first one that is added may have deleted rows: no SELECT and no added pass shows that.
     deletions_from_ms = passes[min(first, begin)].created_at_ms
-    # If another bootstrap has begun, we end here; if not, none removes our files from here on. A writer that takes the
-    # base meanwhile commits to it after its version was read.
+    # If another bootstrap has begun, the mark is refused. If not, no other bootstrap removes our files from here on. If
+    # another writer changes the base meanwhile, replace_base finds a version newer than the one that was read above.
     now_ms = int(time.time() * 1000)
     mark(store, table.table_id, "rows", plan.bootstrap.id, now_ms, tuple(parts), topic=plan.topic)
     if replaced_table(before, table):

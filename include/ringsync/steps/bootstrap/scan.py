@@ -3,7 +3,7 @@
 The source is read once. Tasks write files and have each range committed in the ledger. What is left of the ring, or
 could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was
 too large, a range that failed, and a changed ring are one case: tokens that are in no committed range. At the end the
-files of all committed ranges become the replica, in one commit, and a pass of the stream; until then nobody sees them.
+files of all committed ranges become the replica, in one commit, and a pass of the stream; until then they are hidden.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ringsync.cluster.control import ControlServer
@@ -37,7 +36,7 @@ from ringsync.steps.sync_plan import sync_table
 from ringsync.wiring import cluster_limits, cluster_settings
 
 IDLE_WAVES = 3
-"""Waves that bring nothing, after which what is left counts as unreadable."""
+"""After so many waves in a row that read no range, the ranges that are left count as unreadable."""
 
 IDLE_PAUSE_S = 5.0
 """Pause before what failed is tried again."""
@@ -73,11 +72,11 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         ledger.check()
         state.publishing(plan.bootstrap)
 
-    def told(progress: Progress) -> None:
+    def say_progress(progress: Progress) -> None:
         if latest.state != COMPLETED:
             say(store, plan, "scan", progress.fraction)
 
-    with reported(collector, ledger, store, application.run, told):
+    with reported(collector, ledger, store, application.run, say_progress):
         if collector.left and latest.state != COMPLETED:
             spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
             results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_bucket(begin))
@@ -97,20 +96,18 @@ def read_all(
     plan: BootstrapPlan,
     collector: Collector,
     ledger: RangeLedger,
-    context: Any,
+    spark_context: Any,
     bucket: str,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> list[SplitResult]:
     """Read in waves until nothing is left or nothing more can be read.
 
-    :param context: Spark's
     :param bucket: the stream's bucket for the rows
     """
     config, store = application.config, application.store
     results: list[SplitResult] = []
     idle = 0
     ring_digest = plan.scan.ring_digest
-    with ControlServer(host=driver_host(context), handlers=collector.handlers) as control:
+    with ControlServer(host=driver_host(spark_context), handlers=collector.handlers) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
         schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
         task = BootstrapTask(config, plan, control.address, ledger.attempt, bucket, schemas)
@@ -119,13 +116,13 @@ def read_all(
             if not left or idle == IDLE_WAVES:
                 return results
             if idle:
-                sleep(IDLE_PAUSE_S)
-            splits, digest = plan_wave(config, plan, collector, left, context.defaultParallelism)
+                time.sleep(IDLE_PAUSE_S)
+            splits, digest = plan_wave(config, plan, collector, left, spark_context.defaultParallelism)
             if digest != ring_digest:
                 _topology_changed(config, ring_digest, digest)
                 ring_digest = digest
             collector.failed.clear()
-            results += _read_wave(context, task, [(f"{wave:03d}-{n:05d}", s) for n, s in enumerate(splits)], collector)
+            results += _read_wave(spark_context, task, wave, splits, collector)
             check_schema(config, plan)
             idle = idle + 1 if collector.left == left else 0
     return results
@@ -134,7 +131,7 @@ def read_all(
 def plan_wave(
     config: Config, plan: BootstrapPlan, collector: Collector, left: TokenSet, parallelism: int
 ) -> tuple[tuple[Split, ...], str]:
-    """Cut what is left into splits, by what is known of the table's size by now; failed ranges apart.
+    """Cut what is left into splits by the best estimate of the table's size; failed ranges get splits of their own.
 
     :param parallelism: tasks that run at the same time
     :returns: the splits, and the digest of the ring that they were cut for
@@ -157,11 +154,11 @@ def plan_wave(
 
 
 def _read_wave(
-    context: Any, task: BootstrapTask, splits: list[tuple[str, Split]], collector: Collector
+    spark_context: Any, task: BootstrapTask, wave: int, splits: tuple[Split, ...], collector: Collector
 ) -> list[SplitResult]:
-    described = [(name, split_to_json(split)) for name, split in splits]
+    described = [(f"{wave:03d}-{number:05d}", split_to_json(split)) for number, split in enumerate(splits)]
     try:
-        return list(context.parallelize(described, len(described)).mapPartitions(task).collect())
+        return list(spark_context.parallelize(described, len(described)).mapPartitions(task).collect())
     except Exception:
         if collector.fatal:
             raise collector.fatal from None

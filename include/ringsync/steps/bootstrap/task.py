@@ -31,7 +31,7 @@ from ringsync.sources.scan.images import read_images
 from ringsync.sources.scan.plan import split_from_json
 from ringsync.sources.scan.scan import Unread
 from ringsync.steps.bootstrap.plan import BootstrapPlan
-from ringsync.steps.bootstrap.publish import Outputs, file_prefix
+from ringsync.steps.bootstrap.publish import Outputs
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part, PartWriter
 from ringsync.streams.messages import Messages, snapshot_messages
@@ -53,15 +53,10 @@ class SplitResult:
     rows_read: int
     rows_committed: int
 
-    @property
-    def rows_discarded(self) -> int:
-        """Rows that were read and not committed."""
-        return self.rows_read - self.rows_committed
-
 
 @dataclass(frozen=True)
 class BootstrapTask:
-    """Reads the splits of one partition.
+    """Reads the splits that Spark gives to one task.
 
     :ivar control: address of the driver's control server
     :ivar attempt: number of the bootstrap's attempt; part of the files' names
@@ -86,9 +81,9 @@ class BootstrapTask:
 
 
 def read_split(task: BootstrapTask, split: Split, writer: RangeWriter, control: ControlClient) -> None:
-    """Read a split's ranges one after another into the writer; of a split that is too large only some.
+    """Read a split's ranges one after another into the writer. A split that is too large is read in part.
 
-    The driver is told what cannot be read.
+    What cannot be read is reported to the driver.
 
     :raises ScanError: trying again cannot help, e.g. the table was dropped
     :raises UnrepresentableValueError: the Arrow type cannot hold a value, if the plan says so
@@ -139,14 +134,14 @@ class RangeWriter:
         self._commit_interval_s = commit_interval_s
         self._clock = clock
         self._start: int | None = None  # up to here everything is committed or left out
-        self._reached = 0  # up to here everything is in
+        self._reached = 0  # up to here all rows have been added
         self._last: int | None = None  # token of the last row since the start
         self._counts = Counts()  # since the start
         self._committed_at = self._reported_at = clock()
         self._rows_read = self._rows_committed = 0
 
     def begin(self, token: int) -> None:
-        """Take the start of the next rows' range."""
+        """Note where the range of the next rows starts."""
         if self._start is not None and token != self._reached:
             self.finish()
             self._start = None
@@ -154,7 +149,7 @@ class RangeWriter:
             self._start = self._reached = token
 
     def add(self, batch: pa.RecordBatch, pages: int, size: int) -> None:
-        """Take the rows of some pages, in token order.
+        """Add the rows of some pages, in token order.
 
         :param size: bytes of the pages
         """
@@ -168,7 +163,7 @@ class RangeWriter:
                 if self._last is None or self._last < token:
                     self._commit(token - 1)
                 elif self._files.are_full:
-                    # In the middle of a partition: the file ends here, the range where the partition does.
+                    # The partition goes on: the file ends here, but the range ends with the partition.
                     self._files.close()
             self._write(batch.slice(boundary))
         self._report()
@@ -180,7 +175,7 @@ class RangeWriter:
             self._commit(token)
 
     def skip(self, start: int, end: int) -> None:
-        """Leave out the tokens in (start, end], which could not be read, and the rows of them that have come."""
+        """Leave out the tokens in (start, end], which could not be read, with those of their rows that were added."""
         if self._last is not None and self._last > start:
             self._files.discard()
         else:
@@ -298,7 +293,7 @@ class RowFiles:
         if self._file is None or self._part is None:
             return
         table, bootstrap = self._task.plan.scan.table, self._task.plan.bootstrap
-        name = f"{file_prefix(bootstrap.id)}{self._name}.zstd.parquet"
+        name = f"part-{bootstrap.id}-{self._name}.zstd.parquet"  # leftovers.py knows this form
         file, data = self._file.finish(name, int(time.time() * 1000))
         self._store.put(f"{base_folder(table.keyspace, table.name)}/{name}", data)
         self._closed.append((file, self._part.finish()))

@@ -36,17 +36,17 @@ class OpenBucket:
     read: dict[int, set[Place]] = field(default_factory=lambda: defaultdict(set))
     united: set[Place] = field(default_factory=set)
 
-    def published(self, what: Settled, ring: str) -> None:
-        """Note that what was settled is published.
+    def published(self, settled: Settled, ring: str) -> None:
+        """Record that settled rows are published.
 
-        :param ring: digest of the ring snapshot that it was settled by
+        :param ring: digest of the ring snapshot with which they were found settled
         """
         if ring != self.ring:
             self.read.clear()
-        for number, reading in what.readings:
+        for number, reading in settled.readings:
             if not reading.united:
                 self.read[number].update(key for key, _ in reading.files)
-        self.ring, self.settled, self.united = ring, what.sums, set(what.united)
+        self.ring, self.settled, self.united = ring, settled.sums, set(settled.united)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ class Settled:
     :ivar readings: readings by number of the token range; all under 0 if the ring has changed
     :ivar sums: the next ``OpenBucket.settled``
     :ivar united: the next ``OpenBucket.united``
-    :ivar everywhere: all replicas are alive and have these rows alike: none has had them alone, long ago
-    :ivar by_range: False: the ring has changed, and all is read in one
+    :ivar everywhere: all replicas are alive and have the same rows: no row can have been published long ago, when only
+        one replica had it
+    :ivar by_range: whether rows are read by token range; False: the ring has changed, and all are read together
     """
 
     bucket: Bucket
@@ -98,7 +99,7 @@ def settle(
 
     :param ring: ring snapshot of the present plan
     :param is_closed: the bucket takes no more rows: the rows of replicas that do not agree are united
-    :param most: about how many agreed rows, and one token range at least; the next call finds the others
+    :param most: about how many agreed rows to find, but at least one token range; the next call finds the others
     :returns: None: nothing
     """
     bucket, files = open_bucket.bucket, open_bucket.files
@@ -151,8 +152,8 @@ def settle_together(
 ) -> list[Settled]:
     """Find what one pass can publish, the oldest first.
 
-    A bucket that is not read by token ranges has a pass of its own: beside others a key of it could be in two slices,
-    and the replica would take only one of the two images.
+    A bucket that is not read by token ranges has a pass of its own. Together with others, one of its keys could be in
+    two slices, and the replica would take only one of the two images.
 
     :param ring: ring snapshot of the present plan
     :param closed_until: buckets that end then or before are closed
@@ -184,10 +185,10 @@ def total_sums(files: Iterable[tuple[str, Block]], ranges: int) -> dict[str, Sum
 
 
 def agreement(totals: Mapping[str, Sums], ring: RankedRing) -> tuple[Mask, Sums, list[str | None]]:
-    """Tell whether all live replicas of each range have the same rows; with the sums and the host id of its primary."""
+    """Return for each range whether all live replicas have the same rows, and the sums and host id of its primary."""
     numbers = np.arange(len(ring.ranges))
     nothing = np.zeros((len(numbers), 3), np.uint64)
-    # A place more, for −1: a missing node has nothing.
+    # One entry more, for index −1: a missing node has no rows.
     known = np.stack([*(totals.get(node, nothing) for node in ring.nodes), nothing])
     first, others = ring.live[:, 0], ring.live[:, 1:]
     reference = known[first, numbers]
@@ -198,7 +199,7 @@ def agreement(totals: Mapping[str, Sums], ring: RankedRing) -> tuple[Mask, Sums,
 
 
 def _same_everywhere(totals: Mapping[str, Sums], reference: Sums) -> Mask:
-    """Tell where no node has other rows than the primary: not even one that is down by now, or has left."""
+    """Find ranges in which each node has the primary's rows or none, including nodes that are down or have left."""
     same = np.ones(len(reference), np.bool_)
     for total in totals.values():
         same &= (total[:, 0] == 0) | (total == reference).all(axis=1)

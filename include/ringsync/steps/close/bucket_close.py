@@ -1,8 +1,9 @@
 """The loop that closes buckets and publishes.
 
-In each cycle and for each table, what the live replicas agree on, and all of closed buckets, becomes a pass: messages
-of the stream and merged change rows. Then every pass is followed up: stream, replica, Kafka. A row that comes after its
-range was settled is published by the next pass over the range; published rows are known by their digests.
+In each cycle, the settled rows of each table become a pass: those on which the live replicas agree, and all rows of
+closed buckets. A pass has messages of the stream and merged change rows. Then every pass is followed up: stream,
+replica, Kafka. A row that comes after its range was settled is published by the next pass over the range; published
+rows are known by their digests.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_limits, cluster_settings, sink_of
 
 PASS_ROWS = 250_000
-"""About how many rows a pass has at most, the oldest first: Kafka gets one while the next is made."""
+"""A pass has at most about so many rows, the oldest first: Kafka gets one pass while the next is made."""
 
 REPEATED_MS = 600_000
 """Longest time after which a writer that gets no answer repeats a statement."""
@@ -99,19 +100,16 @@ def _now_ms() -> int:
 
 
 class Closer:
-    """All tables, each on its own: a table that fails is tried again later, and holds up no other.
-
-    :param context: Spark's
-    """
+    """All tables, each on its own: a table that fails is tried again later, and holds up no other."""
 
     def __init__(
-        self, application: Application, session: Any, context: Any, control: ControlServer, feed: SinkFeed
+        self, application: Application, session: Any, spark_context: Any, control: ControlServer, feed: SinkFeed
     ) -> None:
         self._application = application
         self._config: Config = application.config
         self._store: ObjectStore = application.store
         self._session = session
-        self._context = context
+        self._spark_context = spark_context
         self._control = control
         self._feed = feed
         self._staged = StagedCommits(self._store)
@@ -129,7 +127,7 @@ class Closer:
         self._complete_until: int | None = None
         self._over = False
         self._serving: TableState | None = None
-        # A new run goes on with the last one's waiting; but nobody has waited while there was none.
+        # A new run goes on counting how long nodes have been unread, unless there was no run for a while.
         before = read_status(self._store, "bucket_close/close")
         lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
         self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
@@ -154,7 +152,7 @@ class Closer:
         self._complete_until = self._closed_until
 
     def _serve(self, state: TableState, now_ms: int) -> None:
-        """Publish what is settled of a table; a failure is its own trouble.
+        """Publish the settled rows of a table. A failure concerns this table alone.
 
         :raises ConfigError: the configuration is wrong, for all tables
         """
@@ -169,11 +167,11 @@ class Closer:
         except ConfigError:
             raise
         except TableReplacedError as error:
-            # What waits of an absent table is removed soon (_look_for_others); of others it must not get lost.
+            # The waiting rows of an absent table are removed soon (_look_for_others). Others must not get lost.
             if state.table.table_id not in self._absent:
                 state.failed(error, began_ms, _now_ms())
         except Exception as error:
-            if spark_is_gone(self._context):
+            if spark_is_gone(self._spark_context):
                 raise
             if not (self._over and state.failures):  # else it was cut off, and its own error stays
                 state.failed(error, began_ms, _now_ms())
@@ -185,7 +183,7 @@ class Closer:
         A healthy table is waited for: it makes progress, and a pass may take longer than a run."""
         self._over = True
         if (state := self._serving) is not None and state.failures:
-            self._context.cancelAllJobs()
+            self._spark_context.cancelAllJobs()
 
     def at(self) -> str | None:
         """Return the table that is served just now."""
@@ -198,12 +196,12 @@ class Closer:
         if state.follow_ups is None:
             self._feed.watch(state.table.topic)
             self._followed.begin(state.table.table_id)
-            control = self._control.address
-            state.follow_ups = FollowUps(self._application, state.table, self._context, control, self._feed.announce)
+            control, announce = self._control.address, self._feed.announce
+            state.follow_ups = FollowUps(self._application, state.table, self._spark_context, control, announce)
         follow_ups = state.follow_ups
         follow_ups.ring = ring
         if not follow_ups.catch_up():
-            return  # what a pass is made with may be in the replica only
+            return  # the next pass may need rows that only the replica will have
         settled = settle_together(state.buckets, ring, now_ms, closed_until=self._closed_until, most=PASS_ROWS)
         if settled and self._publish(state, follow_ups, settled, now_ms):
             follow_ups.catch_up()
@@ -246,7 +244,7 @@ class Closer:
     def _look_for_others(self, plan: SyncPlan) -> None:
         """Look for tables that are not in the plan, but are followed or have staged rows. A table that has lost cdc is
         published to the end; the rows of a table that is gone are forgotten, and counted. A table that fails stays as
-        it is, is named, and is looked at again in the next interval.
+        it is, is reported, and is tried again in the next interval.
 
         :raises ConfigError: the configuration is wrong, for all tables
         """
@@ -277,7 +275,7 @@ class Closer:
 
     def _forget(self, table_id: str) -> None:
         """Forget the waiting rows of a table that is gone, and print its last error, which a new table of its name
-        would hide. What was published of it is followed to its end. After a failure all stays as it is."""
+        would hide. What was published of it is followed to its end. If this fails, nothing has changed."""
         state, gone = self._tables.get(table_id), self._followed.gone(table_id)
         self._staged.forget(table_id, state.buckets.values() if state else ())
         if state and state.error:
@@ -327,7 +325,8 @@ class Closer:
         try:
             if slices:
                 # A task for each core: all slices of one share the files that it has decoded.
-                tasks = self._context.parallelize(slices, min(len(slices), self._context.defaultParallelism))
+                count_of_tasks = min(len(slices), self._spark_context.defaultParallelism)
+                tasks = self._spark_context.parallelize(slices, count_of_tasks)
                 results = list(tasks.mapPartitions(CloseTask(context, by_arrival)).collect())
             counts = count(settled, results)
         except Exception:
@@ -365,8 +364,8 @@ class Closer:
         )
 
     def status(self) -> dict[str, Any]:
-        """Tell how things stand, by table; the old table of a name that was given again appears with its id, until its
-        end."""
+        """Return the status of each table, by name. If a name was given again, the old table appears with its id until
+        its end."""
         tables: dict[str, Any] = {}
         for state in sorted(self._tables.values(), key=lambda state: not state.gone):
             if (before := tables.pop(name := state.table.schema.full_name, None)) is not None:
@@ -393,9 +392,9 @@ class Closer:
 def published_before(passes: Sequence[Pass], settled: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
     """Return keys of the digests that tell which of a bucket's rows were published before.
 
-    If writers set the time, copies of rows may have been in any bucket: what a node gets by a hint comes hours after
-    what the others had. A slow stage may have laid rows into an older bucket than theirs. Buckets overlap if their
-    length was changed between the copies.
+    If rows are put into buckets by arrival, copies of a row may have been in any bucket: a hint comes hours after the
+    other copies. A slow stage may have put rows into an older bucket than their own. Buckets overlap if their length
+    was changed between the copies.
 
     :param passes: all that have not been forgotten
     :param by_arrival: rows belong to the bucket of their arrival; maybe only since lately

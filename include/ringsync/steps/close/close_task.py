@@ -31,7 +31,7 @@ _FETCHERS = ThreadPoolExecutor(8)
 class SliceOfBucket:
     """The part of a slice in one bucket.
 
-    :ivar published: keys of the digests among which those of its rows may be
+    :ivar published: keys of the files of digests to search for those of its rows
     """
 
     bucket: str
@@ -40,15 +40,15 @@ class SliceOfBucket:
 
 
 Slice = tuple[str, tuple[SliceOfBucket, ...]]
-"""Its name, unique in the pass, and what it has of each bucket."""
+"""Name of the slice, unique in the pass, and its parts of the buckets."""
 
 
 def cut(settled: Sequence[Settled], published: Mapping[Bucket, tuple[str, ...]]) -> list[Slice]:
     """Cut what is settled into slices by token: all rows of a key are in one, and all have about as many rows.
 
-    Ranges that no quorum need show go to slices of their own: their rows are read from all replicas.
+    Ranges whose rows a quorum may not show go to slices of their own: their rows are read from all replicas.
 
-    :param published: keys of the digests among which those of the rows may be, by bucket
+    :param published: keys of the files of digests to search for those of the rows, by bucket
     """
     rows: Counter[int] = Counter()
     for part in settled:
@@ -96,8 +96,8 @@ class SliceResult:
     """The result of a slice.
 
     :ivar outputs: None: everything was published before
-    :ivar only_one: rows that one node had and other replicas that were read had not
-    :ivar open: rows that are late now: their result is unknown while replicas are down
+    :ivar only_one: rows that only one node had, of those that were read
+    :ivar open: rows that have become late rows: their present state cannot be known while replicas are down
     """
 
     outputs: Outputs | None
@@ -110,7 +110,7 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class CloseTask:
-    """Makes the outputs of the slices of one partition.
+    """Makes the outputs of the slices that Spark gives to one task.
 
     :ivar by_arrival: rows belong to the bucket of their arrival
     """
@@ -165,15 +165,15 @@ def close_slice(
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
     made = make_outputs(context, store, by_place, name)
     if made.open.num_rows:
-        # A repeated pass repeats this: then its digests tell which rows were published after all. No task replaces
-        # another's file: if all rows wait there is no pass, and the next try has its number.
+        # A repeated pass writes these rows again: then its digests show which of them were published after all. Each
+        # try has file names of its own: if all rows wait there is no pass, and the next try has the same number.
         key = late_key(context.reader.table.table_id, f"pass-{context.number:012}-{own_name(context, name)}")
         store.put(key, encode_rows(context.reader.version.to_store(made.open)))
     return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
 
 
 def forget_waiting(store: ObjectStore, context: PassContext) -> None:
-    """Forget a failed try: its rows are still staged, also those that were to wait."""
+    """Remove the late rows that a failed try has written: all of its rows are still staged."""
     names = f"pass-{context.number:012}-{context.attempt}-"
     for stat in store.list(late_key(context.reader.table.table_id, names).removesuffix(".arrow")):
         store.delete(stat.key)
@@ -224,8 +224,4 @@ _NOTHING = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in STAG
 
 def _held_once(rows: pa.RecordBatch) -> int:
     """Count the rows that only one node has: each node's own repeats were dropped when they were staged."""
-    halves = passes.digest_halves(rows["digest"])
-    ordered = halves[np.lexsort((halves[:, 1], halves[:, 0]))]
-    same = np.zeros(len(ordered) + 1, np.bool_)
-    same[1:-1] = (ordered[1:] == ordered[:-1]).all(axis=1)
-    return int(np.count_nonzero(~same[:-1] & ~same[1:]))
+    return int(np.count_nonzero(integers(rows["digest"].value_counts().field("counts")) == 1))

@@ -2,7 +2,7 @@
 
 A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then. So
 a backlog, however old, drains through its own buckets. A node that is up but not read delays closing by one window more
-at most, and is named; a node that is down does not delay it.
+at most, and is reported; a node that is down does not delay it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def progress(
     patience_ms: int,
     since_ms: Mapping[str, int],
 ) -> Progress:
-    """Tell how far the logs are staged, by the statuses of the stage's loops.
+    """Find how far the logs are staged, by the statuses of the stage's loops.
 
     :param hosts: nodes whose logs are to be read
     :param statuses: last status of ``commitlog_stage``, by queue

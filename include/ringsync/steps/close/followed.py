@@ -9,8 +9,7 @@ from ringsync.config import Config
 from ringsync.ledger.followed import end_following, followed_tables, keep_following
 from ringsync.ledger.passes import get_pass, mark, pass_bucket, pass_numbers
 from ringsync.ledger.table_versions import latest_version
-from ringsync.status import forget
-from ringsync.steps.bootstrap.prepare import status_key
+from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.close.table_state import TableState
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.passes.sink_feed import SinkFeed
@@ -21,7 +20,7 @@ from ringsync.streams.files import FileStream
 
 
 class Followed:
-    """What a run of ``bucket_close`` knows of :mod:`ringsync.ledger.followed`, as of the present interval."""
+    """The followed tables (:mod:`ringsync.ledger.followed`) in a run of ``bucket_close``, as of this interval."""
 
     def __init__(self, store: ObjectStore, config: Config, feed: SinkFeed) -> None:
         self._store = store
@@ -31,10 +30,10 @@ class Followed:
         self._asked: set[str] = set()
 
     def look(self, planned: Set[str], begun: Iterable[str]) -> Set[str]:
-        """Read which tables are to be followed; those that are not planned may come to their end from here on.
+        """Read which tables are to be followed; the following of those that are not planned may end from here on.
 
         :param planned: ids of the tables in the plan
-        :param begun: ids of the tables that this run works on: nobody else ends them
+        :param begun: ids of the tables that this run works on: no other process ends them
         """
         self._versions = followed_tables(self._store)
         for table_id in begun:
@@ -60,8 +59,8 @@ class Followed:
         return TableState(sync_table(self._store, self._config, version.table, version), gone=True)
 
     def publish_gone(self, state: TableState) -> None:
-        """Bring to stream and Kafka, once in an interval, what was published of a table that is gone, also what waits
-        for a bootstrap that will not end. Its replica stays as it is: rows after changes cannot be read any more.
+        """Bring the passes of a table that is gone to stream and Kafka, once in an interval, also those that wait for a
+        bootstrap that will not end. Its replica stays as it is: rows after changes cannot be read any more.
 
         :raises StreamDamagedError, StepError: a bucket cannot become visible
         :raises BootstrapReplacedError: another bootstrap has begun just now
@@ -70,14 +69,14 @@ class Followed:
         if state.table.table_id in self._asked:
             self._feed.watch(state.table.topic)
             self._end_bootstrap(state.table.table_id)
-            forget(self._store, status_key(state.table.table_id))
+            forget(self._store, f"{BOOTSTRAPS}{state.table.table_id}")
             publish_passes(self._store, self._config, state.table, self._feed.announce, gone=True)
 
     def ends(self, state: TableState) -> bool:
-        """Tell whether a table has just come to its end: it is not planned, and nothing is left to do. Asked after all
-        possible work, and looked up once in an interval.
+        """Tell whether a table has just come to its end: it is not planned, and nothing is left to do. Call this after
+        all work on the table; it looks once in an interval.
 
-        :raises CursorError: nobody knows how far Kafka has come
+        :raises CursorError: it is unknown how far Kafka has come
         """
         table_id = state.table.table_id
         if table_id not in self._asked or state.buckets:

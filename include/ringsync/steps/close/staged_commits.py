@@ -1,32 +1,26 @@
-"""The commits of all stages, taken in block by block: each table gets its own, and waits for no other."""
+"""The commits of all stages, read block by block: each table gets its own blocks, and waits for no other table."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ringsync.ledger import staging
 from ringsync.ledger.table_versions import latest_version
 from ringsync.steps.close.agreement import OpenBucket
+from ringsync.steps.close.table_state import TableState
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
 SWEEP_EVERY_MS = 6 * 3_600_000
-"""Time between two searches for what failed tries have left; the first is when a run begins."""
-
-
-class Taker(Protocol):
-    """A table that takes its blocks."""
-
-    def add(self, node: str, block: staging.Block) -> None:
-        """Take in a block that a node has staged."""
+"""Time between two searches for files that failed tries have left; the first is at the beginning of a run."""
 
 
 class StagedCommits:
     """What is staged and not yet published.
 
-    :ivar homeless: blocks of tables that nobody has named yet, by table id: the node and the block
+    :ivar homeless: blocks of unknown tables, by table id: the node and the block
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -39,8 +33,8 @@ class StagedCommits:
         self._swept_ms: int | None = None
         self.homeless: dict[str, list[tuple[str, staging.Block]]] = defaultdict(list)
 
-    def read(self, tables: Mapping[str, Taker], now_ms: int) -> None:
-        """Take in new commits; now and then remove files that were staged and never committed."""
+    def read(self, tables: Mapping[str, TableState], now_ms: int) -> None:
+        """Read new commits and give the tables their blocks; now and then remove files that were never committed."""
         files: list[str] = []
         if self._swept_ms is None or now_ms - self._swept_ms >= SWEEP_EVERY_MS:
             self._swept_ms, files = now_ms, staging.rows_keys(self._store)
@@ -64,7 +58,7 @@ class StagedCommits:
         self._sweep(files)
         self.give(tables, now_ms)
 
-    def give(self, tables: Mapping[str, Taker], now_ms: int) -> None:
+    def give(self, tables: Mapping[str, TableState], now_ms: int) -> None:
         """Give each table its blocks."""
         for table_id in self.homeless.keys() & tables.keys():
             for node, block in self.homeless.pop(table_id):
@@ -74,7 +68,7 @@ class StagedCommits:
     def forget(self, table_id: str, buckets: Iterable[OpenBucket]) -> None:
         """Forget and count the waiting rows of a table that is gone.
 
-        :param buckets: what was taken in of the table
+        :param buckets: the blocks that the table was given
         :raises TableVersionError: its schema is unknown; nothing is forgotten
         """
         waiting = [block for _, block in self.homeless.get(table_id, ())]
@@ -111,7 +105,7 @@ class StagedCommits:
                     del self._commits[key]
 
     def _may_go(self, commit: staging.StageCommit) -> bool:
-        """Tell whether a commit can be removed: the one before it is gone, or says that it was followed."""
+        """Tell whether a commit can be removed: the one before it is gone, or is marked as followed."""
         before = replace(commit, number=commit.number - 1).key
         known = self._commits.get(before)
         if known is None or known.followed:
@@ -139,13 +133,13 @@ class StagedCommits:
             if key in kept or written_for is None or written_for[0] in unclear:
                 continue
             node, number = written_for
-            # A number is never given twice (put_commit): nobody can commit this file any more.
+            # A number is never given twice (put_commit): no process can commit this file any more.
             if number <= newest[node]:
                 self._store.delete(key)
 
     def problems(self) -> dict[str, Any]:
-        """Return what is wrong, for ``cdcservice status``: commits that cannot be read, rows of tables that nobody has
-        named and since when, rows of tables that are gone."""
+        """Return what is wrong, for ``cdcservice status``: commits that cannot be read, rows of unknown tables and
+        since when they wait, rows of tables that are gone."""
         gone: Counter[str] = Counter()
         for table_id, rows in self._gone.items():
             gone[self._names[table_id]] += rows  # tables that were dropped, created again and dropped have one name

@@ -47,7 +47,7 @@ class TableState:
     gone: bool = False
 
     def add(self, node: str, block: Block) -> None:
-        """Take in a block."""
+        """Add a staged block."""
         bucket = Bucket.parse(block.bucket)
         self.buckets.setdefault(bucket, OpenBucket(bucket)).files[block.place] = (node, block)
         self.newest = max(self.newest, block.version)
@@ -60,26 +60,26 @@ class TableState:
                 self.follow_ups.follow(table)
 
     def failed(self, error: Exception, began_ms: int, now_ms: int) -> None:
-        """Back off alone, for as long as the try took at least, which held up all others."""
+        """Record a failure. The pause before the next try is at least as long as this try, which held up all others."""
         self.error, self.failures = plain(error), self.failures + 1
         wait_ms = min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** min(self.failures - 1, 10))
         self.again_ms = now_ms + max(wait_ms, now_ms - began_ms)
         print(f"ringsync: warning: {self.table.schema.full_name}, tried again later: {self.error}", flush=True)
 
     def served(self) -> None:
-        """Note that it is well."""
+        """Record that the table was served without a failure."""
         self.error, self.failures, self.again_ms = None, 0, 0
 
     def status(self, kafka: Mapping[str, Any], closed_until: int, complete_until: int | None) -> dict[str, Any]:
-        """Tell how the table stands, for ``cdcservice status`` and for ``wait``.
+        """Return the status of the table, for ``cdcservice status`` and ``wait``.
 
-        :param kafka: status of its topic there; empty: nothing is known
+        :param kafka: status of its topic in Kafka; empty: unknown
         :param closed_until: end of the closed buckets, ms since the epoch
-        :param complete_until: the same, if the table has been looked at since; None: not yet
+        :param complete_until: the same, if a cycle has ended since; None: not yet
         """
         lags, agreements = self.lags_ms, self.agreement_ms
         follow_ups = self._status_of_follow_ups()
-        # The replica has all that was written before the closed buckets' end, but for what came late.
+        # The replica has all rows that were written before the end of the closed buckets, except late ones.
         is_complete = (
             not self.table.by_arrival
             and not follow_ups["bootstrap"]
@@ -110,7 +110,7 @@ class TableState:
         }
 
     def _status_of_follow_ups(self) -> dict[str, Any]:
-        """Tell how far the table's passes have come; what cannot be asked now is unknown."""
+        """Return how far the table's passes have come; what cannot be read now is unknown."""
         unknown = {"last_pass": 0, "bootstrap": "", "replica_error": None, "replica_pass": None}
         if self.follow_ups is None:
             return unknown

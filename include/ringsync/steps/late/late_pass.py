@@ -38,10 +38,10 @@ from ringsync.storage.port import NotFoundError
 from ringsync.streams.files import StreamConflictError
 
 ATTEMPTS = 20
-"""Tries in which another process may be faster with a pass before we give up."""
+"""Number of tries to make a pass: in each, another process may be faster."""
 
 OWN_BUCKET_MS = 3_600_000
-"""So long after a bucket has closed not even a task that has not heard of it adds rows."""
+"""So long after a bucket has closed, even a task that has not heard of it has stopped adding rows."""
 
 _FILES = 256
 """Files of digests that are kept in memory."""
@@ -107,11 +107,11 @@ class LatePasses:
                 try:
                     rings[keyspace] = ranked(self._plan.ring(keyspace))
                 except RingError:
-                    rings[keyspace] = None  # bucket_close names it; its late rows wait
+                    rings[keyspace] = None  # bucket_close reports why; the keyspace's late rows wait
             self._tables.clear()
             for table in self._plan.tables:
                 if (ring := rings[table.schema.keyspace]) is not None:
-                    with suppress(Exception):  # table() raises it, of this table alone, if the schema has it
+                    with suppress(Exception):  # table() raises it for this table alone, if the schema has it
                         self._follow(table, ring)
         return self._plan
 
@@ -133,7 +133,7 @@ class LatePasses:
                 return are_published(digest_halves(rows["digest"]), map(self._digests, keys))
             except NotFoundError as error:
                 missing = error  # a pass was forgotten, with its digests, since we looked for passes
-        raise StepError(f"{table.full_name}: a pass is there, but not what it has published: {missing}")
+        raise StepError(f"{table.full_name}: a pass is there, but its digests are missing: {missing}")
 
     def _reader(self, table: TableSchema) -> AfterReader:
         """Read rows after late changes from all replicas: any may have been late."""
@@ -143,8 +143,8 @@ class LatePasses:
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """See :class:`ringsync.steps.late.late_rows.Effects`.
 
-        The plan that :meth:`table` has read has resolved the rows: it is not read again here. If rows cannot be read,
-        those wait whose token ranges have lost most of their replicas, and hold up no other.
+        The plan that :meth:`table` has read has resolved the rows, so it is not read again here. If rows cannot be
+        read, only those wait whose token ranges have lost most of their replicas.
         """
         assert self._plan is not None
         follow_ups = self._follow_ups[table.table_id]
@@ -154,7 +154,7 @@ class LatePasses:
             held &= new
             left = rows.filter(pa.array(new & ~held))
             if not len(left):
-                # A try may have published them that was killed before it could say so.
+                # An earlier try may have published them, and was killed before this line.
                 keep_following(self._store, table.table_id)
                 return Outcome(0, held)
             context = follow_ups.context(self._reader(table), self._plan.hosts, late=True)
@@ -182,7 +182,7 @@ class LatePasses:
         )
 
     def _by_bucket(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        """Divide the rows by the place of their digests: a bucket that may still be published must know them."""
+        """Divide the rows by the place of their digests: their bucket, if it may still be published, otherwise LATE."""
         length = self._config.commitlog_processor_window_interval_ms
         starts = integers(rows["write_time"]) // 1000 // length * length
         starts[starts < closed_until(self._store) - OWN_BUCKET_MS] = -1
@@ -193,7 +193,7 @@ class LatePasses:
 
 
 def _buckets_of(follow_ups: FollowUps, write_times_ms: Integers) -> list[str]:
-    """Return where the digests of published rows are: with the bucket of their time, or under LATE."""
+    """Return where the digests of published rows may be: with the buckets of their times, and under LATE."""
     times = np.sort(write_times_ms)
     buckets = [LATE]
     for bucket in map(Bucket.parse, {bucket for made in follow_ups.passes for bucket in made.digests} - {LATE}):

@@ -1,12 +1,12 @@
 """The way of late rows: files under ``staging/late/`` → (the queue ``out_of_sequence`` →) a pass of their table.
 
-New rows are published at once, unless replicas that may know more are down. Then they wait in the queue, and are looked
-at again. A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the
+New rows are published at once, unless replicas that may know more are down. Then they wait in the queue, and are tried
+again. A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the
 queue has forgotten it. So each step may be killed and repeated: rows that were published meanwhile are known by their
 digests.
 
-A file that cannot be read, or whose rows follow an unknown version of the table, is set aside alone: it stays, is
-named, and is tried again ever more seldom. All other files of its table go on.
+A file that cannot be read, or whose rows follow an unknown version of the table, is set aside alone: it stays, the
+status names it, and it is tried again after longer and longer pauses. All other files of its table go on.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
-FOLDER = LATE_ROWS
-
 BATCH_ROWS = 20_000
 """About how many rows of a table are published together …"""
 BATCH_BYTES = 128 * 2**20
 """… or how many bytes of them."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 10, 120
-"""A row whose result nobody knows is looked at again after 10 s, 20 s, 40 s …"""
+"""A row whose present state cannot be known now is tried again after 10 s, 20 s, 40 s …"""
 
 BROKEN_NAMED = 20
 """Most unusable files that the status names, with their reasons."""
@@ -59,7 +57,7 @@ class Effects(Protocol):
         """Return the table of an id (32 hexadecimal digits); None: the schema does not have it."""
 
     def gone(self, missed: Set[str]) -> frozenset[str]:
-        """Tell which missed tables were dropped: their waiting rows are to be removed."""
+        """Return which of the missed tables are gone: their waiting rows are to be removed."""
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
         """Commit a pass of late rows, without those that were published before.
@@ -74,7 +72,7 @@ class Outcome:
     """The result for late rows.
 
     :ivar published: number of rows in the pass; other rows that do not wait had been published before
-    :ivar waiting: rows whose result nobody knows while replicas are down
+    :ivar waiting: rows whose present state cannot be known while replicas are down
     """
 
     published: int
@@ -123,11 +121,11 @@ class LateRows:
         self.counts: Counter[str] = Counter()
 
     def cycle(self) -> None:
-        """Admit what is new, publish what is due, and remove what waits of tables that are gone.
+        """Publish the rows of new files and the due rows of the queue; remove waiting rows of tables that are gone.
 
         :raises StepError: the counts do not reconcile
         :raises ConfigError: the configuration is wrong, for all tables
-        :raises StateError: the cluster does not take the state of the queue, likewise
+        :raises StateError: the queue cannot be read or written, for all tables
         """
         new = self._new_files()
         for table_id in dict.fromkeys([*new, *(_table_id(shard.file) for shard in self._due())]):
@@ -150,9 +148,9 @@ class LateRows:
         return sorted(shards, key=lambda shard: (shard.due_ms, shard.file, shard.number))
 
     def _each(self, table_id: str, files: Sequence[str]) -> None:
-        """Publish batches of a table until one fails. The failure is this table's trouble alone: the table is tried
-        again later, since others wait meanwhile. A batch counts when all of it is done. What was done of one that
-        failed is found done in the next try."""
+        """Publish batches of a table until one fails. A failure concerns this table alone: it is tried again later, and
+        the others go on. A batch is counted when all of it is done. If a batch fails halfway, the next try finds
+        which of its rows were published."""
         began_s, before, name = self._clock(), self._failing.get(table_id), f"table id {table_id}"
         if before is not None and before.again_s > began_s:
             return
@@ -176,7 +174,7 @@ class LateRows:
 
     @property
     def error(self) -> str | None:
-        """What goes wrong with tables as a whole; None: nothing."""
+        """The errors of whole tables; None: there are none."""
         return "; ".join([*(broken.reason for broken in self._failing.values()), *self._not_forgotten]) or None
 
     def _now_ms(self) -> int:
@@ -185,7 +183,7 @@ class LateRows:
     def _forget(self, table_id: str) -> None:
         """Remove and count the waiting rows of a table that is gone."""
         self._tables_unknown.discard(table_id)
-        for stat in self._store.list(f"{FOLDER}{table_id}/"):
+        for stat in self._store.list(f"{LATE_ROWS}{table_id}/"):
             rows = self._read(stat.key)
             self._forget_admitted(stat.key)
             self._lose_sight_of(stat.key)
@@ -199,7 +197,7 @@ class LateRows:
 
     def _new_files(self) -> dict[str, list[str]]:
         """Find the unknown files of each table id, and remember those that are in the queue."""
-        there = [stat.key for stat in self._store.list(FOLDER) if stat.key.endswith(".arrow")]
+        there = [stat.key for stat in self._store.list(LATE_ROWS) if stat.key.endswith(".arrow")]
         for key in self._broken.keys() - set(there):
             self._lose_sight_of(key)
         tables = {_table_id(key) for key in there}
@@ -255,14 +253,14 @@ class LateRows:
         return counts
 
     def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
-        """Read the rows of a file; None: it cannot be used, and is set aside, or is not there any more.
+        """Read the rows of a file; None: it is gone, or it cannot be used and is set aside.
 
         :param version: version whose places of columns are wanted; None: as stored
         """
         try:
             rows = decode_rows(self._store.get(file))
             if rows.schema != STAGED_ROWS:
-                raise pa.ArrowInvalid("it has other fields than change rows have")
+                raise pa.ArrowInvalid("its fields are not those of change rows")
         except NotFoundError:
             self._forget_admitted(file)
             self._lose_sight_of(file)
@@ -360,10 +358,10 @@ class LateRows:
             self._queue.forget(file, max(shard.shards for shard in shards.values()))
 
     def status(self) -> dict[str, Any]:
-        """Tell how things stand.
+        """Return the status of the loop.
 
-        ``oldest_ms`` is when the longest waiting row was admitted. ``broken`` names the first of ``files_broken``
-        unusable files, and why.
+        ``oldest_ms`` is when the longest waiting row was admitted. ``broken`` has the first of ``files_broken``
+        unusable files, with reasons.
         """
         waiting = [(shard.waiting, shard.admitted_ms) for shard in self._waiting()]
         waiting += self._unread.values()
@@ -380,10 +378,10 @@ class LateRows:
 
     @property
     def problems(self) -> list[str]:
-        """What keeps rows from being published, for people."""
+        """Sentences on why rows are not published."""
         problems = [f"{file} cannot be used: {broken.reason}" for file, broken in self._broken.items()]
         problems += [
-            f"rows of table id {table_id} are left in {FOLDER}{table_id}/: the schema does not have it"
+            f"rows of table id {table_id} are left in {LATE_ROWS}{table_id}/: the schema does not have it"
             for table_id in sorted(self._tables_unknown)
         ]
         return [*problems, *([self.error] if self.error else [])]
@@ -399,7 +397,7 @@ def check_counts(of: Mapping[str, int]) -> None:
 
 
 def _broken(before: _Broken | None, reason: str, began_s: float, now_s: float) -> _Broken:
-    """Note one more failure: the next try comes after the try's own time at least.
+    """Record one more failure: the pause before the next try is at least as long as this try was.
 
     :param before: the failures before; None: none
     """
@@ -416,4 +414,4 @@ def _part_of_batch(rows: pa.RecordBatch) -> float:
 
 
 def _table_id(file: str) -> str:
-    return file.removeprefix(FOLDER).partition("/")[0]
+    return file.removeprefix(LATE_ROWS).partition("/")[0]

@@ -1,7 +1,7 @@
-"""A loop that publishes what came late: files of late rows and the queue ``out_of_sequence``.
+"""A loop that publishes late rows, from their files and from the queue ``out_of_sequence``.
 
-In each cycle new files, and due rows of the queue, are published as the rows are now. Rows that were published before
-are dropped. Rows of which a replica that is down may know more wait in the queue. See late_rows.py.
+In each cycle the rows of new files and the due rows of the queue are published with their present state. Rows that were
+published before are dropped. Rows wait in the queue if a replica that is down may know more of them. See late_rows.py.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     session = connect_patiently(cluster_settings(config))
     create_state(session, config)
     end = time.monotonic() + config.sync.run_s
-    patience, said = Patience(), 0.0
+    patience, written_s = Patience(), 0.0
 
     def goes_on() -> bool:
-        nonlocal said
-        if time.monotonic() >= said + STATUS_EVERY_S:
-            said = time.monotonic()
+        nonlocal written_s
+        if time.monotonic() >= written_s + STATUS_EVERY_S:
+            written_s = time.monotonic()
             put_status(store, "out_of_sequence", "queue", late.status())
         return time.monotonic() < end and not is_stopped(store)
 

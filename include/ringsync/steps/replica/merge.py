@@ -1,11 +1,12 @@
-"""The merge of what the sync has added to the replicas into their bases, when it is due (docs/replica.md)."""
+"""The merge of the replicas' changes into their bases, when it is due (docs/replica.md)."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from ringsync.cluster.schema import read_tables
@@ -16,27 +17,16 @@ from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
 from ringsync.storage import delta_options
-from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
+from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 from ringsync.wiring import cluster_settings
 
 UNMERGED_KEY = "progress/replica_merge.json"
 """Names of tables that were tried and are not merged yet, in the order of their last tries."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A table that may have a replica.
-
-    :ivar gc_grace_s: the table's ``gc_grace_seconds``
-    """
-
-    schema: TableSchema
-    gc_grace_s: int
-
-
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
-    """Merge the table that is named, or all that are due. A table that fails holds up no other, and comes after them in
-    the next run, since it may kill the run.
+    """Merge the table that is named, or all that are due. A table that fails holds up no other. It may kill the run, so
+    the next run merges it last.
 
     :returns: exit code 1 when some table could not be merged: the report says which and why
     :raises StepError: the table that is named has no replica, or it cannot be merged now
@@ -55,8 +45,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     waiting = 0
     unmerged = _unmerged(store)
     tried = {name: place for place, name in enumerate(unmerged)}
-    for candidate in sorted(candidates(session, named), key=lambda table: tried.get(table.schema.full_name, -1)):
-        table = candidate.schema
+    for table, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
         try:
             state = replica_state(store, table, options)
             if state is None:
@@ -73,7 +62,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
                 continue
             unmerged = [*(name for name in unmerged if name != table.full_name), table.full_name]
             store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
-            merged[table.full_name] = merge_table(application, candidate, state, int(clock()))
+            merged[table.full_name] = merge_table(application, table, gc_grace_s, state, int(clock()))
             unmerged.remove(table.full_name)
             store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
         except ConfigError:
@@ -92,11 +81,9 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
 def _unmerged(store: ObjectStore) -> list[str]:
     """Read the names of tables that earlier runs have tried and not merged."""
-    try:
-        names: list[str] = json.loads(store.get(UNMERGED_KEY))
-    except (NotFoundError, ChecksumError, ValueError):
-        return []
-    return names
+    with suppress(ChecksumError, ValueError):
+        return list(get_json(store, UNMERGED_KEY) or ())
+    return []
 
 
 def _spark_is_gone() -> bool:
@@ -106,8 +93,8 @@ def _spark_is_gone() -> bool:
     return context is not None and spark_is_gone(context)
 
 
-def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:
-    """Return the named table, or all that the sync keeps in step: those with cdc.
+def candidates(session: Any, named: tuple[str, str] | None) -> list[tuple[TableSchema, int]]:
+    """Return the named table, or all that the sync keeps in step, those with cdc; and ``gc_grace_seconds`` of each.
 
     :raises StepError: there is no such table
     """
@@ -115,7 +102,7 @@ def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:
     grace: Mapping[str, int] = {row.id.hex: row.gc_grace_seconds for row in rows}
     with_cdc = {row.id.hex for row in rows if row.cdc}
     tables = [
-        Candidate(table, grace[table.table_id])
+        (table, grace[table.table_id])
         for table in read_tables(session).tables
         if table.table_id in grace and ((table.keyspace, table.name) == named if named else table.table_id in with_cdc)
     ]
@@ -124,12 +111,12 @@ def candidates(session: Any, named: tuple[str, str] | None) -> list[Candidate]:
     return tables
 
 
-def dead_kept_s(config: Config, candidate: Candidate) -> int:
-    """Return how long dead rows are kept: until no older write comes, and nobody asks the source what hides one."""
-    return max(candidate.gc_grace_s, (digests_kept_ms(config) + FORGOTTEN_LATER_MS) // 1000)
+def dead_kept_s(config: Config, gc_grace_s: int) -> int:
+    """Return how long dead rows are kept: until older writes no longer come, or the source is read for each of them."""
+    return max(gc_grace_s, (digests_kept_ms(config) + FORGOTTEN_LATER_MS) // 1000)
 
 
-def merge_table(application: Application, candidate: Candidate, state: Any, now_s: int) -> Report:
+def merge_table(application: Application, table: TableSchema, gc_grace_s: int, state: Any, now_s: int) -> Report:
     """Merge one table and tidy it up.
 
     :param state: :class:`ringsync.replica.changes.ReplicaState`
@@ -142,7 +129,6 @@ def merge_table(application: Application, candidate: Candidate, state: Any, now_
     from ringsync.replica.session import spark_session
     from ringsync.replica.table import ReplicaTable
 
-    table = candidate.schema
     started = time.monotonic()
     if state.changes_version < 0:
         return {"read": 0}
@@ -155,7 +141,7 @@ def merge_table(application: Application, candidate: Candidate, state: Any, now_
             replica,
             state,
             now_s=now_s,
-            dead_kept_s=dead_kept_s(application.config, candidate),
+            dead_kept_s=dead_kept_s(application.config, gc_grace_s),
             properties={"run_id": application.run},
         )
         compacted = tidy(spark, application.store, replica, state.options)
@@ -164,7 +150,7 @@ def merge_table(application: Application, candidate: Candidate, state: Any, now_
             f"{replica.uri}: a bootstrap or a repair has changed the replica meanwhile; merge again: {error}"
         ) from error
     counts = asdict(result)
-    told = [counts[name] for name in ("updated", "inserted", "deleted", "never_there", "superseded")]
-    if counts["read"] != sum(told):
+    outcomes = [counts[name] for name in ("updated", "inserted", "deleted", "never_there", "superseded")]
+    if counts["read"] != sum(outcomes):
         raise StepError(f"the counts of the merge of {table.full_name} do not reconcile: {counts}")
     return {**counts, "compacted": compacted, "seconds": round(time.monotonic() - started, 3)}

@@ -66,7 +66,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
 
     def state() -> ReplicaState:
-        complete_until_us = synced_until_us(store, table.table_id)  # asked first: the replica has it by then
+        complete_until_us = synced_until_us(store, table.table_id)  # read first: the replica has all of this by then
         present = replica_state(store, table, delta_options(**config.store.model_dump()))
         assert present is not None, f"{replica.uri} was there a moment ago"
         return replace(present, as_of_us=max(present.as_of_us, complete_until_us))
@@ -116,17 +116,17 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
     """Return the consistency level of a repair's reads: ALL for a table that is followed.
 
-    A row that has been published is in the replica, though maybe only one node has it by now. A read without this node
-    would remove the row for ever: its copies, which the others get later, are known as published.
+    A row that was published is in the replica, but maybe only one node has it yet. A repair that does not read from
+    this node would remove the row for ever: the other nodes get copies later, but these count as published before.
     """
     published = store.list(f"sync/{plan.table.table_id}/published/")
     return "ALL" if published else plan.consistency_level
 
 
 def synced_until_us(store: ObjectStore, table_id: str) -> int:
-    """Return the moment until which the sync has given to a replica all that was not late, µs since the epoch.
+    """Return the moment until which the sync has brought all rows but late ones to a replica, µs since the epoch.
 
-    Otherwise any difference written after the bootstrap would pass for a change that is on its way.
+    Without it, any difference written after the bootstrap would count as a change that is on its way.
 
     :returns: 0: unknown
     """

@@ -1,8 +1,8 @@
 """The loop that stages what the nodes of a worker queue have logged.
 
-In each cycle Spark tasks decode what ``_cdc.idx`` says is synced and no commit covers, and lay it into buckets. Then,
-for each node, one commit makes its files, their digests and the new positions durable at once. A segment that is
-complete and wholly committed is removed from ``cdc_raw``, and nothing else ever is.
+In each cycle Spark tasks decode what is synced (``_cdc.idx``) and in no commit yet, and put the rows into buckets.
+Then, for each node, one commit makes its files, their digests and the new positions durable at once. Only segments that
+are complete and wholly committed are ever removed from ``cdc_raw``.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Stager:
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
         """Return the nodes of this queue to read now, without those that have left the ring.
 
-        Only one failing node is tried at a time, behind all others, and after these have had as much time as its last
+        Only one failing node is tried at a time, after all others, and after these have had as much time as its last
         try.
         """
         hosts = [host for host in self._hosts() if self._config.sync.queue_of(host.address, host.id) == self._queue]
@@ -187,17 +187,17 @@ class Stager:
     def _folder(self, host: Host) -> tuple[Path | None, bool]:
         """Return where the node keeps its log, and whether it has answered; otherwise, what was known of it is valid.
 
-        A node that captures nothing names a folder, too, which may be another's. One that did before may have left
-        segments in its own.
+        A node that captures nothing names a folder, too, which may be another node's. If it captured changes before, it
+        may have left segments in its own.
         """
         known = get_place(self._store, host.id)
-        told = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
-        if told.get("cdc_enabled") == "false" and not known.token and not commit_keys(self._store, host.id):
+        settings = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
+        if settings.get("cdc_enabled") == "false" and not known.token and not commit_keys(self._store, host.id):
             if known.folder:
                 put_place(self._store, host.id, Place(None))
             return None, True
-        named = self._config.sync.cdc_raw or told.get("cdc_raw_directory") or known.folder
-        return Path(named) if named and (told or known.folder) else None, bool(told)
+        named = self._config.sync.cdc_raw or settings.get("cdc_raw_directory") or known.folder
+        return Path(named) if named and (settings or known.folder) else None, bool(settings)
 
     def _not_ours(self, log: NodeLog, names: Collection[str]) -> str | None:
         """Tell why a node's folder, which has files of these names, is not read."""
@@ -238,8 +238,8 @@ class Stager:
         try:
             staged += self._job(task, [part for part in work if part.node not in apart])
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            print(f"ringsync: warning: a job failed, each node has one of its own now: {said[:2000]}", flush=True)
+            message = f"{type(error).__name__}: {error}"
+            print(f"ringsync: warning: a job failed, each node has one of its own now: {message[:2000]}", flush=True)
             apart = {part.node for part in work}
         for node in sorted(apart):
             with self._logs[node].alone(_now_ms):
@@ -273,7 +273,7 @@ class Stager:
         return version
 
     def _ring_of(self, keyspace: str) -> RankedRing | None:
-        """Return the token ranges of a keyspace; None: they cannot be had, which ``bucket_close`` tells."""
+        """Return the token ranges of a keyspace; None: they cannot be read, which ``bucket_close`` reports."""
         if keyspace not in self._rings:
             assert self._plan is not None
             try:
@@ -288,8 +288,8 @@ class Stager:
         return {table.table_id for table in self._logged}
 
     def _recall(self, table_ids: frozenset[str]) -> bool:
-        """Find the schemas of tables that are gone, since a batch may have rows of others, too; return whether some are
-        new."""
+        """Find the schemas of tables that are gone, since a batch may have rows of other tables, too; return whether
+        some are new."""
         self._gone = self._absent.look(table_ids, self._table_ids)
         new = {
             table_id: version.table
@@ -360,7 +360,7 @@ class Stager:
         return any(log.failures for log in self._logs.values())
 
     def status(self) -> dict[str, Any]:
-        """Tell how far each node's log is staged."""
+        """Return how far each node's log is staged."""
         up = {host.id for host in self._hosts() if host.up}
         return {log.node: {"up": log.node in up, **log.status()} for log in self._logs.values()}
 
@@ -375,7 +375,7 @@ class Stager:
 def check_counts(staged: Staged, node: str) -> None:
     """Check that every decoded row has one outcome.
 
-    :raises StepError: it has not
+    :raises StepError: the counts do not reconcile
     """
     counts = staged.counts
     outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "not_cdc"))

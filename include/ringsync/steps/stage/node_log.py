@@ -1,9 +1,9 @@
 """The log of a node: how far it is staged, what is to be read next, and what cannot be read.
 
-Nothing here is silent: a folder that cannot be listed or has no segment, an index without its segment, a segment that
-cannot be read, a read that brings nothing are problems that ``cdcservice status`` names. They are tried again, ever
-more seldom, and hold up neither the other segments nor, after :data:`PATIENCE_MS`, the closing of buckets. Any other
-failure of a node does not hold up the other nodes of its queue either.
+``cdcservice status`` names every problem: a folder that cannot be listed or has no segment, an index without its
+segment, a segment that cannot be read, a read that brings nothing. They are tried again after longer and longer pauses.
+They do not hold up other segments, and after :data:`PATIENCE_MS` they do not hold up the closing of buckets. No failure
+of a node holds up the other nodes of its queue.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class NodeLog:
     :ivar asked_in: interval in which it was asked last
     :ivar unclaimed: why the folder is not claimed for the node; empty: it is
     :ivar error: why the log as a whole cannot be read
-    :ivar failure: why the node could not be staged, unless all is well again
+    :ivar failure: why the node could not be staged; None: all is well again
     :ivar refused: what this worker may not do there, though the log can be read
     :ivar failures: failures in a row that concern the whole node
     :ivar again_ms: time of the next try
-    :ivar rested_ms: time when the others of its queue have had as long as the node's last try took
+    :ivar rested_ms: time until which only the other nodes of its queue are tried: for as long as its last try took
     """
 
     node: str
@@ -104,8 +104,8 @@ class NodeLog:
 
     @contextmanager
     def alone(self, clock: Callable[[], int]) -> Iterator[None]:
-        """Catch any failure inside as this node's own trouble: name it, and leave the node alone for as long as the try
-        took at least, which held up all others.
+        """Catch any failure inside, which concerns this node alone, and record it. The pause before the node's next try
+        is at least as long as this try, which held up all others.
 
         :param clock: ms since the epoch
         """
@@ -117,8 +117,8 @@ class NodeLog:
             self.failures += 1
             self.rested_ms = now_ms + (now_ms - began_ms)
             self.again_ms = max(now_ms + _wait_ms(self.failures), self.rested_ms)
-            said = str(error) if isinstance(error, StepError | StorageError) else f"{type(error).__name__}: {error}"
-            self.failure = f"it cannot be staged: {said[:2000]}"
+            message = str(error) if isinstance(error, StepError | StorageError) else f"{type(error).__name__}: {error}"
+            self.failure = f"it cannot be staged: {message[:2000]}"
             print(f"ringsync: warning: node {self.endpoint}, tried again later: {self.failure}", flush=True)
 
     def read_progress(self, store: ObjectStore, now_ms: int) -> None:
@@ -139,12 +139,12 @@ class NodeLog:
         self.is_known = True
 
     def is_due(self, now_ms: int) -> bool:
-        """Tell whether the node is not left alone."""
+        """Tell whether the pause after a failure is over."""
         return self.again_ms <= now_ms
 
     def served(self, tried: bool, now_ms: int) -> None:
-        """Note that nothing has gone wrong. All is well again once something was tried, or nothing waits. Otherwise
-        other failing nodes come first.
+        """Record that nothing has failed. All is well again once something was tried, or nothing waits. Otherwise other
+        failing nodes come first.
 
         :param tried: whether something was read, and either committed or put in doubt
         """
@@ -223,7 +223,7 @@ class NodeLog:
         for identity, file in self._segments.items():
             if self._is_finished(identity):
                 try:
-                    # The index last: what is left tells that the segment was read.
+                    # The index goes last: if only it is left, it shows that the segment was read.
                     file.unlink(missing_ok=True)
                     file.with_name(index_name(file.name)).unlink(missing_ok=True)
                 except OSError as error:
@@ -233,9 +233,9 @@ class NodeLog:
                     )
 
     def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
-        """Tell whether what was read of a segment may be committed; otherwise it is read again later.
+        """Tell whether the result of reading a segment may be committed; otherwise the segment is read again later.
 
-        :param unsure: it has rows of tables that were dropped, or are new: nobody knows yet
+        :param unsure: it has rows of unknown tables: it cannot be known yet whether these were dropped or are new
         """
         part = staged.part
         reason = staged.unreadable
@@ -243,7 +243,9 @@ class NodeLog:
             why = f": {staged.stopped}" if staged.stopped else ""
             reason = f"{part.segment}: nothing can be read behind position {part.start}, though more is synced{why}"
         if not reason and unsure:
-            reason = f"{part.segment}: a record is of a table that the schema does not have, for less than a minute"
+            reason = (
+                f"{part.segment}: the schema does not have the table of a record, which may be new: read again soon"
+            )
         if reason:
             self._doubt(part.segment_id, reason, now_ms)
             return False
@@ -286,7 +288,7 @@ class NodeLog:
         )
 
     def take(self, commit: StageCommit) -> None:
-        """Go on behind a commit of the node: ours, or that of a faster process."""
+        """Go on after a commit of the node: ours, or that of a faster process."""
         self.number = commit.number
         self.ends, self.finished = dict(commit.ends), dict(commit.finished)
         self.counts.update(commit.counts)
@@ -316,7 +318,7 @@ class NodeLog:
             self.clear_at_ms = self._seen.pop(0)[0]
 
     def status(self) -> dict[str, Any]:
-        """Tell how the node stands, for ``cdcservice status``."""
+        """Return the status of the node, for ``cdcservice status``."""
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
@@ -383,5 +385,5 @@ def what_is_refused(folder: Path) -> str | None:
         return f"nothing can be deleted in {folder}, and it fills: {_REMEDY}, or mount it so that it can be written to"
     status = folder.stat()
     if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
-        return f"nothing of others can be deleted in {folder}, and it fills: take away its sticky bit (chmod -t)"
+        return f"files of other users cannot be deleted in {folder}, and it fills: take away its sticky bit (chmod -t)"
     return None

@@ -1,4 +1,4 @@
-"""The Spark task of ``commitlog_stage``: it decodes a part of a segment, and lays its change rows into buckets."""
+"""The Spark task of ``commitlog_stage``: it decodes a part of a segment, and puts its change rows into buckets."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class StageTask:
-    """Decodes and stages the work of one partition.
+    """Decodes and stages the work that Spark gives to one task.
 
     :ivar logged: all tables of the schema: a mutation may have any
     :ivar kept: the followed tables; rows of all others count as ``not_cdc``
@@ -217,7 +217,7 @@ def _segment_id(work: StageWork) -> int:
 def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[Damage], str]:
     """Return the damages of what was read; and why a segment that is being written was not read as far as it is synced.
 
-    What lies behind that place is read again: the folder may show pages that are older than the index.
+    Bytes after that place are read again: the folder may show pages that are older than the index.
     """
     if until is None or end >= until:
         return damages, ""
