@@ -110,7 +110,7 @@ def check(conf: Path, table: str, session: Any, report: Any, rows: int) -> None:
     """
     check_rows(conf, table, session, report, rows)
     store = store_of(load_config(conf))
-    topic, bucket = report["stream"]["topic"], report["stream"]["bucket"]
+    topic, bucket = report["stream"]["topic"], report["stream"]["folder"]
     parts = {part.name for part in FileStream(store, topic).parts(bucket) or ()}
     found = store.list(f"streams/{topic}/{bucket}/")
     files = {f"{part}.{kind}" for part in parts for kind in ("avro", "index")}
@@ -131,7 +131,7 @@ def check_rows(conf: Path, table: str, session: Any, report: Any, rows: int) -> 
     wrong = differences(source, replica_rows(report["replica"]["uri"], schema))
     assert not wrong, ("replica", len(wrong), wrong[:5])
     stream = FileStream(store_of(load_config(conf)), report["stream"]["topic"])
-    wrong = differences(source, message_rows(stream, report["stream"]["bucket"], schema))
+    wrong = differences(source, message_rows(stream, report["stream"]["folder"], schema))
     assert not wrong, ("stream", len(wrong), wrong[:5])
     assert found == rows == report["rows"]
 

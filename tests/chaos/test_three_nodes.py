@@ -140,7 +140,7 @@ def test_a_node_is_away_for_good(conf: Path, nodes: list[CassandraNode], quorum:
     print(len(report["failed_ranges"]), "failed ranges,", report["rows"], "rows; ", report["error"])
     store = store_of(load_config(conf))
     assert not list(store.list(f"{base_folder(*table.split('.'))}/_delta_log/"))
-    assert FileStream(store, load_plan(store, "away").topic).buckets() == []
+    assert FileStream(store, load_plan(store, "away").topic).folders() == []
     left = report["left"]
     assert all(any(start <= s and e <= end for start, end in left) for s, e, _ in report["failed_ranges"])
     committed = committed_rows(conf, bootstrap)

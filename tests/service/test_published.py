@@ -266,7 +266,7 @@ def test_kafka_that_is_down_is_waited_for(world: World) -> None:
     world.kafka, world.table = False, {"kafka_error": "brokers are down"}
     left = world.wait(30).left
     assert left.startswith("Kafka lacks ")
-    assert left.endswith(f" buckets of {TABLE.topic}: brokers are down")
+    assert left.endswith(f" folders of {TABLE.topic}: brokers are down")
     world.kafka = True
     assert world.wait() == Waited("", ())
 
@@ -310,7 +310,7 @@ UNPLANNED = {"table_id": "6" * 32, "topic": "test.shop.other", "last_pass": 4, "
         ({"error": "no node answers"}, "shop.other: no node answers"),
         ({"published_pass": 3}, "the stream of shop.other has pass 3 of 4"),
         ({"replica_pass": 3}, "the replica of shop.other has pass 3 of 4"),
-        ({"kafka_error": "no broker"}, "Kafka lacks 1 buckets of test.shop.other: no broker"),
+        ({"kafka_error": "no broker"}, "Kafka lacks 1 folders of test.shop.other: no broker"),
     ],
     ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
 )

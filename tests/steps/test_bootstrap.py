@@ -28,7 +28,7 @@ def test_replica_and_stream_equal_the_source(
     assert len(source) == flights[name]
     assert differences(source, replica_rows(report["replica"]["uri"], table))[:5] == []
     stream = FileStream(store_of(load_config(lake / "ringsync.yaml")), report["stream"]["topic"])
-    check_messages(list(stream.read(report["stream"]["bucket"])), table, source)
+    check_messages(list(stream.read(report["stream"]["folder"])), table, source)
 
 
 def check_messages(messages: list[Any], table: Any, source: Rows) -> None:
@@ -56,7 +56,7 @@ def test_the_same_row_twice_has_the_same_event_id(
     for run in ("again-1", "again-2"):
         stream = bootstrap("flights.airlines", run)["stream"]
         store = store_of(load_config(lake / "ringsync.yaml"))
-        messages = FileStream(store, stream["topic"]).read(stream["bucket"])
+        messages = FileStream(store, stream["topic"]).read(stream["folder"])
         seen.append(sorted(message["value"]["source"]["event_id"] for message in messages))
     assert seen[0] == seen[1]
 

@@ -13,7 +13,7 @@ from ringsync.cli import main
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import load_config
-from ringsync.ledger.passes import Pass, TableReplacedError, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.ledger.passes import Pass, TableReplacedError, get_pass, mark, pass_folder, pass_numbers, put_pass
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Schema, TableSchema, UnreadableTable
@@ -64,7 +64,7 @@ class Followed:
         topic = bootstrap_topic(self.table.topic) if bootstrap else self.table.topic
         version = put_schemas(self.store, self.config, self.table, topic)
         number = pass_numbers(self.store, self.table.table_id)[-1] + 1
-        part = FileStream(self.store, topic).open_part(pass_bucket(number), "part", version).finish()
+        part = FileStream(self.store, topic).open_part(pass_folder(number), "part", version).finish()
         assert put_pass(self.store, Pass(number, "changes", self.table.table_id, 1, bootstrap, parts=(part,)))
 
     def kinds(self) -> list[str]:
@@ -73,8 +73,8 @@ class Followed:
         ]
 
     @property
-    def buckets(self) -> list[str]:
-        return FileStream(self.store, self.table.topic).buckets()
+    def folders(self) -> list[str]:
+        return FileStream(self.store, self.table.topic).folders()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_cancelled_bootstrap_lets_the_stream_go_on(followed: Followed) -> None
     followed.changes(first)
     (told,) = [one for key, one in read_statuses(followed.store).items() if key.startswith("bootstrap/")]
     assert (told["table"], told["bootstrap"], told["step"]) == (followed.name, first, "prepare")
-    left = f"streams/{followed.table.topic}/{pass_bucket(1)}/part-0001.avro"
+    left = f"streams/{followed.table.topic}/{pass_folder(1)}/part-0001.avro"
     followed.store.put(left, b"half")
     with pytest.raises(StepError, match=r"not everything of .* is copied"):
         followed.run(bootstrap_drain, "one")
@@ -102,7 +102,7 @@ def test_a_cancelled_bootstrap_lets_the_stream_go_on(followed: Followed) -> None
         assert cancel(followed) == ExitCode.OK
         assert followed.found().state == CANCELLED
         assert followed.kinds() == ["begin", "changes", "cutover"]
-        assert followed.buckets == [pass_bucket(2)]
+        assert followed.buckets == [pass_folder(2)]
     assert followed.store.stat(left) is None
     assert not any(key.startswith("bootstrap/") for key in read_statuses(followed.store))
     for step in (bootstrap_scan, bootstrap_drain):
@@ -129,7 +129,7 @@ def test_what_is_copied_is_finished_and_not_cancelled(followed: Followed, capsys
         assert (report["bootstrap"], code) == (first, ExitCode.OK)
         assert followed.found().state == COMPLETED
     assert followed.kinds() == ["begin", "rows", "changes", "cutover"]
-    assert followed.buckets == [pass_bucket(1), pass_bucket(3)]
+    assert followed.buckets == [pass_folder(1), pass_folder(3)]
     assert cancel(followed) == ExitCode.FATAL
     assert f"{followed.name} has no unfinished bootstrap" in capsys.readouterr().err
     assert prepare(followed.conf, followed.name, "three") != first
@@ -206,7 +206,7 @@ def test_a_table_that_was_created_again_is_bootstrapped_anew(followed: Followed,
     assert [one["table_id"] for one in statuses] == [again.table.table_id]
     assert cancel(again) == ExitCode.OK
     assert (followed.kinds(), again.kinds()) == (["begin", "changes", "end"], ["start", "begin", "changes", "cutover"])
-    assert again.buckets == [pass_bucket(2), pass_bucket(5)]
+    assert again.buckets == [pass_folder(2), pass_folder(5)]
     with pytest.raises(StepError, match=r"the schema of .* changed"):
         followed.run(bootstrap_scan, "one")
     with pytest.raises(TableReplacedError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.ledger.passes import BootstrapReplacedError, mark, pass_bucket
+from ringsync.ledger.passes import BootstrapReplacedError, mark, pass_folder
 from ringsync.ledger.table_versions import version_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import ConcurrentCommitError, read_snapshot
@@ -149,7 +149,7 @@ class World(Lake):
         once = tuple(f"{FOLDER}/part-{one.removeprefix('bootstrap-')}-" for one in base.transactions)
         for stat in self.store.list(f"{FOLDER}/part-"):
             assert stat.key in in_base or stat.key.startswith(once)
-        published = {f"streams/{TOPIC}/{bucket}" for bucket in FileStream(self.store, TOPIC).buckets()}
+        published = {f"streams/{TOPIC}/{bucket}" for bucket in FileStream(self.store, TOPIC).folders()}
         for stat in self.store.list(f"streams/{TOPIC}/pass-"):
             assert stat.key.rpartition("/")[0] in published
 
@@ -306,7 +306,7 @@ def test_a_table_that_was_created_again_removes_what_the_old_one_has_left(world:
 def test_what_others_write_beside_it_stays(world: World) -> None:
     """Files of Spark, and parts of changes that wait to become visible."""
     keys = [f"{FOLDER}/part-00000-7a1d6b1e-0000-4000-8000-000000000000-c000.snappy.parquet"]
-    keys += [f"streams/{TOPIC}/{pass_bucket(1)}/0badcafe-0000-00000000.avro", f"streams/{TOPIC}/schemas/part-1.avsc"]
+    keys += [f"streams/{TOPIC}/{pass_folder(1)}/0badcafe-0000-00000000.avro", f"streams/{TOPIC}/schemas/part-1.avsc"]
     for key in keys:
         world.store.put(key, b"x")
     world.prepare(B)

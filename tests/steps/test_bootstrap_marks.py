@@ -17,7 +17,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
-from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark, pass_folder, pass_numbers, put_pass
 from ringsync.ledger.table_versions import version_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.data_files import DataFileWriter
@@ -125,7 +125,7 @@ class Lake(Store):
     def messages(self) -> list[int]:
         """The rows' ``id``, in the order of the stream."""
         stream = FileStream(self.store, TOPIC)
-        return [one["key"]["id"] for bucket in stream.buckets() for one in stream.read(bucket)]
+        return [one["key"]["id"] for bucket in stream.folders() for one in stream.read(bucket)]
 
     def base_version(self) -> int | None:
         return read_snapshot(self.store, base_folder(TABLE.keyspace, TABLE.name)).version
@@ -222,7 +222,7 @@ def test_a_damaged_bucket_of_a_table_that_is_gone_holds_up_nobody(
     begin = lake.begin("b1")
     for number in (2, 3):
         lake.change(number)
-    bucket = lake.store.list(f"streams/bootstrap.{TOPIC}/{pass_bucket(begin + 1)}/")
+    bucket = lake.store.list(f"streams/bootstrap.{TOPIC}/{pass_folder(begin + 1)}/")
     lake.store.delete(next(stat.key for stat in bucket if stat.key.endswith(".avro")))
     mark(lake.store, TABLE.table_id, "cutover", "b1", now_ms(), check=lambda: None)
     with pytest.raises(StreamDamagedError):
@@ -231,7 +231,7 @@ def test_a_damaged_bucket_of_a_table_that_is_gone_holds_up_nobody(
     assert lake.messages() == [1, 3, 4]
     told = capsys.readouterr().out
     assert f"shop.t (table id {TABLE.table_id}) is gone" in told
-    assert pass_bucket(begin + 1) in told
+    assert pass_folder(begin + 1) in told
 
 
 def test_a_table_that_was_created_again_under_a_version_before_says_what_to_do(lake: Lake) -> None:
@@ -248,7 +248,7 @@ def test_a_table_that_was_created_again_under_a_version_before_says_what_to_do(l
     for _ in range(2):
         with pytest.raises(StepError, match=r"drop it and create it again"):
             close.catch_up()
-    assert lake.store.list(f"streams/bootstrap.{TOPIC}/{pass_bucket(2)}/"), "nothing is removed"
+    assert lake.store.list(f"streams/bootstrap.{TOPIC}/{pass_folder(2)}/"), "nothing is removed"
 
     table = SyncTable(version_of(lake.store, replace(TABLE, table_id="c" * 32)), TOPIC, False)
     third = FollowUps(close._application, table, OneByOne(), None)  # type: ignore[arg-type]
@@ -259,7 +259,7 @@ def test_a_table_that_was_created_again_under_a_version_before_says_what_to_do(l
 
 def test_the_bucket_of_another_table_does_not_count_as_published(lake: Lake) -> None:
     lake.change(1)
-    part = FileStream(lake.store, TOPIC).open_part(pass_bucket(9), "x", 1).finish()
+    part = FileStream(lake.store, TOPIC).open_part(pass_folder(9), "x", 1).finish()
     assert put_pass(lake.store, Pass(1, "changes", "b" * 32, now_ms(), parts=(part,)))
     lake.store.delete(f"streams/{TOPIC}/tables/000001.json")
     close = again(lake)

@@ -15,7 +15,7 @@ import yaml
 from ringsync.changes.identity import TableVersion
 from ringsync.config import Config, load_config
 from ringsync.ledger.followed import followed_tables
-from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark, pass_bucket, pass_numbers, put_pass
+from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark, pass_folder, pass_numbers, put_pass
 from ringsync.status import STALE_AFTER_S
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.bootstrap import drain as bootstrap_drain
@@ -60,7 +60,7 @@ class Table:
     def changes(self, first: int, bootstrap: str = "") -> int:
         """A pass with the message of one change."""
         number = max(pass_numbers(self.store, TABLE_ID), default=0) + 1
-        part = self.part(bootstrap_topic(TOPIC) if bootstrap else TOPIC, pass_bucket(number), first)
+        part = self.part(bootstrap_topic(TOPIC) if bootstrap else TOPIC, pass_folder(number), first)
         assert put_pass(self.store, Pass(number, "changes", TABLE_ID, 1, bootstrap, parts=(part,)))
         return number
 
@@ -68,7 +68,7 @@ class Table:
         return mark(self.store, TABLE_ID, "begin", bootstrap, 1)
 
     def rows(self, bootstrap: str, begin: int, first: int) -> int:
-        part = self.part(TOPIC, pass_bucket(begin), first)
+        part = self.part(TOPIC, pass_folder(begin), first)
         return mark(self.store, TABLE_ID, "rows", bootstrap, 1, (part,), topic=TOPIC)
 
     def cutover(self, bootstrap: str) -> int:
@@ -83,7 +83,7 @@ class Table:
     def messages(self) -> list[str]:
         """The notes of all messages of the stream, in its order."""
         stream = FileStream(self.store, TOPIC)
-        return [m["value"]["after"]["note"].split()[1] for b in stream.buckets() for m in stream.read(b)]
+        return [m["value"]["after"]["note"].split()[1] for b in stream.folders() for m in stream.read(b)]
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ IN_ORDER = [str(n) for n in range(1, 11)]
 def test_rows_are_behind_what_was_published_before_and_before_what_waits(table: Table) -> None:
     live_through(table, table.publish)
     assert table.messages() == IN_ORDER
-    assert FileStream(table.store, bootstrap_topic(TOPIC)).buckets() == []
+    assert FileStream(table.store, bootstrap_topic(TOPIC)).folders() == []
 
 
 def test_kafka_has_the_order_of_the_stream(table: Table, kafka: type[Kafka]) -> None:
@@ -209,7 +209,7 @@ def test_a_bucket_that_appears_while_the_stream_is_listed_is_not_overtaken(
         table.changes(1)
         table.changes(2)
         table.publish()
-        return [stat for stat in listed(store, prefix, start) if pass_bucket(1) not in stat.key]
+        return [stat for stat in listed(store, prefix, start) if pass_folder(1) not in stat.key]
 
     monkeypatch.setattr(LocalStore, "list", slow)
     for _ in range(2):
@@ -315,7 +315,7 @@ def test_two_move_what_waits_at_once(table: Table, monkeypatch: pytest.MonkeyPat
                 waiting.move(bucket, one.parts, stream)
             return found
 
-    waiting.move(one.bucket, one.parts, Slower(table.store, TOPIC))
+    waiting.move(one.folder, one.parts, Slower(table.store, TOPIC))
     assert (looked, table.messages()) == ([None], ["1"])
 
 

@@ -24,7 +24,7 @@ from ringsync.ledger.passes import (
     TableReplacedError,
     get_pass,
     mark,
-    pass_bucket,
+    pass_folder,
     pass_numbers,
     put_pass,
 )
@@ -83,7 +83,7 @@ class Lake:
     def messages(self) -> list[tuple[str, int]]:
         """Of the stream in its order: the table's id, and the row's ``seq``."""
         stream = FileStream(self.store, TOPIC)
-        found = [message for bucket in stream.buckets() for message in stream.read(bucket)]
+        found = [message for bucket in stream.folders() for message in stream.read(bucket)]
         return [(one["value"]["source"]["table_id"], one["key"]["seq"]) for one in found]
 
 
@@ -125,14 +125,14 @@ def test_the_new_tables_passes_come_behind_all_of_the_old_ones(lake: Lake) -> No
         lake.process(table).publish(first + 1)
     ids = [OLD.table_id] * 3 + [NEW.table_id] * 2 + [THIRD.table_id] * 2
     assert lake.messages() == list(zip(ids, range(1, 8), strict=True))
-    assert lake.announced == FileStream(lake.store, TOPIC).buckets(), "Kafka is told of them in their order"
+    assert lake.announced == FileStream(lake.store, TOPIC).folders(), "Kafka is told of them in their order"
 
 
 def test_a_consumer_in_order_keeps_the_rows_of_the_new_table_only(lake: Lake) -> None:
     lake.process(OLD).publish(1)
     lake.process(NEW).publish(2)
     stream = FileStream(lake.store, TOPIC)
-    old, new = (list(stream.read(bucket)) for bucket in stream.buckets())
+    old, new = (list(stream.read(bucket)) for bucket in stream.folders())
     assert of_the_last_table([*old, *new, *old]) == new, "a partition of Kafka that is behind changes nothing"
 
 
@@ -172,7 +172,7 @@ def test_what_waits_for_a_bootstrap_of_the_old_table_comes_before_the_new_ones(l
     mark(lake.store, NEW.table_id, "cutover", "b2", 1)
     new.publish(4)
     assert lake.messages() == [(OLD.table_id, 1), (OLD.table_id, 2), (NEW.table_id, 3), (NEW.table_id, 4)]
-    assert FileStream(lake.store, bootstrap_topic(TOPIC)).buckets() == []
+    assert FileStream(lake.store, bootstrap_topic(TOPIC)).folders() == []
 
 
 def test_a_table_between_that_nobody_has_planned_keeps_nothing_back(lake: Lake) -> None:
@@ -186,7 +186,7 @@ def test_a_table_between_that_nobody_has_planned_keeps_nothing_back(lake: Lake) 
     mark(lake.store, NEW.table_id, "begin", "b2", 1, check=lambda: None)
     lake.process(THIRD).publish(4)
     assert lake.messages() == [*((OLD.table_id, seq) for seq in (1, 2, 3)), (THIRD.table_id, 4)]
-    assert FileStream(lake.store, bootstrap_topic(TOPIC)).buckets() == []
+    assert FileStream(lake.store, bootstrap_topic(TOPIC)).folders() == []
 
 
 def test_a_bootstrap_that_begins_makes_its_table_known(lake: Lake) -> None:
@@ -292,7 +292,7 @@ def test_the_stream_of_a_version_before_stays_the_tables_own(lake: Lake) -> None
     old.publish(1)
     lake.store.delete(f"streams/{TOPIC}/tables/000001.json")
     lake.process(OLD).publish(2)
-    assert FileStream(lake.store, TOPIC).buckets() == [pass_bucket(1), pass_bucket(2)]
+    assert FileStream(lake.store, TOPIC).folders() == [pass_folder(1), pass_folder(2)]
 
 
 def test_a_node_that_has_not_heard_of_the_new_table_does_not_bring_the_old_one_back(lake: Lake) -> None:

@@ -84,12 +84,12 @@ class Stream:
         assert made is not None
         one = commit(self.lake.store, context, [made], {"everywhere": 1})
         assert one is not None
-        FileStream(self.lake.store, "test.shop.t").publish(one.bucket, one.parts)
+        FileStream(self.lake.store, "test.shop.t").publish(one.folder, one.parts)
 
     def rows(self, after_s: int = 0) -> tuple[Any, Any]:
         """Values by key of who takes the newest, and of who keeps what was written last, some seconds later."""
         stream, now = FileStream(self.lake.store, "test.shop.t"), int(time.time()) + after_s
-        messages = [message for bucket in stream.buckets() for message in stream.read(bucket)]
+        messages = [message for bucket in stream.folders() for message in stream.read(bucket)]
         newest = NewestModel(TABLE).apply_all(messages).rows(now)
         last = StreamModel(TABLE, True).apply_all(messages).rows(now)
         return {key: row.get("v") for key, row in newest.items()}, {

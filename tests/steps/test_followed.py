@@ -16,7 +16,7 @@ import yaml
 
 from ringsync.config import load_config
 from ringsync.ledger.followed import end_following, followed_tables, keep_following
-from ringsync.ledger.passes import mark, pass_bucket, pass_numbers
+from ringsync.ledger.passes import mark, pass_folder, pass_numbers
 from ringsync.ledger.staging import encode_rows, late_key
 from ringsync.ledger.table_versions import version_of
 from ringsync.service.health import problems
@@ -62,7 +62,7 @@ class Feed:
     def relay(self) -> None:
         for topic in self.watched:
             place = CursorObject(self.store, topic, topic)
-            for bucket in FileStream(self.store, topic).buckets():
+            for bucket in FileStream(self.store, topic).folders():
                 place.save(place.load().behind(bucket))
 
 
@@ -99,8 +99,8 @@ class World(Cluster):
         assert late.error is None
 
     @property
-    def buckets(self) -> list[str]:
-        return FileStream(self.store, TOPIC).buckets()
+    def folders(self) -> list[str]:
+        return FileStream(self.store, TOPIC).folders()
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_late_rows_of_a_table_that_has_lost_cdc_come_into_the_stream(world: Worl
     told = list(buckets_left(Seen({CLOSE: cycle(world.closer())}, None, {FIRST}), 0, 0))
     assert told == [], "it is listed, and so taken up, in the first cycle of a run"
     cycle(closer)
-    assert world.buckets == [pass_bucket(1)]
+    assert world.folders == [pass_folder(1)]
 
 
 def test_who_waits_is_told_of_a_table_that_is_not_taken_up_yet(world: World) -> None:
@@ -151,7 +151,7 @@ def test_it_is_followed_until_kafka_has_all_of_it(world: World, there: tuple[str
         status = cycle(closer)
     assert world.feed.watched == {TOPIC}
     left = list(kafka_left(world.store, seen(world, closer, status), {}))
-    assert [one.reason for one in left] == [f"Kafka lacks 1 buckets of {TOPIC}"]
+    assert [one.reason for one in left] == [f"Kafka lacks 1 folders of {TOPIC}"]
     assert list(status["tables"]) == ["shop.t"]
     world.feed.relay()
     status = cycle(closer)
@@ -170,7 +170,7 @@ def test_what_a_run_has_not_published_any_more_is_published(world: World, there:
     closer = world.closer()
     for _ in range(3):
         cycle(closer)
-    assert world.buckets == [pass_bucket(1)]
+    assert world.folders == [pass_folder(1)]
 
 
 def test_a_table_whose_topic_another_one_has_by_now_comes_to_its_end(world: World) -> None:
@@ -185,7 +185,7 @@ def test_a_table_whose_topic_another_one_has_by_now_comes_to_its_end(world: Worl
     assert status["tables"].keys() == {"shop.t", f"shop.t (table id {FIRST})"}
     assert status["tables"]["shop.t"]["table_id"] == SECOND
     world.feed.relay()
-    FileStream(world.store, TOPIC).publish(pass_bucket(9), [])
+    FileStream(world.store, TOPIC).publish(pass_folder(9), [])
     assert cycle(closer)["tables"].keys() == {"shop.t"}
     assert followed_tables(world.store).keys() == {SECOND}
 
@@ -234,9 +234,9 @@ def test_a_pass_that_is_made_while_a_table_comes_to_its_end_is_followed(
     with monkeypatch.context() as patch:
         patch.setattr(FollowUps, "is_done", made_meanwhile)
         cycle(world.closer())
-    assert (pass_numbers(world.store, FIRST), world.buckets) == ([1], [])
+    assert (pass_numbers(world.store, FIRST), world.folders) == ([1], [])
     cycle(world.closer())
-    assert world.buckets == [pass_bucket(1)]
+    assert world.folders == [pass_folder(1)]
 
 
 def mortal_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, MortalStore]]:
@@ -266,7 +266,7 @@ def test_a_kill_between_any_two_writes_of_either_loses_nothing(tmp_path: Path, m
         store.left = IMMORTAL
         world.publish_late()  # … and what is done again begins it anew
         cycle(world.closer())
-        assert world.buckets == [pass_bucket(1)], writes
+        assert world.folders == [pass_folder(1)], writes
         if not killed:
             assert writes > 5
             return
@@ -284,7 +284,7 @@ def test_what_waits_for_the_bootstrap_of_a_table_that_is_dropped_is_published(
         world.publish_late()
         cycle(closer)
         waiting = FileStream(store, bootstrap_topic(TOPIC))
-        assert (world.buckets, waiting.buckets()) == ([], [pass_bucket(2)])
+        assert (world.folders, waiting.folders()) == ([], [pass_folder(2)])
         world.there = ()
         store.left, killed = writes, False
         try:
@@ -296,7 +296,7 @@ def test_what_waits_for_the_bootstrap_of_a_table_that_is_dropped_is_published(
             for _ in range(3):
                 cycle(closer)
         store.left = IMMORTAL
-        assert (world.buckets, waiting.buckets()) == ([pass_bucket(2)], []), writes
+        assert (world.folders, waiting.folders()) == ([pass_folder(2)], []), writes
         assert read_status(store, f"bootstrap/{FIRST}") is None, "status would ask for it to be finished for ever"
         assert followed_tables(store).keys() == {FIRST}, "Kafka has not got it yet"
         world.feed.relay()
@@ -328,7 +328,7 @@ def test_a_look_at_the_schema_that_fails_is_done_again(world: World, monkeypatch
         with pytest.raises(AttributeError):
             closer.cycle()
     closer.cycle()
-    assert world.buckets == [pass_bucket(1)]
+    assert world.folders == [pass_folder(1)]
 
 
 def test_a_table_that_gets_cdc_again_is_followed_again(world: World) -> None:
@@ -376,7 +376,7 @@ def test_a_table_whose_version_cannot_be_read_holds_up_no_other(
     for _ in range(2):
         status = cycle(closer)
     assert status["rows_of_dropped_tables"] == ({"shop.t": ROWS} if staged and not there else {})
-    assert world.buckets[:1] == [pass_bucket(1)]
+    assert world.folders[:1] == [pass_folder(1)]
 
 
 def test_a_table_that_this_run_has_served_and_cannot_forget_keeps_its_rows(world: World) -> None:

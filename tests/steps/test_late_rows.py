@@ -97,8 +97,8 @@ def messages(store: ObjectStore, table: TableSchema) -> list[dict[str, Any]]:
     found = []
     for number in pass_numbers(store, table.table_id):
         made = get_pass(store, table.table_id, number)
-        stream.publish(made.bucket, made.parts)
-        found += [message["value"] for message in stream.read(made.bucket)]
+        stream.publish(made.folder, made.parts)
+        found += [message["value"] for message in stream.read(made.folder)]
     return found
 
 

@@ -19,7 +19,7 @@ from ringsync.changes.schema import EXPIRING, STATIC
 from ringsync.cql.types import Native
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
-from ringsync.ledger.passes import Pass, get_pass, pass_bucket, pass_numbers
+from ringsync.ledger.passes import Pass, get_pass, pass_folder, pass_numbers
 from ringsync.ledger.table_versions import version_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.changes import replica_state
@@ -67,7 +67,7 @@ def as_read(writes: Sequence[Write]) -> pa.RecordBatch:
 def copied(lake: Lake, name: str, begin: int, images: pa.RecordBatch) -> list[CommittedRange]:
     """What the tasks of a scan write that has read these."""
     version = lake.close.schema_version
-    part = FileStream(lake.store, TOPIC).open_part(pass_bucket(begin), f"{name}-x", version)
+    part = FileStream(lake.store, TOPIC).open_part(pass_folder(begin), f"{name}-x", version)
     told: dict[str, Any] = {"hostname": "b", "processed_at_ms": now_ms(), "schema_version": version}
     part.add(snapshot_messages(images, TABLE, "test", "exact", queries=None, **told))
     writer = DataFileWriter(row_image_schema(TABLE))
@@ -88,7 +88,7 @@ def bootstrap(lake: Lake, name: str, images: pa.RecordBatch) -> None:
 
 def messages(lake: Lake) -> list[dict[str, Any]]:
     stream = FileStream(lake.store, TOPIC)
-    return [message for bucket in stream.buckets() for message in stream.read(bucket)]
+    return [message for bucket in stream.folders() for message in stream.read(bucket)]
 
 
 def newest(lake: Lake) -> dict[tuple[int, int], str]:
@@ -280,7 +280,7 @@ def test_a_row_that_has_changed_in_many_passes_is_told_once(lake: Lake) -> None:
     bootstrap(lake, "b2", as_read(OLD))
     cycle(lake.close)
     (told,) = told_again(lake)
-    keys = [(one["key"]["id"], one["key"]["seq"]) for one in FileStream(lake.store, TOPIC).read(told.bucket)]
+    keys = [(one["key"]["id"], one["key"]["seq"]) for one in FileStream(lake.store, TOPIC).read(told.folder)]
     assert sorted(keys, key=str) == [(1, 1), (2, 1), (3, 1), (3, None)]
     assert newest(lake) == {**RIGHT, (1, 1): "v4"}
 
@@ -291,7 +291,7 @@ def test_what_is_told_again_is_told_without_what_has_expired(lake: Lake) -> None
     bootstrap(lake, "b2", as_read([*OLD, Write(6, 1, "copied", AT)]))
     cycle(lake.close)
     (told,) = told_again(lake)
-    again = [one["value"]["after"] for one in FileStream(lake.store, TOPIC).read(told.bucket) if one["key"]["id"] == 6]
+    again = [one["value"]["after"] for one in FileStream(lake.store, TOPIC).read(told.folder) if one["key"]["id"] == 6]
     assert [row["v"] for row in again] == [None]
 
 

@@ -21,7 +21,7 @@ from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.types import ListType, MapType, Native, SetType
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
-from ringsync.ledger.passes import pass_bucket
+from ringsync.ledger.passes import pass_folder
 from ringsync.ledger.staging import STAGED_ROWS, Bucket, decode_rows, encode_blocks, rows_key
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
@@ -355,6 +355,6 @@ def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
     assert (found.open, found.outputs and found.outputs.rows) == (waits, 2 - waits)
     assert found.outputs is not None
     assert (found.outputs.deletions is None) == waits, "the replica takes it"
-    stream.publish(pass_bucket(1), [found.outputs.part])
-    said = [(one["key"]["id"], one["value"]["op"]) for one in stream.read(pass_bucket(1))]
+    stream.publish(pass_folder(1), [found.outputs.part])
+    said = [(one["key"]["id"], one["value"]["op"]) for one in stream.read(pass_folder(1))]
     assert sorted(said) == ([(2, "c")] if waits else [(1, "d"), (1, "u"), (2, "c")])

@@ -58,7 +58,7 @@ def test_who_is_slower_than_a_rival_that_has_published_makes_the_next_pass(
         if not faster:
             faster.append(context.number)
             lake.publish(NOW, [Write(1, 1, "x", NOW.start * 1000 + 5)], by_arrival=False)
-            FileStream(lake.store, "test.shop.t").publish(lake.passes[0].bucket, lake.passes[0].parts)
+            FileStream(lake.store, "test.shop.t").publish(lake.passes[0].folder, lake.passes[0].parts)
         return make(context, *others)
 
     monkeypatch.setattr(late_pass, "make_outputs", slow)
@@ -92,8 +92,8 @@ def test_late_rows_are_published_by_the_version_that_they_were_resolved_by(
     assert passes.publish(version.table, rows).published == 1
     (made,) = (get_pass(lake.store, TABLE.table_id, number) for number in pass_numbers(lake.store, TABLE.table_id))
     stream = FileStream(lake.store, "test.shop.t")
-    stream.publish(made.bucket, made.parts)
-    (message,) = stream.read(made.bucket)
+    stream.publish(made.folder, made.parts)
+    (message,) = stream.read(made.folder)
     assert message["value"]["after"] == {"id": 7, "seq": 1, "v": "late"}
     changes = decode_rows(lake.store.get(made.changes[0]))
     assert changes["schema_version"].to_pylist() == [1]

@@ -80,11 +80,11 @@ class Lake:
         made = commit(self.store, context, [outputs], {})
         assert made is not None
         self.passes.append(made)
-        self.stream.publish(made.bucket, made.parts)
+        self.stream.publish(made.folder, made.parts)
         seen = state_of(self.folder, self.table)
         task = ReplicaTask(replace(context.reader, replica=seen), made.number)
         append_pass(self.store, self.table, made.number, list(task(made.changes)), NOW_MS, seen=seen)
-        messages = list(self.stream.read(made.bucket))
+        messages = list(self.stream.read(made.folder))
         assert len(messages) == outputs.messages
         return messages
 

@@ -354,12 +354,12 @@ class Backlogs:
         self.left: dict[str, list[str]] = {}
         self.order: list[str] = []
 
-    def relay(self, store: Any, topic: str, kafka: KafkaTopics, *, buckets: Any, stop: Any) -> Relayed:
+    def relay(self, store: Any, topic: str, kafka: KafkaTopics, *, folders: Any, stop: Any) -> Relayed:
         if topic not in self.left:
             self.left[topic] = [pass_(n) for n in range(self.parts)] if topic.startswith("big") else [pass_(1)]
-            assert buckets is None
+            assert folders is None
         else:
-            assert list(buckets) == self.left[topic], "what is left is known, and not listed again"
+            assert list(folders) == self.left[topic], "what is left is known, and not listed again"
         while self.left[topic]:
             time.sleep(self.PART_S)
             self.order.append(topic)

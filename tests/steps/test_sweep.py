@@ -75,10 +75,10 @@ def left_over(store: LocalStore) -> list[str]:
     for number in pass_numbers(store, TABLE.table_id):
         one = get_pass(store, TABLE.table_id, number)
         named |= {*one.changes, *one.deletions, *(key for keys in one.digests.values() for key in keys)}
-        coming |= {f"{one.bucket}/{part.name}" for part in one.parts}
+        coming |= {f"{one.folder}/{part.name}" for part in one.parts}
     for topic in (TOPIC, f"bootstrap.{TOPIC}"):
         stream = FileStream(store, topic)
-        for bucket in stream.buckets():
+        for bucket in stream.folders():
             for part in stream.parts(bucket) or ():
                 named |= {stream._part_key(bucket, part), stream._index_key(bucket, part)}
     assert all(store.stat(key) for key in named)
@@ -169,7 +169,7 @@ def test_what_a_task_that_was_thought_dead_has_written_is_removed(store: MortalS
     assert len(store.list(CHANGES)) == 3
     in_cycles(found)
     assert left_over(store) == []
-    assert len(list(FileStream(store, TOPIC).read(one.bucket))) == len(WRITES)
+    assert len(list(FileStream(store, TOPIC).read(one.folder))) == len(WRITES)
     # Its bucket is visible, and it finds that out last.
     with pytest.raises(StreamConflictError):
         make_outputs(made_for, store, rows, "0000")
@@ -201,7 +201,7 @@ def test_what_is_left_of_a_forgotten_pass_is_removed_and_its_messages_stay(store
         in_cycles(found)
         assert left_over(store) == []
         stream = FileStream(store, TOPIC)
-        assert len(list(stream.read(forgotten[-1].bucket))) == len(WRITES)
+        assert len(list(stream.read(forgotten[-1].folder))) == len(WRITES)
 
     assert killed_at_each(store, make_two, lambda: forget_pass(store, forgotten[-1]), check) > 4
 

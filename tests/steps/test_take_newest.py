@@ -199,8 +199,8 @@ def messages(passes: LatePasses, table: TableSchema) -> list[dict[str, Any]]:
     stream = FileStream(passes._store, f"test.{table.keyspace}.{table.name}")
     for number in pass_numbers(passes._store, table.table_id):
         made = get_pass(passes._store, table.table_id, number)
-        stream.publish(made.bucket, made.parts)
-    return [message for bucket in stream.buckets() for message in stream.read(bucket)]
+        stream.publish(made.folder, made.parts)
+    return [message for bucket in stream.folders() for message in stream.read(bucket)]
 
 
 def judge(passes: LatePasses, session: Any, table: TableSchema) -> list[dict[str, Any]]:

@@ -72,17 +72,17 @@ def changes(*writes: Write | RangeDelete) -> Messages:
     return change_messages(rows, images, visible, NOTES, SERVER, "exact", hostnames=rows.to_arrow()["node"], **told)
 
 
-def publish(stream: FileStream, bucket: str, *parts: Messages) -> None:
-    """Publish a bucket of parts."""
+def publish(stream: FileStream, folder: str, *parts: Messages) -> None:
+    """Publish a folder of parts."""
     written = []
     for number, messages in enumerate(parts):
-        writer = stream.open_part(bucket, f"part-{number:03}", 1)
+        writer = stream.open_part(folder, f"part-{number:03}", 1)
         writer.add(messages)
         written.append(writer.finish())
-    stream.publish(bucket, written)
+    stream.publish(folder, written)
 
 
 def published(stream: FileStream) -> dict[str, dict[str, Any]]:
     """All messages of a stream by event id, in order."""
-    read = [message for bucket in stream.buckets() for message in stream.read(bucket)]
+    read = [message for folder in stream.folders() for message in stream.read(folder)]
     return {message["value"]["source"]["event_id"]: message for message in read}

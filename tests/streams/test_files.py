@@ -46,8 +46,8 @@ def container_file(schema: Any, rows: list[pa.Array], codec: Any, sync: bytes, r
     return writer.finish()
 
 
-def write_part(stream: FileStream, bucket: str, part: str, batches: list[Messages], schema_version: int) -> Part:
-    writer = stream.open_part(bucket, part, schema_version)
+def write_part(stream: FileStream, folder: str, part: str, batches: list[Messages], schema_version: int) -> Part:
+    writer = stream.open_part(folder, part, schema_version)
     for batch in batches:
         writer.add(batch)
     return writer.finish()
@@ -64,8 +64,8 @@ def stream(tmp_path: Path) -> FileStream:
     return found
 
 
-def part_file(stream: FileStream, tmp_path: Path, bucket: str, part: Part) -> Path:
-    return tmp_path / "streams" / stream.topic / bucket / f"{part.name}.avro"
+def part_file(stream: FileStream, tmp_path: Path, folder: str, part: Part) -> Path:
+    return tmp_path / "streams" / stream.topic / folder / f"{part.name}.avro"
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
@@ -98,12 +98,12 @@ def test_published_buckets_are_read_in_order(stream: FileStream) -> None:
     late = write_part(stream, "20260102T0000Z", "a", [messages(100, 5)], 1)
     first = write_part(stream, "20260101T0000Z", "a", [messages(0, 3), messages(3, 4)], 1)
     second = write_part(stream, "20260101T0000Z", "b", [messages(7, 2)], 1)
-    assert stream.buckets() == []
+    assert stream.folders() == []
     stream.publish("20260102T0000Z", [late])
     stream.publish("20260101T0000Z", [first, second])
-    assert stream.buckets() == ["20260101T0000Z", "20260102T0000Z"]
-    assert stream.buckets("20260101") == stream.buckets()
-    assert stream.buckets("20260101T0000Z") == ["20260102T0000Z"]
+    assert stream.folders() == ["20260101T0000Z", "20260102T0000Z"]
+    assert stream.folders("20260101") == stream.folders()
+    assert stream.folders("20260101T0000Z") == ["20260102T0000Z"]
     assert list(stream.read("20260101T0000Z")) == expected(0, 9)
     assert stream.parts("20260101T0000Z") == [first, second]
     assert (first.records, second.records) == (7, 2)
@@ -111,13 +111,13 @@ def test_published_buckets_are_read_in_order(stream: FileStream) -> None:
 
 def test_a_bucket_without_changes_is_published_empty(stream: FileStream) -> None:
     stream.publish("b", [])
-    assert (stream.buckets(), list(stream.read("b"))) == (["b"], [])
+    assert (stream.folders(), list(stream.read("b"))) == (["b"], [])
 
 
 def test_unpublished_parts_are_invisible(stream: FileStream) -> None:
     write_part(stream, "b", "a", [messages(0, 3)], 1)
-    assert stream.buckets() == []
-    with pytest.raises(StreamError, match=r"bucket 'b' of server.ks.t is not published"):
+    assert stream.folders() == []
+    with pytest.raises(StreamError, match=r"folder 'b' of server.ks.t is not published"):
         list(stream.read("b"))
 
 
@@ -153,7 +153,7 @@ def test_a_second_publish_with_other_content_names_both(stream: FileStream) -> N
 def test_publishing_a_part_that_is_not_there_fails(stream: FileStream) -> None:
     with pytest.raises(StreamDamagedError, match=r"ghost.avro is not there"):
         stream.publish("b", [Part("ghost", 1, 2, 3)])
-    assert stream.buckets() == []
+    assert stream.folders() == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])
@@ -222,9 +222,9 @@ def test_schemas_never_change_under_a_version(stream: FileStream) -> None:
 def test_names_cannot_leave_their_folder(stream: FileStream, name: str) -> None:
     with pytest.raises(ValueError, match="part name"):
         write_part(stream, "b", name, [], 1)
-    with pytest.raises(ValueError, match="bucket name"):
+    with pytest.raises(ValueError, match="folder name"):
         write_part(stream, name, "a", [], 1)
-    with pytest.raises(ValueError, match="bucket name"):
+    with pytest.raises(ValueError, match="folder name"):
         stream.publish(name, [])
 
 

@@ -76,13 +76,13 @@ def test_published_buckets_come_once_each_in_the_order_of_their_keys(broker: Kaf
     publish(stream, "pass-000000000002")
     with KafkaTopics(settings_of(broker)) as kafka:
         done = relay(stream.store, stream.topic, kafka)
-        assert (done.buckets, done.messages) == (tuple(stream.buckets()), 8100)
+        assert (done.folders, done.messages) == (tuple(stream.folders()), 8100)
         assert relay(stream.store, stream.topic, kafka).messages == 0
         assert by_key(delivered(broker, stream)[1]) == by_key(published(stream))
         publish(stream, "bootstrap-a", notes(10, 50))
         publish(stream, "pass-000000000003", notes(30, 50))
-        assert relay(stream.store, stream.topic, kafka, buckets=["pass-000000000003"]).messages == 50
-        assert relay(stream.store, stream.topic, kafka).buckets == ("bootstrap-a",)
+        assert relay(stream.store, stream.topic, kafka, folders=["pass-000000000003"]).messages == 50
+        assert relay(stream.store, stream.topic, kafka).folders == ("bootstrap-a",)
     records, found = delivered(broker, stream)
     assert len(records) == 8200
     assert {record.partition for record in records} == {0, 1, 2, 3}
@@ -206,7 +206,7 @@ def test_a_relay_that_stops_goes_on_with_the_next_part(broker: KafkaBroker, tmp_
     publish(stream, "pass-000000000001", notes(5000, 10))
     with KafkaTopics(settings_of(broker)) as kafka:
         stopped = relay(stream.store, stream.topic, kafka, stop=lambda: True)
-        assert (stopped.buckets, stopped.messages) == ((), 1000)
+        assert (stopped.folders, stopped.messages) == ((), 1000)
         assert stopped.waiting == ("bootstrap-a", "pass-000000000001")
         assert relay(stream.store, stream.topic, kafka).messages == 2010
     records, found = delivered(broker, stream)
@@ -273,7 +273,7 @@ def test_while_the_broker_is_down_nothing_is_lost(broker: KafkaBroker, tmp_path:
         return False
 
     with KafkaTopics(impatient) as kafka:
-        assert relay(stream.store, stream.topic, kafka, buckets=["bootstrap-a"]).messages == 4000
+        assert relay(stream.store, stream.topic, kafka, folders=["bootstrap-a"]).messages == 4000
         with pytest.raises(BrokerUnavailableError, match=f"{broker.bootstrap} is not available, topic demo.shop.down"):
             relay(stream.store, stream.topic, kafka, stop=kill)
         with pytest.raises(BrokerUnavailableError, match=r"last: .*refused"):

@@ -67,7 +67,7 @@ def test_what_is_whole_before_a_damaged_part_is_confirmed(tmp_path: Path, mock: 
         for _ in range(5):
             with pytest.raises(StreamDamagedError, match=r"part-001"):
                 relay(stream.store, stream.topic, kafka)
-            assert stored(stream) == Cursor(stream.topic, {SERIES: ((1, 6),)}, bucket="pass-000000000007", parts=1)
+            assert stored(stream) == Cursor(stream.topic, {SERIES: ((1, 6),)}, folder="pass-000000000007", parts=1)
         assert (kafka.confirmed, sum(sent)) == (35_000, 70_000)
 
 
@@ -92,7 +92,7 @@ def test_of_a_part_whose_messages_cannot_be_written_nothing_is_confirmed(
     with KafkaTopics(KafkaSettings((mock.bootstrap,))) as kafka:
         with pytest.raises(StreamDamagedError, match="cannot be written"):
             relay(stream.store, stream.topic, kafka)
-        assert stored(stream) == Cursor(stream.topic, {SERIES: ((1, 6),)}, bucket="pass-000000000007", parts=1)
+        assert stored(stream) == Cursor(stream.topic, {SERIES: ((1, 6),)}, folder="pass-000000000007", parts=1)
         assert (kafka.confirmed, sum(sent) > 70_000) == (35_000, True)
         sent.clear()
         with pytest.raises(StreamDamagedError, match="cannot be written"):
@@ -160,9 +160,9 @@ def test_a_bucket_that_is_announced_twice_is_sent_once(tmp_path: Path, mock: Moc
     """A cut-over whose moves are interrupted is done again."""
     stream = outbox(tmp_path, "demo.shop.t")
     mock.make(stream.topic)
-    buckets = [f"pass-{number:012}" for number in (1, 2, 3)]
-    for number, bucket in enumerate(buckets):
-        publish(stream, bucket, notes(number * 10, 3))
+    folders = [f"pass-{number:012}" for number in (1, 2, 3)]
+    for number, folder in enumerate(folders):
+        publish(stream, folder, notes(number * 10, 3))
     with KafkaTopics(KafkaSettings((mock.bootstrap,))) as kafka:
-        done = relay(stream.store, stream.topic, kafka, buckets=[buckets[0], *buckets[:2], *buckets])
-    assert (done.buckets, sum(sent)) == (tuple(buckets), 9)
+        done = relay(stream.store, stream.topic, kafka, folders=[folders[0], *folders[:2], *folders])
+    assert (done.folders, sum(sent)) == (tuple(folders), 9)

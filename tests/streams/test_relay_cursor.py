@@ -1,4 +1,4 @@
-"""The relay's cursor: exactly the buckets that were relayed, in any order; only who claimed it last can move it."""
+"""The relay's cursor: exactly the folders that were relayed, in any order; only who claimed it last can move it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NAMES = [
 names = st.lists(st.sampled_from(NAMES))
 
 
-def cursor_of(buckets: list[str]) -> Cursor:
+def cursor_of(folders: list[str]) -> Cursor:
     cursor = Cursor("t")
-    for bucket in buckets:
-        cursor = cursor.within(bucket, 1).behind(bucket)
+    for folder in folders:
+        cursor = cursor.within(folder, 1).behind(folder)
     return cursor
 
 

@@ -90,12 +90,12 @@ def messages_by_replica(store: ObjectStore, table: TableSchema) -> Iterator[tupl
     """All messages in order, and whether the replica, not the source, said what the row is: not of a bootstrap, nor of
     what was written while it went on or soon after, nor late."""
     passes = [get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)]
-    by_replica = {one.bucket: one.kind == "changes" and not one.bootstrap and not one.late for one in passes}
+    by_replica = {one.folder: one.kind == "changes" and not one.bootstrap and not one.late for one in passes}
     state = replica_state(store, table)
     assert state is not None
     since_us = state.deletions_known_from_us + MERGED_US
     stream = FileStream(store, data_topic("test", table))
-    for bucket in stream.buckets():
+    for bucket in stream.folders():
         for message in stream.read(bucket):
             yield by_replica[bucket] and (message["value"]["source"]["ts_us"] or 0) > since_us, message
 

@@ -67,7 +67,7 @@ def judge(
             wrong += [f"replica of {name}: {one}" for one in differences(source, replica)]
     for name in NOT_FOLLOWED:
         topic = data_topic("test", read_table(session, *name.split(".")))
-        wrong += [f"a message in {topic}/{bucket}" for bucket in FileStream(store, topic).buckets()]
+        wrong += [f"a message in {topic}/{bucket}" for bucket in FileStream(store, topic).folders()]
     assert not wrong, (len(wrong), wrong[:8])
     return found
 
@@ -114,7 +114,7 @@ def _without_lists(rows: Rows, table: TableSchema) -> Rows:
 def stream_messages(store: ObjectStore, table: TableSchema) -> list[dict[str, Any]]:
     """All messages of a table's stream, in its order."""
     stream = FileStream(store, data_topic("test", table))
-    return [message for bucket in stream.buckets() for message in stream.read(bucket)]
+    return [message for bucket in stream.folders() for message in stream.read(bucket)]
 
 
 def _comparable(rows: Rows, source: Rows, table: TableSchema) -> Rows:

@@ -13,11 +13,10 @@ import pyarrow as pa
 
 from ringsync.changes.columns import columns_of
 from ringsync.changes.schema import NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE, UNKNOWN_TTL
-from ringsync.compiled.arrow import Integers, Mask, array_of, runs
+from ringsync.compiled.arrow import Integers, Mask, Places, array_of, runs
 from ringsync.cql.cells import Cells, joined_cells, no_cells
 from ringsync.schema.table import TableSchema
 
-Places = npt.NDArray[np.int64]
 Chosen = npt.NDArray[np.integer[Any]]
 
 _FOREVER = np.iinfo(np.int64).max

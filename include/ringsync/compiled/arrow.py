@@ -18,6 +18,8 @@ Integers = npt.NDArray[np.int64]
 """Numbers that are data: times, tokens, lengths, counts."""
 Places = npt.NDArray[np.intp]
 """Positions in an array, as ``take`` expects them."""
+Places32 = npt.NDArray[np.int32]
+"""Positions in kernels, which take half as much memory."""
 
 
 def integers(array: pa.Array) -> Integers:

@@ -7,13 +7,10 @@ nothing but the records.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from ringsync.compiled.arrow import Places32
 from ringsync.compiled.memory import KERNEL, load8, load64, load64_native, store64
-
-Places = npt.NDArray[np.int32]
 
 RECORD_BYTES = 48
 NUMBER, FIRST, FIRST_LENGTH, PREFIX, SECOND, SECOND_LENGTH = range(0, RECORD_BYTES, 8)
@@ -94,7 +91,7 @@ def _is_behind(records: int, i: int, j: int) -> bool:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def sort_records(records: int, count: int, order: Places, spare: Places) -> None:
+def sort_records(records: int, count: int, order: Places32, spare: Places32) -> None:
     """Sort row numbers; equal rows keep their order.
 
     :param records: address of the rows' records
@@ -117,7 +114,7 @@ def sort_records(records: int, count: int, order: Places, spare: Places) -> None
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _merge_runs(records: int, order: Places, spare: Places, start: int, middle: int, end: int) -> None:
+def _merge_runs(records: int, order: Places32, spare: Places32, start: int, middle: int, end: int) -> None:
     """Merge two neighbouring sorted runs in place."""
     if not _is_behind(records, order[middle - 1], order[middle]):
         return

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from ringsync.changes.batch import ChangeRows, Deletion, concatenated, without_content
 from ringsync.changes.columns import LoggedColumn, columns_of
-from ringsync.changes.flat import FlatCells, Places, by_column, together, tombstones
+from ringsync.changes.flat import FlatCells, by_column, together, tombstones
 from ringsync.changes.keys.order import key_numbers, numbered, path_type, value_keys
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import EXPIRING, NEVER, PARTITION_DELETION, ROW, STATIC, TOMBSTONE
-from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, structs_of, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, Places, array_of, filled, integers, structs_of, valid_mask
 from ringsync.cql.cells import cells_of, cells_of_values, codes, no_cells
 from ringsync.images.from_changes import Misfits, images_of
 from ringsync.images.merge_column import is_placeholder, tombstone_lists, tombstones_of

@@ -17,12 +17,12 @@ import pyarrow as pa
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.common_times import NO_CELL, ElementTimes
-from ringsync.changes.flat import FlatCells, Places, by_column, kept, of_rows, spread
+from ringsync.changes.flat import FlatCells, by_column, kept, of_rows, spread
 from ringsync.changes.flat import expiries as expiries_of
 from ringsync.changes.keys.canonical import decoded_clustering
 from ringsync.changes.keys.parts import clustering_parts, field_numbers, partition_parts
 from ringsync.changes.schema import ROW, TOMBSTONE
-from ringsync.compiled.arrow import array_of
+from ringsync.compiled.arrow import Places, array_of
 from ringsync.cql.cells import Cells, cells_of, raw_values
 from ringsync.cql.codec.decode import Decoded, decode
 from ringsync.cql.codec.encode import frozen_values

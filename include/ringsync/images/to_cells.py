@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.columns import LoggedColumn
-from ringsync.changes.flat import FlatCells, Places
+from ringsync.changes.flat import FlatCells
 from ringsync.changes.schema import EXPIRING, LIVE, NO_EXPIRY, NO_TTL, UNKNOWN_TTL
-from ringsync.compiled.arrow import Integers, Mask, integers, runs, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, Places, integers, runs, valid_mask
 from ringsync.cql.cells import Cells, cells_of, cells_of_values, joined_cells, no_cells
 from ringsync.cql.codec.encode import encode
 from ringsync.cql.codec.split import split

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from ringsync.changes.batch import ChangeRows, Deletion, Liveness
 from ringsync.changes.columns import columns_of
-from ringsync.changes.flat import FlatCells, FlatDeletions, Parts, Places, together
+from ringsync.changes.flat import FlatCells, FlatDeletions, Parts, together
 from ringsync.changes.schema import NEVER, NO_EXPIRY, NO_TTL, PARTITION_DELETION, ROW, STATIC, UNKNOWN_TTL
-from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, valid_mask
+from ringsync.compiled.arrow import Integers, Mask, Places, array_of, filled, integers, valid_mask
 from ringsync.cql.cells import cells_of, cells_of_values, no_cells
 from ringsync.cql.codec.encode import partition_key_bytes
 from ringsync.images.merge_column import tombstones_of

@@ -73,7 +73,7 @@ class BootstrapReplacedError(StreamError):
 class Pass:
     """One pass over the settled rows of a table.
 
-    :ivar number: number from 1; if another table had the topic before, from the number of its ``end`` or last bucket
+    :ivar number: number from 1; if another table had the topic before, from the number of its ``end`` or last folder
     :ivar kind: kind of the pass; ``changes`` has messages and rows, ``rows`` has messages, the others have neither
     :ivar bootstrap: id of the bootstrap that the pass belongs to, whose topic gets the messages first; empty: none
     :ivar begin: for ``rows`` the number of the bootstrap's ``begin``, whose place in the stream they take
@@ -98,9 +98,9 @@ class Pass:
     deleted_until_us: int | None = None
 
     @property
-    def bucket(self) -> str:
+    def folder(self) -> str:
         """Name of the pass's folder in the stream."""
-        return pass_bucket(self.begin or self.number)
+        return pass_folder(self.begin or self.number)
 
     @property
     def everywhere(self) -> bool:
@@ -108,7 +108,7 @@ class Pass:
         return bool(self.counts.get("everywhere"))
 
 
-def pass_bucket(number: int) -> str:
+def pass_folder(number: int) -> str:
     """Name a pass's folder in the stream. Names sort by number, after ``bootstrap-…`` of older versions."""
     return f"pass-{number:012}"
 
@@ -328,7 +328,7 @@ def check_rows(store: ObjectStore, table_id: str, bootstrap: str, parts: Sequenc
     if begin is None or any(made.kind == "cutover" for made in marks):
         raise BootstrapReplacedError(f"bootstrap {bootstrap} was cancelled: trigger bootstrap_table again")
     if parts:
-        FileStream(store, topic).check_parts(begin.bucket, parts)
+        FileStream(store, topic).check_parts(begin.folder, parts)
 
 
 def _check_not_replaced(bootstrap: str, begin: Pass | None) -> None:

@@ -22,7 +22,7 @@ from ringsync.ledger.passes import Pass, TableReplacedError, get_pass, pass_numb
 from ringsync.storage.port import AlreadyExistsError, ObjectStore
 from ringsync.streams.files import FileStream, bootstrap_topic
 
-_BUCKET = re.compile(r"pass-(\d{12})")
+_FOLDER = re.compile(r"pass-(\d{12})")
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def _behind(store: ObjectStore, topic: str, known: list[TopicOwner], table_id: s
         return 0
     end = _end(store, known[-1], now_ms) if known else 0
     topics = (topic, bootstrap_topic(topic))
-    buckets = [bucket for name in topics for bucket in FileStream(store, name).buckets()]
-    return max([end, *(int(match[1]) for bucket in buckets if (match := _BUCKET.fullmatch(bucket)))])
+    folders = [folder for name in topics for folder in FileStream(store, name).folders()]
+    return max([end, *(int(match[1]) for folder in folders if (match := _FOLDER.fullmatch(folder)))])
 
 
 def _was_created_before(table_id: str, other: str) -> bool:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ringsync.ledger.passes import Pass, changes_key, deletions_key, pass_bucket
+from ringsync.ledger.passes import Pass, changes_key, deletions_key, pass_folder
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream
 
@@ -73,5 +73,5 @@ def remove_tries(store: ObjectStore, table_id: str, topics: Collection[str], los
     for failed in lost:
         store.delete(deletions_key(table_id, failed.number, failed.name))
         for topic in topics:
-            FileStream(store, topic).remove_unpublished(pass_bucket(failed.number), failed.name)
+            FileStream(store, topic).remove_unpublished(pass_folder(failed.number), failed.name)
         store.delete(changes_key(table_id, failed.number, failed.name))

@@ -2,7 +2,7 @@
 
 The loops go on writing meanwhile, so "nothing is left" may never be true. Instead, the writes before the moment are
 followed from place to place: out of the logs, out of the buckets, and out of the queue of late rows. Then stream,
-replica and Kafka have to reach the last pass and the stream's last bucket of that time.
+replica and Kafka have to reach the last pass and the stream's last folder of that time.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def wait_until_published(
         }
         seen = patience.until_nothing(lambda seen: passes_left(seen, passes))
         if kafka:
-            buckets: dict[str, set[str]] = {}
-            seen = patience.until_nothing(lambda seen: kafka_left(store, seen, buckets))
+            folders: dict[str, set[str]] = {}
+            seen = patience.until_nothing(lambda seen: kafka_left(store, seen, folders))
     except _NotPublishedError as error:
         return Waited(str(error), ())
     return Waited("", tuple(_notes(seen)))
@@ -259,28 +259,28 @@ def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
                 yield Left(CLOSE, f"the replica of {table} has pass {status['replica_pass']} of {last}")
 
 
-def kafka_left(store: ObjectStore, seen: Seen, buckets: dict[str, set[str]]) -> Iterator[Left]:
-    """Yield the topics whose Kafka copy lacks buckets.
+def kafka_left(store: ObjectStore, seen: Seen, folders: dict[str, set[str]]) -> Iterator[Left]:
+    """Yield the topics whose Kafka copy lacks folders.
 
-    :param buckets: the buckets to wait for, by topic: all that are published at the first call
+    :param folders: the folders to wait for, by topic: all that are published at the first call
     """
     yield from _unseen(seen)
     topics = {
         status["topic"]: str(status.get("kafka_error") or "") for status in seen.tables.values() if "topic" in status
     }
     for topic in sorted(topics.keys() | {table.topic for table in (seen.plan.tables if seen.plan else ())}):
-        if topic not in buckets:
-            buckets[topic] = set(FileStream(store, topic).buckets())
-        if not buckets[topic]:
+        if topic not in folders:
+            folders[topic] = set(FileStream(store, topic).folders())
+        if not folders[topic]:
             continue
         try:
             cursor = CursorObject(store, topic, topic).load()
         except CursorError as error:
             yield Left(CLOSE, str(error))
             continue
-        buckets[topic] = {bucket for bucket in buckets[topic] if bucket not in cursor}
-        if buckets[topic]:
-            reason = f"Kafka lacks {len(buckets[topic]):,} buckets of {topic}"
+        folders[topic] = {folder for folder in folders[topic] if folder not in cursor}
+        if folders[topic]:
+            reason = f"Kafka lacks {len(folders[topic]):,} folders of {topic}"
             yield Left(CLOSE, ": ".join(filter(None, (reason, topics.get(topic)))))
 
 

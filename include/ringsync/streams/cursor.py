@@ -1,7 +1,7 @@
-"""The cursor of a relay: which buckets of a file stream a sink's topic has, e.g. in ``streams/<topic>/kafka.json``.
+"""The cursor of a relay: which folders of a file stream a sink's topic has, e.g. in ``streams/<topic>/kafka.json``.
 
-The cursor lists all these buckets, since earlier versions published bootstraps under names that sort before all passes.
-It keeps numbered buckets as runs, so that a million passes are one entry. A bucket here is a folder of the stream.
+The cursor lists all these folders, since earlier versions published bootstraps under names that sort before all passes.
+It keeps numbered folders as runs, so that a million passes are one entry.
 
 Only the process that claimed the cursor last can move it. Two cursors are never united: one process may have begun to
 repeat messages that another has sent. It must repeat them to the end, or the topic would end with old messages.
@@ -17,7 +17,7 @@ from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundErr
 from ringsync.streams.sink import KAFKA, AnotherRelayError, CursorError
 
 _NUMBERED = re.compile(r"(.*-)([0-9]{6,18})")
-"""Names of numbered buckets: ``pass-000000000001``."""
+"""Names of numbered folders: ``pass-000000000001``."""
 
 Runs = tuple[tuple[int, int], ...]
 
@@ -27,56 +27,56 @@ class Cursor:
     """The progress of a relay.
 
     :ivar sink_topic: topic of the sink that gets the messages
-    :ivar runs: first and last number of each run, by series of numbered buckets (the name with zeros for digits)
-    :ivar names: relayed buckets without a number
-    :ivar bucket: bucket that is partly relayed; empty: none
-    :ivar parts: number of this bucket's parts that are relayed
+    :ivar runs: first and last number of each run, by series of numbered folders (the name with zeros for digits)
+    :ivar names: relayed folders without a number
+    :ivar folder: folder that is partly relayed; empty: none
+    :ivar parts: number of this folder's parts that are relayed
     :ivar messages: number of relayed messages of the next part, if the sink is slow
     """
 
     sink_topic: str
     runs: dict[str, Runs] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
-    bucket: str = ""
+    folder: str = ""
     parts: int = 0
     messages: int = 0
 
-    def __contains__(self, bucket: str) -> bool:
-        """Tell whether the whole bucket was relayed."""
-        series, number = _series(bucket)
-        return bucket in self.names or any(first <= number <= last for first, last in self.runs.get(series, ()))
+    def __contains__(self, folder: str) -> bool:
+        """Tell whether the whole folder was relayed."""
+        series, number = _series(folder)
+        return folder in self.names or any(first <= number <= last for first, last in self.runs.get(series, ()))
 
     @property
     def newest(self) -> str:
-        """Last relayed bucket, by name; empty: none."""
+        """Last relayed folder, by name; empty: none."""
         series = ((*name.rpartition("-"), runs[-1][1]) for name, runs in self.runs.items())
         numbered = (f"{name}-{last:0{len(digits)}}" for name, _, digits, last in series)
         return max((*numbered, *self.names), default="")
 
-    def is_next(self, bucket: str) -> bool:
-        """Tell whether relaying this bucket now leaves no gap in its series; True for a bucket without a number."""
-        series, number = _series(bucket)
+    def is_next(self, folder: str) -> bool:
+        """Tell whether relaying this folder now leaves no gap in its series; True for a folder without a number."""
+        series, number = _series(folder)
         return number <= 1 or any(first < number <= last + 1 for first, last in self.runs.get(series, ()))
 
-    def parts_of(self, bucket: str) -> int:
-        """Return how many of a bucket's first parts were relayed."""
-        return self.parts if bucket == self.bucket else 0
+    def parts_of(self, folder: str) -> int:
+        """Return how many of a folder's first parts were relayed."""
+        return self.parts if folder == self.folder else 0
 
-    def messages_of(self, bucket: str, part: int) -> int:
-        """Return how many messages of a bucket's part (its number, from 0) are relayed, counted from the first."""
-        return self.messages if (bucket, part) == (self.bucket, self.parts) else 0
+    def messages_of(self, folder: str, part: int) -> int:
+        """Return how many messages of a folder's part (its number, from 0) are relayed, counted from the first."""
+        return self.messages if (folder, part) == (self.folder, self.parts) else 0
 
-    def within(self, bucket: str, parts: int, messages: int = 0) -> Cursor:
-        """Return the cursor after some parts of a bucket, and some messages of the next part."""
-        return replace(self, bucket=bucket, parts=parts, messages=messages)
+    def within(self, folder: str, parts: int, messages: int = 0) -> Cursor:
+        """Return the cursor after some parts of a folder, and some messages of the next part."""
+        return replace(self, folder=folder, parts=parts, messages=messages)
 
-    def behind(self, bucket: str) -> Cursor:
-        """Return the cursor after a whole bucket."""
-        series, number = _series(bucket)
+    def behind(self, folder: str) -> Cursor:
+        """Return the cursor after a whole folder."""
+        series, number = _series(folder)
         if not series:
-            return replace(self, names=self.names | {bucket}, bucket="", parts=0, messages=0)
+            return replace(self, names=self.names | {folder}, folder="", parts=0, messages=0)
         runs = {**self.runs, series: _merged((*self.runs.get(series, ()), (number, number)))}
-        return replace(self, runs=runs, bucket="", parts=0, messages=0)
+        return replace(self, runs=runs, folder="", parts=0, messages=0)
 
 
 class CursorObject:
@@ -158,7 +158,7 @@ def cursor_to_json(cursor: Cursor) -> bytes:
         "kafka_topic": cursor.sink_topic,
         "runs": {series: [list(run) for run in runs] for series, runs in sorted(cursor.runs.items())},
         "names": sorted(cursor.names),
-        "bucket": cursor.bucket,
+        "bucket": cursor.folder,
         "parts": cursor.parts,
         "messages": cursor.messages,
     }
@@ -182,9 +182,9 @@ def cursor_from_json(data: bytes) -> Cursor:
     )
 
 
-def _series(bucket: str) -> tuple[str, int]:
-    """Return the series of a numbered bucket and its number; ``""`` and -1 for other buckets."""
-    match = _NUMBERED.fullmatch(bucket)
+def _series(folder: str) -> tuple[str, int]:
+    """Return the series of a numbered folder and its number; ``""`` and -1 for other folders."""
+    match = _NUMBERED.fullmatch(folder)
     return (match[1] + "0" * len(match[2]), int(match[2])) if match else ("", -1)
 
 

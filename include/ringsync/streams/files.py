@@ -2,14 +2,15 @@
 
 ======================================================  ====================================================
 ``streams/<topic>/schemas/key-<version>.avsc``          schema of the key; the value's is ``value-<version>.avsc``
-``streams/<topic>/<bucket>/<part>-<crc32c>.avro``       messages: Avro container of ``{key, value}``
-``streams/<topic>/<bucket>/<part>-<crc32c>.index``      lengths of its messages (:mod:`ringsync.streams.part_index`)
-``streams/<topic>/<bucket>/manifest.json``              list of the bucket's parts
+``streams/<topic>/<folder>/<part>-<crc32c>.avro``       messages: Avro container of ``{key, value}``
+``streams/<topic>/<folder>/<part>-<crc32c>.index``      lengths of its messages (:mod:`ringsync.streams.part_index`)
+``streams/<topic>/<folder>/manifest.json``              list of the folder's parts
 ======================================================  ====================================================
 
-A bucket here is a folder of the stream, such as a pass. Its manifest publishes it, once; readers ignore files that no
-manifest lists. A part's name ends in the checksum of its bytes, so that a task that was thought dead cannot replace a
-published part. Readers take buckets in the order of their names, so writers choose names in this order.
+A folder of the stream holds the messages that are published together, such as those of a pass. Its manifest publishes
+it, once; readers ignore files that no manifest lists. A part's name ends in the checksum of its bytes, so that a task
+that was thought dead cannot replace a published part. Readers take folders in the order of their names, so writers
+choose names in this order.
 
 A manifest names files, ``<part>-<crc32c>.avro``. Manifests of earlier versions lack ``.avro``, and can be read.
 """
@@ -117,118 +118,118 @@ class FileStream:
         """
         return self._schema("key", version), self._schema("value", version)
 
-    def open_part(self, bucket: str, part: str, schema_version: int, codec: Codec = "deflate") -> PartWriter:
+    def open_part(self, folder: str, part: str, schema_version: int, codec: Codec = "deflate") -> PartWriter:
         """Begin a file of messages.
 
-        :param part: unique name of the part in the bucket, e.g. the task's
+        :param part: unique name of the part in the folder, e.g. the task's
         :raises StreamError: no schemas were put for this version
         :raises ValueError: a name cannot be a file name
         """
-        _check_name("bucket", bucket)
+        _check_name("folder", folder)
         _check_name("part", part)
-        sync = hashlib.sha256(f"{self.root}/{bucket}/{part}".encode()).digest()[:16]
+        sync = hashlib.sha256(f"{self.root}/{folder}/{part}".encode()).digest()[:16]
         schema = message_schema(*self.schemas(schema_version))
         container = ContainerWriter(schema, codec, sync, ROWS_PER_BLOCK)
-        return PartWriter(self, bucket, part, container, PartIndex(schema_version))
+        return PartWriter(self, folder, part, container, PartIndex(schema_version))
 
-    def publish(self, bucket: str, parts: Sequence[Part]) -> None:
-        """Publish a bucket of these parts, in this order. Publishing the same parts again is safe.
+    def publish(self, folder: str, parts: Sequence[Part]) -> None:
+        """Publish a folder of these parts, in this order. Publishing the same parts again is safe.
 
-        This removes files that other tries left in the bucket.
+        This removes files that other tries left in the folder.
 
-        :raises StreamConflictError: the bucket was published with other parts; the message names both
+        :raises StreamConflictError: the folder was published with other parts; the message names both
         :raises StreamDamagedError: a part is missing or has other content than was written
         """
-        self.check_parts(bucket, parts)
+        self.check_parts(folder, parts)
         manifest = {
             "topic": self.topic,
-            "bucket": bucket,
+            "bucket": folder,
             "records": sum(part.records for part in parts),
             "parts": [{**vars(part), "name": part.name + _SUFFIX, "crc32c": f"{part.crc32c:08x}"} for part in parts],
         }
-        if not self._put_once(self._manifest_key(bucket), _json(manifest)):
-            published = self.parts(bucket) or []
+        if not self._put_once(self._manifest_key(folder), _json(manifest)):
+            published = self.parts(folder) or []
             if published != list(parts):
                 raise StreamConflictError(
-                    f"bucket {bucket!r} of {self.topic} was published with {_names(published)}; "
+                    f"folder {folder!r} of {self.topic} was published with {_names(published)}; "
                     f"it cannot be published with {_names(parts)}"
                 )
-        listed = {key(bucket, part) for part in parts for key in (self._part_key, self._index_key)}
-        for stat in self.store.list(f"{self.root}/{bucket}/"):
+        listed = {key(folder, part) for part in parts for key in (self._part_key, self._index_key)}
+        for stat in self.store.list(f"{self.root}/{folder}/"):
             if stat.key not in listed and stat.key.endswith((_SUFFIX, ".index")):
                 self.store.delete(stat.key)
 
-    def check_parts(self, bucket: str, parts: Sequence[Part]) -> None:
-        """Check that parts are in a bucket as they were written.
+    def check_parts(self, folder: str, parts: Sequence[Part]) -> None:
+        """Check that parts are in a folder as they were written.
 
         :raises StreamDamagedError: a part is missing or has other content; the message names it
         """
-        there = {stat.key: stat for stat in self.store.list(f"{self.root}/{_check_name('bucket', bucket)}/")}
+        there = {stat.key: stat for stat in self.store.list(f"{self.root}/{_check_name('folder', folder)}/")}
         for part in parts:
-            key = self._part_key(bucket, part)
+            key = self._part_key(folder, part)
             if (stat := there.get(key)) is None:
                 raise StreamDamagedError(f"{self.store.uri(key)} is not there: write the part again")
             self._check_content(key, part, stat.size, stat.crc32c)
 
-    def move(self, bucket: str, parts: Sequence[Part], to: FileStream) -> None:
-        """Publish a bucket in another stream of the same messages, and remove it from this one.
+    def move(self, folder: str, parts: Sequence[Part], to: FileStream) -> None:
+        """Publish a folder in another stream of the same messages, and remove it from this one.
 
         Moving it again is safe. So are two moves at once: the slower one finds everything published.
 
-        :raises StreamConflictError: the other stream has a bucket of this name with other parts
+        :raises StreamConflictError: the other stream has a folder of this name with other parts
         :raises StreamDamagedError: a part is missing or has other content than was written
         """
-        if to.parts(bucket) is None:
+        if to.parts(folder) is None:
             try:
                 for part in parts:
-                    index = self.store.get(self._index_key(bucket, part))
-                    to.put_part(bucket, part, self._read_part(bucket, part), index)
-                to.publish(bucket, parts)
+                    index = self.store.get(self._index_key(folder, part))
+                    to.put_part(folder, part, self._read_part(folder, part), index)
+                to.publish(folder, parts)
             except (StreamDamagedError, NotFoundError):
-                if to.parts(bucket) != list(parts):
+                if to.parts(folder) != list(parts):
                     raise
-        elif (published := to.parts(bucket)) != list(parts):
+        elif (published := to.parts(folder)) != list(parts):
             raise StreamConflictError(
-                f"bucket {bucket!r} of {to.topic} was published with {_names(published or ())}; "
+                f"folder {folder!r} of {to.topic} was published with {_names(published or ())}; "
                 f"{_names(parts)} of {self.topic} cannot be moved there"
             )
-        for stat in self.store.list(f"{self.root}/{bucket}/"):
+        for stat in self.store.list(f"{self.root}/{folder}/"):
             self.store.delete(stat.key)
 
-    def put_part(self, bucket: str, part: Part, data: bytes, index: bytes) -> None:
+    def put_part(self, folder: str, part: Part, data: bytes, index: bytes) -> None:
         """Write a part's file and its index; called by :meth:`PartWriter.finish`."""
-        published = self.parts(bucket)
+        published = self.parts(folder)
         if published is None:
             # The index first: a reader that finds the part then finds the index.
-            self.store.put(self._index_key(bucket, part), index)
-            self.store.put(self._part_key(bucket, part), data)
+            self.store.put(self._index_key(folder, part), index)
+            self.store.put(self._part_key(folder, part), data)
         elif part not in published:
             raise StreamConflictError(
-                f"bucket {bucket!r} of {self.topic} is published already and does not list part {part.name}"
+                f"folder {folder!r} of {self.topic} is published already and does not list part {part.name}"
             )
 
-    def remove_unpublished(self, bucket: str, part: str) -> None:
+    def remove_unpublished(self, folder: str, part: str) -> None:
         """Remove the files of a part that no manifest lists or will list.
 
         :param part: name that was given to :meth:`open_part`
         """
-        parts = self.parts(bucket) or ()
-        listed = {key(bucket, published) for published in parts for key in (self._part_key, self._index_key)}
-        for stat in self.store.list(f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part)}-"):
+        parts = self.parts(folder) or ()
+        listed = {key(folder, published) for published in parts for key in (self._part_key, self._index_key)}
+        for stat in self.store.list(f"{self.root}/{_check_name('folder', folder)}/{_check_name('part', part)}-"):
             if stat.key not in listed:
                 self.store.delete(stat.key)
 
-    def buckets(self, after: str = "") -> list[str]:
-        """List the published buckets in reading order.
+    def folders(self, after: str = "") -> list[str]:
+        """List the published folders in reading order.
 
-        :param after: name of the bucket after which the list begins
+        :param after: name of the folder after which the list begins
         """
         keys = (stat.key.split("/") for stat in self.store.list(f"{self.root}/", f"{self.root}/{after}"))
         return sorted(key[-2] for key in keys if len(key) == 4 and key[-1] == "manifest.json" and key[-2] > after)
 
-    def parts(self, bucket: str) -> list[Part] | None:
-        """Read the parts of a published bucket from its manifest; None: the bucket is not published."""
-        key = self._manifest_key(bucket)
+    def parts(self, folder: str) -> list[Part] | None:
+        """Read the parts of a published folder from its manifest; None: the folder is not published."""
+        key = self._manifest_key(folder)
         try:
             manifest = json.loads(self.store.get(key))
             return [
@@ -240,21 +241,21 @@ class FileStream:
         except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
             raise StreamDamagedError(f"{self.store.uri(key)} is not a manifest: {error}") from error
 
-    def read(self, bucket: str) -> Iterator[dict[str, Any]]:
-        """Read the messages of a published bucket, ``{"key": …, "value": …}``; times stay numbers.
+    def read(self, folder: str) -> Iterator[dict[str, Any]]:
+        """Read the messages of a published folder, ``{"key": …, "value": …}``; times stay numbers.
 
         Each part is verified before its first message is returned.
 
-        :raises StreamError: the bucket is not published
+        :raises StreamError: the folder is not published
         :raises StreamDamagedError: a part is missing or damaged; the message names it
         """
-        parts = self.parts(bucket)
+        parts = self.parts(folder)
         if parts is None:
-            raise StreamError(f"bucket {bucket!r} of {self.topic} is not published")
+            raise StreamError(f"folder {folder!r} of {self.topic} is not published")
         for part in parts:
-            yield from read_container(self._read_part(bucket, part))
+            yield from read_container(self._read_part(folder, part))
 
-    def blocks(self, bucket: str, part: Part) -> Iterator[MessageBlock]:
+    def blocks(self, folder: str, part: Part) -> Iterator[MessageBlock]:
         """Read the encoded messages of a part, some thousands at a time.
 
         The part's index says where each begins. A part without index, of an early version, must be decoded, which
@@ -262,7 +263,7 @@ class FileStream:
 
         :raises StreamDamagedError: the part or its index is damaged, or the part is missing
         """
-        data, key = self._read_part(bucket, part), self._index_key(bucket, part)
+        data, key = self._read_part(folder, part), self._index_key(folder, part)
         try:
             index = self.store.get(key)
         except NotFoundError:
@@ -277,12 +278,12 @@ class FileStream:
                 f"{self.store.uri(key)}: {error}; remove it: the part can be read without it"
             ) from error
 
-    def _read_part(self, bucket: str, part: Part) -> bytes:
-        key = self._part_key(bucket, part)
+    def _read_part(self, folder: str, part: Part) -> bytes:
+        key = self._part_key(folder, part)
         try:
             data = self.store.get(key)
         except (NotFoundError, ChecksumError) as error:
-            raise StreamDamagedError(f"part {part.name} of the published bucket {bucket!r}: {error}") from error
+            raise StreamDamagedError(f"part {part.name} of the published folder {folder!r}: {error}") from error
         self._check_content(key, part, len(data), google_crc32c.value(data))
         return data
 
@@ -311,16 +312,16 @@ class FileStream:
     def _schema_key(self, kind: str, version: int) -> str:
         return f"{self.root}/{_SCHEMAS}/{kind}-{version}.avsc"
 
-    def _manifest_key(self, bucket: str) -> str:
-        if bucket == _SCHEMAS:
-            raise ValueError(f"bucket {bucket!r}: this folder is reserved for the schemas, use another name")
-        return f"{self.root}/{_check_name('bucket', bucket)}/manifest.json"
+    def _manifest_key(self, folder: str) -> str:
+        if folder == _SCHEMAS:
+            raise ValueError(f"folder {folder!r}: this name is reserved for the schemas, use another name")
+        return f"{self.root}/{_check_name('folder', folder)}/manifest.json"
 
-    def _part_key(self, bucket: str, part: Part, suffix: str = _SUFFIX) -> str:
-        return f"{self.root}/{_check_name('bucket', bucket)}/{_check_name('part', part.name)}{suffix}"
+    def _part_key(self, folder: str, part: Part, suffix: str = _SUFFIX) -> str:
+        return f"{self.root}/{_check_name('folder', folder)}/{_check_name('part', part.name)}{suffix}"
 
-    def _index_key(self, bucket: str, part: Part) -> str:
-        return self._part_key(bucket, part, ".index")
+    def _index_key(self, folder: str, part: Part) -> str:
+        return self._part_key(folder, part, ".index")
 
 
 @dataclass(frozen=True)
@@ -347,7 +348,7 @@ class PartWriter:
     def finish(self) -> Part:
         """Put the file into the store; readers see it once :meth:`FileStream.publish` lists it.
 
-        :raises StreamConflictError: the bucket is published already, without this very part
+        :raises StreamConflictError: the folder is published already, without this very part
         """
         data = self._container.finish()
         crc32c = google_crc32c.value(data)

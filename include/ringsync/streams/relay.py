@@ -21,7 +21,7 @@ from ringsync.streams.part_index import MessageBlock
 from ringsync.streams.sink import AnotherRelayError, Sink
 
 CONFIRM_AFTER = 100_000
-"""Least number of messages between two confirmations, so that small buckets do not each write the cursor."""
+"""Least number of messages between two confirmations, so that small folders do not each write the cursor."""
 
 PIECE_BYTES = 256 << 10
 """Approximate size of the pieces of a part that are handed over at once; after each the time is checked."""
@@ -31,12 +31,12 @@ PIECE_BYTES = 256 << 10
 class Relayed:
     """The result of a relay.
 
-    :ivar buckets: buckets that are now completely in the sink
+    :ivar folders: folders that are now completely in the sink
     :ivar messages: number of confirmed messages
-    :ivar waiting: published buckets that are left because the relay was asked to stop, in order
+    :ivar waiting: published folders that are left because the relay was asked to stop, in order
     """
 
-    buckets: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     messages: int = 0
     waiting: tuple[str, ...] = ()
 
@@ -47,28 +47,28 @@ def relay(
     sink: Sink,
     *,
     sink_topic: str | None = None,
-    buckets: Sequence[str] | None = None,
+    folders: Sequence[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Relayed:
-    """Copy the published buckets of a file stream that the sink does not have yet, in the order of their names.
+    """Copy the published folders of a file stream that the sink does not have yet, in the order of their names.
 
     If several relays copy one topic at once, only the one that began last can continue; the others raise.
 
     :param topic: topic of the file stream
     :param sink_topic: topic of the sink; None: the same name
-    :param buckets: published buckets to copy, in order; if there are none, or their numbers show a gap, the relay lists
-        the buckets after the newest that the sink has. None: all, which lists every file of the stream
+    :param folders: published folders to copy, in order; if there are none, or their numbers show a gap, the relay lists
+        the folders after the newest that the sink has. None: all, which lists every file of the stream
     :param stop: called after every part, and after long waits; True ends the relay, which has then stored its cursor
     :raises BrokerUnavailableError: the sink does not answer; the next call continues
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
     :raises RelayError: the sink refuses
     :raises CursorError: the cursor is damaged or belongs to another topic of the sink
-    :raises StreamError: a bucket is not published, damaged, or does not follow its schemas; the sink has all before it
+    :raises StreamError: a folder is not published, damaged, or does not follow its schemas; the sink has all before it
     """
     stream, target = FileStream(store, topic), sink_topic or topic
     place = CursorObject(store, topic, target, sink.name)
     cursor = place.load()
-    waiting = _waiting(stream, buckets, cursor)
+    waiting = _waiting(stream, folders, cursor)
     if not waiting:
         return Relayed()
     handed_over: list[Part] = []
@@ -76,7 +76,7 @@ def relay(
         if sink.open(target):
             claimed = place.claim()
             if claimed != cursor:
-                cursor, waiting = claimed, _waiting(stream, buckets, claimed)
+                cursor, waiting = claimed, _waiting(stream, folders, claimed)
         return _relay(stream, waiting, cursor, place, target, sink, stop, handed_over)
     except BaseException as error:
         # The transaction may hold a part's first messages: it is aborted, and the complete parts are sent again. But
@@ -90,28 +90,28 @@ def relay(
                 topic,
                 sink,
                 sink_topic=sink_topic,
-                buckets=buckets,
+                folders=folders,
                 stop=lambda: stop() or next(parts, None) is None,
             )
         raise
 
 
-def _waiting(stream: FileStream, buckets: Sequence[str] | None, cursor: Cursor) -> list[str]:
-    """List the buckets that the sink does not have yet, among all or some."""
-    after = "" if buckets is None else cursor.newest
-    if buckets:
-        given, ahead = [bucket for bucket in dict.fromkeys(buckets) if bucket not in cursor], cursor
-        for bucket in given:
-            if not ahead.is_next(bucket):
+def _waiting(stream: FileStream, folders: Sequence[str] | None, cursor: Cursor) -> list[str]:
+    """List the folders that the sink does not have yet, among all or some."""
+    after = "" if folders is None else cursor.newest
+    if folders:
+        given, ahead = [folder for folder in dict.fromkeys(folders) if folder not in cursor], cursor
+        for folder in given:
+            if not ahead.is_next(folder):
                 break
-            ahead = ahead.behind(bucket)
+            ahead = ahead.behind(folder)
         else:
             return given
         # A gap may be a pass without messages, or one that another process has published and not relayed.
         after = after if after < given[0] else ""
-    listed = [bucket for bucket in stream.buckets(after) if bucket not in cursor]
-    # A listing takes time: it may show a bucket, but not an earlier one that was published meanwhile.
-    return listed and [bucket for bucket in stream.buckets(after) if bucket not in cursor and bucket <= listed[-1]]
+    listed = [folder for folder in stream.folders(after) if folder not in cursor]
+    # A listing takes time: it may show a folder, but not an earlier one that was published meanwhile.
+    return listed and [folder for folder in stream.folders(after) if folder not in cursor and folder <= listed[-1]]
 
 
 def _relay(
@@ -124,17 +124,17 @@ def _relay(
     stop: Callable[[], bool],
     handed_over: list[Part],
 ) -> Relayed:
-    """Copy the waiting buckets.
+    """Copy the waiting folders.
 
     :param handed_over: gets the parts that were handed over completely and are not confirmed
     """
     done: list[str] = []
     confirmed = unconfirmed = 0
-    for bucket in waiting:
-        parts = stream.parts(bucket)
+    for folder in waiting:
+        parts = stream.parts(folder)
         if parts is None:
-            raise StreamError(f"bucket {bucket!r} of {stream.topic} is not published")
-        for piece, behind, part in _pieces(stream, bucket, parts, cursor):
+            raise StreamError(f"folder {folder!r} of {stream.topic} is not published")
+        for piece, behind, part in _pieces(stream, folder, parts, cursor):
             try:
                 sink.send(target, piece, stream.schemas)
             except ValueError as error:
@@ -153,24 +153,24 @@ def _relay(
                 unconfirmed = 0
             if stopped:
                 return Relayed(tuple(done), confirmed, tuple(waiting[len(done) :]))
-        cursor = cursor.behind(bucket)
-        done.append(bucket)
+        cursor = cursor.behind(folder)
+        done.append(folder)
     confirmed += sink.confirm(target)
     place.save(cursor)
     return Relayed(tuple(done), confirmed)
 
 
 def _pieces(
-    stream: FileStream, bucket: str, parts: Sequence[Part], cursor: Cursor
+    stream: FileStream, folder: str, parts: Sequence[Part], cursor: Cursor
 ) -> Iterator[tuple[MessageBlock, Cursor, Part | None]]:
-    """Cut the messages of a bucket that the sink does not have yet into pieces.
+    """Cut the messages of a folder that the sink does not have yet into pieces.
 
     :returns: each piece, the cursor after it, and the part that ends with it, if one does
     """
-    for number in range(cursor.parts_of(bucket), len(parts)):
-        part, relayed = parts[number], cursor.messages_of(bucket, number)
+    for number in range(cursor.parts_of(folder), len(parts)):
+        part, relayed = parts[number], cursor.messages_of(folder, number)
         first = 0  # number of the block's first message
-        for block in stream.blocks(bucket, part):
+        for block in stream.blocks(folder, part):
             count = len(block.keys)
             size = sum(map(len, block.keys)) + sum(map(len, block.values))
             most = max(1, PIECE_BYTES * count // max(1, size))
@@ -178,7 +178,7 @@ def _pieces(
                 piece = block.cut(relayed - first, most)
                 relayed += len(piece.keys)
                 if relayed < part.records:
-                    yield piece, cursor.within(bucket, number, relayed), None
+                    yield piece, cursor.within(folder, number, relayed), None
                 else:
-                    yield piece, cursor.within(bucket, number + 1), part
+                    yield piece, cursor.within(folder, number + 1), part
             first += count

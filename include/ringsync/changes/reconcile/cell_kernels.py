@@ -12,9 +12,9 @@ import numpy.typing as npt
 from numba import njit
 
 from ringsync.changes.reconcile.counter_kernels import merge_contexts
-from ringsync.changes.reconcile.row_kernels import Places, cell, compare_cells, supersedes
+from ringsync.changes.reconcile.row_kernels import cell, compare_cells, supersedes
 from ringsync.changes.schema import TOMBSTONE
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, Places32
 from ringsync.compiled.memory import KERNEL, copy_exactly, load32_native, load64_native
 from ringsync.compiled.sorting import RECORD_BYTES, compare_second, put_record, sort_records
 
@@ -31,9 +31,9 @@ class Members(NamedTuple):
     :ivar deleted: timestamp of the deletion in force, µs, by number in the result
     """
 
-    order: Places
-    starts: Places
-    results: Places
+    order: Places32
+    starts: Places32
+    results: Places32
     limits: Integers
     deleted: Integers
 
@@ -67,19 +67,19 @@ class Memory(NamedTuple):
     """Room for the parts of one group: address of the sort records, number of each record's part, their order."""
 
     records: int
-    parts: Places
-    order: Places
-    spare: Places
+    parts: Places32
+    order: Places32
+    spare: Places32
 
 
 class Chosen(NamedTuple):
     """The parts of the result: their numbers, columns and timestamps, the place of each group's first part, and the
     greatest timestamp of each group, which includes theirs."""
 
-    parts: Places
+    parts: Places32
     columns: Integers
     timestamps: Integers
-    limits: Places
+    limits: Places32
     write_times: Integers
 
 
@@ -140,8 +140,8 @@ def merge_cells(
     memory: Memory,
     contexts: tuple[int, int, int],
     chosen: Chosen,
-    value_offsets: Places,
-    value_lengths: Places,
+    value_offsets: Places32,
+    value_lengths: Places32,
 ) -> int:
     """Choose the cell that wins for each group, column and path. Return their number.
 

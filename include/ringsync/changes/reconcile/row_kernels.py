@@ -12,7 +12,7 @@ from numba import njit
 
 from ringsync.changes.digest import DIGEST_BYTES
 from ringsync.changes.schema import NEVER, PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, Places32
 from ringsync.compiled.memory import KERNEL, copy16, copy_exactly, load32_native, load64, store8
 from ringsync.compiled.sorting import (
     RECORD_BYTES,
@@ -22,8 +22,6 @@ from ringsync.compiled.sorting import (
     put_record,
 )
 from ringsync.cql.codec.encode_kernels import store_big_endian
-
-Places = npt.NDArray[np.int32]
 
 _EXPIRED_TTL = 2**31 - 1
 """TTL of a dead liveness, which views write (C: LivenessInfo.EXPIRED_LIVENESS_TTL)."""
@@ -51,7 +49,7 @@ def cell(cells: tuple[int, int, int], row: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def describe_rows(
-    by_token: Places,
+    by_token: Places32,
     tokens: Integers,
     kinds: Integers,
     keys: tuple[int, int, int],
@@ -87,7 +85,7 @@ def describe_rows(
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def find_groups(records: int, count: int, order: Places, starts: Places, partitions: npt.NDArray[np.uint8]) -> int:
+def find_groups(records: int, count: int, order: Places32, starts: Places32, partitions: npt.NDArray[np.uint8]) -> int:
     """Find the groups in ``order``: the start of each, and whether a partition starts there. Return their number."""
     groups = 0
     for place in range(count):
@@ -106,8 +104,8 @@ def find_groups(records: int, count: int, order: Places, starts: Places, partiti
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def choose_members(
-    order: Places,
-    starts: Places,
+    order: Places32,
+    starts: Places32,
     groups: int,
     write_times: Integers,
     positions: Integers,
@@ -117,9 +115,9 @@ def choose_members(
     clusterings: tuple[int, int, int],
     ends: tuple[int, int, int],
     digests: int,
-    origin: Places,
-    start_of: Places,
-    end_of: Places,
+    origin: Places32,
+    start_of: Places32,
+    end_of: Places32,
     merged_digests: int,
 ) -> None:
     """Choose for each group the rows that give its source, its clustering and its range end. Compute its digest.
@@ -188,8 +186,8 @@ def supersedes(timestamp: int, local: int, other_timestamp: int, other_local: in
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def merge_deletions(
-    order: Places,
-    starts: Places,
+    order: Places32,
+    starts: Places32,
     groups: int,
     partitions: npt.NDArray[np.uint8],
     kinds: Integers,
@@ -226,8 +224,8 @@ def merge_deletions(
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def cover_rows(
-    order: Places,
-    starts: Places,
+    order: Places32,
+    starts: Places32,
     groups: int,
     partitions: npt.NDArray[np.uint8],
     kinds: Integers,
@@ -276,7 +274,7 @@ def _is_beyond(bounds: tuple[int, int, int], bound: int, clusterings: tuple[int,
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _rise(heap: Places, count: int, timestamps: Integers, locals_: Integers) -> None:
+def _rise(heap: Places32, count: int, timestamps: Integers, locals_: Integers) -> None:
     """Move the last range up to its place in the heap: no range supersedes the one above it."""
     place = count - 1
     while place:
@@ -289,7 +287,7 @@ def _rise(heap: Places, count: int, timestamps: Integers, locals_: Integers) -> 
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _sink(heap: Places, count: int, timestamps: Integers, locals_: Integers) -> None:
+def _sink(heap: Places32, count: int, timestamps: Integers, locals_: Integers) -> None:
     """Move the first range down to its place in the heap."""
     place = 0
     while 2 * place + 1 < count:
@@ -307,14 +305,14 @@ def _sink(heap: Places, count: int, timestamps: Integers, locals_: Integers) -> 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def merge_liveness(
-    order: Places,
-    starts: Places,
+    order: Places32,
+    starts: Places32,
     groups: int,
     row_timestamps: Integers,
     ttls: Integers,
     expiries: Integers,
     deleted: Integers,
-    chosen: Places,
+    chosen: Places32,
     write_times: Integers,
 ) -> None:
     """Choose the row whose liveness each group has (-1: none), and the group's greatest timestamp so far.

@@ -41,14 +41,12 @@ from ringsync.changes.reconcile.cell_kernels import (
     merge_complex_deletions,
 )
 from ringsync.changes.schema import EXPIRING, NEVER, NO_EXPIRY, NO_TTL
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, Places32
 from ringsync.compiled.memory import PADDING, address
 from ringsync.compiled.sorting import RECORD_BYTES, sort_records
 from ringsync.cql.cells import Cells, no_cells
 from ringsync.cql.codec.split import total_bytes
 from ringsync.schema.table import TableSchema
-
-Places = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -65,16 +63,16 @@ class _Groups:
     :ivar write_times: greatest timestamp that is left, µs
     """
 
-    order: Places
-    starts: Places
-    results: Places
-    origin: Places
-    start_of: Places
-    end_of: Places
+    order: Places32
+    starts: Places32
+    results: Places32
+    origin: Places32
+    start_of: Places32
+    end_of: Places32
     digests: Digests
     timestamps: Integers
     locals_: Integers
-    liveness: Places
+    liveness: Places32
     write_times: Integers
 
 

@@ -42,8 +42,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     number = mark(store, plan.scan.table.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
     moved: list[str] = []
     table = sync_table(store, config, plan.scan.table)
-    publish_passes(store, config, table, lambda _, bucket: moved.append(bucket))
-    report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "buckets_moved": len(moved)}
+    publish_passes(store, config, table, lambda _, folder: moved.append(folder))
+    report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "folders_moved": len(moved)}
     report["kafka_messages"] = feed_kafka(application, plan)
     state.complete(plan.bootstrap)
     forget(store, f"{BOOTSTRAPS}{plan.scan.table.table_id}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from ringsync.ledger.passes import Pass, get_pass, pass_bucket, pass_numbers
+from ringsync.ledger.passes import Pass, get_pass, pass_folder, pass_numbers
 from ringsync.ledger.topic_owners import topic_owners
 from ringsync.replica.base import base_folder, own_properties, transaction_of
 from ringsync.replica.delta_log import DeltaSnapshot, read_snapshot
@@ -22,7 +22,7 @@ _FILE = re.compile(r"/(part-(\d{8}T\d{6}Z-[0-9a-f]+)-[^/]+)$")
 """A bootstrap's file in the base's folder; Spark's own have no time in their names."""
 
 _PART = re.compile(r"/(pass-\d{12}|bootstrap-[^/]+)/part-[^/]+$")
-"""A bootstrap's part in its stream; parts of changes have other names. Earlier versions named the bucket after the
+"""A bootstrap's part in its stream; parts of changes have other names. Earlier versions named the folder after the
 bootstrap, which sorts before all passes."""
 
 
@@ -40,10 +40,10 @@ def remove_leftovers(
     :param live: id of the bootstrap that goes on; empty: none
     :param listed: names of its files in the base's folder, once no more come; None: all of them stay
     """
-    folder = base_folder(table.keyspace, table.name)
-    there = [match.groups() for stat in store.list(f"{folder}/part-") if (match := _FILE.search(stat.key))]
+    base_key = base_folder(table.keyspace, table.name)
+    there = [match.groups() for stat in store.list(f"{base_key}/part-") if (match := _FILE.search(stat.key))]
     parts = _unpublished_parts(store, topic, fence)
-    base = read_snapshot(store, folder)
+    base = read_snapshot(store, base_key)
     named = {str(file["path"]) for file in base.files} | set(listed or ())
     files = [
         (name, bootstrap)
@@ -63,23 +63,23 @@ def remove_leftovers(
     may_come = _may_become_base(base, passes)
     for name, bootstrap in files:
         if bootstrap not in may_come:
-            store.delete(f"{folder}/{name}")
-    waiting = {made.bucket for made in passes if made.kind in ("changes", "rows")}
-    for bucket, keys in parts.items():
-        # Looked up again, after the passes: a bucket stays published when its pass is forgotten.
-        if bucket not in waiting and FileStream(store, topic).parts(bucket) is None:
+            store.delete(f"{base_key}/{name}")
+    waiting = {made.folder for made in passes if made.kind in ("changes", "rows")}
+    for folder, keys in parts.items():
+        # Looked up again, after the passes: a folder stays published when its pass is forgotten.
+        if folder not in waiting and FileStream(store, topic).parts(folder) is None:
             for key in keys:
                 store.delete(key)
 
 
 def _unpublished_parts(store: ObjectStore, topic: str, fence: int) -> dict[str, list[str]]:
-    """Return keys of bootstraps' parts in buckets before the fence that have no manifest, by bucket."""
+    """Return keys of bootstraps' parts in folders before the fence that have no manifest, by folder."""
     keys = [stat.key for stat in store.list(f"streams/{topic}/")]
     published = {key.split("/")[-2] for key in keys if key.endswith("/manifest.json")}
     parts: dict[str, list[str]] = {}
     for key in keys:
         part = _PART.search(key)
-        if part and part[1] not in published and part[1] < pass_bucket(fence):
+        if part and part[1] not in published and part[1] < pass_folder(fence):
             parts.setdefault(part[1], []).append(key)
     return parts
 

@@ -28,7 +28,7 @@ from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.session import connect
 from ringsync.config import Config
-from ringsync.ledger.passes import mark, marks_of_latest, pass_bucket, pass_numbers
+from ringsync.ledger.passes import mark, marks_of_latest, pass_folder, pass_numbers
 from ringsync.ledger.table_versions import version_of
 from ringsync.ledger.topic_owners import take_topic, topic_owners
 from ringsync.replica.base import base_folder, replaced_table
@@ -125,7 +125,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     if number:
         clear_away(store, plan, number)
     say(store, plan, "prepare")
-    report |= {"begin_pass": number, "bucket": pass_bucket(number)}
+    report |= {"begin_pass": number, "folder": pass_folder(number)}
     return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
 
 

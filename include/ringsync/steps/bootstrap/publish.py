@@ -3,7 +3,7 @@ the replica.
 
 The pass comes first: it is refused if another bootstrap has begun, and once it is there the files stay. The run may be
 killed between any two writes, and each write may be repeated: the log of passes takes a bootstrap's rows once, the
-replica takes its transaction once, its table of changes begins anew once for each base, and the bucket's manifest is
+replica takes its transaction once, its table of changes begins anew once for each base, and the folder's manifest is
 put once.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ringsync.config import Config
-from ringsync.ledger.passes import check_rows, first_to_add, get_pass, mark, pass_bucket, pass_numbers
+from ringsync.ledger.passes import check_rows, first_to_add, get_pass, mark, pass_folder, pass_numbers
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.replica.base import base_folder, replace_base, replaced_table, transaction_of
 from ringsync.replica.changes import begin_changes, empty_changes
@@ -135,7 +135,7 @@ def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence
         },
         "stream": {
             "topic": plan.topic,
-            "bucket": pass_bucket(begin),
+            "folder": pass_folder(begin),
             "parts": len(parts),
             "bytes": sum(part.bytes for part in parts),
         },

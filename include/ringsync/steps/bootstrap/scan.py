@@ -18,7 +18,7 @@ from ringsync.cluster.control import ControlServer
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import Config
-from ringsync.ledger.passes import pass_bucket
+from ringsync.ledger.passes import pass_folder
 from ringsync.progress import Progress
 from ringsync.ring.splits import SizeEstimate, Split
 from ringsync.ring.tokens import TokenSet, intersection, subtract
@@ -79,7 +79,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     with reported(collector, ledger, store, application.run, say_progress):
         if collector.left and latest.state != COMPLETED:
             spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
-            results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_bucket(begin))
+            results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_folder(begin))
         seconds = time.monotonic() - started
         check_schema(config, plan)
         report = describe(collector, ledger, results, seconds)
@@ -97,11 +97,11 @@ def read_all(
     collector: Collector,
     ledger: RangeLedger,
     spark_context: Any,
-    bucket: str,
+    folder: str,
 ) -> list[SplitResult]:
     """Read in waves until nothing is left or nothing more can be read.
 
-    :param bucket: the stream's bucket for the rows
+    :param folder: the stream's folder for the rows
     """
     config, store = application.config, application.store
     results: list[SplitResult] = []
@@ -110,7 +110,7 @@ def read_all(
     with ControlServer(host=driver_host(spark_context), handlers=collector.handlers) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
         schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
-        task = BootstrapTask(config, plan, control.address, ledger.attempt, bucket, schemas)
+        task = BootstrapTask(config, plan, control.address, ledger.attempt, folder, schemas)
         for wave in itertools.count():
             left = collector.left
             if not left or idle == IDLE_WAVES:

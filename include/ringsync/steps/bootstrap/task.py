@@ -60,7 +60,7 @@ class BootstrapTask:
 
     :ivar control: address of the driver's control server
     :ivar attempt: number of the bootstrap's attempt; part of the files' names
-    :ivar bucket: the stream's bucket for the rows
+    :ivar folder: the stream's folder for the rows
     :ivar schema_version: version of the stream's schemas
     """
 
@@ -68,7 +68,7 @@ class BootstrapTask:
     plan: BootstrapPlan
     control: ControlAddress
     attempt: int
-    bucket: str
+    folder: str
     schema_version: int
 
     def __call__(self, splits: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SplitResult]:
@@ -282,7 +282,7 @@ class RowFiles:
             self._name = next(self._names)
             self._file = DataFileWriter(row_image_schema(plan.scan.table))
             self._part = self._stream.open_part(
-                self._task.bucket, f"part-{self._name}", self._task.schema_version, self._config.stream.codec
+                self._task.folder, f"part-{self._name}", self._task.schema_version, self._config.stream.codec
             )
         self._file.add(batch)
         self._part.add(self._messages(batch))

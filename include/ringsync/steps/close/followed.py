@@ -7,7 +7,7 @@ from collections.abc import Iterable, Set
 
 from ringsync.config import Config
 from ringsync.ledger.followed import end_following, followed_tables, keep_following
-from ringsync.ledger.passes import get_pass, mark, pass_bucket, pass_numbers
+from ringsync.ledger.passes import get_pass, mark, pass_folder, pass_numbers
 from ringsync.ledger.table_versions import latest_version
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.close.table_state import TableState
@@ -62,7 +62,7 @@ class Followed:
         """Bring the passes of a table that is gone to stream and Kafka, once in an interval, also those that wait for a
         bootstrap that will not end. Its replica stays as it is: rows after changes cannot be read any more.
 
-        :raises StreamDamagedError, StepError: a bucket cannot become visible
+        :raises StreamDamagedError, StepError: a folder cannot become visible
         :raises BootstrapReplacedError: another bootstrap has begun just now
         :raises TableReplacedError: another table has got the topic just now
         """
@@ -95,9 +95,9 @@ class Followed:
         return end_following(self._store, table_id, self._versions.pop(table_id))
 
     def _kafka_has_all(self, table_id: str, topic: str) -> bool:
-        """Tell whether Kafka, if there is one, has all of a table; later buckets may be another table's."""
+        """Tell whether Kafka, if there is one, has all of a table; later folders may be another table's."""
         if self._feed.status(topic) is None:
             return True
-        last = pass_bucket(max(pass_numbers(self._store, table_id), default=0))
+        last = pass_folder(max(pass_numbers(self._store, table_id), default=0))
         cursor = CursorObject(self._store, topic, topic).load()
-        return all(bucket in cursor for bucket in FileStream(self._store, topic).buckets() if bucket <= last)
+        return all(folder in cursor for folder in FileStream(self._store, topic).folders() if folder <= last)

@@ -1,7 +1,7 @@
-"""The steps after a pass: its bucket of the stream, its images in the replica, its messages in Kafka.
+"""The steps after a pass: its folder of the stream, its images in the replica, its messages in Kafka.
 
 All of them work on committed passes, in their order, and may be repeated after a kill at any point: a manifest
-publishes a bucket once, the replica takes each pass once, and the relay to Kafka has a cursor.
+publishes a folder once, the replica takes each pass once, and the relay to Kafka has a cursor.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def publish_passes(
     store: ObjectStore,
     config: Config,
     table: SyncTable,
-    announce: Callable[[str, str], None] = lambda topic, bucket: None,
+    announce: Callable[[str, str], None] = lambda topic, folder: None,
     *,
     gone: bool = False,
 ) -> None:
-    """Make visible, in their order, the buckets of a table's passes that are not visible yet.
+    """Make visible, in their order, the folders of a table's passes that are not visible yet.
 
-    :param announce: called with the topic and the bucket that has become visible
-    :param gone: whether another table has the topic by now: a bucket that cannot become visible is logged and left out
+    :param announce: called with the topic and the folder that has become visible
+    :param gone: whether another table has the topic by now: a folder that cannot become visible is logged and left out
     """
     passes = {number: get_pass(store, table.table_id, number) for number in pass_numbers(store, table.table_id)}
     done = last_published(store, table, passes)
@@ -86,13 +86,13 @@ def publish_passes(
 
 
 def last_published(store: ObjectStore, table: SyncTable, passes: Mapping[int, Pass]) -> int:
-    """Return the last pass whose bucket is visible: all before it are visible, too."""
+    """Return the last pass whose folder is visible: all before it are visible, too."""
     streams = [FileStream(store, topic) for topic in (table.topic, bootstrap_topic(table.topic))]
     for number in sorted(passes, reverse=True):
         made = passes[number]
-        # Earlier versions may have put another table's bucket there: then this pass's bucket is not visible.
+        # Earlier versions may have put another table's folder there: then this pass's folder is not visible.
         if made.kind in ("changes", "rows") and any(
-            stream.parts(made.bucket) == list(made.parts) for stream in streams
+            stream.parts(made.folder) == list(made.parts) for stream in streams
         ):
             return number
     return 0
@@ -104,33 +104,33 @@ def publish_pass(
     table: SyncTable,
     passes: Mapping[int, Pass],
     number: int,
-    announce: Callable[[str, str], None] = lambda topic, bucket: None,
+    announce: Callable[[str, str], None] = lambda topic, folder: None,
     *,
     gone: bool = False,
 ) -> None:
-    """Make a pass's bucket of the stream visible.
+    """Make a pass's folder of the stream visible.
 
-    A cut-over moves the buckets that have waited in the bootstrap stream to the table's stream. So does the begin of a
+    A cut-over moves the folders that have waited in the bootstrap stream to the table's stream. So does the begin of a
     bootstrap that replaces an unfinished one: they come before the new one's rows. The start of a table that was
     created again makes all passes of the old table visible.
 
     :param passes: all up to this number, and the known ones behind it
-    :param announce: called with the topic and the bucket that has become visible
+    :param announce: called with the topic and the folder that has become visible
     :param gone: see :func:`publish_passes`
-    :raises StreamDamagedError: a bucket cannot become visible
-    :raises StepError: another table's bucket has its place, which a version before let happen
+    :raises StreamDamagedError: a folder cannot become visible
+    :raises StepError: another table's folder has its place, which a version before let happen
     """
     made = passes[number]
     waiting, stream = FileStream(store, bootstrap_topic(table.topic)), FileStream(store, table.topic)
     if made.kind == "changes" and made.bootstrap:
         # Moved already, if this is done again after the cut-over.
-        if stream.parts(made.bucket) is None:
-            waiting.publish(made.bucket, made.parts)
+        if stream.parts(made.folder) is None:
+            waiting.publish(made.folder, made.parts)
     elif made.kind in ("changes", "rows"):
         begun_anew = any(later > number and passes[later].kind == "begin" for later in passes)
         with _named(table, gone, made, replaced=made.kind == "rows" and begun_anew):
-            stream.publish(made.bucket, made.parts)
-            announce(stream.topic, made.bucket)
+            stream.publish(made.folder, made.parts)
+            announce(stream.topic, made.folder)
     elif made.kind == "start":
         # A table without a version was never followed; what was published before it is not made visible by it.
         before = tables_before(store, table.topic, table.table_id)
@@ -140,13 +140,13 @@ def publish_pass(
         put_schemas(store, config, table, waiting.topic)
         for moved in left:
             with _named(table, gone, moved):
-                waiting.move(moved.bucket, moved.parts, stream)
-                announce(stream.topic, moved.bucket)
+                waiting.move(moved.folder, moved.parts, stream)
+                announce(stream.topic, moved.folder)
 
 
 @contextmanager
 def _named(table: SyncTable, gone: bool, made: Pass, replaced: bool = False) -> Iterator[None]:
-    """Report why a bucket cannot become visible. If the table is gone, or its rows are being copied anew, this is only
+    """Report why a folder cannot become visible. If the table is gone, or its rows are being copied anew, this is only
     a warning."""
     try:
         yield
@@ -154,7 +154,7 @@ def _named(table: SyncTable, gone: bool, made: Pass, replaced: bool = False) -> 
         name = f"{table.schema.full_name} (table id {table.table_id})"
         if gone:
             print(
-                f"ringsync: warning: {name} is gone, and a bucket of it is left out of its stream: {error}", flush=True
+                f"ringsync: warning: {name} is gone, and a folder of it is left out of its stream: {error}", flush=True
             )
         elif replaced:
             print(
@@ -189,7 +189,7 @@ class FollowUps:
 
     :param context: Spark's
     :param control: keeps the limits of reading the cluster
-    :param announce: called with the topic and the bucket of everything that becomes visible
+    :param announce: called with the topic and the folder of everything that becomes visible
     :raises TableReplacedError: here, in :meth:`refresh` and :meth:`catch_up`: another table has the topic by now
     """
 
@@ -199,7 +199,7 @@ class FollowUps:
         table: SyncTable,
         context: Any,
         control: ControlAddress,
-        announce: Callable[[str, str], None] = lambda topic, bucket: None,
+        announce: Callable[[str, str], None] = lambda topic, folder: None,
     ) -> None:
         self._application = application
         self._store = application.store
@@ -426,11 +426,11 @@ class FollowUps:
 
         :returns: False: another process has made a pass meanwhile
         """
-        folder = base_folder(self._table.schema.keyspace, self._table.schema.name)
-        base = read_snapshot(self._store, folder, self._snapshots)
+        base_key = base_folder(self._table.schema.keyspace, self._table.schema.name)
+        base = read_snapshot(self._store, base_key, self._snapshots)
         context = self.context(self._reader("none", state, self.last), late=True)
         task = MissedRows(context, debt.copied.bootstrap, base.transactions.get(transaction_of(debt.copied.bootstrap)))
-        copies = FileStream(self._store, self._table.topic).parts(debt.copied.bucket)
+        copies = FileStream(self._store, self._table.topic).parts(debt.copied.folder)
         files = [key for missed in reversed(debt.missed) for key in missed.changes] if copies is not None else []
         # One task takes all files: what the newest tells of a row, others need not.
         outputs = self._context.parallelize([files], 1).mapPartitions(task).collect()

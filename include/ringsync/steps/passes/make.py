@@ -101,7 +101,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
 
     :param rows: change rows that were never published, each once, by the place of their digests: bucket, or LATE
     :param name: the slice's name, unique in the pass
-    :raises StreamConflictError: the pass's bucket is visible already, without these messages
+    :raises StreamConflictError: the pass's folder is visible already, without these messages
     """
     try:
         return _outputs(context, store, rows, name)
@@ -136,7 +136,7 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
     now_ms = int(time.time() * 1000)
     name = own_name(context, name)
     writer = FileStream(store, context.topic).open_part(
-        passes.pass_bucket(context.number), name, context.schema_version, config.stream.codec
+        passes.pass_folder(context.number), name, context.schema_version, config.stream.codec
     )
     messages = 0
     changed = Said(merged, after.images, after.visible, after.at_s, after.before)

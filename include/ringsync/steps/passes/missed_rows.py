@@ -27,7 +27,7 @@ from ringsync.images.from_changes import row_images_of
 from ringsync.images.keys import key_digests
 from ringsync.images.live import live_rows
 from ringsync.images.to_changes import has_clustering, image_keys
-from ringsync.ledger.passes import Digests, Pass, among, changes_key, digest_halves, pass_bucket, sorted_digests
+from ringsync.ledger.passes import Digests, Pass, among, changes_key, digest_halves, pass_folder, sorted_digests
 from ringsync.ledger.staging import decode_rows, encode_rows
 from ringsync.replica.lookup import copied_images
 from ringsync.schema.table import TableSchema
@@ -107,7 +107,7 @@ class MissedRows:
                 changes = changes_key(reader.table.table_id, self.context.number, name)
                 store.put(changes, encode_rows(reader.version.to_store(rows.take(np.zeros(0, np.intp)).to_arrow())))
                 writer = FileStream(store, self.context.topic).open_part(
-                    pass_bucket(self.context.number), name, self.context.schema_version, config.stream.codec
+                    pass_folder(self.context.number), name, self.context.schema_version, config.stream.codec
                 )
                 for part in said:
                     write_messages(writer, self.context, part, now_ms)

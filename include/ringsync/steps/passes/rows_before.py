@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.batch import ChangeRows, fixed16_array
 from ringsync.changes.keys.order import clustering_keys
 from ringsync.changes.schema import ROW, STATIC
-from ringsync.compiled.arrow import Mask, array_of, integers
+from ringsync.compiled.arrow import Mask, Places, array_of, integers
 from ringsync.cql.cells import cells_of, no_cells, raw_values
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.images.after import RowsAfter
@@ -20,7 +19,6 @@ from ringsync.images.live import live_rows
 from ringsync.images.to_changes import has_clustering, image_keys
 from ringsync.schema.table import TableSchema
 
-Places = npt.NDArray[np.int64]
 Before = tuple[pa.RecordBatch, Mask]
 """Of each change the table's columns before it, by their names in the lake, and whether there was a row."""
 

@@ -1,4 +1,4 @@
-"""The feed of a sink, e.g. Kafka: threads that copy published buckets beside the loop that writes them. A sink that is
+"""The feed of a sink, e.g. Kafka: threads that copy published folders beside the loop that writes them. A sink that is
 away holds up nothing.
 
 Each topic is relayed by itself, in a thread that lasts while there is something to relay. A topic that fails pauses
@@ -38,7 +38,7 @@ ALONE_AFTER_S = 600.0
 """After so long without another process the pauses begin anew with the shortest."""
 
 LISTED_EVERY_S = 60.0
-"""Time between two searches for buckets that nobody has announced: those of another process."""
+"""Time between two searches for folders that nobody has announced: those of another process."""
 
 AT_WORK = 4
 """Topics at work in a room, which share their time with the loop. Topics that wait for the sink do not count."""
@@ -72,7 +72,7 @@ LEFT_AFTER_S = 5.0
 
 
 class SinkFeed:
-    """Threads that copy published buckets to a sink, each topic's in their order.
+    """Threads that copy published folders to a sink, each topic's in their order.
 
     :param sink: returns a connection to the sink; None: there is no sink, and nothing is done
     """
@@ -105,9 +105,9 @@ class SinkFeed:
                 left = [topic.name for topic in self._all() if topic.is_running]
                 _warn(f"the run ends; still waiting: {', '.join(left) or 'whether the sink answers'}")
 
-    def announce(self, topic: str, bucket: str) -> None:
-        """Take note of a published bucket."""
-        self._add(topic, bucket)
+    def announce(self, topic: str, folder: str) -> None:
+        """Take note of a published folder."""
+        self._add(topic, folder)
         self._news.set()
 
     def watch(self, topic: str) -> None:
@@ -133,12 +133,12 @@ class SinkFeed:
         few = files == resource.RLIM_INFINITY or len(os.listdir("/dev/fd")) < files * FILES
         return not few or self.producers() > MAX_PRODUCERS
 
-    def _add(self, name: str, *buckets: str) -> None:
+    def _add(self, name: str, *folders: str) -> None:
         if self._sink is not None:
             with self._lock:
                 if name not in self._topics:
                     self._topics[name] = _Topic(name, self._sink())
-                self._topics[name].buckets += buckets
+                self._topics[name].folders += folders
 
     def _all(self) -> list[_Topic]:
         with self._lock:
@@ -219,7 +219,7 @@ class SinkFeed:
 
     def _try(self, topic: _Topic) -> None:
         with self._lock:
-            announced = tuple(topic.buckets)
+            announced = tuple(topic.folders)
         begun, is_trial = time.monotonic(), not topic.is_well
         # Buckets of another process are not announced here: they are looked for while nothing is announced. Buckets
         # that no process announces any more lie before the newest that the sink has: they are looked for once in a run.
@@ -227,14 +227,14 @@ class SinkFeed:
             self._store,
             topic.name,
             topic.sink,
-            buckets=announced if topic.was_looked_at else None,
+            folders=announced if topic.was_looked_at else None,
             stop=lambda: self._is_over() or is_trial or (self._is_crowded and time.monotonic() - begun > TURN_S),
         )
         if not announced or not topic.was_looked_at:
             topic.look_at = time.monotonic() + LISTED_EVERY_S
         topic.succeeded()
         with self._lock:
-            topic.buckets = [*done.waiting, *topic.buckets[len(announced) :]]
+            topic.folders = [*done.waiting, *topic.folders[len(announced) :]]
 
 
 def _has_place(room: Collection[_Topic], now: float) -> bool:
@@ -248,7 +248,7 @@ class _Topic:
     """A topic and how it fares. Times are by the monotonic clock.
 
     :ivar sink: connection of the topic, for the thread that relays it
-    :ivar buckets: buckets that are known and not relayed yet
+    :ivar folders: folders that are known and not relayed yet
     :ivar look_at: time of the next look for others; minus infinity: the first is still to come
     :ivar tried_at: time when the last attempt began
     """
@@ -256,7 +256,7 @@ class _Topic:
     def __init__(self, name: str, sink: Sink) -> None:
         self.name = name
         self.sink = sink
-        self.buckets: list[str] = []
+        self.folders: list[str] = []
         self.look_at = self.tried_at = -math.inf
         self.is_running = False
         self.error: str | None = None
@@ -273,7 +273,7 @@ class _Topic:
     @property
     def has_work(self) -> bool:
         """Whether the sink may lack something."""
-        return bool(self.buckets) or not self.was_looked_at
+        return bool(self.folders) or not self.was_looked_at
 
     @property
     def is_well(self) -> bool:
@@ -287,11 +287,11 @@ class _Topic:
     def is_due(self, now: float, ending: bool) -> bool:
         """Tell whether to relay it now.
 
-        :param ending: whether only announced buckets are relayed, and nothing is tried again
+        :param ending: whether only announced folders are relayed, and nothing is tried again
         """
         if ending:
-            return not self.is_running and self.error is None and bool(self.buckets)
-        return not self.is_running and now >= self._again_at and (bool(self.buckets) or now >= self.look_at)
+            return not self.is_running and self.error is None and bool(self.folders)
+        return not self.is_running and now >= self._again_at and (bool(self.folders) or now >= self.look_at)
 
     def failed(self, error: Exception, told: str, now: float) -> None:
         """Pause for a random time, so that topics do not wait in step.
