@@ -1,11 +1,14 @@
 """ringsync.yaml: every mistake is named with its key and a remedy."""
 
+import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
 
-from ringsync.config import ConfigError, load_config
+from ringsync.config import Config, ConfigError, load_config
+from ringsync.config.sections import Section
 from ringsync.wiring import kafka_settings
 
 MINIMAL = {"server_name": "demo", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "lake"}}
@@ -24,11 +27,31 @@ def test_the_example_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
         assert getattr(example, name) == getattr(minimal, name), name
 
 
+def keys_of(kind: Any) -> set[str]:
+    """Names of all keys of a section, and of those inside."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind.model_fields.keys() | set().union(
+            *(keys_of(field.annotation) for field in kind.model_fields.values())
+        )
+    return set().union(*(keys_of(part) for part in get_args(kind)))
+
+
+def test_the_example_has_every_key() -> None:
+    """Also what is not set there, as a comment."""
+    secrets = {"env", "file", "airflow_connection"}
+    shown = set(re.findall(r"(?m)^[ #]*([a-z_0-9]+):", EXAMPLE.read_text()))
+    assert len(keys_of(Config)) > 60
+    assert keys_of(Config) - secrets - shown == set()
+
+
 def test_the_example_comments_every_key() -> None:
-    text = EXAMPLE.read_text()
-    for line in text.splitlines():
-        if ":" in line and not line.lstrip().startswith("#"):
-            assert "#" in text[: text.index(line)], line
+    """On the line before, or on that before its neighbours."""
+    commented = False
+    for line in EXAMPLE.read_text().splitlines():
+        if line.lstrip().startswith("#") or not line.strip():
+            commented = bool(line.strip())
+        elif not line.endswith(":"):
+            assert commented or "#" in line, line
 
 
 def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_cancelled_bootstrap_lets_the_stream_go_on(followed: Followed) -> None
         assert cancel(followed) == ExitCode.OK
         assert followed.found().state == CANCELLED
         assert followed.kinds() == ["begin", "changes", "cutover"]
-        assert followed.buckets == [pass_folder(2)]
+        assert followed.folders == [pass_folder(2)]
     assert followed.store.stat(left) is None
     assert not any(key.startswith("bootstrap/") for key in read_statuses(followed.store))
     for step in (bootstrap_scan, bootstrap_drain):
@@ -129,7 +129,7 @@ def test_what_is_copied_is_finished_and_not_cancelled(followed: Followed, capsys
         assert (report["bootstrap"], code) == (first, ExitCode.OK)
         assert followed.found().state == COMPLETED
     assert followed.kinds() == ["begin", "rows", "changes", "cutover"]
-    assert followed.buckets == [pass_folder(1), pass_folder(3)]
+    assert followed.folders == [pass_folder(1), pass_folder(3)]
     assert cancel(followed) == ExitCode.FATAL
     assert f"{followed.name} has no unfinished bootstrap" in capsys.readouterr().err
     assert prepare(followed.conf, followed.name, "three") != first
@@ -206,7 +206,7 @@ def test_a_table_that_was_created_again_is_bootstrapped_anew(followed: Followed,
     assert [one["table_id"] for one in statuses] == [again.table.table_id]
     assert cancel(again) == ExitCode.OK
     assert (followed.kinds(), again.kinds()) == (["begin", "changes", "end"], ["start", "begin", "changes", "cutover"])
-    assert again.buckets == [pass_folder(2), pass_folder(5)]
+    assert again.folders == [pass_folder(2), pass_folder(5)]
     with pytest.raises(StepError, match=r"the schema of .* changed"):
         followed.run(bootstrap_scan, "one")
     with pytest.raises(TableReplacedError):

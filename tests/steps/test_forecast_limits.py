@@ -25,8 +25,9 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
         store.put(LIMITS_KEY, Limits(rows_per_s=5.0).to_json().encode())
     granted: list[int | None] = []
 
-    def sample(*given: Any) -> Any:
+    def sample(*given: Any, page_rows: int) -> Any:
         permits = given[5]
+        assert 16 * page_rows / 5.0 < 60, "and they are few, or it takes hours"
         granted.extend(permits.ask(1000, wait=False) for _ in range(3))
         if len(granted) < 4:
             raise ScanError("a timeout")

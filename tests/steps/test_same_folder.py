@@ -16,7 +16,7 @@ from ringsync.ring.ring import Host
 from ringsync.service.workers import worker_reports
 from ringsync.status import Status
 from ringsync.steps.close.closing import progress
-from ringsync.steps.stage import commitlog_stage
+from ringsync.steps.stage import claims, commitlog_stage
 from ringsync.steps.stage.commitlog_stage import Stager
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
@@ -37,7 +37,7 @@ class Nodes(Sync):
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(folder, Cluster(TABLES, TABLES), patch)
         self.raw = self.segment.parent
-        self.other_raw = shutil.copytree(self.raw, folder / "other")
+        self.other_raw, self.source = (shutil.copytree(self.raw, folder / name) for name in ("other", "source"))
         self.says = {HOST.id: self.raw, WELL.id: self.raw, OTHER.id: self.other_raw}
         self.idle: set[str] = set()
         self.queues: dict[str, str] = {}
@@ -45,9 +45,9 @@ class Nodes(Sync):
         self.config = self.stager._config
         self.config.sync.cdc_raw = None  # the default
         self.config.sync.queue_of = lambda address, host: self.queues.get(host, "default")  # type: ignore[method-assign]
-        patch.setattr(commitlog_stage, "read_settings", self.answer)
+        patch.setattr(commitlog_stage, "read_settings", self.says_where)
 
-    def answer(self, session: Any, host: str, names: list[str]) -> dict[str, str]:
+    def says_where(self, session: Any, host: str, names: list[str]) -> dict[str, str]:
         self.asked[host] += 1
         if host not in self.says:
             return {}
@@ -67,10 +67,7 @@ class Nodes(Sync):
     def logs_more(self, folder: Path | None = None) -> Path:
         """Have one more segment in a folder."""
         another = (folder or self.raw) / self.segment.name.replace(".log", f"{int(self.now_s) % 100_000}.log")
-        source = self.raw.with_name("source")
-        if not source.exists():
-            shutil.copytree(self.other_raw, source)
-        shutil.copy(source / self.segment.name, another)
+        shutil.copy(self.source / self.segment.name, another)
         another.with_name(another.name.replace(".log", "_cdc.idx")).write_text(f"{another.stat().st_size}\nCOMPLETED")
         return another
 
@@ -241,7 +238,7 @@ def test_a_claim_that_cannot_be_made_is_named_and_nothing_is_read(
         patch.setattr(Path, "write_text", denied)
         for _ in range(3):
             nodes.cycle_once()
-            assert f"{nodes.raw} cannot be claimed for the node (Permission denied)" in nodes.told()[0]
+            assert f"{nodes.raw} is not claimed for the node: Permission denied" in nodes.told()[0]
     assert nodes.segment.exists()
     nodes.cycle_once()
     assert (nodes.told(), nodes.segment.exists()) == ([], False)
@@ -289,13 +286,79 @@ def test_a_node_that_captures_again_meets_the_claim_of_who_reads_there(nodes: No
     one, two = nodes.worker("default"), nodes.worker("two")
     nodes.minute(one, two)
     assert nodes.staged() == {HOST.id}
-    for idle in ({WELL.id}, set[str]()):
+    for idle, is_read in (({WELL.id}, True), (set[str](), False)):
         nodes.idle = idle
         another, one, two = nodes.logs_more(), nodes.worker("default"), nodes.worker("two")
         for _ in range(2):
             nodes.minute(two, one)
-            assert another.exists()
-            assert WELL.id not in nodes.staged()
+        assert (nodes.why(one, HOST) == "", another.exists()) == (is_read, not is_read)
+        assert WELL.id not in nodes.staged()
+
+
+def test_a_node_that_captures_nothing_any_more_is_read_where_its_claim_is(nodes: Nodes, tmp_path: Path) -> None:
+    """It named the folder of the host of another worker, and blocked the node there for good."""
+    nodes.hosts, nodes.queues = (HOST, WELL), {WELL.id: "two"}
+    nodes.says[WELL.id] = nodes.other_raw
+    one, two = nodes.worker("default"), nodes.worker("two")
+    nodes.minute(one, two)
+    assert nodes.staged() == {HOST.id, WELL.id}
+    nodes.idle = {WELL.id}
+    left, two = nodes.logs_more(nodes.other_raw), nodes.worker("two")
+    nodes.minute(two)
+    assert (nodes.why(two, WELL), left.exists()) == ("", False)
+    nodes.says[WELL.id], nodes.queues = nodes.raw, {}  # Its worker is gone: it falls to that of the other's host.
+    another, one = nodes.logs_more(), nodes.worker("default")
+    nodes.minute(one)
+    assert (nodes.why(one, HOST), another.exists()) == ("", False)
+    assert f"{nodes.raw} is not claimed for the node: it has no claim there" in nodes.why(one, WELL)
+
+
+def test_a_folder_that_is_mounted_late_keeps_its_claim(nodes: Nodes, tmp_path: Path) -> None:
+    """The empty folder was claimed instead: the claim on the disk was old, and another node's worker removed it."""
+    nodes.hosts, nodes.queues = (HOST, WELL), {WELL.id: "two"}
+    one = nodes.worker("default")
+    nodes.minute(one)
+    nodes.raw.rename(tmp_path / "disk")
+    nodes.raw.mkdir()
+    one = nodes.worker("default")
+    nodes.minute(one)
+    assert "has no segment" in nodes.why(one, HOST)
+    nodes.raw.rmdir()
+    (tmp_path / "disk").rename(nodes.raw)
+    another, two = nodes.logs_more(), nodes.worker("two")
+    nodes.minute(two)
+    assert "claim the same folder" in nodes.why(two, WELL)
+    nodes.minute(one)
+    assert "claim the same folder" in nodes.why(one, HOST)
+    assert another.exists()
+
+
+def test_a_folder_whose_path_is_spelled_anew_keeps_its_claim(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two effects made a valid claim an old one."""
+    nodes.hosts, nodes.queues = (HOST, WELL), {WELL.id: "two"}
+    nodes.minute(nodes.worker("default"))
+    (tmp_path / "link").symlink_to(nodes.raw)
+    nodes.says[HOST.id] = tmp_path / "link"
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "put_place", lambda *_: (_ for _ in ()).throw(UnavailableError("killed")))
+        nodes.minute(nodes.worker("default"))
+    another, two = nodes.logs_more(), nodes.worker("two")
+    nodes.minute(two)
+    assert ("claim the same folder" in nodes.why(two, WELL), another.exists()) == (True, True)
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_node_that_was_never_asked_is_read_where_the_configuration_says(nodes: Nodes, is_configured: bool) -> None:
+    """It was taken for one that captures nothing: a node that this worker cannot ask was not read at all."""
+    nodes.hosts = (HOST,)
+    del nodes.says[HOST.id]
+    nodes.config.sync.cdc_raw = str(nodes.raw) if is_configured else None
+    for _ in range(2):
+        nodes.minute(nodes.stager)
+    assert nodes.segment.exists() != is_configured
+    assert ("sync.cdc_raw can name it" in nodes.why(nodes.stager, HOST)) != is_configured
 
 
 def test_a_node_that_captures_nothing_keeps_no_table_that_has_lost_cdc(nodes: Nodes) -> None:

@@ -141,13 +141,19 @@ class Sync:
         self.cycle_once(seconds)
         return self.stager._logs[HOST.id]
 
+    def answer(self, patch: pytest.MonkeyPatch, folders: dict[str, Path]) -> None:
+        """Have each node say where its log is."""
+        self.stager._config.sync.cdc_raw = None
+        told = {host: {"cdc_enabled": "true", "cdc_raw_directory": str(folder)} for host, folder in folders.items()}
+        patch.setattr(commitlog_stage, "read_settings", lambda _, host, __: told[host])
+
     def add_well(self, patch: pytest.MonkeyPatch) -> Path:
         """Have another node in the queue, whose log is the same; where its segment is."""
         well = self.segment.parent.with_name("cdc_raw_well")
         shutil.copytree(self.segment.parent, well)
         folders = {HOST.id: self.segment.parent, WELL.id: well}
         self.hosts = (HOST, WELL)
-        patch.setattr(self.stager, "_folder", lambda host: (folders[host.id], True))
+        self.answer(patch, folders)
         return well / self.segment.name
 
     def add_bad(self, patch: pytest.MonkeyPatch, bad: int) -> dict[str, Path]:
@@ -157,7 +163,7 @@ class Sync:
             host = replace(HOST, id=f"bad-{number}" if number else "well", address=f"127.0.0.{number + 1}")
             folders[host.id] = shutil.copytree(raw, raw.with_name(f"cdc_raw_{number}"))
             self.hosts = (host, *self.hosts) if number else (host,)
-        patch.setattr(self.stager, "_folder", lambda host: (folders[host.id], True))
+        self.answer(patch, folders)
         return folders
 
     def add_errors(self, patch: pytest.MonkeyPatch, damage: Callable[[str], str] = lambda node: "") -> None:

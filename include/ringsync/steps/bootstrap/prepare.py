@@ -35,7 +35,7 @@ from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
-from ringsync.sources.scan.forecast import Forecast, sample
+from ringsync.sources.scan.forecast import PAGE_ROWS, PLACES, Forecast, sample
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
@@ -49,6 +49,9 @@ from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import data_topic
 from ringsync.wiring import cluster_limits, cluster_settings
+
+FORECAST_S = 30.0
+"""Time that the forecast takes about, if the limits are low: it reads fewer rows then."""
 
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 """Pauses before the forecast is tried again."""
@@ -250,12 +253,15 @@ def read_a_little(config: Config, store: ObjectStore, scan: ScanPlan) -> Forecas
     query = scan_query(scan.table, times=scan.times, element_times=scan.element_times, where=scan.selection.where)
     session = scan_session(settings, scan.now)
     ranges = [part for split in scan.splits for part in split.ranges]
-    permits = Limiter(get_limits(store) or cluster_limits(config))
+    limits = get_limits(store) or cluster_limits(config)
+    permits, rows = Limiter(limits), PAGE_ROWS
+    if limits.rows_per_s:
+        rows = max(1, min(PAGE_ROWS, int(limits.rows_per_s * FORECAST_S / PLACES)))
     for delay in RETRY_DELAYS_S:
         with suppress(ScanError):
-            return sample(session, scan.table, query, ranges, settings, permits)
+            return sample(session, scan.table, query, ranges, settings, permits, page_rows=rows)
         time.sleep(delay)
-    return sample(session, scan.table, query, ranges, settings, permits)
+    return sample(session, scan.table, query, ranges, settings, permits, page_rows=rows)
 
 
 def specify(application: Application, scan: ScanPlan) -> str:

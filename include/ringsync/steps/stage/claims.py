@@ -13,12 +13,14 @@ removed. Cassandra leaves alone what is not named like a segment (C: CommitLogSe
 from __future__ import annotations
 
 import json
+import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ringsync.formats.commitlog.names import is_segment
 from ringsync.storage.port import ObjectStore
 
 _PREFIX = "ringsync-claim."
@@ -28,18 +30,18 @@ _PREFIX = "ringsync-claim."
 class Place:
     """Where a node's log is read.
 
-    :ivar folder: path of its ``cdc_raw``; None: unknown, or it captures nothing
-    :ivar token: token of the node's claim in this folder; None: there is none
+    :ivar folder: path of its ``cdc_raw``; None: it captures nothing
+    :ivar token: token of the node's newest claim; None: it has none
     """
 
     folder: str | None
     token: str | None = None
 
 
-def get_place(store: ObjectStore, node: str) -> Place:
-    """Return where a node's log was read last."""
+def get_place(store: ObjectStore, node: str) -> Place | None:
+    """Return where a node's log was read last; None: unknown."""
     if store.stat(key := f"staging/nodes/{node}") is None:
-        return Place(None)
+        return None
     data = store.get(key).decode()
     return Place(**json.loads(data)) if data.startswith("{") else Place(data)  # versions before had the path alone
 
@@ -49,26 +51,54 @@ def put_place(store: ObjectStore, node: str, place: Place) -> None:
     store.put(f"staging/nodes/{node}", json.dumps(asdict(place)).encode())
 
 
-def claim(store: ObjectStore, node: str, folder: Path) -> None:
-    """Make sure that a node's newest claim is in this folder.
+def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
+    """Make sure that a node's newest claim is in this folder, and return its token; empty: it is not.
 
+    A folder without segments is not claimed: maybe it is not mounted yet. The token of a claim that is there stays,
+    also if the folder has another path now. A new token is stored before its file is written: a kill in between leaves
+    a node without a claim, and no other node with an old one that is valid.
+
+    :param anew: whether to make a claim if there is none
     :raises OSError: the folder is not there, or this process may not write in it
     """
-    file, known = folder / f"{_PREFIX}{node}", get_place(store, node)
-    if known.token and known.folder == str(folder) and file.exists() and file.read_text() == known.token:
-        return
-    token = secrets.token_hex(8)
-    file.write_text(token)
-    put_place(store, node, Place(str(folder), token))
+    names, known = os.listdir(folder), get_place(store, node) or Place(None)
+    if not any(map(is_segment, names)):
+        return ""
+    file = folder / f"{_PREFIX}{node}"
+    if file.name in names:
+        token = file.read_text()
+        if not anew and token != known.token:
+            return ""
+    elif not anew:
+        return ""
+    else:
+        token = secrets.token_hex(8)
+    if known != Place(str(folder), token):
+        put_place(store, node, Place(str(folder), token))
+    if file.name not in names:
+        file.write_text(token)
+    return token
 
 
-def is_claimed(names: Iterable[str], node: str) -> bool:
-    """Tell whether a node has a claim among the files of a folder."""
-    return f"{_PREFIX}{node}" in names
+def release(store: ObjectStore, node: str, place: Place) -> None:
+    """Give up the claim of a node that captures nothing, and of whose log nothing was read."""
+    if place.folder and place.token:
+        with suppress(OSError):  # without its token in the store it is old all the same
+            (Path(place.folder) / f"{_PREFIX}{node}").unlink()
+    put_place(store, node, Place(None))
+
+
+def has_claim(folder: Path, node: str, token: str) -> bool:
+    """Tell whether a node's claim with this token is in a folder.
+
+    :raises OSError: the folder cannot be read
+    """
+    file = folder / f"{_PREFIX}{node}"
+    return bool(token) and file.exists() and file.read_text() == token
 
 
 def other_claims(
-    store: ObjectStore, folder: Path, names: Iterable[str], node: str, endpoints: Mapping[str, str]
+    store: ObjectStore, folder: Path, names: Collection[str], node: str, endpoints: Mapping[str, str]
 ) -> str | None:
     """Say which other nodes claim a folder, and remove their old claims.
 
@@ -77,10 +107,11 @@ def other_claims(
     """
     sharing = {node}
     for other in endpoints.keys() - sharing:
-        if not is_claimed(names, other):
+        file = folder / f"{_PREFIX}{other}"
+        if file.name not in names:
             continue
-        file, place = folder / f"{_PREFIX}{other}", get_place(store, other)
-        if place.token in (None, file.read_text()):
+        place = get_place(store, other)
+        if place is None or place.token == file.read_text():
             sharing.add(other)
         else:
             with suppress(OSError):  # what cannot be removed is old all the same

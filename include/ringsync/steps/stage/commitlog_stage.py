@@ -37,7 +37,7 @@ from ringsync.steps.loop import (
     starts_again,
 )
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.stage.claims import Place, claim, get_place, is_claimed, other_claims, put_place
+from ringsync.steps.stage.claims import Place, claim, get_place, has_claim, other_claims, release
 from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
@@ -174,37 +174,41 @@ class Stager:
         """Find where the node keeps its log for us, and claim the folder. The node is asked until it has answered, and
         while it captures nothing, once in an interval."""
         assert self._plan is not None
-        if log.asked_in != self._plan.interval and not (log.has_answered and log.folder):
-            log.folder, log.has_answered = self._folder(host)
+        if log.asked_in != self._plan.interval and not (log.has_answered and log.folder and log.captures):
+            self._ask(log)
             log.asked_in = self._plan.interval
-        if log.folder and log.unclaimed:
+        if log.folder and not log.token:
             try:
-                claim(self._store, log.node, log.folder)
-                log.unclaimed = ""
+                log.token = claim(self._store, log.node, log.folder, anew=log.may_claim)
+                log.unclaimed = "it has no claim there, and is down, or captures nothing (cdc_enabled: false)"
             except OSError as error:
-                log.unclaimed = str(error.strerror or error)
+                log.unclaimed = f"{error.strerror or error}: may the user of this worker write there?"
 
-    def _folder(self, host: Host) -> tuple[Path | None, bool]:
-        """Return where the node keeps its log, and whether it has answered; otherwise, what was known of it is valid.
+    def _ask(self, log: NodeLog) -> None:
+        """Ask the node where its log is. If it does not answer, its last answer holds; without one, the folder of the
+        configuration does.
 
         A node that captures nothing names a folder, too, which may be another node's. If it captured changes before, it
-        may have left segments in its own.
+        may have left segments in its own: they are read where its newest claim is.
         """
-        known = get_place(self._store, host.id)
-        settings = read_settings(self._session, host.id, ["cdc_enabled", "cdc_raw_directory"])
-        if settings.get("cdc_enabled") == "false" and not known.token and not commit_keys(self._store, host.id):
-            if known.folder:
-                put_place(self._store, host.id, Place(None))
-            return None, True
-        named = self._config.sync.cdc_raw or settings.get("cdc_raw_directory") or known.folder
-        return Path(named) if named and (settings or known.folder) else None, bool(settings)
+        known = get_place(self._store, log.node)
+        told = read_settings(self._session, log.node, ["cdc_enabled", "cdc_raw_directory"])
+        log.has_answered = bool(told)
+        log.captures = told.get("cdc_enabled") != "false" if told else known != Place(None)
+        log.may_claim = log.captures if told else known is None
+        folder = self._config.sync.cdc_raw or told.get("cdc_raw_directory") or (known.folder if known else None)
+        if not log.captures and not commit_keys(self._store, log.node):
+            folder = None
+            if known != Place(None):
+                release(self._store, log.node, known or Place(None))
+        log.folder = Path(folder) if folder else None
 
     def _not_ours(self, log: NodeLog, names: Collection[str]) -> str | None:
         """Tell why a node's folder, which has files of these names, is not read."""
         assert log.folder is not None
-        if not is_claimed(names, log.node):
-            why, log.unclaimed = log.unclaimed or "its claim was removed", "again"
-            return f"{log.folder} cannot be claimed for the node ({why}): may the user of this worker write there?"
+        if not has_claim(log.folder, log.node, log.token):
+            why, log.token = log.unclaimed if not log.token else "its claim was removed or replaced", ""
+            return f"{log.folder} is not claimed for the node: {why}"
         endpoints = {host.id: host.endpoint for host in self._hosts()}
         return other_claims(self._store, log.folder, names, log.node, endpoints)
 
@@ -265,7 +269,7 @@ class Stager:
         ended_ms = self._cdc_ended.at_ms(table.table_id, _now_ms())
         if ended_ms is None:
             return False
-        return any(log.clear_at_ms <= ended_ms for log in self._logs.values() if log.folder or not log.has_answered)
+        return any(log.clear_at_ms <= ended_ms for log in self._logs.values() if log.captures or log.folder)
 
     def _version_of(self, table: TableSchema) -> TableVersion:
         version = version_of(self._store, table, self._versions.get(table.table_id))

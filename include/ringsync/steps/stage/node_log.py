@@ -67,8 +67,11 @@ class NodeLog:
     :ivar clear_at_ms: all that was synced at this moment is staged, but for what cannot be read
     :ivar is_known: whether it was found out how far the log is staged
     :ivar has_answered: whether the node itself has said where its ``cdc_raw`` is
+    :ivar captures: whether the node captures changes, as far as is known
+    :ivar may_claim: whether to claim the folder if it has no claim of the node
     :ivar asked_in: interval in which it was asked last
-    :ivar unclaimed: why the folder is not claimed for the node; empty: it is
+    :ivar token: token of the node's claim to the folder; empty: the folder is not claimed
+    :ivar unclaimed: why it is not claimed
     :ivar error: why the log as a whole cannot be read
     :ivar failure: why the node could not be staged; None: all is well again
     :ivar refused: what this worker may not do there, though the log can be read
@@ -90,8 +93,11 @@ class NodeLog:
     clear_at_ms: int = 0
     is_known: bool = False
     has_answered: bool = False
+    captures: bool = True
+    may_claim: bool = True
     asked_in: Bucket | None = None
-    unclaimed: str = "not yet"
+    token: str = ""
+    unclaimed: str = ""
     error: str | None = None
     failure: str | None = None
     refused: str | None = None
@@ -184,7 +190,9 @@ class NodeLog:
         """
         if self.folder is None:
             self.error = (
-                "it has no cdc_raw: the node captures nothing (cdc_enabled: false), or is down and was never asked"
+                "it does not say where its cdc_raw is: it is down, or cannot be asked here; sync.cdc_raw can name it"
+                if self.captures
+                else "the node captures nothing (cdc_enabled: false)"
             )
             return
         names = os.listdir(self.folder)
