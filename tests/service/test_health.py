@@ -158,6 +158,9 @@ def test_nodes_whose_worker_would_read_one_folder_are_refused() -> None:
         judge_nodes(alike, settings())
     with pytest.raises(CheckError, match="same folder /mnt/raw"):
         judge_nodes([Node("a:9042", CAPTURING), Node("b:9042", None)], settings(sync={"cdc_raw": "/mnt/raw"}))
+    alike[1] = Node("b:9042", raw | {"cdc_raw_directory": "/var/lib/cassandra/cdc_raw/"})
+    with pytest.raises(CheckError, match="nodes a:9042, b:9042 name the same folder"):
+        judge_nodes(alike, settings())
     idle = raw | {"cdc_enabled": "false"}
     assert judge_nodes([Node("a:9042", raw), Node("b:9042", idle)], settings())
     apart = [Node("a:9042", raw), Node("b:9042", raw, "b"), Node("c:9042", raw, None)]
@@ -168,12 +171,16 @@ def test_remarks_about_tables() -> None:
     sync = {
         "include": ["shop.*", "log.*"],
         "exclude": ["*.tmp_*", "shop.draft"],
-        "tables": {"shop.im*": {"bucket_by": "arrival", "after_image": "none"}, "shop.oders": {}},
+        "tables": {
+            "shop.im*": {"bucket_by": "arrival", "after_image": "none", "expand_deletions": True},
+            "shop.oders": {},
+        },
     }
     config = settings(sync=sync).sync
     tables = ["other.orders", "shop.imports", "shop.orders", "shop.tmp_1", 'shop."Tmp_1"']
     assert tell_tables(tables, config) == [
-        'tables that are followed: shop.imports (after_image: none, bucket_by: arrival), shop.orders, shop."Tmp_1"',
+        "tables that are followed: shop.imports (after_image: none, bucket_by: arrival, expand_deletions: true), "
+        'shop.orders, shop."Tmp_1"',
         "tables with cdc = true that sync.include or sync.exclude leaves out: other.orders, shop.tmp_1",
         "warning: sync.include: log.* names no table that has cdc = true",
         "warning: sync.exclude: shop.draft names no table that has cdc = true",

@@ -6,6 +6,7 @@ ConfigError if a password cannot be read or the store cannot be opened.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -120,6 +121,11 @@ def _with_settings(table: str, sync: Sync) -> str:
     settings = [
         *([f"after_image: {image}"] if (image := sync.after_image_of(table)) != sync.after_image else []),
         *(["bucket_by: arrival"] if sync.bucket_by_of(table) == "arrival" else []),
+        *(
+            [f"expand_deletions: {str(own).lower()}"]
+            if (own := sync.expand_deletions_of(table)) != sync.expand_deletions
+            else []
+        ),
     ]
     return f"{table} ({', '.join(settings)})" if settings else table
 
@@ -201,7 +207,7 @@ def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
     for node in nodes:
         captures = node.settings is None or node.has_cdc
         if node.queue and captures and (folder := sync.cdc_raw or (node.settings or {}).get("cdc_raw_directory")):
-            endpoints[node.queue, folder].append(node.endpoint)
+            endpoints[node.queue, os.path.normpath(folder)].append(node.endpoint)
     for (queue, folder), sharing in endpoints.items():
         if len(sharing) > 1:
             raise CheckError(
