@@ -250,7 +250,7 @@ class Limiter:
     An overload halves the number of requests that may be on the way, at most once in ``BACK_OFF_INTERVAL_S``, and stops
     requests for ``PAUSE_S``. The number recovers by one in ``RECOVERY_S``. This works without configured limits, too.
     The limiter starts with nothing saved, so that many short scans do not add up to many bursts. It is an account
-    itself, for a reader that shares it with nobody. Accounts hold its lock while they use it.
+    itself, for a reader that does not share it. Accounts hold its lock while they use it.
 
     :ivar running: number of requests on the way
     """

@@ -254,13 +254,13 @@ class FollowUps:
         return self._versions[self.topic]
 
     def reader(self, mode: Mode) -> AfterReader:
-        """Tell how tasks find the rows after changes of the next pass."""
+        """Return the reader with which tasks find the rows after changes of the next pass."""
         replica = self._replica()
         # During a bootstrap, and while another process is behind, the replica lacks passes.
         return self._reader(mode, replica if replica is not None and replica.applied == self.last else None, self.last)
 
     def _reader(self, mode: Mode, replica: ReplicaState | None, last: int) -> AfterReader:
-        """Tell how tasks find the rows after changes of the pass behind ``last``."""
+        """Return the reader with which tasks find the rows after changes of the pass that follows ``last``."""
         assert self.ring is not None
         config, name = self._application.config, self._table.schema.full_name
         return AfterReader(
@@ -462,7 +462,7 @@ class FollowUps:
         return state is None or (state.applied >= self.last and not self._debts())
 
     def status(self) -> dict[str, Any]:
-        """Tell how far the table's passes have come."""
+        """Return the progress of the table's passes."""
         state = self._replica_lately()
         return {
             "last_pass": self.last,

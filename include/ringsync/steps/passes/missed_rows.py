@@ -40,7 +40,7 @@ from ringsync.streams.files import FileStream
 from ringsync.wiring import store_of
 
 TOLD_AGAIN = "told_again"
-"""In the counts of a pass that tells such rows: the number of the bootstrap's ``begin``."""
+"""Key in the counts of a pass that repeats missed changes: the number of the bootstrap's ``begin``."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ ALONE_AFTER_S = 600.0
 """After so long without another process the pauses begin anew with the shortest."""
 
 LISTED_EVERY_S = 60.0
-"""Time between two searches for folders that nobody has announced: those of another process."""
+"""Time between two searches for folders of other processes, which announce them elsewhere."""
 
 AT_WORK = 4
 """Topics at work in a room, which share their time with the loop. Topics that wait for the sink do not count."""
@@ -116,7 +116,7 @@ class SinkFeed:
         self._news.set()
 
     def status(self, topic: str) -> Mapping[str, Any] | None:
-        """Tell how far a topic has come; None: there is no sink."""
+        """Return the progress of a topic; None: there is no sink."""
         if self._sink is None:
             return None
         known = self._topics.get(topic)

@@ -4,10 +4,11 @@ Every packaged Cassandra has its ``cdc_raw`` at the same path. A worker that rea
 another node's host, finds one folder there, and nothing of Cassandra's in it names the owner. Ids of segments do not
 tell either: they count up from the millisecond of a node's start, so those of nodes that started together meet.
 
-So each node that is read has a claim in its folder: a small file with the node's id in its name. Nothing is read from a
-folder with claims of two nodes, by whatever queue, host or path it is reached, and whoever is silent. A claim holds a
-token. ``staging/nodes/<host id>`` has the token of the node's newest claim: another folder's claim of it is old, and is
-removed. Cassandra leaves alone what is not named like a segment (C: CommitLogSegmentManagerCDC).
+So each node that is read has a claim in its folder: a small file with the node's id in its name. A folder with claims
+of two nodes is not read, no matter through which queue, host or path, and whether the other's worker runs. A claim holds
+a token, and ``staging/nodes/<host id>`` has the token of the node's newest claim. A claim with another token is left from
+an earlier folder of its node, and is removed. Cassandra ignores files that are not named like a segment
+(C: CommitLogSegmentManagerCDC).
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def has_claim(folder: Path, node: str, token: str) -> bool:
 def other_claims(
     store: ObjectStore, folder: Path, names: Collection[str], node: str, endpoints: Mapping[str, str]
 ) -> str | None:
-    """Say which other nodes claim a folder, and remove their old claims.
+    """Return why a folder is not read: which other nodes claim it. Remove old claims of other nodes.
 
     :param names: names of the folder's files
     :param endpoints: addresses of all nodes that are to be read, by host id
