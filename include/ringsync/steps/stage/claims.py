@@ -5,9 +5,9 @@ another node's host, finds one folder there, and nothing of Cassandra's in it na
 tell either: they count up from the millisecond of a node's start, so those of nodes that started together meet.
 
 So each node that is read has a claim in its folder: a small file with the node's id in its name. A folder with claims
-of two nodes is not read, no matter through which queue, host or path, and whether the other's worker runs. A claim holds
-a token, and ``staging/nodes/<host id>`` has the token of the node's newest claim. A claim with another token is left from
-an earlier folder of its node, and is removed. Cassandra ignores files that are not named like a segment
+of two nodes is not read, no matter through which queue, host or path, and whether the other's worker runs. A claim
+holds a token, and ``staging/nodes/<host id>`` has the token of the node's newest claim. A claim with another token is
+left from an earlier folder of its node, and is removed. Cassandra ignores files that are not named like a segment
 (C: CommitLogSegmentManagerCDC).
 """
 
