@@ -23,6 +23,7 @@ from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import pass_folder
 from ringsync.ledger.staging import STAGED_ROWS, Bucket, decode_rows, encode_blocks, rows_key
+from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
 from ringsync.status import LATE_ROWS
@@ -31,6 +32,7 @@ from ringsync.steps.close.close_task import SliceOfBucket, StagedFiles, close_sl
 from ringsync.steps.passes import rows_after, spared_rows
 from ringsync.steps.passes.make import PassContext
 from ringsync.steps.passes.rows_after import AfterReader, Seen, complete_rows, images_after
+from ringsync.steps.passes.rows_before import alive
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
 from tests.reconciled import merged
@@ -269,6 +271,22 @@ def test_the_replica_believes_the_log_as_long(
     found = complete_rows(reader, row(case.table, case.change)).images
     expected = before if all_alive else selected(case.table, believed, True)
     assert found["v0"].to_pylist() == expected["v0"].to_pylist()
+
+
+@pytest.mark.parametrize(("read_until_us", "is_there"), [(AT, False), (AT + 1, True)])
+def test_a_row_whose_deletion_is_believed_does_not_live_by_what_nobody_knows(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, read_until_us: int, is_there: bool
+) -> None:
+    """It was without cells in the replica, for ever: its unknown liveness might have been newer, by other clocks."""
+    before = selected(TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, True)
+    shown_by(monkeypatch, before)
+    write_base(lake.conf.parent / "lake", TEXTS, pa.Table.from_batches([before]))
+    replica = state_of(lake.conf.parent / "lake", TEXTS)
+    replica = replace(replica, live_known_from_us=read_until_us + CLOCK_SKEW_US)
+    reader = replace(reader_of(lake, TEXTS), mode="replica", replica=replica)
+    found = complete_rows(reader, row(TEXTS, DELETED)).images
+    assert found["v0"].to_pylist() == [None]
+    assert alive(found, TEXTS, int(time.time())).tolist() == [is_there]
 
 
 @pytest.mark.parametrize("all_alive", [False, True])

@@ -260,6 +260,24 @@ def seen_instead(after: pa.RecordBatch, seen: pa.RecordBatch, read_at_us: int, t
     return pa.RecordBatch.from_arrays([after["token"], *values, *structs], schema=schema)
 
 
+def without_deleted_livenesses(
+    images: pa.RecordBatch, table: TableSchema, dead_until_us: int, there: Mask
+) -> pa.RecordBatch:
+    """Clear unknown livenesses of deleted rows: if the log is believed, a row without cells must not live by one.
+
+    :param dead_until_us: moment of the scan that the replica began with, µs: unknown livenesses were written before,
+        so later deletions have deleted them
+    :param there: whether a read has shown each row; a row that it does not show has no liveness
+    """
+    deleted_at, live = (pc.struct_field(images["_row"], name) for name in ("deleted_at", "live"))
+    deleted = valid_mask(deleted_at) & ((integers(deleted_at) >= dead_until_us) | ~there)
+    dead = deleted & ~valid_mask(live) & has_clustering(images, table)
+    fields = dict(zip(ROW_TIMES.names, images["_row"].flatten(), strict=True))
+    fields["live"] = array_of(np.where(dead, NO_LIVENESS, integers(live)), valid_mask(live) | dead)
+    times = structs_of(ROW_TIMES, list(fields.values()), valid_mask(images["_row"]))
+    return images.set_column(images.schema.get_field_index("_row"), images.schema.field("_row"), times)
+
+
 def _places(after: pa.RecordBatch, seen: pa.RecordBatch, table: TableSchema) -> tuple[Places, Places]:
     """Find the first image of each key among those seen, and the first of each partition; -1: there is none."""
     keys, seen_keys = (map(cells_of, image_keys(images, table)) for images in (after, seen))

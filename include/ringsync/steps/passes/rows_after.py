@@ -23,13 +23,13 @@ from ringsync.compiled.arrow import Integers, Mask, Places, integers
 from ringsync.config import Config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.cells import codes
-from ringsync.images.after import RowsAfter, rows_after, seen_instead
+from ringsync.images.after import RowsAfter, rows_after, seen_instead, without_deleted_livenesses
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
 from ringsync.images.to_changes import has_clustering, image_keys
 from ringsync.images.visible import same_keys, visible
 from ringsync.ledger.staging import decode_rows
-from ringsync.replica.changes import ReplicaState
+from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState
 from ringsync.replica.lookup import previous_images
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.table import TableSchema
@@ -347,7 +347,9 @@ def _completed(
     images = seen_instead(unknown, seen.images, now_s * 1_000_000, table)
     if reader.disagreed and not table.has_counters:
         open_images = believed[after.unknown] = _undecided(after, merged, seen, table, now_s)
-        images = _combined(images, open_images, unknown.filter(pa.array(open_images)))
+        dead_until_us = reader.replica.live_known_from_us - CLOCK_SKEW_US
+        logged = without_deleted_livenesses(unknown, table, dead_until_us, seen.there)
+        images = _combined(images, open_images, logged.filter(pa.array(open_images)))
     return replace(after, images=_combined(after.images, after.unknown, images)), believed
 
 
