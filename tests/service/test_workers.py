@@ -20,7 +20,7 @@ from ringsync.service.workers import WorkerReports, wait_for_workers
 from ringsync.steps.application import ExitCode
 from ringsync.steps.loop import put_status
 from ringsync.storage.local import LocalStore
-from tests.steps.node_logs import read_node_log
+from tests.steps.node_logs import claimed, read_node_log
 
 QUEUES = ("n1", "n2")
 
@@ -40,7 +40,7 @@ class Workers:
 
     def look(self, queue: str, *, up: bool = True, error: str | None = None) -> None:
         log = read_node_log(self.store, Host(queue, f"10.0.0.{queue[1]}", 9042, "dc", "r", ()), self.raw[queue], 0)
-        log.new_work(0, 1)
+        log.new_work(0, 1, claimed)
         nodes = {} if error else {queue: {"up": up, **log.status()}}
         put_status(self.store, "commitlog_stage", queue, {"nodes": nodes, "error": error})
 

@@ -13,7 +13,7 @@ from ringsync.ring.ring import Host
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage import open_store
 from ringsync.storage.port import AlreadyExistsError
-from tests.steps.node_logs import read_node_log
+from tests.steps.node_logs import claimed, read_node_log
 
 NODE = "7c1f8b1e-0000-0000-0000-000000000001"
 HOST = Host(NODE, "10.0.0.1", 9042, "datacenter1", "rack1", ())
@@ -57,7 +57,7 @@ def test_what_was_finished_long_ago_becomes_one_object_and_stays_finished(tmp_pa
     for segment in (2, 3):
         (folder / f"CommitLog-7-{segment}.log").write_bytes(b"log")
         (folder / f"CommitLog-7-{segment}_cdc.idx").write_text("100\nCOMPLETED")
-    assert [Path(work.file).name for work in again.new_work(NOW_MS, 1000)] == ["CommitLog-7-3.log"]
+    assert [Path(work.file).name for work in again.new_work(NOW_MS, 1000, claimed)] == ["CommitLog-7-3.log"]
     again.remove_finished()
     assert sorted(path.name for path in folder.iterdir()) == ["CommitLog-7-3.log", "CommitLog-7-3_cdc.idx"]
 

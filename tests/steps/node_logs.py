@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ringsync.ring.ring import Host
@@ -13,3 +14,7 @@ def read_node_log(store: ObjectStore, host: Host, folder: Path | None, now_ms: i
     log = NodeLog(host.id, host.endpoint, folder)
     log.read_progress(store, now_ms)
     return log
+
+
+def claimed(names: Collection[str]) -> None:
+    """The folder is claimed for this node alone."""

@@ -22,7 +22,7 @@ from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
 from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, stage
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
-from tests.steps.node_logs import read_node_log
+from tests.steps.node_logs import claimed, read_node_log
 
 UNREAD: Any = None
 """The configuration: nothing here reads it."""
@@ -59,7 +59,7 @@ class Node:
     def cycle(self, seconds: float = 1.0) -> list[Staged]:
         """What the loop does in a cycle; gives back what was committed."""
         self.now_ms += int(seconds * 1000)
-        staged = [stage(work, TASK, self.store, None) for work in self.log.new_work(self.now_ms, ALL)]
+        staged = [stage(work, TASK, self.store, None) for work in self.log.new_work(self.now_ms, ALL, claimed)]
         taken = [one for one in staged if self.log.accepts(one, self.now_ms)]
         if taken:
             self.log.take(put_commit(self.store, self.log.commit_of(taken)))
@@ -114,7 +114,7 @@ def test_what_looks_damaged_is_read_again_before_it_is_believed(node: Node) -> N
     node.put(name, raw[: size + 8] + b"\xff" * 64 + raw[size + 72 :], f"{len(raw)}\nCOMPLETED")
     assert node.cycle() == []
     assert name in node.error
-    tries = sum(len(node.log.new_work(node.now_ms + wait, ALL)) for wait in range(0, 2000, 100))
+    tries = sum(len(node.log.new_work(node.now_ms + wait, ALL, claimed)) for wait in range(0, 2000, 100))
     assert tries == 0, "no cycle is used up by it"
     node.cycle(10)
     (taken,) = node.cycle(PATIENCE_MS / 1000)
@@ -167,7 +167,7 @@ def test_progress_is_told_while_a_node_is_never_wholly_read(node: Node) -> None:
     for identity in range(1, 8):
         node.put(f"CommitLog-7-{identity}.log", b"x" * 100, "100\nCOMPLETED")
         node.now_ms += 2000
-        work = node.log.new_work(node.now_ms, ALL)
+        work = node.log.new_work(node.now_ms, ALL, claimed)
         staged = [Staged(one, part_of(one), node.now_ms, {}) for one in work][:1] if identity > 2 else []
         if staged:
             node.log.take(node.log.commit_of(staged))

@@ -369,3 +369,14 @@ def test_a_node_that_captures_nothing_keeps_no_table_that_has_lost_cdc(nodes: No
     for _ in range(10):
         nodes.cycle_once(61)
     assert not nodes.stager._is_kept(table, set())
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_claim_whose_writing_was_cut_off_is_made_again(nodes: Nodes, mine: bool) -> None:
+    """By a kill, or a full disk: it was taken for a claim, and its node was not read any more."""
+    nodes.hosts, nodes.queues = (HOST, WELL), {WELL.id: "two"}
+    (nodes.raw / f"ringsync-claim.{HOST.id if mine else WELL.id}").touch()
+    one = nodes.worker("default")
+    for _ in range(2):
+        nodes.minute(one)
+    assert (nodes.why(one, HOST) == "", nodes.segment.exists()) == (mine, not mine)

@@ -66,17 +66,13 @@ def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
     if not any(map(is_segment, names)):
         return ""
     file = folder / f"{_PREFIX}{node}"
-    if file.name in names:
-        token = file.read_text()
-        if not anew and token != known.token:
-            return ""
-    elif not anew:
+    written = file.read_text() if file.name in names else ""  # empty also if a kill or a full disk cut it off
+    if not anew and (not written or written != known.token):
         return ""
-    else:
-        token = secrets.token_hex(8)
+    token = written or secrets.token_hex(8)
     if known != Place(str(folder), token):
         put_place(store, node, Place(str(folder), token))
-    if file.name not in names:
+    if not written:
         file.write_text(token)
     return token
 
@@ -112,7 +108,7 @@ def other_claims(
         if file.name not in names:
             continue
         place = get_place(store, other)
-        if place is None or place.token == file.read_text():
+        if place is None or file.read_text() in ("", place.token):  # empty: it is being written
             sharing.add(other)
         else:
             with suppress(OSError):  # what cannot be removed is old all the same

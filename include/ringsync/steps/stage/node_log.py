@@ -158,9 +158,7 @@ class NodeLog:
             self.failures, self.failure = 0, None
         self.again_ms = now_ms
 
-    def new_work(
-        self, now_ms: int, most: int, not_ours: Callable[[Collection[str]], str | None] = lambda names: None
-    ) -> list[StageWork]:
+    def new_work(self, now_ms: int, most: int, not_ours: Callable[[Collection[str]], str | None]) -> list[StageWork]:
         """Return what is synced and not staged, the oldest segments first.
 
         :param most: about how many bytes, and one part at least
