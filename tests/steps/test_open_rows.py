@@ -19,6 +19,7 @@ from ringsync.changes.schema import EXPIRING, LIVE, ROW, TOMBSTONE
 from ringsync.config import load_config
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.types import ListType, MapType, Native, SetType
+from ringsync.images.after import without_deleted_livenesses
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import pass_folder
@@ -286,6 +287,18 @@ def test_a_row_whose_deletion_is_believed_does_not_live_by_what_nobody_knows(
     reader = replace(reader_of(lake, TEXTS), mode="replica", replica=replica)
     found = complete_rows(reader, row(TEXTS, DELETED)).images
     assert found["v0"].to_pylist() == [None]
+    assert alive(found, TEXTS, int(time.time())).tolist() == [is_there]
+
+
+@pytest.mark.parametrize(
+    ("dead_until_us", "was_read", "is_there"), [(AT, True, False), (AT + 1, True, True), (AT + 1, False, False)]
+)
+def test_an_unknown_liveness_ends_with_a_later_deletion_or_a_read_that_shows_no_row(
+    dead_until_us: int, was_read: bool, is_there: bool
+) -> None:
+    """All rows of a partition are believed with its static cells, also one that a read has shown to be gone."""
+    image = selected(TEXTS, DELETED, True)
+    found = without_deleted_livenesses(image, TEXTS, dead_until_us, np.array([was_read]))
     assert alive(found, TEXTS, int(time.time())).tolist() == [is_there]
 
 
