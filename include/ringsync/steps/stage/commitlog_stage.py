@@ -162,7 +162,7 @@ class Stager:
             log = logs[host]
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    self._find(log, host)
+                    self._find(log)
                     if not log.is_known:
                         log.read_progress(self._store, now_ms)
         return [log for host in tried if (log := logs[host]).is_due(now_ms)]
@@ -170,7 +170,7 @@ class Stager:
     def _hosts(self) -> tuple[Host, ...]:
         return self._plan.read_hosts if self._plan else ()
 
-    def _find(self, log: NodeLog, host: Host) -> None:
+    def _find(self, log: NodeLog) -> None:
         """Find where the node keeps its log for us, and claim the folder. The node is asked until it has answered, and
         while it captures nothing, once in an interval."""
         assert self._plan is not None
