@@ -51,7 +51,7 @@ from ringsync.streams.files import data_topic
 from ringsync.wiring import cluster_limits, cluster_settings
 
 FORECAST_S = 30.0
-"""Time that the forecast takes about, if the limits are low: it reads fewer rows then."""
+"""About how long the forecast may take: if the limits are low, it reads fewer rows."""
 
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 """Pauses before the forecast is tried again."""
