@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ringsync.cql.types import ListType, MapType, Native, TupleType, UserType
 from ringsync.images.digests import canonical
 from ringsync.images.schema import row_image_schema
 from ringsync.replica.base import ReplicaMismatchError, check_same_schema
-from ringsync.replica.changes import CLOCK_SKEW_US
+from ringsync.replica.changes import CLOCK_SKEW_US, write_checkpoint
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.table import Column, ColumnKind, TableSchema
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base
@@ -201,6 +202,27 @@ def test_what_was_deleted_before_a_base_was_read_or_repaired_is_not_known(spark:
         began_us = int(time.time() * 1_000_000)
         ReplicaTable(replica_uri(tmp_path, simple()), simple()).replace_ranges(rows, [(-1, 4)], properties={})
         assert began_us <= known_from_us() <= time.time() * 1_000_000
+
+
+def test_an_unknown_liveness_is_older_than_the_end_of_the_last_repairs_reading(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        time.sleep(2)  # the source may be read for hours, and rows written meanwhile are shown, too
+
+    def read_until_us() -> int:
+        return state_of(tmp_path, simple()).live_known_from_us - CLOCK_SKEW_US
+
+    write_base(tmp_path, simple(), simple_images(10), properties={"read_until_us": "7"})
+    assert read_until_us() == 7
+    rows = spark.createDataFrame(simple_images(5))
+    began_us = int(time.time() * 1_000_000)
+    replica = ReplicaTable(replica_uri(tmp_path, simple()), simple())
+    replica.replace_ranges(rows.mapInArrow(slowly, rows.schema), [(-1, 4)], properties={})
+    assert began_us + 2_000_000 <= read_until_us() <= time.time() * 1_000_000
+    write_checkpoint(replica.base_uri, {})
+    assert began_us + 2_000_000 <= read_until_us() <= time.time() * 1_000_000, "read from the checkpoint"
 
 
 def test_token_condition_takes_the_ends_of_the_ring(spark: SparkSession) -> None:

@@ -57,7 +57,8 @@ ATTEMPTS = 50
 """Most attempts at one commit while other writers commit. There are few of them."""
 
 REPAIR = "ringsync-repair"
-"""Application id of the Delta transaction of the base whose version is the moment (µs) of its last repair."""
+"""Application id of the Delta transaction of the base whose version is the moment (µs) when its last repair began to
+read. Delta notes beside it when the files were written: then it had read all."""
 
 CLOCK_SKEW_US = 60_000_000
 """How far the clocks of writers may be ahead of ours, µs."""
@@ -77,7 +78,8 @@ class ReplicaState:
     :ivar changes_version: Delta version of the changes table; -1: there are no changes to this base
     :ivar applied: number of the last pass that the replica contains
     :ivar as_of_us: µs: the replica may or may not contain cells written later
-    :ivar live_known_from_us: µs: the base was read before this; a liveness that it lacks is older
+    :ivar live_known_from_us: µs: all of the base was read before this, by a bootstrap or a repair; a liveness that it
+        lacks is older
     :ivar deletions_known_from_us: µs: cells written before may be hidden by deletions that the replica does not know,
         because the SELECT that filled it did not show them
     :ivar whole: whether all rows and columns of the table were copied, not a selection
@@ -331,6 +333,8 @@ def _state(
     belongs = _belong_together(base, changes)
     # Bases of older versions do not say from when they know of deletions: take the end of their reading.
     deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
+    repaired_from_us, repaired_until_us = base.transactions.get(REPAIR, 0), base.updated_ms.get(REPAIR, 0) * 1000
+    read_until_us = max(int(found.get("read_until_us", _UNKNOWN_US)), repaired_from_us, repaired_until_us)
     written = [int(file["modificationTime"]) for file in changes.files] if belongs else []
     return ReplicaState(
         base_uri=uri,
@@ -340,8 +344,8 @@ def _state(
         changes_version=changes.version if belongs else -1,
         applied=(changes.transactions if belongs else {}).get(SYNC, _last_pass_of(base)),
         as_of_us=int(found.get("as_of_us", "0")),
-        live_known_from_us=int(found.get("read_until_us", _UNKNOWN_US)) + CLOCK_SKEW_US,
-        deletions_known_from_us=max(deletions_from_us, base.transactions.get(REPAIR, 0)) + CLOCK_SKEW_US,
+        live_known_from_us=read_until_us + CLOCK_SKEW_US,
+        deletions_known_from_us=max(deletions_from_us, repaired_from_us) + CLOCK_SKEW_US,
         whole=not any(json.loads(found.get("selection", "{}")).values()),
         changed_rows=changes.rows if belongs else 0,
         changed_bytes=changes.bytes if belongs else 0,

@@ -61,6 +61,7 @@ class DeltaSnapshot:
     :ivar version: Delta version; -1: there is no table
     :ivar files: ``add`` actions of the live files
     :ivar transactions: version of each transaction by its application id
+    :ivar updated_ms: when each transaction's files were written, ms since the epoch, if the log says it
     """
 
     version: int = -1
@@ -68,6 +69,7 @@ class DeltaSnapshot:
     metadata: Action = field(default_factory=dict)
     files: tuple[Action, ...] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
+    updated_ms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -119,6 +121,7 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
         raise DeltaLogError(f"{store.uri(folder)}: the Delta log has no version {missing[0]}: restore it from a backup")
     live: dict[tuple[str, str], Action] = {}
     transactions: dict[str, int] = {}
+    updated_ms: dict[str, int] = {}
     protocol: Action = {}
     metadata: Action = {}
     actions = [action for key in checkpoint for action in _checkpoint_actions(store.get(key))]
@@ -133,6 +136,7 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
                 live.pop(_identity(content), None)
             case "txn":
                 transactions[content["appId"]] = content["version"]
+                updated_ms[content["appId"]] = content.get("lastUpdated") or 0
             case "protocol":
                 protocol = content
             case "metaData":
@@ -143,7 +147,7 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
             f"{store.uri(folder)} uses Delta features that ringsync never switches on ({', '.join(sorted(unknown))}): "
             "move the folder elsewhere, or drop these features with Delta's own tools"
         )
-    return DeltaSnapshot(version, protocol, metadata, tuple(live.values()), transactions)
+    return DeltaSnapshot(version, protocol, metadata, tuple(live.values()), transactions, updated_ms)
 
 
 def replace_all(
