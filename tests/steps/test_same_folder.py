@@ -361,6 +361,48 @@ def test_a_node_that_was_never_asked_is_read_where_the_configuration_says(nodes:
     assert ("sync.cdc_raw can name it" in nodes.why(nodes.stager, HOST)) != is_configured
 
 
+def test_a_node_that_cannot_be_asked_is_claimed_where_the_mended_configuration_says(nodes: Nodes) -> None:
+    """It had its one claim in the wrong folder, and was never read again."""
+    nodes.hosts = (HOST,)
+    del nodes.says[HOST.id]
+    nodes.logs_more(nodes.other_raw)
+    nodes.config.sync.cdc_raw = str(nodes.other_raw)
+    nodes.minute(nodes.worker("default"))
+    nodes.config.sync.cdc_raw = str(nodes.raw)
+    assert nodes.segment.exists()
+    worker = nodes.worker("default")
+    for _ in range(2):
+        nodes.minute(worker)
+    assert (nodes.why(worker, HOST), nodes.segment.exists()) == ("", False)
+
+
+def test_a_node_that_cannot_be_asked_is_claimed_where_a_version_without_claims_read_it(nodes: Nodes) -> None:
+    nodes.hosts = (HOST,)
+    del nodes.says[HOST.id]
+    nodes.store.put(f"staging/nodes/{HOST.id}", str(nodes.raw).encode())
+    for _ in range(2):
+        nodes.minute(nodes.stager)
+    assert (nodes.why(nodes.stager, HOST), nodes.segment.exists()) == ("", False)
+
+
+def test_who_has_lost_the_claim_of_a_node_that_cannot_be_asked_is_told_what_to_do(nodes: Nodes) -> None:
+    nodes.hosts = (HOST,)
+    del nodes.says[HOST.id]
+    nodes.config.sync.cdc_raw = str(nodes.raw)
+    nodes.minute(nodes.worker("default"))
+    (nodes.raw / f"ringsync-claim.{HOST.id}").unlink()
+    another, worker = nodes.logs_more(), nodes.worker("default")
+    for _ in range(2):
+        nodes.minute(worker)
+    told = nodes.why(worker, HOST)
+    assert (f"remove staging/nodes/{HOST.id} from the object store" in told, another.exists()) == (True, True)
+    nodes.store.delete(f"staging/nodes/{HOST.id}")
+    worker = nodes.worker("default")
+    for _ in range(2):
+        nodes.minute(worker)
+    assert (nodes.why(worker, HOST), another.exists()) == ("", False)
+
+
 def test_a_node_that_captures_nothing_keeps_no_table_that_has_lost_cdc(nodes: Nodes) -> None:
     nodes.hosts, nodes.idle = (HOST, WELL), {WELL.id}
     nodes.cycle_once()

@@ -180,7 +180,7 @@ class Stager:
         if log.folder and not log.token:
             try:
                 log.token = claim(self._store, log.node, log.folder, anew=log.may_claim)
-                log.unclaimed = "it has no claim there, and is down, or captures nothing (cdc_enabled: false)"
+                log.unclaimed = _why_unclaimed(log)
             except OSError as error:
                 log.unclaimed = f"{error.strerror or error}: may the user of this worker write there?"
 
@@ -195,8 +195,8 @@ class Stager:
         told = read_settings(self._session, log.node, ["cdc_enabled", "cdc_raw_directory"])
         log.has_answered = bool(told)
         log.captures = told.get("cdc_enabled") != "false" if told else known != Place(None)
-        log.may_claim = log.captures if told else known is None
         folder = self._config.sync.cdc_raw or told.get("cdc_raw_directory") or (known.folder if known else None)
+        log.may_claim = log.captures if told else _is_new(folder, known)
         if not log.captures and not commit_keys(self._store, log.node):
             folder = None
             if known != Place(None):
@@ -374,6 +374,23 @@ class Stager:
         for log in self._logs.values():
             total.update(log.counts)
         return {"queue": self._queue, "nodes": self.status(), **total}
+
+
+def _is_new(folder: str | None, known: Place | None) -> bool:
+    """Tell whether a node that does not answer has no claim in this folder yet, and so may get one. If it had one that
+    is gone, the folder may be another node's by now: only the node can tell."""
+    if known is None or folder is None:
+        return known is None
+    return known.folder is not None and (known.token is None or Path(known.folder) != Path(folder))
+
+
+def _why_unclaimed(log: NodeLog) -> str:
+    if log.has_answered:
+        return "it has no claim there, and captures nothing (cdc_enabled: false)"
+    return (
+        "its claim there is gone, and it does not answer. If it never answers this worker, and the folder is its own, "
+        f"remove staging/nodes/{log.node} from the object store: the folder is then claimed again"
+    )
 
 
 def check_counts(staged: Staged, node: str) -> None:
