@@ -46,6 +46,13 @@ def test_a_cursor_in_the_middle_of_a_part_is_read_again_and_one_of_a_version_bef
     assert cursor_from_json(json.dumps(before).encode()) == Cursor("t").within("late-000001", 2)
 
 
+def test_the_folder_so_many_numbers_before_the_newest() -> None:
+    cursor = cursor_of([f"pass-{n:012}" for n in (*range(1, 100), 150)])
+    assert [cursor.before_newest(n) for n in (1, 149)] == ["pass-000000000149", "pass-000000000001"]
+    assert [cursor.before_newest(n) for n in (150, 10**6)] == ["", ""]
+    assert [Cursor("t").before_newest(0), cursor_of(["bootstrap-6f1c"]).before_newest(0)] == ["", ""]
+
+
 def test_many_passes_are_one_entry() -> None:
     cursor = cursor_of([f"pass-{n:012}" for n in [*range(500, 0, -1), *range(502, 600)]])
     assert cursor.runs == {"pass-000000000000": ((1, 500), (502, 599))}

@@ -53,6 +53,14 @@ class Cursor:
         numbered = (f"{name}-{last:0{len(digits)}}" for name, _, digits, last in series)
         return max((*numbered, *self.names), default="")
 
+    def before_newest(self, count: int) -> str:
+        """Name the folder so many numbers before the last relayed one; empty: there is none, or it has no number."""
+        series, number = _series(self.newest)
+        if number <= count:
+            return ""
+        name, _, digits = series.rpartition("-")
+        return f"{name}-{number - count:0{len(digits)}}"
+
     def is_next(self, folder: str) -> bool:
         """Tell whether relaying this folder now leaves no gap in its series; True for a folder without a number."""
         series, number = _series(folder)

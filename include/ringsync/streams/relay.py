@@ -23,6 +23,10 @@ from ringsync.streams.sink import AnotherRelayError, Sink
 CONFIRM_AFTER = 100_000
 """Least number of messages between two confirmations, so that small folders do not each write the cursor."""
 
+LOOK_BACK = 300
+"""Folders before the newest one of the sink among which a relay looks for some that the sink lacks. Folders appear in
+the order of their names, so there should be none. A thousand objects, which a listing returns at once, have as many."""
+
 PIECE_BYTES = 256 << 10
 """Approximate size of the pieces of a part that are handed over at once; after each the time is checked."""
 
@@ -57,7 +61,7 @@ def relay(
     :param topic: topic of the file stream
     :param sink_topic: topic of the sink; None: the same name
     :param folders: published folders to copy, in order; if there are none, or their numbers show a gap, the relay lists
-        the folders after the newest that the sink has. None: all, which lists every file of the stream
+        the folders after the newest that the sink has. None: all, beginning :data:`LOOK_BACK` before this newest one
     :param stop: called after every part, and after long waits; True ends the relay, which has then stored its cursor
     :raises BrokerUnavailableError: the sink does not answer; the next call continues
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
@@ -98,7 +102,7 @@ def relay(
 
 def _waiting(stream: FileStream, folders: Sequence[str] | None, cursor: Cursor) -> list[str]:
     """List the folders that the sink does not have yet, among all or some."""
-    after = "" if folders is None else cursor.newest
+    after = cursor.before_newest(LOOK_BACK) if folders is None else cursor.newest
     if folders:
         given, ahead = [folder for folder in dict.fromkeys(folders) if folder not in cursor], cursor
         for folder in given:

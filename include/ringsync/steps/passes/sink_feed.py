@@ -221,8 +221,8 @@ class SinkFeed:
         with self._lock:
             announced = tuple(topic.folders)
         begun, is_trial = time.monotonic(), not topic.is_well
-        # Buckets of another process are not announced here: they are looked for while nothing is announced. Buckets
-        # that no process announces any more lie before the newest that the sink has: they are looked for once in a run.
+        # Folders of another process are not announced here: they are looked for while nothing is announced, and once in
+        # a run before anything is relayed.
         done = relay(
             self._store,
             topic.name,
@@ -264,6 +264,7 @@ class _Topic:
         self._pause_s = 0.0
         self._again_at = -math.inf
         self._rival_at = -math.inf
+        self._lot = random.random()
 
     @property
     def was_looked_at(self) -> bool:
@@ -280,9 +281,10 @@ class _Topic:
         """Whether the sink has taken something of it, in this run and since it failed."""
         return self.error is None and self.sink.confirmed > 0
 
-    def place_in_queue(self) -> tuple[int, float]:
-        """Return the place in the queue: first the fewest failures, then the longest wait."""
-        return self._failures, self.tried_at
+    def place_in_queue(self) -> tuple[int, float, float]:
+        """Return the place in the queue: first the fewest failures, then the longest wait, then by lot: the topics that
+        a run does not reach are not the same in the next."""
+        return self._failures, self.tried_at, self._lot
 
     def is_due(self, now: float, ending: bool) -> bool:
         """Tell whether to relay it now.
