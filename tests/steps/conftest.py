@@ -1,7 +1,7 @@
 """The steps, run in this process against the shared node: the same calls that the Spark applications make."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 from ringsync.steps.bootstrap import scan as bootstrap_scan
 from ringsync.steps.replica import merge as replica_merge
 from ringsync.steps.replica import verify as replica_verify
+from ringsync.streams.kafka.client import KafkaTopics
 from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
+from tests.mock_kafka import MockKafka, mock_kafka
 
 STEPS = {
     "bootstrap_prepare": bootstrap_prepare,
@@ -82,3 +84,11 @@ def bootstrap(step: Step) -> Callable[[str, str], Report]:
         return report
 
     return run
+
+
+@pytest.fixture
+def mock(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockKafka]:
+    """A Kafka in this process."""
+    monkeypatch.setattr(KafkaTopics, "_make", lambda *_: None)  # the mock makes none for an admin client
+    with mock_kafka() as found:
+        yield found
