@@ -63,9 +63,14 @@ def test_schemas_are_registered_and_compatible(broker: KafkaBroker, tmp_path: Pa
             writer = stream.open_part("pass-000000000004", "part", 3)
             writer.add(notes(5000, 1))
             stream.publish("pass-000000000004", [writer.finish()])
-            with pytest.raises(RelayError, match=r"refuses POST for demo.shop.registered-value: 409") as caught:
+            with pytest.raises(RelayError, match=r"refuses a request for demo.shop.registered-value: 409") as caught:
                 relay(stream.store, stream.topic, kafka)
             assert not isinstance(caught.value, BrokerUnavailableError)
+            # The owner lets it pass, and nobody takes that back.
+            owned = f"{registry.url}/config/{stream.topic}-value"
+            requests.put(owned, json={"compatibility": "NONE"}, timeout=10).raise_for_status()
+            assert relay(stream.store, stream.topic, kafka).messages == 1
+            assert requests.get(owned, timeout=10).json()["compatibilityLevel"] == "NONE"
     with KafkaTopics(settings) as kafka, pytest.raises(BrokerUnavailableError, match=r"registry .* does not answer"):
         relay(stream.store, stream.topic, kafka)
 
