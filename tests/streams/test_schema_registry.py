@@ -158,6 +158,16 @@ def test_a_token(server: MockRegistry, secret: Path) -> None:
     assert registry.register(SUBJECT, OTHER) == 2
 
 
+@pytest.mark.parametrize("token", ["hush\x00", "hush\nX-Other: 1", "hüsh"])
+def test_a_token_that_no_header_may_have_is_not_shown(server: MockRegistry, secret: Path, token: str) -> None:
+    secret.write_bytes(token.encode())
+    registry = SchemaRegistry(server.url, login=RegistryLogin(token=Secret(file=str(secret))))
+    with pytest.raises(ConfigError, match=r"kafka\.schema_registry_login\.token: .* end of a line") as caught:
+        registry.register(SUBJECT, SCHEMA)
+    assert token[:4] not in str(caught.value)
+    assert server.asked == []
+
+
 def test_oauth(server: MockRegistry, tokens: MockTokens, secret: Path) -> None:
     registry = SchemaRegistry(server.url, login=by_oauth(tokens, secret, logical_cluster="lsrc-1"))
     server.authorization = "no token"

@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
 from ringsync.avro.mapping import AvroRecord
-from ringsync.config.sections import RegistryLogin, Tls
+from ringsync.config.sections import ConfigError, RegistryLogin, Tls
 from ringsync.streams.sink import BrokerUnavailableError, RelayError
 
 TIMEOUT_SECONDS = 10
@@ -28,7 +28,7 @@ _NO_RIGHT = {401, 403}
 _NOT_THERE = 404
 _REFUSED = {409, 422}
 _BUSY = {408, 429}
-_NOT_A_REGISTRY_S = (AttributeError, KeyError, TypeError, ValueError)
+_OTHER_FORM = (AttributeError, KeyError, TypeError, ValueError)
 """What the client raises if an answer is in another form than it expects."""
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class SchemaRegistry:
     Secrets and certificates are read again after each error.
 
     :param url: root URL, e.g. ``http://registry:8081``
-    :param tls: certificates that an ``https`` registry is verified by, and ours; None: the usual authorities, and none
+    :param tls: authorities that an ``https`` registry is verified by, and our certificate; None: certifi's, and none
     :param login: None: no login
     """
 
@@ -75,7 +75,7 @@ class SchemaRegistry:
         client = self._client = self._client or self._connect()
         try:
             yield client
-        except (httpx2.HTTPError, OAuthTokenError, SchemaRegistryError, *_NOT_A_REGISTRY_S) as error:
+        except (httpx2.HTTPError, OAuthTokenError, SchemaRegistryError, *_OTHER_FORM) as error:
             self._client = None
             raise self._explained(error, what) from error
 
@@ -93,6 +93,7 @@ class SchemaRegistry:
             raise BrokerUnavailableError(
                 f"the certificates of kafka.tls cannot be used ({', '.join(files.values())}): {error}"
             ) from error
+        # The client has no setting for it.
         client._rest_client.session.headers["Connection"] = "close"
         return client
 
@@ -144,6 +145,11 @@ def _login_settings(login: RegistryLogin) -> dict[str, str]:
         settings["bearer.auth.identity.pool.id"] = login.identity_pool_id
     if login.token:
         token = login.token.resolve(f"{_LOGIN}.token")
+        if not (token.isascii() and token.isprintable()):
+            # Else the error of sending it would show it.
+            raise ConfigError(
+                f"{_LOGIN}.token: the token has characters that no header may have, e.g. the end of a line"
+            )
         return settings | {"bearer.auth.credentials.source": "STATIC_TOKEN", "bearer.auth.token": token}
     assert login.oauth
     return settings | {
