@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -327,6 +329,14 @@ def test_tls(tmp_path: Path) -> None:
         kafka = KafkaTopics(KafkaSettings(("b:1",), schema_registry_url=server.url, tls=right))
         assert kafka.registry
         assert kafka.registry.subjects() == [SUBJECT]
+
+
+def test_without_a_registry_its_client_is_not_imported() -> None:
+    code = (
+        "import sys; from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics; "
+        "KafkaTopics(KafkaSettings(('b:1',))); sys.exit('httpx2' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_all_topics_share_a_registry(server: MockRegistry) -> None:
