@@ -36,7 +36,8 @@ class BrokerSettings:
     :param short_lived: compile quickly and optimise less; switch it off in benchmarks.
     :param partitions: number of partitions of a topic that the broker creates when a client names it.
     :param certificates: the server's certificates for TLS; clients have none of their own. None: no TLS.
-    :param login: user and password with which clients log in (SCRAM-SHA-512); None: no login.
+    :param login: user and password with which clients log in (SCRAM-SHA-512); None: no such login.
+    :param takes_tokens: whether clients log in with OAuth tokens, which nobody needs to sign.
     """
 
     address: str = "127.0.0.1"
@@ -47,6 +48,7 @@ class BrokerSettings:
     partitions: int = 1
     certificates: Certificates | None = None
     login: tuple[str, str] | None = field(default=None, repr=False)
+    takes_tokens: bool = False
 
     def on_free_ports(self) -> BrokerSettings:
         """Return the same settings with two ports on which nothing listens now."""
@@ -191,7 +193,7 @@ def properties(folder: Path, settings: BrokerSettings) -> str:
 def _security(settings: BrokerSettings) -> dict[str, object]:
     """Return the settings of TLS and logins for clients."""
     tls, login = settings.certificates, settings.login
-    protocol = ("SASL_" if login else "") + ("SSL" if tls else "PLAINTEXT")
+    protocol = ("SASL_" if login or settings.takes_tokens else "") + ("SSL" if tls else "PLAINTEXT")
     security: dict[str, object] = {"listener.security.protocol.map": f"CLIENTS:{protocol},CONTROLLER:PLAINTEXT"}
     if tls:
         security |= {
@@ -204,13 +206,21 @@ def _security(settings: BrokerSettings) -> dict[str, object]:
             "ssl.truststore.location": tls.truststore,
             "ssl.truststore.password": tls.password,
         }
+    module = "org.apache.kafka.common.security"
     if login:
-        module = "org.apache.kafka.common.security.scram.ScramLoginModule"
-        security |= {
-            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
-            "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
-            "listener.name.clients.scram-sha-512.sasl.jaas.config": (
-                f'{module} required username="{login[0]}" password="{login[1]}";'
-            ),
-        }
+        entry = f'{module}.scram.ScramLoginModule required username="{login[0]}" password="{login[1]}";'
+        security |= _login("SCRAM-SHA-512", entry)
+    if settings.takes_tokens:
+        # The broker itself is a client, too.
+        entry = f'{module}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
+        security |= _login("OAUTHBEARER", entry)
     return security
+
+
+def _login(mechanism: str, entry: str) -> dict[str, object]:
+    """Return the settings of a mechanism of logins."""
+    return {
+        "sasl.enabled.mechanisms": mechanism,
+        "sasl.mechanism.inter.broker.protocol": mechanism,
+        f"listener.name.clients.{mechanism.lower()}.sasl.jaas.config": entry,
+    }

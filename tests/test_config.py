@@ -12,6 +12,9 @@ from ringsync.config.sections import Section
 from ringsync.wiring import kafka_settings
 
 MINIMAL = {"server_name": "demo", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "lake"}}
+CLIENT = {"token_url": "https://t/token", "client_id": "c", "client_secret": {"env": "CLIENT"}}
+OAUTH = {"bootstrap_servers": ["b:1"], "sasl_mechanism": "OAUTHBEARER", "oauth": CLIENT}
+LOGIN = {"username": "u", "password": {"env": "REGISTRY"}}
 EXAMPLE = Path(__file__).parent.parent / "config" / "ringsync.yaml"
 
 
@@ -82,6 +85,15 @@ def test_connections_of_all_passwords_are_handed_on(tmp_path: Path) -> None:
     kafka = {"bootstrap_servers": ["b:1"], "serialisation": "json", "sasl_mechanism": "PLAIN", **login("broker")}
     config = load_config(written(tmp_path, {**MINIMAL, "cassandra": cassandra, "kafka": kafka}))
     assert config.airflow_connections() == ("cluster", "broker")
+    client = {"token_url": "https://t/token", "client_id": "c", "client_secret": {"airflow_connection": "client"}}
+    for registry, connection in (
+        (login("registry"), "registry"),
+        ({"token": {"airflow_connection": "token"}}, "token"),
+        ({"oauth": client}, "client"),
+    ):
+        kafka = {**OAUTH, "oauth": client, "schema_registry_url": "https://r", "schema_registry_login": registry}
+        config = load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
+        assert sorted(config.airflow_connections()) == sorted(("client", connection))
 
 
 def test_deletions_are_expanded_where_it_is_said(tmp_path: Path) -> None:
@@ -115,6 +127,39 @@ def test_the_brokers_password_is_resolved_and_never_shown(tmp_path: Path, monkey
     assert (found.password, found.partitions, found.replication_factor) == ("hush", 4, 3)
     assert "hush" not in repr(found)
     assert kafka_settings(load_config(written(tmp_path, MINIMAL))) is None
+
+
+@pytest.mark.parametrize(
+    ("login", "key"),
+    [(LOGIN, "password"), ({"token": {"env": "REGISTRY"}}, "token"), ({"oauth": CLIENT}, "oauth.client_secret")],
+)
+def test_the_registry_s_secret_must_be_there_and_is_never_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: dict[str, object], key: str
+) -> None:
+    kafka = {"bootstrap_servers": ["b:1"], "schema_registry_url": "https://r", "schema_registry_login": login}
+    config = load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
+    with pytest.raises(
+        ConfigError, match=rf"^kafka\.schema_registry_login\.{key}: environment variable \w+ is not set"
+    ):
+        kafka_settings(config)
+    for name in ("REGISTRY", "CLIENT"):
+        monkeypatch.setenv(name, "hush")
+    found = kafka_settings(config)
+    assert found
+    assert "hush" not in repr(found)
+
+
+def test_the_secret_of_the_brokers_client_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(written(tmp_path, {**MINIMAL, "kafka": OAUTH}))
+    with pytest.raises(ConfigError, match=r"^kafka\.oauth\.client_secret: environment variable CLIENT is not set"):
+        kafka_settings(config)
+    monkeypatch.setenv("CLIENT", "hush")
+    assert kafka_settings(config)
+
+
+def with_login(**login: object) -> dict[str, object]:
+    """The section ``kafka`` with a login to a registry."""
+    return {"bootstrap_servers": ["b:1"], "schema_registry_url": "https://r", "schema_registry_login": login}
 
 
 def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:
@@ -204,6 +249,36 @@ def test_settings_of_tables_that_match_a_pattern(tmp_path: Path) -> None:
             {"kafka": {"bootstrap_servers": ["b:1"], "serialisation": "json", "username": "u"}},
             "kafka: sasl_mechanism, username and password go together",
         ),
+        ({"kafka": {**OAUTH, "oauth": None}}, r"kafka: sasl_mechanism OAUTHBEARER and oauth go together"),
+        ({"kafka": {**OAUTH, "sasl_mechanism": "PLAIN"}}, r"kafka: sasl_mechanism OAUTHBEARER and oauth go together"),
+        ({"kafka": {**OAUTH, **LOGIN}}, r"kafka: username and password are for other mechanisms than OAUTHBEARER"),
+        ({"kafka": {**OAUTH, "oauth": {**CLIENT, "token_url": "t"}}}, r"kafka\.oauth: token_url must begin with http"),
+        (
+            {"kafka": {**OAUTH, "oauth": {**CLIENT, "secret": "x"}}},
+            r"oauth\.secret: unknown key; did you mean client_s",
+        ),
+        (
+            {"kafka": {**OAUTH, "oauth": {**CLIENT, "extensions": {"a": "b,c=d"}}}},
+            r"kafka\.oauth\.extensions\.a: must be a text without commas",
+        ),
+        ({"kafka": {**OAUTH, "oauth": {**CLIENT, "extensions": {"a=": "b"}}}}, r"extensions\.a=: must be letters"),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "schema_registry_login": LOGIN}},
+            r"kafka: schema_registry_login is for a registry: set schema_registry_url, too",
+        ),
+        ({"kafka": with_login()}, r"kafka\.schema_registry_login: set one of .*, token, oauth; set are: none"),
+        ({"kafka": with_login(username="u")}, r"kafka\.schema_registry_login: username and password go together"),
+        (
+            {"kafka": with_login(**LOGIN, oauth=CLIENT)},
+            r"kafka\.schema_registry_login: set one of .*; set are: username and password, oauth",
+        ),
+        ({"kafka": with_login(token={"env": "T"}, oauth=CLIENT)}, r"set are: token, oauth"),
+        ({"kafka": with_login(**LOGIN, logical_cluster="l")}, r"logical_cluster and identity_pool_id are for token"),
+        (
+            {"kafka": with_login(**{**LOGIN, "username": "a:b"})},
+            r"schema_registry_login: username must not contain a co",
+        ),
+        ({"kafka": with_login(user="u")}, r"schema_registry_login\.user: unknown key; did you mean username\?"),
         ({"metrics": {"file": "x"}}, r"metrics\.file: unknown key; known keys here: prometheus_file"),
     ],
 )
@@ -223,6 +298,22 @@ def test_a_plain_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
     document = {**MINIMAL, "airflow": {"password": "hunter2"}}
     with pytest.raises(ConfigError, match=r"airflow\.password: do not write the secret itself here") as caught:
         load_config(written(tmp_path, document))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kafka",
+    [
+        with_login(username="u", password="hunter2"),
+        with_login(token="hunter2"),
+        with_login(oauth={**CLIENT, "client_secret": "hunter2"}),
+        with_login(oauth={**CLIENT, "token_url": "https://me:hunter2@t/token"}),
+        {**OAUTH, "oauth": {**CLIENT, "client_secret": "hunter2"}},
+    ],
+)
+def test_no_secret_of_kafka_is_repeated(tmp_path: Path, kafka: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
     assert "hunter2" not in str(caught.value)
 
 

@@ -30,23 +30,27 @@ def cluster_settings(config: Config) -> ClusterSettings:
 
 
 def kafka_settings(config: Config) -> KafkaSettings | None:
-    """Describe the connection to the brokers, with its secrets; None: no brokers are configured."""
+    """Describe the connection to the brokers, with its password; None: no brokers are configured.
+
+    The secrets of ``oauth`` and of the registry may change meanwhile: who uses them reads them. Here they only have to
+    be there.
+    """
     kafka = config.kafka
     if kafka is None:
         return None
     from ringsync.streams.kafka.client import KafkaSettings
 
-    password = kafka.password.resolve("kafka.password") if kafka.password else None
-    return KafkaSettings(**{**dict(kafka), "password": password})
+    secrets = {key: secret.resolve(key) for key, secret in kafka.secrets("kafka").items()}
+    return KafkaSettings(**{**dict(kafka), "password": secrets.get("kafka.password")})
 
 
 def sink_of(config: Config) -> Callable[[], Sink] | None:
     """Return what connects to the sink of published messages; None: none is configured, and they are files only."""
     if (settings := kafka_settings(config)) is None:
         return None
-    from ringsync.streams.kafka.client import KafkaTopics
+    from ringsync.streams.kafka.client import KafkaTopics, registry_of
 
-    return partial(KafkaTopics, settings)
+    return partial(KafkaTopics, settings, registry_of(settings))
 
 
 def cluster_limits(config: Config) -> Limits:

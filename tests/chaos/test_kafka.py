@@ -12,6 +12,8 @@ import pytest
 import requests
 
 from ringsync.config import Tls
+from ringsync.config.sections import Secret
+from ringsync.config.sync import BrokerOAuth
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 from ringsync.streams.relay import relay
@@ -20,6 +22,7 @@ from servers.certificates import make_certificates
 from servers.kafka import BrokerSettings, KafkaBroker
 from servers.registry import RegistryServer
 from tests.kafka_reading import confluent_avro, kafka_messages, read_topic
+from tests.mock_registry import mock_tokens
 from tests.streams.outbox import notes, outbox, publish, published
 
 pytestmark = [pytest.mark.server, pytest.mark.chaos]
@@ -63,9 +66,15 @@ def test_schemas_are_registered_and_compatible(broker: KafkaBroker, tmp_path: Pa
             writer = stream.open_part("pass-000000000004", "part", 3)
             writer.add(notes(5000, 1))
             stream.publish("pass-000000000004", [writer.finish()])
-            with pytest.raises(RelayError, match=r"refuses POST for demo.shop.registered-value: 409") as caught:
+            with pytest.raises(RelayError, match=r"refuses a request for demo.shop.registered-value: 409") as caught:
                 relay(stream.store, stream.topic, kafka)
             assert not isinstance(caught.value, BrokerUnavailableError)
+            # The owner lets it pass, and nobody takes that back.
+            owned = f"{registry.url}/config/{stream.topic}-value"
+            requests.put(owned, json={"compatibility": "NONE"}, timeout=10).raise_for_status()
+            assert relay(stream.store, stream.topic, kafka).messages == 1
+            assert requests.get(owned, timeout=10).json()["compatibilityLevel"] == "NONE"
+    publish(stream, "pass-000000000005", notes(6000, 1))
     with KafkaTopics(settings) as kafka, pytest.raises(BrokerUnavailableError, match=r"registry .* does not answer"):
         relay(stream.store, stream.topic, kafka)
 
@@ -95,3 +104,26 @@ def test_tls_and_login(tmp_path: Path, cache: Path) -> None:
             assert login[1] not in str(caught.value)
         with KafkaTopics(right) as kafka:
             assert relay(stream.store, stream.topic, kafka).messages == 3000
+
+
+def test_a_login_by_oauth(tmp_path: Path, cache: Path) -> None:
+    stream = outbox(tmp_path / "lake", "demo.shop.tokens")
+    publish(stream, "pass-000000000001", notes(0, 3000))
+    (tmp_path / "secret").write_text("wrong")
+    guarded = replace(BrokerSettings().on_free_ports(), takes_tokens=True)
+    with mock_tokens() as tokens, KafkaBroker(tmp_path / "kafka", guarded, cache) as broker:
+        secret = Secret(file=str(tmp_path / "secret"))
+        oauth = BrokerOAuth(token_url=tokens.url, client_id="ringsync", client_secret=secret, scope="kafka")
+        settings = KafkaSettings((broker.bootstrap,), sasl_mechanism="OAUTHBEARER", oauth=oauth, answer_timeout_s=5.0)
+        with KafkaTopics(settings) as kafka:
+            with pytest.raises(BrokerUnavailableError, match=r"acquire SASL OAUTHBEARER token: .*invalid_client"):
+                relay(stream.store, stream.topic, kafka)
+            (tmp_path / "secret").write_text(tokens.secret)
+            assert relay(stream.store, stream.topic, kafka).messages == 3000
+        tokens.stop()
+        publish(stream, "pass-000000000002", notes(3000, 10))
+        with KafkaTopics(settings) as kafka:
+            with pytest.raises(BrokerUnavailableError, match="acquire SASL OAUTHBEARER"):
+                relay(stream.store, stream.topic, kafka)
+            tokens.start()
+            assert relay(stream.store, stream.topic, kafka).messages == 10

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,11 @@ from ringsync.streams.cursor import CursorObject
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka import client as kafka_topics
 from ringsync.streams.kafka import sender as kafka_sender
-from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
+from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, registry_of
 from ringsync.streams.relay import Relayed, relay
 from ringsync.streams.sink import BrokerUnavailableError, RelayError
 from tests.mock_kafka import MockKafka
+from tests.mock_registry import mock_registry
 from tests.streams.outbox import notes, outbox, publish
 
 SECONDS = 30.0
@@ -67,58 +66,48 @@ def ended(feed: SinkFeed) -> float:
     return time.monotonic() - begun
 
 
-class Page(BaseHTTPRequestHandler):
-    """A registry whose address first answers with a page."""
-
-    protocol_version = "HTTP/1.1"
-    asked: list[str]
-    connections = 0
-
-    def setup(self) -> None:
-        super().setup()
-        Page.connections += 1
-
-    def finish(self) -> None:
-        super().finish()
-        Page.connections -= 1
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        Page.asked.append(self.path)
-        body = b"<html>maintenance</html>" if len(Page.asked) == 1 else b'{"id": 1}'
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_PUT
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def registry() -> Iterator[str]:
-    Page.asked, Page.connections = [], 0
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 def test_a_registry_that_answers_with_a_page_is_told_and_asked_again(
-    tmp_path: Path, mock: MockKafka, registry: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mock: MockKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = streams_of(tmp_path, "a b", mock)
-    with SinkFeed(
-        one.store, lambda: KafkaTopics(KafkaSettings((mock.bootstrap,), schema_registry_url=registry))
-    ) as feed:
-        for stream in (one, other):
-            feed.watch(stream.topic)
-        within(SECONDS, lambda: told(feed, one)["messages"] == told(feed, other)["messages"] == 3)
-        within(1.0, lambda: Page.connections == 0)  # hundreds of topics must not keep one each
+    with mock_registry() as registry:
+        registry.first = [(200, b"<html>maintenance</html>")]
+        settings = KafkaSettings((mock.bootstrap,), schema_registry_url=registry.url)
+        with SinkFeed(one.store, lambda: KafkaTopics(settings)) as feed:
+            for stream in (one, other):
+                feed.watch(stream.topic)
+            within(SECONDS, lambda: told(feed, one)["messages"] == told(feed, other)["messages"] == 3)
+            within(1.0, lambda: registry.connections == 0)  # hundreds of topics must not keep one each
     assert "does not answer in JSON" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_while_the_registry_is_down_nothing_is_lost(
+    tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    """Topics that need no new schema go on, and the others when the registry is back."""
+    one, other = streams_of(tmp_path, "a b", mock)
+    monkeypatch.setattr("ringsync.streams.kafka.schema_registry.TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("confluent_kafka.schema_registry._sync.schema_registry_client.full_jitter", lambda *_: 1)
+    with mock_registry() as registry:
+        settings = KafkaSettings((mock.bootstrap,), schema_registry_url=registry.url)
+        shared = registry_of(settings)
+        with SinkFeed(one.store, lambda: KafkaTopics(settings, shared)) as feed:
+            feed.watch(one.topic)
+            within(SECONDS, lambda: told(feed, one)["messages"] == 3)
+            registry.is_silent = is_silent
+            if not is_silent:
+                registry.stop()
+            feed.watch(other.topic)
+            within(SECONDS, lambda: "does not answer" in str(told(feed, other)["error"]))
+            publish(one, pass_(2), notes(3, 3))
+            feed.announce(one.topic, pass_(2))
+            within(SECONDS, lambda: told(feed, one)["messages"] == 6)
+            assert told(feed, other)["messages"] == 0
+            registry.is_silent = False
+            if not is_silent:
+                registry.start()
+            within(SECONDS, lambda: told(feed, other) == {"messages": 3, "error": None})
 
 
 def test_whatever_happens_to_a_topic_is_its_error(

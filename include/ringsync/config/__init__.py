@@ -20,6 +20,10 @@ from ringsync.config.sync import DEFAULT_QUEUE, Kafka, Metrics, Sync
 __all__ = ["DEFAULT_QUEUE", "Config", "ConfigError", "Kafka", "Tls", "connection_variable", "load_config"]
 
 
+_SECRETS = {"password", "client_secret", "token"}
+"""Keys whose values are not repeated: somebody may have written the secret itself there."""
+
+
 class Config(Section):
     """Everything in ringsync.yaml."""
 
@@ -52,8 +56,8 @@ class Config(Section):
 
     def airflow_connections(self) -> tuple[str, ...]:
         """List the ids of the Airflow connections that hold secrets of the Spark applications."""
-        secrets = (self.cassandra.password, self.kafka.password if self.kafka else None)
-        return tuple(secret.airflow_connection for secret in secrets if secret and secret.airflow_connection)
+        secrets = self.cassandra.secrets("cassandra") | (self.kafka.secrets("kafka") if self.kafka else {})
+        return tuple(secret.airflow_connection for secret in secrets.values() if secret.airflow_connection)
 
 
 def load_config(path: str | Path) -> Config:
@@ -93,7 +97,8 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{key}: this key is required"
     found = problem["input"]
-    shown = "" if isinstance(found, dict | Section) or "password" in key else f", found {found!r}"
+    is_secret = not _SECRETS.isdisjoint(location)
+    shown = "" if isinstance(found, dict | Section) or is_secret else f", found {found!r}"
     return f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}"
 
 

@@ -1,4 +1,4 @@
-"""The sections of ringsync.yaml: source, store, replica, scan, state, verification, Airflow; references to secrets."""
+"""The sections of ringsync.yaml: source, store, replica, scan, state, verification, Airflow; secrets and logins."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ class Section(BaseModel):
     """A section of the configuration: it is frozen, refuses unknown keys and converts nothing silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def secrets(self, key: str) -> dict[str, Secret]:
+        """Return the references to secrets in this section, and in those inside, by their keys.
+
+        :param key: key of this section
+        """
+        found: dict[str, Secret] = {}
+        for name in type(self).model_fields:
+            part = getattr(self, name)
+            if isinstance(part, Secret):
+                found[f"{key}.{name}"] = part
+            elif isinstance(part, Section):
+                found |= part.secrets(f"{key}.{name}")
+        return found
 
 
 def _absolute(path: str, info: ValidationInfo) -> str:
@@ -106,6 +120,54 @@ def matching(pattern: str, rule: str) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+def check_url(key: str, url: str) -> None:
+    """Check the URL of a server.
+
+    :raises ValueError: it is no URL, or it holds a user or password
+    """
+    if not re.fullmatch(r"https?://[^/@]+(/[^@]*)?", url):
+        raise ValueError(f"{key} must begin with http:// or https://, and hold no user or password")
+
+
+class OAuth(Section):
+    """A login with tokens that a server gives for a client's credentials (OAuth 2.0)."""
+
+    token_url: str
+    client_id: str
+    client_secret: Secret
+    scope: str | None = None
+
+    @model_validator(mode="after")
+    def _has_url(self) -> OAuth:
+        check_url("token_url", self.token_url)
+        return self
+
+
+class RegistryLogin(Section):
+    """The login to the schema registry, in one of three ways."""
+
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    oauth: OAuth | None = None
+    logical_cluster: str | None = None
+    identity_pool_id: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> RegistryLogin:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password go together: set both or neither")
+        ways = {"username and password": self.username, "token": self.token, "oauth": self.oauth}
+        found = [way for way, value in ways.items() if value is not None]
+        if len(found) != 1:
+            raise ValueError(f"set one of username and password, token, oauth; set are: {', '.join(found) or 'none'}")
+        if self.username is not None and (self.logical_cluster or self.identity_pool_id):
+            raise ValueError("logical_cluster and identity_pool_id are for token and oauth")
+        if ":" in (self.username or ""):
+            raise ValueError("username must not contain a colon, which ends it in the header that carries it")
+        return self
 
 
 _NAME_RULE = "letters, digits and underscores, since it begins topic names and Avro names"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ringsync.config.sections import Filename, Secret, Section, Tls, matching
+from ringsync.config.sections import Filename, OAuth, RegistryLogin, Secret, Section, Tls, check_url, matching
 from ringsync.cql.identifiers import parse_table_name, parse_table_pattern
 
 AfterImage = Literal["source", "replica", "none"]
@@ -118,6 +117,16 @@ def _names(pattern: str, table: str) -> bool:
     return pattern == table or ("*" in pattern and parse_table_pattern(pattern).matches(*parse_table_name(table)))
 
 
+_EXTENSION = matching(r"[A-Za-z]+", "letters")
+_EXTENSION_VALUE = matching(r"[^,\s]+", "a text without commas and spaces")
+
+
+class BrokerOAuth(OAuth):
+    """The login to the brokers with ``sasl_mechanism: OAUTHBEARER``."""
+
+    extensions: dict[Annotated[str, _EXTENSION], Annotated[str, _EXTENSION_VALUE]] = Field(default_factory=dict)
+
+
 class Kafka(Section):
     """The brokers that get a copy of the streams. Without this section, nothing goes to Kafka."""
 
@@ -125,29 +134,39 @@ class Kafka(Section):
     serialisation: Literal["avro", "json"] = "avro"
     json_schemas: bool = True
     schema_registry_url: str | None = None
+    schema_registry_login: RegistryLogin | None = None
     tls: Tls | None = None
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     username: str | None = None
     password: Secret | None = None
+    oauth: BrokerOAuth | None = None
     partitions: Annotated[int, Field(ge=1)] = 4
     replication_factor: Annotated[int, Field(ge=1)] | None = None
     partition_by: Literal["partition_key", "primary_key"] = "partition_key"
 
     @model_validator(mode="after")
-    def _whole(self) -> Kafka:
-        login = (self.sasl_mechanism, self.username, self.password)
-        if any(part is None for part in login) and any(part is not None for part in login):
+    def _login_is_whole(self) -> Kafka:
+        if (self.sasl_mechanism == "OAUTHBEARER") != (self.oauth is not None):
+            raise ValueError("sasl_mechanism OAUTHBEARER and oauth go together: set both or neither")
+        password = (self.username is not None, self.password is not None)
+        if self.oauth is not None and any(password):
+            raise ValueError("username and password are for other mechanisms than OAUTHBEARER, which has oauth")
+        if self.oauth is None and {*password} != {self.sasl_mechanism is not None}:
             raise ValueError("sasl_mechanism, username and password go together: set all or none")
+        return self
+
+    @model_validator(mode="after")
+    def _form_is_whole(self) -> Kafka:
         if self.serialisation == "json" and self.schema_registry_url is not None:
             raise ValueError(
                 "schema_registry_url is for serialisation avro: json has its schema in each message, or none"
             )
         if self.serialisation == "avro" and not self.json_schemas:
             raise ValueError("json_schemas is for serialisation json")
-        if self.schema_registry_url is not None and not re.fullmatch(
-            r"https?://[^/@]+(/[^@]*)?", self.schema_registry_url
-        ):
-            raise ValueError("schema_registry_url must begin with http:// or https://, and hold no user or password")
+        if self.schema_registry_url is not None:
+            check_url("schema_registry_url", self.schema_registry_url)
+        elif self.schema_registry_login is not None:
+            raise ValueError("schema_registry_login is for a registry: set schema_registry_url, too")
         return self
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import requests
 from cassandra import DriverException, Unauthorized
 from cassandra.cluster import NoHostAvailable, Session
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ringsync.streams.kafka.client import KafkaSettings
 
 ANSWER_S = 10.0
-"""Seconds within which brokers and registry must answer."""
+"""Seconds within which brokers must answer."""
 
 _SETTINGS = (
     *("cdc_enabled", "cdc_raw_directory", "cdc_block_writes", "cdc_total_space", "cdc_total_space_in_mb"),
@@ -299,23 +298,21 @@ def _check_transactions(settings: KafkaSettings, servers: str) -> None:
 def check_registry(config: Config) -> list[str]:
     """Check that the schema registry answers, if one is configured.
 
-    :raises CheckError: it does not answer, or is no schema registry
+    :raises CheckError: it does not answer, does not let us in, or is no schema registry
     """
     settings = kafka_settings(config)
     if settings is None or settings.schema_registry_url is None:
         return []
-    tls, url = settings.tls, settings.schema_registry_url.rstrip("/")
-    pair = (tls.certificate_file, tls.key_file) if tls and tls.certificate_file and tls.key_file else None
+    from ringsync.streams.kafka.client import registry_of
+    from ringsync.streams.sink import RelayError
+
+    registry = registry_of(settings)
+    assert registry is not None
     try:
-        answer = requests.get(f"{url}/subjects", verify=(tls and tls.ca_file) or True, cert=pair, timeout=ANSWER_S)
-        subjects = answer.json() if answer.ok else None
-    except requests.RequestException as error:
-        raise CheckError(
-            f"the schema registry {url} does not answer: {type(error).__name__}; check kafka.schema_registry_url"
-        ) from error
-    if not isinstance(subjects, list):
-        raise CheckError(f"what answers at {url} is no schema registry ({answer.status_code} {answer.reason})")
-    return [f"{url} answers, {len(subjects)} subjects"]
+        subjects = registry.subjects()
+    except RelayError as error:
+        raise CheckError(f"{error} (kafka.schema_registry_url)") from error
+    return [f"{registry.url} answers, {len(subjects)} subjects"]
 
 
 CHECKS = {"cluster": check_cluster, "store": check_store, "kafka": check_kafka, "schema registry": check_registry}

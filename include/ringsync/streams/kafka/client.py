@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -23,18 +23,22 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from ringsync.avro.mapping import AvroRecord
 from ringsync.avro.to_json import json_converter
 from ringsync.config import Tls
-from ringsync.streams.kafka.schema_registry import SchemaRegistry
+from ringsync.config.sections import RegistryLogin
+from ringsync.config.sync import BrokerOAuth
 from ringsync.streams.kafka.sender import COMMIT_AFTER_S, TRANSACTION_S, Sender, serve
 from ringsync.streams.part_index import MessageBlock
 from ringsync.streams.sink import KAFKA, AnotherRelayError, BrokerUnavailableError, RelayError
 from ringsync.streams.tokens import partition_of
+
+if TYPE_CHECKING:
+    from ringsync.streams.kafka.schema_registry import SchemaRegistry
 
 Serialisation = Literal["avro", "json"]
 Serialise = Callable[[MessageBlock], tuple[Sequence[bytes], Sequence[bytes]]]
 """Writer of the keys and values of messages in Kafka's form."""
 
 PartitionBy = Literal["partition_key", "primary_key"]
-SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 _BY_KEY = -1
 """Partition number that lets librdkafka choose the partition by the key."""
@@ -89,8 +93,9 @@ class KafkaSettings:
     :ivar bootstrap_servers: brokers, ``host:port`` each
     :ivar json_schemas: for ``json``: whether each message has its schema beside its payload; False: the payload alone
     :ivar schema_registry_url: address of the registry of ``avro`` schemas; None: messages are plain Avro
+    :ivar schema_registry_login: None: no login to the registry
     :ivar tls: TLS to brokers and registry; None: none to brokers
-    :ivar sasl_mechanism: mechanism of the login with ``username`` and ``password``; None: no login
+    :ivar sasl_mechanism: mechanism of the login with ``username`` and ``password``, or with ``oauth``; None: no login
     :ivar partitions: number of partitions of new topics
     :ivar replication_factor: replication factor of new topics; None: the brokers' default
     :ivar partition_by: choice of a message's partition: by the token of Cassandra's partition key, so that all messages
@@ -103,10 +108,12 @@ class KafkaSettings:
     serialisation: Serialisation = "avro"
     json_schemas: bool = True
     schema_registry_url: str | None = None
+    schema_registry_login: RegistryLogin | None = None
     tls: Tls | None = None
     sasl_mechanism: SaslMechanism | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    oauth: BrokerOAuth | None = None
     partitions: int = 4
     replication_factor: int | None = None
     partition_by: PartitionBy = "partition_key"
@@ -119,14 +126,15 @@ class KafkaTopics:
 
     An open topic has a producer, with some threads and connections; opening it again takes some requests.
 
+    :param registry: schema registry, which other topics may share; None: its own, if there is one
     :ivar registry: schema registry; None: there is none
     """
 
     name = KAFKA
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, registry: SchemaRegistry | None = None) -> None:
         self.settings = settings
-        self.registry = _registry(settings)
+        self.registry = registry or registry_of(settings)
         self.confirmed = 0
         self.waits_since = math.inf
         self._senders: dict[str, Sender] = {}
@@ -382,12 +390,13 @@ def _is_there(admin: AdminClient, topic: str, timeout: float) -> bool:
     return True
 
 
-def _registry(settings: KafkaSettings) -> SchemaRegistry | None:
+def registry_of(settings: KafkaSettings) -> SchemaRegistry | None:
+    """Return the schema registry, which is asked for nothing yet; None: there is none."""
     if settings.schema_registry_url is None:
         return None
-    tls = settings.tls or Tls()
-    certificate = (tls.certificate_file, tls.key_file) if tls.certificate_file and tls.key_file else None
-    return SchemaRegistry(settings.schema_registry_url, tls.ca_file, certificate)
+    from ringsync.streams.kafka.schema_registry import SchemaRegistry
+
+    return SchemaRegistry(settings.schema_registry_url, settings.tls, settings.schema_registry_login)
 
 
 def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
@@ -417,7 +426,10 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
 
 
 def connection_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
-    """Return the configuration of all clients of the cluster; it holds the password."""
+    """Return the configuration of all clients of the cluster; it holds the password.
+
+    :raises ConfigError: the client's secret cannot be read
+    """
     tls, login = settings.tls, settings.sasl_mechanism
     configuration: dict[str, Any] = {
         "bootstrap.servers": ",".join(settings.bootstrap_servers),
@@ -433,5 +445,20 @@ def connection_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any
         configuration["ssl.endpoint.identification.algorithm"] = "https" if tls.verify_hostname else "none"
     if login:
         configuration["sasl.mechanism"] = login
+    if settings.oauth:
+        configuration |= _oauth_settings(settings.oauth)
+    elif login:
         configuration |= {"sasl.username": settings.username, "sasl.password": settings.password}
     return configuration
+
+
+def _oauth_settings(oauth: BrokerOAuth) -> dict[str, Any]:
+    """Return the configuration of librdkafka's own client of token servers."""
+    optional = {"scope": oauth.scope, "extensions": ",".join(f"{key}={text}" for key, text in oauth.extensions.items())}
+    return {
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": oauth.token_url,
+        "sasl.oauthbearer.client.id": oauth.client_id,
+        "sasl.oauthbearer.client.secret": oauth.client_secret.resolve("kafka.oauth.client_secret"),
+        **{f"sasl.oauthbearer.{key}": text for key, text in optional.items() if text},
+    }
