@@ -7,6 +7,7 @@ import json
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,7 @@ NO_SETTING = (404, {"error_code": 40408, "message": "Subject does not have a com
 WRONG_LOGIN = (401, {"error_code": 401, "message": "Unauthorized"})
 
 
-class _Server:
+class _Server(ABC):
     """A server that can be stopped, and started again at its port.
 
     :ivar asked: the requests so far, e.g. ``GET /subjects``
@@ -89,8 +90,12 @@ class _Server:
         self._server.shutdown()
         self._server.server_close()
 
+    @abstractmethod
     def answer(self, method: str, path: list[str], content: str) -> Answer:
-        raise NotImplementedError
+        """Answer a request.
+
+        :param path: the parts of the path, without quotes
+        """
 
 
 class MockRegistry(_Server):

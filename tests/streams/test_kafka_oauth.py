@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,7 @@ from ringsync.config.sections import ConfigError, Secret
 from ringsync.config.sync import BrokerOAuth
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, connection_settings
 from ringsync.streams.sink import BrokerUnavailableError
-from tests.mock_registry import MockTokens, mock_tokens
-
-
-@pytest.fixture
-def tokens() -> Iterator[MockTokens]:
-    with mock_tokens() as found:
-        yield found
-
-
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.write_text("hush\n")
-    return path
+from tests.mock_registry import MockTokens
 
 
 def settings_of(tokens: MockTokens, secret: Path) -> KafkaSettings:

@@ -19,7 +19,7 @@ from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, registry_o
 from ringsync.streams.kafka.schema_registry import SchemaRegistry
 from ringsync.streams.sink import BrokerUnavailableError, RelayError
 from servers.certificates import Certificates, make_certificates
-from tests.mock_registry import NO_SUBJECT, Answer, MockRegistry, MockTokens, basic, mock_registry, mock_tokens
+from tests.mock_registry import NO_SUBJECT, Answer, MockRegistry, MockTokens, basic, mock_registry
 
 SUBJECT = "demo.shop.orders-value"
 SCHEMA: Any = {"type": "record", "name": "a", "fields": []}
@@ -37,19 +37,6 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 def server() -> Iterator[MockRegistry]:
     with mock_registry() as found:
         yield found
-
-
-@pytest.fixture
-def tokens() -> Iterator[MockTokens]:
-    with mock_tokens() as found:
-        yield found
-
-
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.write_text("hush\n")
-    return path
 
 
 def by_password(secret: Path) -> RegistryLogin:
