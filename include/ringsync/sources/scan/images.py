@@ -60,8 +60,8 @@ def _decoded(pages: Iterator[Page | Unread], scan: PreparedScan, plan: ScanPlan)
     for page in pages:
         if isinstance(page, Unread):
             yield from _images(waiting, scan, plan)
-            waiting = []
             yield page
+            waiting, since = [], time.monotonic()
             continue
         waiting.append(page)
         is_slow = time.monotonic() - since >= WAIT_S
