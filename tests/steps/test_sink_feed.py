@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from ringsync.config.sections import RegistryLogin, Secret
 from ringsync.steps.passes import sink_feed
 from ringsync.steps.passes.sink_feed import SinkFeed
 from ringsync.storage.port import ObjectStore
@@ -21,7 +22,7 @@ from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, registry_o
 from ringsync.streams.relay import Relayed, relay
 from ringsync.streams.sink import BrokerUnavailableError, RelayError
 from tests.mock_kafka import MockKafka
-from tests.mock_registry import mock_registry
+from tests.mock_registry import basic, mock_registry
 from tests.streams.outbox import notes, outbox, publish
 
 SECONDS = 30.0
@@ -79,6 +80,26 @@ def test_a_registry_that_answers_with_a_page_is_told_and_asked_again(
             within(SECONDS, lambda: told(feed, one)["messages"] == told(feed, other)["messages"] == 3)
             within(1.0, lambda: registry.connections == 0)  # hundreds of topics must not keep one each
     assert "does not answer in JSON" in capsys.readouterr().out
+
+
+def test_a_secret_that_cannot_be_read_is_named_and_the_topic_goes_on_when_it_can(
+    tmp_path: Path, mock: MockKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told as a damaged stream."""
+    (stream,) = streams_of(tmp_path, "a", mock)
+    secret = tmp_path / "secret"
+    login = RegistryLogin(username="ringsync", password=Secret(file=str(secret)))
+    with mock_registry() as registry:
+        registry.authorization = basic("ringsync", "hush")
+        settings = {"schema_registry_url": registry.url, "schema_registry_login": login}
+        with feeding(stream.store, (mock.bootstrap,), **settings) as feed:
+            feed.watch(stream.topic)
+            within(SECONDS, lambda: told(feed, stream)["error"])
+            begin = "kafka.schema_registry_login.password: cannot read the secret's file"
+            assert str(told(feed, stream)["error"]).startswith(begin)
+            secret.write_text("hush")
+            within(SECONDS, lambda: told(feed, stream) == {"messages": 3, "error": None})
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ringsync.config import ConfigError
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.cursor import Cursor, CursorObject
 from ringsync.streams.files import FileStream, Part, StreamDamagedError, StreamError
@@ -66,6 +67,7 @@ def relay(
     :raises BrokerUnavailableError: the sink does not answer; the next call continues
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
     :raises RelayError: the sink refuses
+    :raises ConfigError: a secret for the sink cannot be read; the next call reads it again
     :raises CursorError: the cursor is damaged or belongs to another topic of the sink
     :raises StreamError: a folder is not published, damaged, or does not follow its schemas; the sink has all before it
     """
@@ -141,6 +143,8 @@ def _relay(
         for piece, behind, part in _pieces(stream, folder, parts, cursor):
             try:
                 sink.send(target, piece, stream.schemas)
+            except ConfigError:  # a secret that cannot be read says nothing about the stream
+                raise
             except ValueError as error:
                 raise StreamDamagedError(
                     f"{stream.topic}, version {piece.schema_version} of its schemas: {error}"

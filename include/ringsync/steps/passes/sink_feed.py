@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from ringsync.config import ConfigError
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.streams.files import StreamError
 from ringsync.streams.relay import relay
@@ -322,7 +323,7 @@ class _Topic:
 
 def _told(error: Exception, before: str | None) -> str:
     """Return an error as status says it, and print it if it is new; with its place if it was not foreseen."""
-    is_foreseen = isinstance(error, RelayError | StreamError | StorageError)
+    is_foreseen = isinstance(error, ConfigError | RelayError | StreamError | StorageError)
     told = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
     if told != before:
         _warn(told)
