@@ -309,6 +309,9 @@ def test_a_plain_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
         with_login(oauth={**CLIENT, "client_secret": "hunter2"}),
         with_login(oauth={**CLIENT, "token_url": "https://me:hunter2@t/token"}),
         {**OAUTH, "oauth": {**CLIENT, "client_secret": "hunter2"}},
+        {**OAUTH, "oauth": "ringsync:hunter2"},
+        {**with_login(), "schema_registry_login": "ringsync:hunter2"},
+        with_login(oauth="hunter2"),
     ],
 )
 def test_no_secret_of_kafka_is_repeated(tmp_path: Path, kafka: dict[str, object]) -> None:

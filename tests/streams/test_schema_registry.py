@@ -147,7 +147,7 @@ def test_a_token(server: MockRegistry, secret: Path) -> None:
     assert registry.register(SUBJECT, OTHER) == 2
 
 
-@pytest.mark.parametrize("token", ["hush\x00", "hush\nX-Other: 1", "hüsh"])
+@pytest.mark.parametrize("token", ["hush\x00", "hush\nX-Other: 1", "hüsh", "hush ", " hush", "hu=sh"])
 def test_a_token_that_no_header_may_have_is_not_shown(server: MockRegistry, secret: Path, token: str) -> None:
     secret.write_bytes(token.encode())
     registry = SchemaRegistry(server.url, login=RegistryLogin(token=Secret(file=str(secret))))
@@ -155,6 +155,32 @@ def test_a_token_that_no_header_may_have_is_not_shown(server: MockRegistry, secr
         registry.register(SUBJECT, SCHEMA)
     assert token[:4] not in str(caught.value)
     assert server.asked == []
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"", "the token is empty"), (b"\xff\xfe", "is not text in UTF-8")])
+def test_a_secret_that_is_none_is_told_as_such(server: MockRegistry, secret: Path, content: bytes, reason: str) -> None:
+    secret.write_bytes(content)
+    registry = SchemaRegistry(server.url, login=RegistryLogin(token=Secret(file=str(secret))))
+    with pytest.raises(ConfigError, match=rf"kafka\.schema_registry_login\.token: .*{reason}"):
+        registry.register(SUBJECT, SCHEMA)
+
+
+def test_a_token_that_cannot_be_sent_is_not_shown(server: MockRegistry, tokens: MockTokens, secret: Path) -> None:
+    tokens.first = [(200, {"access_token": "secret-token ", "token_type": "Bearer", "expires_in": 3600})]
+    registry = SchemaRegistry(server.url, login=by_oauth(tokens, secret))
+    with pytest.raises(RelayError, match=r"cannot be sent .*kafka\.schema_registry_login\.oauth") as caught:
+        registry.register(SUBJECT, SCHEMA)
+    assert "secret-token" not in str(caught.value)
+    assert not will_pass(caught)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a:8081,b:8081", "http://a:port", "http://[x"], ids=["two servers", "no port", "no address"]
+)
+def test_an_address_that_is_none_is_told_as_such(url: str) -> None:
+    with pytest.raises(RelayError, match=r"cannot be asked: .*check kafka\.schema_registry_url") as caught:
+        SchemaRegistry(url).register(SUBJECT, SCHEMA)
+    assert not will_pass(caught)
 
 
 def test_oauth(server: MockRegistry, tokens: MockTokens, secret: Path) -> None:
@@ -210,12 +236,17 @@ def test_a_token_server_that_gives_none_is_told_and_asked_again(
     assert registry.register(SUBJECT, SCHEMA) == 1
 
 
-def test_a_token_of_unknown_validity_is_told(server: MockRegistry, tokens: MockTokens, secret: Path) -> None:
-    """Confluent's client asks for ``expires_in``, which OAuth only recommends."""
-    tokens.first = [(200, {"access_token": "a", "token_type": "Bearer"})]
+@pytest.mark.parametrize("validity", [{}, {"expires_in": "3600"}, {"expires_in": 0}])
+@pytest.mark.parametrize("checks", [True, False], ids=["check", "register"])
+def test_a_token_of_unknown_validity_is_told(
+    server: MockRegistry, tokens: MockTokens, secret: Path, validity: dict[str, Any], checks: bool
+) -> None:
+    """Confluent's client asks for ``expires_in`` as a number, which OAuth only recommends: but only from its second
+    request on, so that a check with one request found nothing wrong."""
+    tokens.first = [(200, {"access_token": "a", "token_type": "Bearer", **validity})]
     registry = SchemaRegistry(server.url, login=by_oauth(tokens, secret))
-    with pytest.raises(BrokerUnavailableError, match="expires_in"):
-        registry.register(SUBJECT, SCHEMA)
+    with pytest.raises(RelayError, match=rf"token server {tokens.url} .*expires_in.*schema_registry_login\.oauth"):
+        registry.subjects() if checks else registry.register(SUBJECT, SCHEMA)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])

@@ -21,6 +21,7 @@ __all__ = ["DEFAULT_QUEUE", "Config", "ConfigError", "Kafka", "Tls", "connection
 
 
 _SECRETS = {"password", "client_secret", "token"}
+_LOGINS = {"schema_registry_login", "oauth"}
 """Keys whose values are not repeated: somebody may have written the secret itself there."""
 
 
@@ -97,7 +98,7 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{key}: this key is required"
     found = problem["input"]
-    is_secret = not _SECRETS.isdisjoint(location)
+    is_secret = not _SECRETS.isdisjoint(location) or not _LOGINS.isdisjoint(location[-1:])
     shown = "" if isinstance(found, dict | Section) or is_secret else f", found {found!r}"
     return f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}"
 

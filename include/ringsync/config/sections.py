@@ -79,6 +79,8 @@ class Secret(Section):
                 return Path(self.file).read_text().rstrip("\n")
             except OSError as error:
                 raise ConfigError(f"{key}: cannot read the secret's file {self.file}: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise ConfigError(f"{key}: the secret's file {self.file} is not text in UTF-8") from None
         variable = self.env or connection_variable(self.airflow_connection or "")
         if variable not in os.environ:
             remedy = f"the DAGs set it from the Airflow connection {self.airflow_connection}; elsewhere set it yourself"

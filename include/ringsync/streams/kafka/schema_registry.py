@@ -6,9 +6,11 @@ The client takes a quarter of a second to import: import this module only where 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from traceback import extract_tb
 from typing import Any, TypeVar
 
 import httpx2
@@ -28,6 +30,7 @@ _NO_RIGHT = {401, 403}
 _NOT_THERE = 404
 _REFUSED = {409, 422}
 _BUSY = {408, 429}
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _OTHER_FORM = (AttributeError, KeyError, TypeError, ValueError)
 """What the client raises if an answer is in another form than it expects."""
 
@@ -67,6 +70,8 @@ class SchemaRegistry:
     def subjects(self) -> list[str]:
         """List the subjects; the errors are those of :meth:`register`."""
         with self._asked("its subjects") as client:
+            if self._login and self._login.oauth:
+                client.get_subjects()  # only a second request looks at the token's end
             return _listed(client.get_subjects())
 
     @contextmanager
@@ -75,7 +80,7 @@ class SchemaRegistry:
         client = self._client = self._client or self._connect()
         try:
             yield client
-        except (httpx2.HTTPError, OAuthTokenError, SchemaRegistryError, *_OTHER_FORM) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, OAuthTokenError, SchemaRegistryError, *_OTHER_FORM) as error:
             self._client = None
             raise self._explained(error, what) from error
 
@@ -92,6 +97,11 @@ class SchemaRegistry:
         except OSError as error:
             raise BrokerUnavailableError(
                 f"the certificates of kafka.tls cannot be used ({', '.join(files.values())}): {error}"
+            ) from error
+        except (ImportError, ValueError) as error:
+            raise RelayError(
+                f"{self.url} cannot be asked: {error}; check kafka.schema_registry_url, and the variables HTTP_PROXY "
+                "and HTTPS_PROXY of the environment"
             ) from error
         # The client has no setting for it.
         client._rest_client.session.headers["Connection"] = "close"
@@ -110,7 +120,21 @@ class SchemaRegistry:
             if status in _REFUSED or (_is_own(error) and _is_refusal(status)):
                 return RelayError(f"the schema registry {self.url} refuses a request for {what}: {told}")
             return BrokerUnavailableError(f"the schema registry {self.url} fails: {told}")
+        if isinstance(error, httpx2.LocalProtocolError):  # its text may be the header with the secret
+            return RelayError(
+                f"a request to the schema registry {self.url} cannot be sent with this login: check {self._login_key} "
+                "for characters that no header may have"
+            )
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, httpx2.InvalidURL):
+            return RelayError(f"{self.url} cannot be asked: {reason}; check kafka.schema_registry_url")
+        if extract_tb(error.__traceback__)[-1].name == "token_expired":
+            assert self._login
+            assert self._login.oauth
+            return RelayError(
+                f"the token server {self._login.oauth.token_url} does not say in expires_in, as a number of seconds, "
+                f"how long its token is valid ({reason}); check {self._login_key}"
+            )
         if isinstance(error, httpx2.HTTPError):
             return BrokerUnavailableError(f"the schema registry {self.url} does not answer: {reason}")
         if isinstance(error, json.JSONDecodeError):
@@ -145,10 +169,10 @@ def _login_settings(login: RegistryLogin) -> dict[str, str]:
         settings["bearer.auth.identity.pool.id"] = login.identity_pool_id
     if login.token:
         token = login.token.resolve(f"{_LOGIN}.token")
-        if not (token.isascii() and token.isprintable()):
-            # Else the error of sending it would show it.
+        if not _TOKEN.fullmatch(token):
             raise ConfigError(
-                f"{_LOGIN}.token: the token has characters that no header may have, e.g. the end of a line"
+                f"{_LOGIN}.token: the token is empty, or has characters that no token may have, e.g. a space or the "
+                "end of a line (RFC 6750)"
             )
         return settings | {"bearer.auth.credentials.source": "STATIC_TOKEN", "bearer.auth.token": token}
     assert login.oauth
