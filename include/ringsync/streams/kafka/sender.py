@@ -21,6 +21,9 @@ TRANSACTION_S = 300.0
 FIRST_BYTES = 256 << 10
 """Bytes that are handed over before Kafka's speed is known."""
 
+_CAUSE_S = 2.0
+"""Longest wait for the cause of a failure. librdkafka's own thread tells it, at once if the machine is not busy."""
+
 _POLL_S = 0.01
 
 
@@ -116,7 +119,7 @@ class Sender:
         if error.code() not in (KafkaError._STATE, KafkaError._FATAL):
             return error
         try:
-            self.producer.commit_transaction(0)
+            self.producer.commit_transaction(_CAUSE_S)
         except KafkaException as cause:
             error = cause.args[0]
         return error
