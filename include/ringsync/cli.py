@@ -24,7 +24,9 @@ from ringsync.inspect.command import add_inspect, parsed
 from ringsync.orchestration import config_path, safe_run_id
 from ringsync.progress import duration, follow, read_progress
 from ringsync.ring.tokens import parse_token_range
+from ringsync.schema.table import SchemaError
 from ringsync.service.command import add_service, client_of, say, say_error
+from ringsync.service.schemas import add_schema
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.state.session import StateError
 from ringsync.steps.application import ExitCode, StepError
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except (
         *(ConfigError, AirflowError, StorageError, LimitsError),
-        *(ClusterError, StateError, StepError, StreamError),
+        *(ClusterError, SchemaError, StateError, StepError, StreamError),
     ) as error:
         say_error(error)
         return ExitCode.FATAL
@@ -211,6 +213,7 @@ def _parser() -> _Parser:
     limits.add_argument("--reset", action="store_true", help="go back to the limits of the configuration")
     limits.set_defaults(command=_limits)
     add_service(commands, _conf)
+    add_schema(commands, _conf, parsed(_table))
     add_inspect(commands)
     return parser
 

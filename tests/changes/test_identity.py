@@ -94,7 +94,7 @@ def test_ids_are_given_once(tmp_path: Path) -> None:
     assert [version.number for version in versions] == [1, 2, 3, 4, 5]
     assert versions[-1].names == ("b", "a", "c")
     assert version_of(store, versions[-1].table) == latest_version(store, "5" * 32) == versions[-1]
-    # A node that lags behind reports an older schema: that adds a version, with the same ids.
+    # Changed back, or shown by a node that is behind (nobody knows since when): a version with the same ids.
     behind = version_of(store, versions[1].table)
     assert (behind.number, behind.names) == (6, versions[-1].names)
     assert latest_version(store, "6" * 32) is None

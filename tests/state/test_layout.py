@@ -39,8 +39,15 @@ def test_an_empty_store_gets_the_present_layout(store: LocalStore) -> None:
 
 def test_a_layout_of_the_future_is_refused(store: LocalStore) -> None:
     store.put("state/layout.json", b'{"layout": 99}')
-    with pytest.raises(LayoutError, match="has layout 99, but this version of ringsync knows only 2"):
+    with pytest.raises(LayoutError, match="has layout 99, but this version of ringsync knows only 3"):
         check_layout(store)
+
+
+def test_layout_2_is_taken_over_and_then_refused_by_what_knows_only_that(store: LocalStore) -> None:
+    """It would not find the versions of tables, and would give their columns other ids."""
+    store.put("state/layout.json", b'{"layout": 2}')
+    check_layout(store)
+    assert json.loads(store.get("state/layout.json")) == {"layout": 3}
 
 
 def test_how_far_logs_were_read_is_taken_over(store: LocalStore) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlTypeError, UserType
-from ringsync.schema.description import build_table, resolve_user_types
+from ringsync.schema.description import build_table, resolve_user_types, user_types_of
 from ringsync.schema.table import Schema, SchemaError, TableSchema, UnreadableTable
 
 SYSTEM_KEYSPACES = frozenset(
@@ -27,10 +28,13 @@ SYSTEM_KEYSPACES = frozenset(
 
 
 _COLUMNS = (
-    "SELECT keyspace_name, table_name, column_name, column_name_bytes, kind, position, type, clustering_order "
-    "FROM system_schema.columns"
+    "SELECT keyspace_name, table_name, column_name, column_name_bytes, kind, position, type, clustering_order, "
+    "writetime(type) AS written_us FROM system_schema.columns"
 )
-_USER_TYPES = "SELECT type_name, field_names, field_types, keyspace_name FROM system_schema.types"
+_USER_TYPES = (
+    "SELECT type_name, field_names, field_types, keyspace_name, writetime(field_types) AS written_us "
+    "FROM system_schema.types"
+)
 _OF_TABLE = " WHERE keyspace_name = %s AND table_name = %s"
 
 
@@ -55,8 +59,9 @@ def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
     columns = session.execute(f"{_COLUMNS}{_OF_TABLE}", (keyspace, table))
     dropped_columns = session.execute(f"{_COLUMNS}{_OF_TABLE}", ("system_schema", "dropped_columns"))
     dropped = session.execute(f"{_select_dropped(dropped_columns)}{_OF_TABLE}", (keyspace, table))
-    user_types = session.execute(f"{_USER_TYPES} WHERE keyspace_name = %s", (keyspace,))
-    return _build(keyspace, table, header.id.hex, columns, dropped, _resolve(keyspace, user_types))
+    user_types = list(session.execute(f"{_USER_TYPES} WHERE keyspace_name = %s", (keyspace,)))
+    resolved = _resolve(keyspace, user_types)
+    return _build(keyspace, table, header.id.hex, list(columns), list(dropped), resolved, user_types)
 
 
 def read_tables(session: Any) -> Schema:
@@ -85,7 +90,8 @@ def read_tables(session: Any) -> Schema:
             if keyspace not in resolved:
                 resolved[keyspace] = _resolve(keyspace, user_types[keyspace])
             _require_text_names(columns[key])
-            tables.append(_build(keyspace, name, table_id.hex, columns[key], dropped[key], resolved[keyspace]))
+            types = (resolved[keyspace], user_types[keyspace])
+            tables.append(_build(keyspace, name, table_id.hex, columns[key], dropped[key], *types))
         except (CqlTypeError, SchemaError) as error:
             unreadable.append(UnreadableTable(keyspace, name, table_id.hex, str(error)))
     return Schema(tuple(tables), tuple(unreadable))
@@ -102,7 +108,7 @@ def _select_dropped(own_columns: Iterable[Any]) -> str:
     kind = ", kind" if any(row.column_name == "kind" for row in own_columns) else ""
     return (
         "SELECT keyspace_name, table_name, column_name, type, blobAsBigint(timestampAsBlob(dropped_time)) "
-        f"AS dropped_ms{kind} FROM system_schema.dropped_columns"
+        f"AS dropped_ms, writetime(type) AS written_us{kind} FROM system_schema.dropped_columns"
     )
 
 
@@ -123,10 +129,12 @@ def _build(
     keyspace: str,
     name: str,
     table_id: str,
-    columns: Iterable[Any],
-    dropped: Iterable[Any],
-    user_types: Mapping[str, UserType],
+    columns: Sequence[Any],
+    dropped: Sequence[Any],
+    resolved: Mapping[str, UserType],
+    user_types: Sequence[Any],
 ) -> TableSchema:
+    """Build a table from the rows of ``system_schema``. The newest of them says since when it is so."""
     description = {
         "keyspace": keyspace,
         "table": name,
@@ -151,7 +159,10 @@ def _build(
             for row in dropped
         ],
     }
-    return build_table(description, user_types)
+    table = build_table(description, resolved)
+    used = user_types_of(table)
+    rows = [*columns, *dropped, *(row for row in user_types if row.type_name in used)]
+    return replace(table, since_us=max((row.written_us for row in rows), default=0))
 
 
 def _explain_missing(session: Any, keyspace: str, table: str) -> SchemaError:

@@ -1,5 +1,6 @@
 """The layout of the sync's state in the object store: ``state/layout.json``. Code refuses unknown layouts.
 
+Layout 2 numbered the versions of each table id; they are taken over (:mod:`ringsync.ledger.table_versions`).
 Layout 1 had a commit for each piece of a segment, and a file for each table and bucket, whose rows named columns by
 their place. Once all these rows are published, only the positions in the logs are left; this version takes them over.
 """
@@ -10,12 +11,14 @@ import json
 import re
 import time
 from collections import defaultdict
+from contextlib import suppress
 
 from ringsync.ledger.finished_segments import fold_finished
 from ringsync.ledger.staging import StageCommit, node_of, put_commit
-from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore, StorageError
+from ringsync.ledger.table_versions import take_over
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
-LAYOUT = 2
+LAYOUT = 3
 _KEY = "state/layout.json"
 _OLD_COMMIT = re.compile(r"staging/log/[^/]+/\d{19}-\d{10}\.json")
 
@@ -29,15 +32,17 @@ def check_layout(store: ObjectStore) -> None:
 
     :raises LayoutError: the layout is unknown, or rows of layout 1 still wait
     """
-    try:
-        layout = json.loads(store.get(_KEY))["layout"]
-    except NotFoundError:
-        _take_over(store)
-        try:
-            store.put(_KEY, json.dumps({"layout": LAYOUT}).encode(), if_absent=True)
-        except AlreadyExistsError:
-            check_layout(store)
-        return
+    while True:
+        stat = store.stat(_KEY)
+        layout = json.loads(store.get(_KEY))["layout"] if stat else 1
+        if layout not in (1, 2):
+            break
+        if layout == 1:
+            _take_over(store)
+        take_over(store)
+        ours = json.dumps({"layout": LAYOUT}).encode()
+        with suppress(AlreadyExistsError, VersionMismatchError):
+            store.put(_KEY, ours, if_version=stat.version) if stat else store.put(_KEY, ours, if_absent=True)
     if layout != LAYOUT:
         raise LayoutError(
             f"the state in {store.url} has layout {layout}, but this version of ringsync knows only {LAYOUT}: use the "

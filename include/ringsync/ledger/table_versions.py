@@ -1,29 +1,74 @@
-"""The versions of each table, and the ids of its columns: ``schemas/<table id>/<number>.json``, each put once.
+"""The history of each table, and the ids of its columns: ``schemas/<keyspace>.<table>/<number>.json``, each put once.
 
-If a table that was followed has no cdc any more, there is also ``cdc_ended/<table id>.json``.
+Whoever finds a table changed puts its next version. Versions are numbered by the table's name: a table that is dropped
+and created again goes on counting. Messages name their version, and so do the schemas of their topic.
+``schemas/<table id>.json``, which is put first, says under which name a table's history is. If a followed table has no
+cdc any more, there is also ``cdc_ended/<table id>.json``.
 
-A process that finds a table changed since its latest version puts the next version. Nodes learn of an ``ALTER TABLE``
-at different moments, so a table may get more versions than it had. Column ids are never used twice, so rows of all
-versions are read correctly.
+Column ids are never used twice in a table, so rows of all versions are read correctly. Nodes learn of an ``ALTER
+TABLE`` at different moments: a node that is behind shows an earlier version, which it is then known by.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json
+from ringsync.streams.files import portable_name
 
 _ENDED = "cdc_ended/"
+_OF_ID = re.compile(r"schemas/([0-9a-f]{32})(/|\.json$)")
+_OLD = re.compile(r"schemas/[0-9a-f]{32}/[0-9]+\.json")
+_TAKEN_OVER = b'{"taken_over": true}'
+"""Ends the versions of layout 2: an older ringsync that still runs fails at it."""
+
+
+Places = dict[str, int]
+"""The histories of a table by their names, the latest last, and the first number that a version of it may have there: a
+damaged version of an earlier table of this name is then not read. Mostly there is one."""
 
 
 class TableVersionError(StorageError):
     """A table's version is damaged, so its columns are unknown; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """A version in the history of a table.
+
+    :ivar found_ms: when ringsync found it, ms since the epoch
+    """
+
+    version: TableVersion
+    found_ms: int
+
+    @property
+    def since_us(self) -> int:
+        """Since when the table has this schema, µs since the epoch; if nobody knows, when it was found."""
+        return self.version.table.since_us or self.found_ms * 1000
+
+
+def history_of(store: ObjectStore, keyspace: str, table: str) -> list[HistoryEntry]:
+    """Read all versions of the tables that have, or had, this name, in their order.
+
+    :raises TableVersionError: a version is damaged
+    """
+    return [_read(store, key) for key in _history(store, portable_name(keyspace, table))]
+
+
+def names_of_histories(store: ObjectStore) -> list[str]:
+    """List the tables that have a history, by the names of its folders (:func:`portable_name`)."""
+    places = (stat.key.split("/") for stat in store.list("schemas/"))
+    return sorted({place[1] for place in places if len(place) == 3 and "." in place[1]})
 
 
 def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
@@ -32,37 +77,177 @@ def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
     :param table_id: 32 hexadecimal digits
     :raises TableVersionError: the version is damaged
     """
-    keys = [stat.key for stat in store.list(_folder(table_id))]
-    if not keys:
-        return None
-    try:
-        return version_from(json.loads(store.get(keys[-1])))
-    except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
-        raise TableVersionError(
-            f"{keys[-1]} cannot be read ({type(error).__name__}: {error}): restore it; or, if the table was dropped, "
-            f"remove {_folder(table_id)}, which gives up its unpublished rows"
-        ) from error
+    return _newest(store, table_id, _places(store, table_id) or {table_id: 1})  # the latter: layout 2
 
 
 def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | None = None) -> TableVersion:
-    """Return the version of a table's present schema; put it if it is new.
+    """Return the version of a table with this schema; put it if it is new.
+
+    A selection of columns belongs to the table's latest version.
 
     :param known: version that the caller knows; if the table still matches it, the store is not read
-    :raises TableVersionError: the table's newest version is damaged
+    :raises TableVersionError: a version of the table is damaged
     """
     if known is not None and known.table == table:
         return known
+    places = _open_history(store, table)
     while True:
-        latest = latest_version(store, table.table_id)
-        if latest is not None and latest.table == table:
-            return latest
-        following = latest.followed_by(table) if latest else TableVersion.first(table)
+        keys = _history(store, _name(table))
+        latest = _latest(store, table, keys, places)
+        found = latest and replace(latest, table=table) if table.is_selection else latest
+        if found is None or found.table != table:
+            found = _earlier(store, _since(keys, places[_name(table)]), table, latest) or _put_next(
+                store, keys, table, latest
+            )
+        if found is not None:
+            return found
+
+
+def next_version(store: ObjectStore, version: TableVersion) -> TableVersion:
+    """Return a later version for messages of this schema, which have another form now; put it if there is none.
+
+    It repeats the table's latest schema, even if the caller does not know that yet.
+    """
+    places = _open_history(store, version.table)
+    while True:
+        keys = _history(store, _name(version.table))
+        latest = _latest(store, version.table, keys, places) or version
+        whole = latest.table if version.table.is_selection else version.table
+        later = _newest_first(store, _since(keys, version.number + 1), version.table_id)
+        found = next((one for one in later if one.table == whole), None) or _put_next(store, keys, latest.table, latest)
+        if found is not None:
+            return replace(found, table=version.table)
+
+
+def take_over(store: ObjectStore) -> None:
+    """Take over the histories of layout 2, which numbered the versions of each table id. One that is damaged stays as
+    it is: whoever needs it fails, all others go on."""
+    for table_id in sorted({stat.key.split("/")[1] for stat in store.list("schemas/") if _OLD.fullmatch(stat.key)}):
         try:
-            key = f"{_folder(table.table_id)}{following.number:06}.json"
-            store.put(key, json.dumps(version_document(following)).encode(), if_absent=True)
-        except AlreadyExistsError:
-            continue
-        return following
+            _take_over(store, table_id)
+        except TableVersionError as error:
+            print(f"ringsync: warning: {error}", flush=True)
+
+
+def _take_over(store: ObjectStore, table_id: str) -> None:
+    """Bring the newest version of a table into its history, and let no process of before put another."""
+    while (keys := _history(store, table_id)) and store.get(keys[-1]) != _TAKEN_OVER:
+        old = _read(store, keys[-1]).version
+        history = _history(store, _name(old.table))
+        there = next(_newest_first(store, history, table_id), None)
+        if there is None or (there.table, there.names) != (old.table, old.names):
+            there = _put(store, history, old)
+        if there is not None:
+            _add_place(store, old.table, there.number)
+            with suppress(AlreadyExistsError):
+                store.put(_key(table_id, _number(keys[-1]) + 1), _TAKEN_OVER, if_absent=True)
+
+
+def _open_history(store: ObjectStore, table: TableSchema) -> Places:
+    """Make the history of a table known by the table's id, before its first version is put there."""
+    places = _places(store, table.table_id)
+    if _name(table) in places:
+        return places
+    _take_over(store, table.table_id)
+    keys = _history(store, _name(table))
+    return _add_place(store, table, _number(keys[-1]) + 1 if keys else 1)
+
+
+def _add_place(store: ObjectStore, table: TableSchema, first: int) -> Places:
+    places = _places(store, table.table_id)
+    if _name(table) not in places:
+        places[_name(table)] = first
+        store.put(_place(table.table_id), json.dumps({"histories": places}).encode())
+    return places
+
+
+def _places(store: ObjectStore, table_id: str) -> Places:
+    place = get_json(store, _place(table_id))
+    return {} if place is None else dict(place["histories"])
+
+
+def _latest(store: ObjectStore, table: TableSchema, keys: Sequence[str], places: Places) -> TableVersion | None:
+    """Return the latest version of a table: of its present name, or else of an earlier one."""
+    name = _name(table)
+    found = next(_newest_first(store, _since(keys, places[name]), table.table_id), None)
+    return found or _newest(store, table.table_id, {other: places[other] for other in places if other != name})
+
+
+def _newest(store: ObjectStore, table_id: str, places: Places) -> TableVersion | None:
+    histories = (_since(_history(store, name), places[name]) for name in reversed(places))
+    return next((version for keys in histories for version in _newest_first(store, keys, table_id)), None)
+
+
+def _since(keys: Sequence[str], number: int) -> list[str]:
+    return [key for key in keys if _number(key) >= number]
+
+
+def _earlier(
+    store: ObjectStore, keys: Iterable[str], table: TableSchema, latest: TableVersion | None
+) -> TableVersion | None:
+    """Return the version that a node shows which is behind; None: the schema is new."""
+    if latest is None or not 0 < table.since_us < latest.table.since_us:
+        return None
+    return next((version for version in _newest_first(store, keys, table.table_id) if version.table == table), None)
+
+
+def _put_next(
+    store: ObjectStore, keys: Sequence[str], table: TableSchema, latest: TableVersion | None
+) -> TableVersion | None:
+    """Put the next version of a table; None: another process was faster.
+
+    :param keys: history of the table's name, read before ``latest``
+    :param latest: latest version of the table, maybe under another name
+    """
+    return _put(store, keys, latest.followed_by(table) if latest else TableVersion.first(table))
+
+
+def _put(store: ObjectStore, keys: Sequence[str], version: TableVersion) -> TableVersion | None:
+    """Put a version at the end of a history, with a number that is no lower than its own."""
+    version = replace(version, number=max(_number(keys[-1]) + 1 if keys else 1, version.number))
+    document = {**version_document(version), "found_ms": int(time.time() * 1000)}
+    try:
+        store.put(_key(_name(version.table), version.number), json.dumps(document).encode(), if_absent=True)
+    except AlreadyExistsError:
+        return None
+    return version
+
+
+def _newest_first(store: ObjectStore, keys: Iterable[str], table_id: str) -> Iterator[TableVersion]:
+    """Read the versions of one table in a history, each when it is asked for."""
+    entries = (_read(store, key).version for key in sorted(keys, reverse=True))
+    return (version for version in entries if version.table_id == table_id)
+
+
+def _read(store: ObjectStore, key: str) -> HistoryEntry:
+    try:
+        document = json.loads(store.get(key))
+        return HistoryEntry(version_from(document), int(document.get("found_ms", 0)))
+    except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
+        raise TableVersionError(
+            f"{key} cannot be read ({type(error).__name__}: {error}): restore it; or, if its table was dropped, remove "
+            "it, which gives up the table's unpublished rows. Of a table that is there it has the ids of its columns"
+        ) from error
+
+
+def _history(store: ObjectStore, name: str) -> list[str]:
+    return [stat.key for stat in store.list(f"schemas/{name}/")]
+
+
+def _key(name: str, number: int) -> str:
+    return f"schemas/{name}/{number:06}.json"
+
+
+def _number(key: str) -> int:
+    return int(key.rpartition("/")[2].removesuffix(".json"))
+
+
+def _name(table: TableSchema) -> str:
+    return portable_name(table.keyspace, table.name)
+
+
+def _place(table_id: str) -> str:
+    return f"schemas/{table_id}.json"
 
 
 def version_document(version: TableVersion) -> dict[str, Any]:
@@ -81,7 +266,8 @@ class CdcEnded:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._followed = {stat.key.split("/")[1] for stat in store.list("schemas/")}
+        known = (_OF_ID.match(stat.key) for stat in store.list("schemas/"))
+        self._followed = {match[1] for match in known if match}
         self._ended: dict[str, int] = {
             stat.key.removeprefix(_ENDED).removesuffix(".json"): int(json.loads(store.get(stat.key))["at_ms"])
             for stat in store.list(_ENDED)
@@ -103,7 +289,3 @@ class CdcEnded:
                 self._store.put(key, json.dumps({"at_ms": now_ms}).encode(), if_absent=True)
             self._ended[table_id] = int(json.loads(self._store.get(key))["at_ms"])
         return self._ended[table_id]
-
-
-def _folder(table_id: str) -> str:
-    return f"schemas/{table_id}/"

@@ -21,9 +21,6 @@ class UserTypeError(CqlTypeError):
 
 def describe(table: TableSchema) -> dict[str, Any]:
     """Describe a table by JSON values; :func:`from_description` gives back an equal table."""
-    user_types: dict[str, list[list[str]]] = {}
-    for cql_type in [column.type for column in table.columns] + [old.type for old in table.dropped]:
-        _collect_user_types(cql_type, user_types)
     return {
         "keyspace": table.keyspace,
         "table": table.name,
@@ -37,8 +34,18 @@ def describe(table: TableSchema) -> dict[str, Any]:
             {"name": old.name, "kind": old.kind, "type": str(old.type), "dropped_at": old.dropped_at}
             for old in table.dropped
         ],
-        "user_types": user_types,
+        "user_types": user_types_of(table),
+        "since_us": table.since_us,
+        "is_selection": table.is_selection,
     }
+
+
+def user_types_of(table: TableSchema) -> dict[str, list[list[str]]]:
+    """List the user-defined types of a table's columns, and of their fields: pairs of field and type, by name."""
+    found: dict[str, list[list[str]]] = {}
+    for cql_type in [column.type for column in table.columns] + [old.type for old in table.dropped]:
+        _collect_user_types(cql_type, found)
+    return found
 
 
 def from_description(description: Mapping[str, Any]) -> TableSchema:
@@ -46,7 +53,7 @@ def from_description(description: Mapping[str, Any]) -> TableSchema:
 
     :param description: keys ``keyspace``, ``table``, ``table_id``; ``columns``: list of ``name``, ``kind``,
         ``position``, ``type``, ``descending``; ``user_types``: list of [field, type] by type name; optional
-        ``dropped``: list of ``name``, ``kind``, ``type``, ``dropped_at`` (µs)
+        ``dropped``: list of ``name``, ``kind``, ``type``, ``dropped_at`` (µs); optional ``since_us``, ``is_selection``
     :raises CqlTypeError: a type cannot be read
     """
     return build_table(description, resolve_user_types(description["keyspace"], description["user_types"]))
@@ -67,9 +74,9 @@ def build_table(description: Mapping[str, Any], user_types: Mapping[str, UserTyp
         DroppedColumn(old["name"], old["kind"], parse_dropped_type(old["type"], user_types), old["dropped_at"])
         for old in sorted(description.get("dropped", ()), key=lambda old: old["name"].encode())
     ]
-    return TableSchema(
-        description["keyspace"], description["table"], description["table_id"], tuple(parsed), tuple(dropped)
-    )
+    names = (description["keyspace"], description["table"], description["table_id"])
+    others = (description.get("since_us", 0), description.get("is_selection", False))
+    return TableSchema(*names, tuple(parsed), tuple(dropped), *others)
 
 
 def parse_dropped_type(text: str, user_types: Mapping[str, UserType]) -> CqlType:

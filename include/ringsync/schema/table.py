@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ringsync.cql.identifiers import printable
@@ -72,6 +72,9 @@ class TableSchema:
         that describes the table does not have it, see :meth:`Schema.by_id`
     :ivar columns: partition key in its order, clustering in its order, then static and regular columns by name
     :ivar dropped: dropped columns, by name
+    :ivar since_us: time of the statement that gave the table this schema, µs, by the clock of the node that executed
+        it; 0: unknown. Schemas are equal whatever it is
+    :ivar is_selection: whether columns of the table are left out
     """
 
     keyspace: str
@@ -79,6 +82,8 @@ class TableSchema:
     table_id: str
     columns: tuple[Column, ...]
     dropped: tuple[DroppedColumn, ...] = ()
+    since_us: int = field(default=0, compare=False)
+    is_selection: bool = field(default=False, compare=False)
 
     @property
     def full_name(self) -> str:
@@ -125,7 +130,8 @@ class TableSchema:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(c.name for c in self.columns)}"
                 raise ValueError(f"{self.full_name} has no column {name}; {hint}")
-        return replace(self, columns=tuple(c for c in self.columns if c.is_key or c.name in columns))
+        chosen = tuple(column for column in self.columns if column.is_key or column.name in columns)
+        return replace(self, columns=chosen, is_selection=self.is_selection or chosen != self.columns)
 
     @property
     def digest(self) -> str:

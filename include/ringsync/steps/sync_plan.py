@@ -16,7 +16,7 @@ from ringsync.cluster.schema import read_tables
 from ringsync.config import Config
 from ringsync.cql.identifiers import printable
 from ringsync.ledger.staging import Bucket
-from ringsync.ledger.table_versions import version_document, version_from, version_of
+from ringsync.ledger.table_versions import TableVersionError, version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
@@ -159,7 +159,10 @@ def make_plan(
         except RingError as error:
             left_out[table.full_name] = f"the ring of its keyspace cannot be read: {error}"
             continue
-        tables.append(sync_table(store, config, table, known.get(table.table_id)))
+        try:
+            tables.append(sync_table(store, config, table, known.get(table.table_id)))
+        except TableVersionError as error:
+            left_out[table.full_name] = str(error)
     return SyncPlan(interval, hosts, replications, tuple(tables), left_out)
 
 

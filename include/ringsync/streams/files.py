@@ -98,19 +98,6 @@ class FileStream:
                     f"{self.store.uri(name)} holds another schema: publish a changed schema under a new version"
                 )
 
-    def put_next_schemas(self, key: AvroRecord, value: AvroRecord) -> int:
-        """Publish schemas under the first version that has these schemas or none.
-
-        :returns: the version, from 1
-        """
-        version = 1
-        while True:
-            try:
-                self.put_schemas(version, key, value)
-                return version
-            except StreamConflictError:
-                version += 1
-
     def schemas(self, version: int) -> tuple[AvroRecord, AvroRecord]:
         """Read the schemas of key and value of a version.
 
@@ -376,10 +363,14 @@ def _names(parts: Sequence[Part]) -> str:
 def data_topic(server_name: str, table: TableSchema) -> str:
     """Name the topic of a table's changes, ``<server>.<keyspace>.<table>``.
 
-    A name that a topic cannot hold is made portable and gets a digest of the original name, so that two tables never
-    share a topic.
+    A name that a topic cannot hold is made portable and gets a digest of the original name.
     """
-    return ".".join([server_name, _part(table.keyspace), _part(table.name)])
+    return f"{server_name}.{portable_name(table.keyspace, table.name)}"
+
+
+def portable_name(keyspace: str, table: str) -> str:
+    """Name a table with characters that a topic and a file may have. Two tables never share such a name."""
+    return f"{_part(keyspace)}.{_part(table)}"
 
 
 def bootstrap_topic(topic: str) -> str:

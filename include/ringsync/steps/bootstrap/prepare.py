@@ -26,6 +26,7 @@ from cassandra.protocol import ConfigurationException
 from ringsync.cluster.cluster import read_size_estimate
 from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limiter
+from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import Config
 from ringsync.ledger.passes import mark, marks_of_latest, pass_folder, pass_numbers
@@ -123,6 +124,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             "schema: use another run id"
         )
     latest = check_not_cancelled(state.find(keyspace, name), plan)
+    if plan.scan.table.is_selection:  # it belongs to a version of the whole table
+        version_of(store, read_table(session, keyspace, name))
     # From here on changes wait in the bootstrap stream, and the new replica will get them.
     number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(keyspace, name), plan))
     if number:

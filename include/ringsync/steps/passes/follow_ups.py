@@ -16,7 +16,7 @@ from typing import Any
 from ringsync.cluster.control import ControlAddress
 from ringsync.config import Config
 from ringsync.ledger.passes import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
-from ringsync.ledger.table_versions import latest_version
+from ringsync.ledger.table_versions import latest_version, next_version
 from ringsync.ledger.topic_owners import tables_before, take_topic
 from ringsync.ledger.tries import list_tries, lost_tries, remove_tries
 from ringsync.replica.base import ReplicaMismatchError, base_folder, transaction_of
@@ -51,18 +51,23 @@ def digests_kept_ms(config: Config) -> int:
 
 
 def put_schemas(store: ObjectStore, config: Config, table: SyncTable, topic: str) -> int:
-    """Put the schemas of messages beside a stream of a table, under the version that the table's own topic has for
-    them.
+    """Put the schemas of messages beside a stream of a table.
 
-    :returns: the version
+    :returns: their version: the table's, or a new one if messages of this version had another form, because the
+        configuration or ringsync was another
     """
     key, value = (
         make(table.schema, config.server_name, config.stream.mapping) for make in (key_schema, envelope_schema)
     )
-    version = FileStream(store, table.topic).put_next_schemas(key, value)
-    if topic != table.topic:
-        FileStream(store, topic).put_schemas(version, key, value)
-    return version
+    version = table.version
+    while True:
+        try:
+            for name in {table.topic: None, topic: None}:
+                FileStream(store, name).put_schemas(version.number, key, value)
+        except StreamConflictError:
+            version = next_version(store, version)
+        else:
+            return version.number
 
 
 def publish_passes(

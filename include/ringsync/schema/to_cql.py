@@ -1,0 +1,146 @@
+"""Tables as CQL: the statements that make one, and those that turn one version of it into another.
+
+They say what decides how rows are read: types, columns, keys and their order. Properties of a table, its indexes and
+views, and rights are left out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+
+from ringsync.cql.identifiers import printable
+from ringsync.cql.types import CqlType, UserType, types_inside
+from ringsync.schema.table import Column, DroppedColumn, TableSchema
+
+
+def create_statements(table: TableSchema, *, internals: bool = False) -> list[str]:
+    """Write the statements that make a table and its user-defined types, in an order in which they can be executed.
+
+    :param internals: whether to make the table with its id, and with the columns that were dropped: then
+        :func:`ringsync.schema.from_cql.parse_schema` reads the same schema, and old commit logs can be decoded with it
+    """
+    dropped = table.dropped if internals else ()
+    statements = [_create_type(kind) for kind in _user_types([*table.columns, *dropped]).values()]
+    again = {column.name for column in dropped} & {column.name for column in table.columns}
+    columns = [column for column in table.columns if column.name not in again]
+    statements.append(_create_table(table, [*columns, *dropped], with_id=internals))
+    statements += [_drop(table, column.name, column) for column in dropped]
+    return statements + [_add(table, column) for column in table.columns if column.name in again]
+
+
+def change_statements(before: TableSchema, after: TableSchema) -> list[str]:
+    """Write the statements that turn a version of a table, and its user-defined types, into another version.
+
+    Columns and types of ``before`` may have been dropped and made again since. What came and went in between is left
+    out, and so is what became of types while no column of the table had them.
+    """
+    types = _change_types(_user_types(before.columns), _user_types(after.columns))
+    if before.table_id != after.table_id:
+        made = _create_table(after, after.columns, with_id=False)
+        return [f"DROP TABLE {before.full_name};", *types, made]
+    statements: list[str] = []
+    keys = list(zip(before.key_columns, after.key_columns, strict=True))
+    if renamed := [(old.name, new.name) for old, new in keys if old.name != new.name]:
+        statements.append(f"ALTER TABLE {after.full_name} RENAME {_pairs(renamed)};")
+    gone, gone_before = ({column.name: column for column in table.dropped} for table in (after, before))
+    kept = {}
+    for column in before.value_columns:
+        is_there = any(column.name == other.name for other in after.value_columns)
+        if is_there and gone.get(column.name) == gone_before.get(column.name):
+            kept[column.name] = column
+        else:
+            statements.append(_drop(after, column.name, gone.get(column.name)))
+    statements += types
+    for column in after.value_columns:
+        if column.name not in kept:
+            statements.append(_add(after, column))
+        elif str(column.type) != str(kept[column.name].type):
+            statements.append(f"ALTER TABLE {after.full_name} ALTER {printable(column.name)} TYPE {column.type};")
+    return statements
+
+
+def _change_types(before: Mapping[str, UserType], after: Mapping[str, UserType]) -> list[str]:
+    """Write what changes types of one version into those of another. A type only grows, and its fields get other names;
+    one that differs otherwise was dropped and made again, after all that contain it."""
+    made_again: list[str] = []
+    changed: list[str] = []
+    for name, kind in after.items():
+        full_name, old = _full_name(kind), before.get(name)
+        count = len(old.field_types) if old else 0
+        if old is None:
+            changed.append(_create_type(kind))
+        elif [*map(str, old.field_types)] != [*map(str, kind.field_types[:count])] or any(
+            inner in made_again for inner in _names_inside(old)
+        ):
+            made_again.append(name)
+            changed.append(_create_type(kind))
+        else:
+            both = zip(old.field_names, kind.field_names[:count], strict=True)
+            if renamed := [(was, now) for was, now in both if was != now]:
+                changed.append(f"ALTER TYPE {full_name} RENAME {_pairs(renamed)};")
+            added = zip(kind.field_names[count:], kind.field_types[count:], strict=True)
+            changed += [f"ALTER TYPE {full_name} ADD {printable(field)} {inner};" for field, inner in added]
+    return [f"DROP TYPE {_full_name(before[name])};" for name in reversed(made_again)] + changed
+
+
+def _names_inside(kind: UserType) -> list[str]:
+    """List the user-defined types that a type contains, directly or not."""
+    fields = (Column("", "regular", field) for field in kind.field_types)
+    return list(_user_types(fields))
+
+
+def _user_types(columns: Iterable[Column | DroppedColumn]) -> dict[str, UserType]:
+    """Return the user-defined types of columns by name, each after those that it contains."""
+    found: dict[str, UserType] = {}
+
+    def collect(cql_type: CqlType) -> None:
+        for inner in types_inside(cql_type):
+            collect(inner)
+        if isinstance(cql_type, UserType):
+            found[cql_type.name] = cql_type
+
+    for column in columns:
+        collect(column.type)
+    return found
+
+
+def _create_type(kind: UserType) -> str:
+    fields = zip(kind.field_names, kind.field_types, strict=True)
+    lines = ",\n".join(f"    {printable(name)} {inner}" for name, inner in fields)
+    # Several tables may have it.
+    return f"CREATE TYPE IF NOT EXISTS {_full_name(kind)} (\n{lines}\n);"
+
+
+def _create_table(table: TableSchema, columns: Iterable[Column | DroppedColumn], *, with_id: bool) -> str:
+    partition_key = ", ".join(printable(column.name) for column in table.partition_key)
+    key = ", ".join([f"({partition_key})", *(printable(column.name) for column in table.clustering)])
+    lines = [*map(_column, columns), f"PRIMARY KEY ({key})"]
+    options = [f"ID = {uuid.UUID(table.table_id)}"] if with_id else []
+    if any(column.descending for column in table.clustering):
+        order = (f"{printable(c.name)} {'DESC' if c.descending else 'ASC'}" for c in table.clustering)
+        options.append(f"CLUSTERING ORDER BY ({', '.join(order)})")
+    end = f" WITH {' AND '.join(options)};" if options else ";"
+    return f"CREATE TABLE {table.full_name} (\n" + ",\n".join(f"    {line}" for line in lines) + f"\n){end}"
+
+
+def _column(column: Column | DroppedColumn) -> str:
+    return f"{printable(column.name)} {column.type}{' static' if column.kind == 'static' else ''}"
+
+
+def _add(table: TableSchema, column: Column) -> str:
+    return f"ALTER TABLE {table.full_name} ADD {_column(column)};"
+
+
+def _drop(table: TableSchema, name: str, dropped: DroppedColumn | None) -> str:
+    # With its time, which decides what of the column is shown if it is added again.
+    at = f" USING TIMESTAMP {dropped.dropped_at}" if dropped else ""
+    return f"ALTER TABLE {table.full_name} DROP {printable(name)}{at};"
+
+
+def _pairs(renamed: Iterable[tuple[str, str]]) -> str:
+    return " AND ".join(f"{printable(old)} TO {printable(new)}" for old, new in renamed)
+
+
+def _full_name(kind: UserType) -> str:
+    return f"{printable(kind.keyspace)}.{printable(kind.name)}"

@@ -1,0 +1,152 @@
+"""The commands ``cdcservice schema history``, ``show`` and ``diff``: the versions of a table, as CQL.
+
+They read the object store only: the cluster may be away, and the table dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from ringsync.config import load_config
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.ledger.table_versions import HistoryEntry, history_of, names_of_histories
+from ringsync.schema.table import SchemaError
+from ringsync.schema.to_cql import change_statements, create_statements
+from ringsync.service.command import say
+from ringsync.steps.application import ExitCode
+from ringsync.wiring import store_of
+
+EXIT_CODES = "exit codes: 0 done; 3 configuration or arguments; 4 interrupted"
+
+
+class UnknownVersionError(SchemaError):
+    """An error: there is no such table or version in the history; the message says which there are."""
+
+
+def add_schema(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None], table: Callable[[str], str]) -> None:
+    """Add the command and its sub-commands to cdcservice's parser.
+
+    :param add_conf: function that adds the option ``--conf``
+    :param table: function that checks the name of a table
+    """
+    schema = commands.add_parser(
+        "schema",
+        help="show the versions of a table's schema",
+        description="Show the versions of a table that ringsync has recorded, and what changed, as CQL.",
+        epilog=EXIT_CODES,
+    )
+    kinds = schema.add_subparsers(title="what", metavar="WHAT", required=True, parser_class=type(schema))
+
+    def add(name: str, run: Callable[..., ExitCode], help: str) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = kinds.add_parser(name, help=help, description=help, epilog=EXIT_CODES)
+        parser.add_argument("table", type=table, metavar="KEYSPACE.TABLE", help="e.g. shop.orders")
+        add_conf(parser)
+        parser.set_defaults(command=run)
+        return parser
+
+    add("history", _history, "list all versions of a table, each with what changed")
+    show = add("show", _show, "print the CQL that makes a version of a table (default: the newest)")
+    which = show.add_mutually_exclusive_group()
+    which.add_argument("--version", type=_number, metavar="N", help="number of the version, as messages name it")
+    which.add_argument("--at", type=_moment, metavar="TIME", help="the version at this time, e.g. 2026-11-01T12:00Z")
+    show.add_argument(
+        "--internals",
+        action="store_true",
+        help="with the table's id and dropped columns, as inspect --schema needs it",
+    )
+    diff = add("diff", _diff, "print the CQL that turns a version of a table into another (default: the last two)")
+    diff.add_argument("first", nargs="?", type=_number, metavar="FROM", help="number of a version")
+    diff.add_argument("last", nargs="?", type=_number, metavar="TO", help="number of a version (default: the newest)")
+
+
+def _history(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    entries = _entries(arguments)
+    for before, entry in zip([None, *entries], entries, strict=False):
+        found = f", found {_text(entry.found_ms * 1000)}" if entry.version.table.since_us else " at the latest"
+        say(console, f"version {entry.version.number} since {_text(entry.since_us)}{found}")
+        for line in "\n".join(_changes(before, entry)).splitlines():
+            say(console, f"    {line}")
+    return ExitCode.OK
+
+
+def _show(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    entries = _entries(arguments)
+    chosen = entries[-1]
+    if arguments.version is not None:
+        chosen = _numbered(entries, arguments.version, arguments.table)
+    elif arguments.at is not None:
+        before = [entry for entry in entries if entry.since_us <= arguments.at]
+        if not before:
+            raise UnknownVersionError(
+                f"the history of {arguments.table} begins at {_text(entries[0].since_us)}, after {_text(arguments.at)}"
+            )
+        chosen = max(before, key=lambda entry: entry.since_us)
+    for statement in create_statements(chosen.version.table, internals=arguments.internals):
+        say(console, statement)
+    return ExitCode.OK
+
+
+def _diff(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    entries = _entries(arguments)
+    if arguments.first is None:
+        first, last = entries[max(0, len(entries) - 2)], entries[-1]
+    else:
+        first = _numbered(entries, arguments.first, arguments.table)
+        last = entries[-1] if arguments.last is None else _numbered(entries, arguments.last, arguments.table)
+    say(console, f"-- {arguments.table}: version {first.version.number} to version {last.version.number}")
+    for statement in change_statements(first.version.table, last.version.table):
+        say(console, statement)
+    return ExitCode.OK
+
+
+def _changes(before: HistoryEntry | None, entry: HistoryEntry) -> list[str]:
+    table = entry.version.table
+    if before is None:
+        return create_statements(table)
+    return change_statements(before.version.table, table) or ["-- the same columns: its messages have another form"]
+
+
+def _entries(arguments: argparse.Namespace) -> list[HistoryEntry]:
+    store = store_of(load_config(arguments.conf))
+    entries = history_of(store, *parse_table_name(arguments.table))
+    if not entries:
+        known = names_of_histories(store)
+        shown = (", ".join(known[:10]) + (", …" if len(known) > 10 else "")) or "none yet"
+        raise UnknownVersionError(
+            f"{store.url} has no history of {arguments.table}: ringsync records a table when it follows or bootstraps "
+            f"it. Recorded are {shown}"
+        )
+    return entries
+
+
+def _numbered(entries: Sequence[HistoryEntry], number: int, table: str) -> HistoryEntry:
+    for entry in entries:
+        if entry.version.number == number:
+            return entry
+    first, last = entries[0].version.number, entries[-1].version.number
+    raise UnknownVersionError(f"{table} has no version {number}: it has {first} to {last}")
+
+
+def _text(moment_us: int) -> str:
+    return datetime.fromtimestamp(moment_us // 1_000_000, UTC).replace(microsecond=moment_us % 1_000_000).isoformat()
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
+    return int(text)
+
+
+def _moment(text: str) -> int:
+    """Parse a time, in UTC if it names no zone, to µs since the epoch."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 2026-11-01T12:00Z") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1_000_000)

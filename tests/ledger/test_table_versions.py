@@ -1,0 +1,299 @@
+"""The history of tables: one gap-free count for each name, whoever writes it at once, is killed, or is behind."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ringsync.changes.identity import TableVersion
+from ringsync.cql.types import Native
+from ringsync.ledger.table_versions import (
+    CdcEnded,
+    TableVersionError,
+    history_of,
+    latest_version,
+    next_version,
+    take_over,
+    version_document,
+    version_of,
+)
+from ringsync.schema.table import Column, DroppedColumn, TableSchema
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import AlreadyExistsError
+from tests.mortal_store import IMMORTAL, Killed, MortalStore
+
+INT = Native("int")
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+def table(*columns: str, table_id: str = FIRST, since_us: int = 0, dropped: tuple[str, ...] = ()) -> TableSchema:
+    return TableSchema(
+        "shop",
+        "t",
+        table_id,
+        (Column("id", "partition_key", INT), *(Column(name, "regular", INT) for name in columns)),
+        tuple(DroppedColumn(name, "regular", INT, 5) for name in dropped),
+        since_us,
+    )
+
+
+def numbers(store: LocalStore) -> list[int]:
+    return [entry.version.number for entry in history_of(store, "shop", "t")]
+
+
+def test_a_table_that_is_created_again_goes_on_counting(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    tables = [table("v"), table("v", "w"), table("v", table_id=SECOND), table("v", "x", table_id=SECOND)]
+    versions = [version_of(store, one) for one in tables]
+    assert [version.number for version in versions] == [1, 2, 3, 4]
+    assert [version.names for version in versions] == [("v",), ("v", "w"), ("v",), ("v", "x")]
+    assert [entry.version for entry in history_of(store, "shop", "t")] == versions
+    assert (latest_version(store, FIRST), latest_version(store, SECOND)) == (versions[1], versions[3])
+    # Somebody still learns of a change of the table that is gone.
+    late = version_of(store, table("v", "w", "y"))
+    assert (late.number, latest_version(store, FIRST), latest_version(store, SECOND)) == (5, late, versions[3])
+
+
+def test_the_history_tells_since_when_and_when_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 17.5)
+    store = LocalStore(tmp_path)
+    version_of(store, table("v", since_us=16_000_001))
+    (entry,) = history_of(store, "shop", "t")
+    assert (entry.version.table.since_us, entry.found_ms) == (16_000_001, 17_500)
+
+
+def test_a_node_that_is_behind_adds_nothing(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    first = version_of(store, table("v", since_us=1))
+    second = version_of(store, table("v", "w", since_us=2))
+    assert version_of(store, table("v", since_us=1)) == first
+    assert version_of(store, table("v", "w", since_us=2)) == second
+    # The table was changed back: that is newer than both.
+    third = version_of(store, table("v", since_us=3))
+    assert (third.number, third.names) == (3, ("v", "w"))
+    # A change between the two, which nobody saw in time.
+    assert version_of(store, table("u", since_us=1)).number == 4
+    assert numbers(store) == [1, 2, 3, 4]
+
+
+def test_many_at_once_write_one_history_without_gaps(tmp_path: Path) -> None:
+    changes = [table(*"abcdefgh"[: 1 + n % 8], since_us=1 + n % 8) for n in range(80)]
+
+    def learn(change: TableSchema) -> tuple[int, TableSchema]:
+        version = version_of(LocalStore(tmp_path), change)
+        return version.number, version.table
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(learn, changes))
+    assert [known for _, known in found] == changes
+    entries = history_of(LocalStore(tmp_path), "shop", "t")
+    assert [entry.version.number for entry in entries] == list(range(1, len(entries) + 1))
+    last = entries[-1].version
+    assert sorted(last.names) == sorted(set(last.names)) == list("abcdefgh")
+    assert all(entry.version.names == last.names[: len(entry.version.names)] for entry in entries), "ids stay"
+
+
+def live(store: LocalStore) -> None:
+    version_of(store, table("v", since_us=1))
+    second = version_of(store, table("v", "w", since_us=2))
+    next_version(store, replace(second, number=2))
+    version_of(store, table("v", table_id=SECOND, since_us=3))
+
+
+def everything(store: LocalStore) -> tuple[object, ...]:
+    entries = [version_document(entry.version) for entry in history_of(store, "shop", "t")]
+    return entries, latest_version(store, FIRST), latest_version(store, SECOND)
+
+
+def test_who_is_killed_anywhere_comes_to_the_same_history(tmp_path: Path) -> None:
+    live(whole := LocalStore(tmp_path / "whole"))
+    assert numbers(whole) == [1, 2, 3, 4]
+    for writes in range(100):
+        store = MortalStore(tmp_path / f"{writes}")
+        store.left = writes
+        try:
+            live(store)
+            break
+        except Killed:
+            store.left = IMMORTAL
+            live(store)
+        assert everything(store) == everything(whole)
+    assert writes == 6, "four versions, and the places of two tables"
+
+
+def test_who_sleeps_while_others_write_comes_to_the_same_history(tmp_path: Path) -> None:
+    live(whole := LocalStore(tmp_path / "whole"))
+    for writes in range(6):
+        store = MortalStore(folder := tmp_path / f"{writes}")
+        store.left, store.others = writes, partial(live, LocalStore(folder))
+        live(store)
+        assert everything(store) == everything(whole)
+
+
+def test_the_form_of_messages_changes(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    first = version_of(store, table("v"))
+    second = next_version(store, first)
+    assert (second.number, second.table, second.names) == (2, first.table, first.names)
+    assert next_version(store, first) == second, "another process needs the same one"
+    assert version_of(store, table("v")) == second
+    version_of(store, table("v", "w"))
+    assert next_version(store, second).number == 4, "a process that does not know of the change"
+
+
+def test_a_selection_of_columns_is_no_version(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    whole = version_of(store, table("v", "w", since_us=1))
+    some = version_of(store, table("v", "w", since_us=1).only(["w"]))
+    assert (some.number, some.names, some.table) == (1, ("v", "w"), whole.table.only(["w"]))
+    # Its messages have another form.
+    other = next_version(store, some)
+    assert (other.number, other.table) == (2, some.table)
+    assert [entry.version.table for entry in history_of(store, "shop", "t")] == [whole.table, whole.table]
+    assert next_version(store, some) == other
+    again = version_of(store, whole.table)
+    assert (again.number, again.table, latest_version(store, FIRST)) == (2, whole.table, again)
+
+
+def earlier_layout(store: LocalStore, *tables: TableSchema) -> TableVersion:
+    """Put versions as ringsync did that numbered them by the table's id."""
+    version = TableVersion.first(tables[0])
+    for number, one in enumerate(tables, 1):
+        version = version.followed_by(one) if number > 1 else version
+        store.put(f"schemas/{one.table_id}/{number:06}.json", json.dumps(version_document(version)).encode())
+    return version
+
+
+def test_versions_of_an_earlier_layout_go_on(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    known = earlier_layout(store, table("v"), table("v", "w"))
+    assert latest_version(store, FIRST) == known
+    assert version_of(store, table("v", "w")) == known, "with its number: files and messages name it"
+    assert numbers(store) == [2]
+    assert latest_version(store, FIRST) == known
+    after = version_of(store, table("v"))
+    assert (after.number, after.names) == (3, ("v", "w"))
+    assert latest_version(store, FIRST) == after
+
+
+def test_an_earlier_layout_whose_table_was_altered_meanwhile(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v", table_id=SECOND))
+    earlier_layout(store, table("v"), table("v", "w"), table("v", "w", "x"))
+    after = version_of(store, table("a"))
+    assert (after.number, after.names) == (4, ("v", "w", "x", "a")), "higher than a plan may have it"
+    assert numbers(store) == [1, 3, 4]
+
+
+def test_an_id_that_comes_again_under_another_name_keeps_its_columns_ids(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v", "w"))
+    other = version_of(store, replace(table("a", "w"), name="u"))
+    assert (other.number, other.names) == (2, ("v", "w", "a"))
+    assert latest_version(store, FIRST) == other
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    odd = replace(table("v"), keyspace="../..", name='a"/b')
+    assert version_of(store, odd) == latest_version(store, FIRST)
+    assert [entry.version.table for entry in history_of(store, "../..", 'a"/b')] == [odd]
+    assert history_of(store, "..", '..a"/b') == []
+
+
+def test_a_damaged_version_is_named(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v"))
+    store.put("schemas/shop.t/000001.json", b"{")
+    for read in (lambda: latest_version(store, FIRST), lambda: version_of(store, table("w"))):
+        with pytest.raises(TableVersionError, match=r"schemas/shop\.t/000001\.json cannot be read .* restore it"):
+            read()
+
+
+def test_a_damaged_version_of_a_dropped_table_holds_up_nobody(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v"))
+    store.put("schemas/shop.t/000001.json", b"{")
+    again = version_of(store, table("v", table_id=SECOND, since_us=3))
+    assert (again.number, again.names) == (2, ("v",))
+    assert version_of(store, table("w", table_id=SECOND, since_us=1)).number == 3
+    assert latest_version(LocalStore(tmp_path), SECOND) == version_of(store, table("w", table_id=SECOND))
+
+
+def test_a_process_of_an_earlier_layout_that_still_runs_puts_no_version(tmp_path: Path) -> None:
+    """It gave an id to a column that the new one then gave to another."""
+    store = LocalStore(tmp_path)
+    first = earlier_layout(store, table("v"))
+    take_over(store)
+    late = first.followed_by(table("v", "w"))
+    with pytest.raises(AlreadyExistsError):
+        store.put(f"schemas/{FIRST}/000002.json", json.dumps(version_document(late)).encode(), if_absent=True)
+    assert latest_version(store, FIRST) == first
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_who_takes_over_and_sleeps_takes_what_was_put_meanwhile(tmp_path: Path, writes: int) -> None:
+    """Before any of its writes: the version, its place, the end of the earlier layout."""
+    earlier_layout(LocalStore(tmp_path), table("v"))
+    store = MortalStore(tmp_path)
+
+    def alter() -> None:
+        with suppress(AlreadyExistsError):
+            second = TableVersion.first(table("v")).followed_by(table("v", "w"))
+            key = f"schemas/{FIRST}/000002.json"
+            LocalStore(tmp_path).put(key, json.dumps(version_document(second)).encode(), if_absent=True)
+
+    store.left, store.others = writes, alter
+    take_over(store)
+    names = ("v", "w") if writes < 3 else ("v",)
+    latest = latest_version(store, FIRST)
+    assert latest is not None
+    assert (latest.names, numbers(store)) == (names, [1, 2][: len(names)])
+    take_over(store)
+    assert latest_version(store, FIRST) == latest
+
+
+def test_who_knows_only_an_earlier_plan_changes_no_version(tmp_path: Path) -> None:
+    """Its table came back as the latest, without the column that was added meanwhile."""
+    store = LocalStore(tmp_path)
+    first = version_of(store, table("v", since_us=1))
+    form = next_version(store, first)
+    altered = version_of(store, table("v", "w", since_us=2))
+    assert next_version(store, first) == form
+    other = next_version(store, form)
+    assert (other.number, other.table) == (4, form.table)
+    latest = latest_version(store, FIRST)
+    assert (latest and latest.number, latest and latest.table) == (4, altered.table)
+
+
+def test_who_knows_only_an_earlier_layouts_plan_gives_no_id_twice(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    earlier_layout(store, table("v"), table("v", "w"), table("a", "v", "w"))
+    next_version(store, TableVersion.first(table("v")))
+    assert version_of(store, table("a", "v", "w")).names == ("v", "w", "a")
+
+
+def test_a_damaged_history_of_an_earlier_layout_stays_and_all_others_are_taken_over(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put(f"schemas/{SECOND}/000001.json", b"{")
+    known = earlier_layout(store, table("v"))
+    take_over(store)
+    assert (latest_version(store, FIRST), numbers(store)) == (known, [1])
+    with pytest.raises(TableVersionError, match=f"schemas/{SECOND}/000001"):
+        version_of(store, table("v", table_id=SECOND))
+
+
+def test_a_table_counts_as_followed_before_in_either_layout(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v"))
+    earlier_layout(store, table("v", table_id=SECOND))
+    odd = replace(table("v", table_id="d" * 32), keyspace="c" * 32)
+    version_of(store, odd)
+    ended = CdcEnded(store)
+    assert [ended.at_ms(one * 32, 7) for one in "abcde"] == [7, 7, None, 7, None]

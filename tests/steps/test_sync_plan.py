@@ -1,0 +1,40 @@
+"""The plan of an interval, made while one table's history is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.ledger.staging import Bucket
+from ringsync.ledger.table_versions import version_of
+from ringsync.ring.ring import Host, Replication
+from ringsync.schema.table import Schema
+from ringsync.steps import sync_plan
+from ringsync.storage.local import LocalStore
+from tests.steps.test_close import TABLE
+
+HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,), True)
+SIMPLE = Replication("SimpleStrategy", (("", 1),))
+
+
+def test_a_table_whose_history_is_damaged_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No table had a plan."""
+    store, other = LocalStore(tmp_path), replace(TABLE, name="other", table_id="f" * 32)
+    version_of(store, TABLE)
+    store.put(f"schemas/{TABLE.keyspace}.{TABLE.name}/000001.json", b"{")
+    monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema((TABLE, other)))
+    monkeypatch.setattr(sync_plan, "read_hosts", lambda session: (HOST,))
+    monkeypatch.setattr(sync_plan, "read_replications", lambda session, names: dict.fromkeys(names, SIMPLE))
+    with_cdc = [SimpleNamespace(id=SimpleNamespace(hex=table.table_id), cdc=True) for table in (TABLE, other)]
+    sync = SimpleNamespace(datacenters=(), follows=lambda name: True, bucket_by_of=lambda name: "time")
+    config: Any = SimpleNamespace(sync=sync, server_name="test")
+    session: Any = SimpleNamespace(execute=lambda query: with_cdc)
+    plan = sync_plan.make_plan(store, config, session, Bucket(0, 60_000))
+    assert [table.schema for table in plan.tables] == [other]
+    assert "000001.json cannot be read" in plan.left_out[TABLE.full_name]
