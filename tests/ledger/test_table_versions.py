@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -297,3 +299,77 @@ def test_a_table_counts_as_followed_before_in_either_layout(tmp_path: Path) -> N
     version_of(store, odd)
     ended = CdcEnded(store)
     assert [ended.at_ms(one * 32, 7) for one in "abcde"] == [7, 7, None, 7, None]
+
+
+class Sleeper(LocalStore):
+    """A store whose user sleeps before any of its calls, reads too, while others go on."""
+
+    left = 0
+    others: Callable[[], object] | None = None
+
+    def _live(self) -> None:
+        self.left -= 1
+        if self.left < 0 and self.others is not None:
+            others, self.others = self.others, None
+            others()
+
+    def get(self, key: str) -> bytes:
+        self._live()
+        return super().get(key)
+
+    def list(self, prefix: str = "", start: str = "") -> Any:
+        self._live()
+        return super().list(prefix, start)
+
+    def put(self, *arguments: Any, **options: Any) -> Any:
+        self._live()
+        return super().put(*arguments, **options)
+
+
+@pytest.mark.parametrize("calls", range(16))
+def test_who_takes_over_and_wakes_up_late_puts_nothing_old(tmp_path: Path, calls: int) -> None:
+    """It put the old version behind the newer one, whose ids were then given again."""
+    other = LocalStore(tmp_path)
+    earlier_layout(other, table("v"))
+
+    def alter() -> None:
+        take_over(other)
+        version_of(other, table("v", "x", since_us=2))
+
+    store = Sleeper(tmp_path)
+    store.left, store.others = calls, alter
+    take_over(store)
+    if store.others is not None:
+        alter()
+    latest = latest_version(other, FIRST)
+    assert latest is not None
+    assert (latest.names, numbers(other)) == (("v", "x"), [1, 2])
+    assert version_of(other, table("v", "w", "x", since_us=3)).names == ("v", "x", "w")
+
+
+def test_ids_that_an_older_version_gave_otherwise_are_refused(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v", "x"))
+    (tmp_path / f"schemas/{FIRST}.json").unlink()
+    earlier_layout(store, table("v"), table("v", "w"))
+    with pytest.raises(TableVersionError, match="give other ids to columns"):
+        version_of(store, table("v", "w"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"histories": []}', b'{"histories": {"shop.t": "one"}}'])
+def test_a_damaged_place_is_named_and_made_again_when_it_is_removed(tmp_path: Path, content: bytes) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v", table_id=SECOND))
+    version_of(store, table("v", "w"))
+    store.put(f"schemas/{FIRST}.json", content)
+    with pytest.raises(TableVersionError, match=f"schemas/{FIRST}.json cannot be read .* remove it"):
+        version_of(store, table("v"))
+    store.delete(f"schemas/{FIRST}.json")
+    assert version_of(store, table("a")).names == ("v", "w", "a")
+
+
+def test_who_knows_only_an_earlier_plan_gets_one_number_for_its_form(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    first = version_of(store, table("v", since_us=1))
+    version_of(store, table("v", "w", since_us=2))
+    assert [next_version(store, first).number for _ in range(3)] == [3, 3, 3]

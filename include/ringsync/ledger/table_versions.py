@@ -46,10 +46,12 @@ class HistoryEntry:
     """A version in the history of a table.
 
     :ivar found_ms: when ringsync found it, ms since the epoch
+    :ivar form_of: number of the version whose messages got another form, if that made this version; 0: not so
     """
 
     version: TableVersion
     found_ms: int
+    form_of: int = 0
 
     @property
     def since_us(self) -> int:
@@ -112,11 +114,18 @@ def next_version(store: ObjectStore, version: TableVersion) -> TableVersion:
     while True:
         keys = _history(store, _name(version.table))
         latest = _latest(store, version.table, keys, places) or version
-        whole = latest.table if version.table.is_selection else version.table
-        later = _newest_first(store, _since(keys, version.number + 1), version.table_id)
-        found = next((one for one in later if one.table == whole), None) or _put_next(store, keys, latest.table, latest)
+        later = (_read(store, key) for key in reversed(_since(keys, version.number + 1)))
+        found = next((entry.version for entry in later if _is_form_of(entry, version)), None)
+        found = found or _put(store, keys, latest.followed_by(latest.table), form_of=version.number)
         if found is not None:
             return replace(found, table=version.table)
+
+
+def _is_form_of(entry: HistoryEntry, version: TableVersion) -> bool:
+    """Tell whether a later version can be named by messages of a version."""
+    if entry.version.table_id != version.table_id:
+        return False
+    return entry.form_of == version.number or entry.version.table == version.table
 
 
 def take_over(store: ObjectStore) -> None:
@@ -130,17 +139,31 @@ def take_over(store: ObjectStore) -> None:
 
 
 def _take_over(store: ObjectStore, table_id: str) -> None:
-    """Bring the newest version of a table into its history, and let no process of before put another."""
+    """Bring the newest version of a table into its history, and let no process of before put another.
+
+    :raises TableVersionError: the version is damaged, or an older ringsync has given the ids of columns otherwise
+    """
     while (keys := _history(store, table_id)) and store.get(keys[-1]) != _TAKEN_OVER:
         old = _read(store, keys[-1]).version
         history = _history(store, _name(old.table))
         there = next(_newest_first(store, history, table_id), None)
-        if there is None or (there.table, there.names) != (old.table, old.names):
+        # Ids are only ever added: a version with all ids of the old one, and maybe more, is no older.
+        if there is None or not _has_ids_of(there, old):
+            if there is not None and not _has_ids_of(old, there):
+                raise TableVersionError(
+                    f"{keys[-1]} and version {there.number} in schemas/{_name(old.table)}/ give other ids to columns "
+                    f"of {old.table.full_name}: an older ringsync ran beside this one. Bootstrap the table under a new "
+                    "name, or drop it and create it again"
+                )
             there = _put(store, history, old)
         if there is not None:
             _add_place(store, old.table, there.number)
             with suppress(AlreadyExistsError):
                 store.put(_key(table_id, _number(keys[-1]) + 1), _TAKEN_OVER, if_absent=True)
+
+
+def _has_ids_of(version: TableVersion, other: TableVersion) -> bool:
+    return version.names[: len(other.names)] == other.names
 
 
 def _open_history(store: ObjectStore, table: TableSchema) -> Places:
@@ -150,7 +173,17 @@ def _open_history(store: ObjectStore, table: TableSchema) -> Places:
         return places
     _take_over(store, table.table_id)
     keys = _history(store, _name(table))
-    return _add_place(store, table, _number(keys[-1]) + 1 if keys else 1)
+    # If the place was lost, the table has versions. One that is damaged may be another table's.
+    own = [key for key in keys if _is_of(store, key, table.table_id)]
+    first = own[0] if own else None
+    return _add_place(store, table, _number(first) if first else _number(keys[-1]) + 1 if keys else 1)
+
+
+def _is_of(store: ObjectStore, key: str, table_id: str) -> bool:
+    try:
+        return _read(store, key).version.table_id == table_id
+    except TableVersionError:
+        return False
 
 
 def _add_place(store: ObjectStore, table: TableSchema, first: int) -> Places:
@@ -162,8 +195,14 @@ def _add_place(store: ObjectStore, table: TableSchema, first: int) -> Places:
 
 
 def _places(store: ObjectStore, table_id: str) -> Places:
-    place = get_json(store, _place(table_id))
-    return {} if place is None else dict(place["histories"])
+    key = _place(table_id)
+    try:
+        place = get_json(store, key)
+        return {} if place is None else {str(name): int(first) for name, first in place["histories"].items()}
+    except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
+        raise TableVersionError(
+            f"{key} cannot be read ({type(error).__name__}: {error}): remove it, it is made again from the history"
+        ) from error
 
 
 def _latest(store: ObjectStore, table: TableSchema, keys: Sequence[str], places: Places) -> TableVersion | None:
@@ -202,10 +241,10 @@ def _put_next(
     return _put(store, keys, latest.followed_by(table) if latest else TableVersion.first(table))
 
 
-def _put(store: ObjectStore, keys: Sequence[str], version: TableVersion) -> TableVersion | None:
+def _put(store: ObjectStore, keys: Sequence[str], version: TableVersion, form_of: int = 0) -> TableVersion | None:
     """Put a version at the end of a history, with a number that is no lower than its own."""
     version = replace(version, number=max(_number(keys[-1]) + 1 if keys else 1, version.number))
-    document = {**version_document(version), "found_ms": int(time.time() * 1000)}
+    document = {**version_document(version), "found_ms": int(time.time() * 1000), "form_of": form_of}
     try:
         store.put(_key(_name(version.table), version.number), json.dumps(document).encode(), if_absent=True)
     except AlreadyExistsError:
@@ -222,7 +261,7 @@ def _newest_first(store: ObjectStore, keys: Iterable[str], table_id: str) -> Ite
 def _read(store: ObjectStore, key: str) -> HistoryEntry:
     try:
         document = json.loads(store.get(key))
-        return HistoryEntry(version_from(document), int(document.get("found_ms", 0)))
+        return HistoryEntry(version_from(document), int(document.get("found_ms", 0)), int(document.get("form_of", 0)))
     except (ChecksumError, AttributeError, ValueError, KeyError, TypeError) as error:
         raise TableVersionError(
             f"{key} cannot be read ({type(error).__name__}: {error}): restore it; or, if its table was dropped, remove "
