@@ -38,7 +38,7 @@ from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import TABLE, Lake
 from tests.steps.test_id_comes_again import FIRST, ROWS, SECOND, TOPIC, Cluster, Context, Queue, cycle
 
-VERSION = f"schemas/{FIRST}/000001.json"
+VERSION = f"schemas/{TABLE.keyspace}.{TABLE.name}/000001.json"
 """What says how the first table looks."""
 
 NOT_PLANNED = pytest.mark.parametrize("there", [(FIRST,), ()], ids=["without cdc", "dropped"])
