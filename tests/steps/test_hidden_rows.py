@@ -395,7 +395,7 @@ def test_a_row_that_lives_by_an_old_insert_lives_on_without_cells(lake: Lake, so
     assert (list(shown(lake)), len(source.asked)) == ([(1, 1)], 2)
 
 
-@pytest.mark.parametrize("at", [LONG_AGO, LATER])
+@pytest.mark.parametrize("at", [LONG_AGO, LATER], ids=["long_ago", "later"])
 def test_a_row_that_was_inserted_stays_when_its_last_cell_expires(
     lake: Lake, source: Source, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
