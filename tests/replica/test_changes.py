@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from ringsync.replica.base import ReplicaMismatchError, base_folder, replaced_table
+from ringsync.replica.base import ReplicaMismatchError, SchemaChangedError, base_folder, replaced_table
 from ringsync.replica.changes import (
     StaleStateError,
     append_pass,
@@ -59,14 +59,14 @@ def test_a_pass_is_added_once_and_in_order(tmp_path: Path) -> None:
     assert newest(tmp_path) == [(1, 0, "one"), (1, 1, "one"), (3, 0, "three")]
 
 
-def test_a_column_that_was_dropped_and_added_again_needs_a_new_bootstrap(tmp_path: Path) -> None:
-    """Its old values are gone; the replica was refused after the DROP, and taken again after the ADD."""
+def test_a_column_that_was_dropped_and_added_again_is_another_schema(tmp_path: Path) -> None:
+    """Its old values are gone: the replica must follow before anything is read or added under this schema."""
     write_base(tmp_path, simple(), simple_images(3))
     seen = state_of(tmp_path, simple())
     *others, column = simple().columns
     gone = (DroppedColumn(column.name, "regular", column.type, NOW_MS * 1000),)
     for altered in (replace(simple(), columns=tuple(others), dropped=gone), replace(simple(), dropped=gone)):
-        with pytest.raises(ReplicaMismatchError, match=r"schema of .* changed .* trigger bootstrap_table again"):
+        with pytest.raises(SchemaChangedError, match=r"schema of .* changed .* follows"):
             replica_state(LocalStore(tmp_path), altered)
         with pytest.raises(ReplicaMismatchError):
             append_pass(LocalStore(tmp_path), altered, 1, [], NOW_MS, seen=seen)
@@ -149,7 +149,7 @@ def test_rows_of_a_table_that_was_created_again_never_meet_those_of_the_old_one(
     assert len(pa.table(first.execute("SELECT * FROM b").read_all())) == 3
 
 
-def test_another_schema_needs_another_base(tmp_path: Path) -> None:
+def test_another_schema_is_refused(tmp_path: Path) -> None:
     wider = table(("id", "partition_key", simple().columns[0].type), ("w", "regular", simple().columns[0].type))
     write_base(tmp_path, simple(), simple_images(3))
     write_pass(tmp_path, simple(), simple_images(1), 1)
@@ -193,6 +193,6 @@ def test_a_merge_that_wakes_up_after_a_bootstrap_takes_nothing_out(tmp_path: Pat
     begin_changes(store, simple(), NOW_MS)
     write_pass(tmp_path, simple(), simple_images(1, "again"), 2)
     for late in (check_base, lambda *given: forget_merged(*given, NOW_MS)):
-        with pytest.raises(StaleStateError, match="a bootstrap has replaced the replica"):
+        with pytest.raises(StaleStateError, match="a bootstrap or a change of the table's schema has replaced"):
             late(store, simple(), seen)
     assert newest(tmp_path) == [(2, 0, "again")]

@@ -19,6 +19,7 @@ from ringsync.images.live import live_rows
 from ringsync.ledger.passes import Pass, get_pass, mark, pass_numbers
 from ringsync.replica.changes import replica_state
 from ringsync.replica.lookup import images_between
+from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application
 from ringsync.steps.bootstrap.publish import publish
 from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, FollowUps
@@ -75,17 +76,19 @@ def bootstrap(lake: Lake, name: str, *, complete: bool = True) -> None:
         mark(lake.store, TABLE.table_id, "cutover", name, int(time.time() * 1000))
 
 
-def rows_of_replica(lake: Lake) -> dict[tuple[int, int], str]:
+def rows_of_replica(lake: Lake, table: TableSchema = TABLE) -> dict[tuple[int, int], str]:
     """Living rows: value by key."""
-    state = replica_state(lake.store, TABLE)
+    state = replica_state(lake.store, table)
     assert state is not None
     found = {}
-    for batch in images_between(state, TABLE, -(2**63), 2**63 - 1):
-        shown = live_rows(batch, TABLE, int(time.time()))
+    names = [*(column.name for column in table.key_columns), "v"]
+    for batch in images_between(state, table, -(2**63), 2**63 - 1):
+        shown = live_rows(batch, table, int(time.time()))
         alive = shown["#alive"].to_pylist()
-        for row, lives in zip(batch.select(["id", "seq", "v"]).to_pylist(), alive, strict=True):
+        for row, lives in zip(batch.select(names).to_pylist(), alive, strict=True):
             if lives:
-                found[row["id"], row["seq"]] = row["v"]
+                first, second, value = row.values()
+                found[first, second] = value
     return found
 
 

@@ -6,7 +6,9 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,10 @@ from ringsync.config import load_config
 from ringsync.cql.types import Native
 from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.ledger.staging import closed_until
+from ringsync.ledger.table_versions import version_of
+from ringsync.replica.base import base_folder
+from ringsync.replica.delta_log import DataFile, read_snapshot, set_schema
+from ringsync.replica.evolve import Piece, RewriteTask, rewrite
 from ringsync.schema.table import Column
 from ringsync.steps.application import Application
 from ringsync.steps.close.bucket_close import Closer
@@ -25,6 +31,7 @@ from ringsync.steps.passes import follow_ups as steps
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import PassContext, commit, make_outputs
 from ringsync.steps.passes.rows_after import AfterReader
+from ringsync.steps.replica.follow_schema import versions_of
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
@@ -34,7 +41,10 @@ from tests.steps.test_close import NOW, RING, TABLE, Lake
 
 FIRST = TableVersion.first(TABLE)
 WIDER = FIRST.followed_by(replace(TABLE, columns=(*TABLE.columns, Column("w", "regular", Native("int")))))
-NARROW_AGAIN = WIDER.followed_by(TABLE)
+WIDER_RENAMED = replace(
+    WIDER.table,
+    columns=tuple(replace(one, name="place") if one.kind == "clustering" else one for one in WIDER.table.columns),
+)
 
 
 @pytest.fixture
@@ -61,21 +71,28 @@ def hours_go_by(lake: Lake) -> None:
     again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - 2 * KEPT_MS))
 
 
+def give_digest(lake: Lake, digest: str) -> None:
+    """Let the base name another schema."""
+    folder = base_folder(TABLE.keyspace, TABLE.name)
+    before = read_snapshot(lake.store, folder)
+    schema = before.metadata["schemaString"]
+    set_schema(lake.store, folder, before, schema=schema, properties={"ringsync.schema_digest": digest}, now_ms=0)
+
+
 def test_a_replica_does_not_go_on_behind_passes_that_are_forgotten(lake: Lake) -> None:
-    """A column was there for some hours, and the replica could not follow: what it has missed is not passed over."""
+    """For some hours nobody knew the replica's schema: what it has missed is not passed over."""
     bootstrap(lake, "b1")
     found = follow_ups(lake)
     change(lake, found, 1)
-    found.follow(SyncTable(WIDER, "test.shop.t", False))
+    give_digest(lake, "another")
     for number in (2, 3):
         change(lake, found, number)
-    assert "the schema of shop.t changed" in found.status()["replica_error"]
+    assert "a schema of shop.t that its history does not know" in found.status()["replica_error"]
     hours_go_by(lake)
     found = follow_ups(lake)
-    found.follow(SyncTable(WIDER, "test.shop.t", False))
     change(lake, found, 4)
     assert pass_numbers(lake.store, TABLE.table_id)[0] > 4
-    found.follow(SyncTable(NARROW_AGAIN, "test.shop.t", False))
+    give_digest(lake, TABLE.digest)
     change(lake, found, 5)
     assert rows_of_replica(lake) == {(1, 1): "c"}
     status = found.status()
@@ -87,6 +104,38 @@ def test_a_replica_does_not_go_on_behind_passes_that_are_forgotten(lake: Lake) -
     found.catch_up()
     change(lake, found, 6)
     assert (found.status()["replica_error"], found.status()["replica_pass"]) == (None, found.last)
+
+
+def test_the_replica_follows_the_schema_and_passes_that_wait_for_it_are_kept(lake: Lake) -> None:
+    """A process with an earlier version adds nothing meanwhile, and all passes come in their order."""
+    bootstrap(lake, "b1")
+    found, behind = follow_ups(lake), follow_ups(lake)
+    change(lake, found, 1)
+    versions = [version_of(lake.store, table) for table in (TABLE, WIDER.table, WIDER_RENAMED)]
+    found.follow(SyncTable(versions[1], "test.shop.t", False))
+    change(lake, found, 2)
+    assert (found.status()["replica_error"], found.status()["replica_pass"]) == (None, found.last)
+    behind.catch_up()
+    assert "later version of the schema of shop.t" in behind.status()["replica_error"]
+
+    found.follow(SyncTable(versions[2], "test.shop.t", False))
+    change(lake, found, 3)
+    assert "waits until replica_merge has written its base again" in found.status()["replica_error"]
+    waiting = found.last
+    hours_go_by(lake)
+    found = follow_ups(lake)
+    found.follow(SyncTable(versions[2], "test.shop.t", False))
+    change(lake, found, 4)
+    assert waiting in pass_numbers(lake.store, TABLE.table_id), "it waits, however long that takes"
+
+    def run(task: RewriteTask, pieces: Sequence[Piece]) -> list[DataFile]:
+        return list(task(pieces))
+
+    history = partial(versions_of, lake.store, TABLE)
+    rewrite(lake.store, WIDER_RENAMED, history, run, lambda: lake.store, {}, int(time.time() * 1000))
+    change(lake, found, 5)
+    assert (found.status()["replica_error"], found.status()["replica_pass"]) == (None, found.last)
+    assert rows_of_replica(lake, WIDER_RENAMED) == {(number, number): "c" for number in range(1, 6)}
 
 
 @pytest.mark.parametrize("changes", [0, 1])

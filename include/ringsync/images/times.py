@@ -187,6 +187,8 @@ def _absolute(
     :param elements: mask of rows whose elements have the row's time, unless ``_x`` has a list
     :param relative: whether the lists' times are differences from the row's
     """
+    if pa.types.is_struct(value.type):
+        lists = _for_all_fields(lists, value.type.num_fields)
     given = valid_mask(lists)
     alike = elements & ~given
     counts = np.where(alike, _element_counts(value), 0)
@@ -199,6 +201,21 @@ def _absolute(
     if pa.types.is_struct(value.type):
         valid[~listed] &= np.stack([valid_mask(field) for field in value.flatten()], axis=1)[alike].ravel()
     return list_of(counts, array_of(times, valid), there)
+
+
+def _for_all_fields(lists: pa.ListArray, width: int) -> pa.ListArray:
+    """Give lists of times of a UDT's fields an entry for each field: those of fields that it got later are null."""
+    counts = np.where(valid_mask(lists), np.diff(integers(lists.offsets)), 0)
+    short = (counts > 0) & (counts < width)
+    if not short.any():
+        return lists
+    wanted = np.where(short, width, counts)
+    flat = lists.flatten()
+    within = np.arange(wanted.sum()) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+    there = within < np.repeat(counts, wanted)
+    places = np.zeros(len(there), np.int64)
+    places[there] = np.arange(len(flat))
+    return list_of(wanted, flat.take(array_of(places, there)), valid_mask(lists))
 
 
 def _element_counts(value: pa.Array) -> Integers:

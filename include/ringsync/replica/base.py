@@ -20,6 +20,10 @@ class ReplicaMismatchError(Exception):
     """The replica's folder holds the replica of another table, or of another schema of this table."""
 
 
+class SchemaChangedError(ReplicaMismatchError):
+    """The replica has another version of the table's schema (:mod:`ringsync.replica.evolve`)."""
+
+
 def replica_folder(keyspace: str, table: str) -> str:
     """Return the key of the replica's folder in the object store."""
     return f"replica/{keyspace}/{table}"
@@ -78,12 +82,14 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
     """Check that ``uri`` holds the replica of this table with this schema.
 
     :param found: ringsync's properties of the Delta table
-    :raises ReplicaMismatchError: the replica belongs to another table or schema
+    :raises ReplicaMismatchError: the replica belongs to another table
+    :raises SchemaChangedError: it has another version of the schema
     """
     check_table_id(uri, found, table)
     if found.get("schema_digest") != table.digest:
-        raise ReplicaMismatchError(
-            f"the schema of {table.full_name} changed since the replica {uri} was made: trigger bootstrap_table again"
+        raise SchemaChangedError(
+            f"the schema of {table.full_name} changed since the replica {uri} was made: it follows with the next pass, "
+            "or with the next run of replica_merge; a replica of selected columns needs bootstrap_table again"
         )
 
 

@@ -123,9 +123,10 @@ def replica_state(
 
     :param options: settings by which delta-rs reaches the store (:func:`ringsync.storage.delta_options`)
     :param known: cache: an unchanged table is not read again
-    :raises ReplicaMismatchError: the replica belongs to another table id or schema
+    :raises ReplicaMismatchError: the replica belongs to another table id
+    :raises SchemaChangedError: base or changes have another version of the schema
     """
-    base, changes = _snapshots(store, table, known)
+    base, changes = snapshots(store, table, known)
     return _state(store, table, base, changes, options or {}) if base.version >= 0 else None
 
 
@@ -149,7 +150,7 @@ def append_pass(
     """
     folder = changes_folder(table.keyspace, table.name)
     for _ in _attempts(store, table):
-        base, changes = _snapshots(store, table)
+        base, changes = snapshots(store, table)
         now = _state(store, table, base, changes, seen.options)
         if (now.base, now.applied) != (seen.base, seen.applied):
             if now.base == seen.base and now.applied >= pass_number:
@@ -184,8 +185,8 @@ def append_pass(
 def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
     """Start an empty changes table for the present base, unless the table belongs to this base already."""
     for _ in _attempts(store, table):
-        base, changes = _snapshots(store, table)
-        if _belong_together(base, changes):
+        base, changes = snapshots(store, table)
+        if belong_together(base, changes):
             return
         with suppress(ConcurrentCommitError):
             _begin(store, table, base, changes, now_ms)
@@ -201,7 +202,7 @@ def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, n
     """
     no_base = {"configuration": {f"{PROPERTY_PREFIX}base": f"none-{table.table_id}"}}
     for _ in _attempts(store, table):
-        base, changes = _snapshots(store, table)
+        base, changes = snapshots(store, table)
         if base.version != seen.version:
             raise ConcurrentCommitError(
                 f"{store.uri(base_folder(table.keyspace, table.name))} now has version {base.version}, not "
@@ -214,11 +215,14 @@ def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, n
 
 
 def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState) -> None:
-    """Check that the replica still has the base of ``seen``, before its rows are changed.
+    """Check that the replica still has the base and the schema of ``seen``, before its rows are changed.
 
-    :raises StaleStateError: a bootstrap has replaced the base
+    :raises StaleStateError: a bootstrap or another version of the schema has replaced the base
+    :raises SchemaChangedError: the base has another version of the schema
     """
-    _check_same_base(read_snapshot(store, base_folder(table.keyspace, table.name)), seen, seen.base_uri)
+    base = read_snapshot(store, base_folder(table.keyspace, table.name))
+    _check_same_base(base, seen, seen.base_uri)
+    check_same_schema(seen.base_uri, properties_of(base), table)
 
 
 def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, now_ms: int) -> None:
@@ -256,8 +260,8 @@ def _check_same_base(table: DeltaSnapshot, seen: ReplicaState, uri: str) -> None
     base = properties_of(table).get("base", "")
     if base != seen.base:
         raise StaleStateError(
-            f"{uri} now belongs to base {base}, not to {seen.base}: a bootstrap has replaced the replica. Try again if "
-            "the change is still wanted"
+            f"{uri} now belongs to base {base}, not to {seen.base}: a bootstrap or a change of the table's schema has "
+            "replaced the replica. Try again if the change is still wanted"
         )
 
 
@@ -285,7 +289,7 @@ def delta_path(uri: str) -> str:
     return uri.removeprefix("file://")
 
 
-def _snapshots(
+def snapshots(
     store: ObjectStore, table: TableSchema, known: KnownSnapshots | None = None
 ) -> tuple[DeltaSnapshot, DeltaSnapshot]:
     """Read the snapshots of base and changes, the changes first.
@@ -330,7 +334,9 @@ def _state(
     uri = store.uri(base_folder(table.keyspace, table.name))
     found = properties_of(base)
     check_same_schema(uri, found, table)
-    belongs = _belong_together(base, changes)
+    belongs = belong_together(base, changes)
+    if belongs:
+        check_same_schema(store.uri(changes_folder(table.keyspace, table.name)), properties_of(changes), table)
     # Bases of older versions do not say from when they know of deletions: take the end of their reading.
     deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
     repaired_from_us, repaired_until_us = base.transactions.get(REPAIR, 0), base.updated_ms.get(REPAIR, 0) * 1000
@@ -356,9 +362,10 @@ def _state(
     )
 
 
-def _belong_together(base: DeltaSnapshot, changes: DeltaSnapshot) -> bool:
+def belong_together(base: DeltaSnapshot, changes: DeltaSnapshot) -> bool:
+    """Tell whether there are changes of this base. Their schemas may differ while the replica follows a new one."""
     of_changes, of_base = properties_of(changes), properties_of(base)
-    names = ("table_id", "schema_digest", "base")
+    names = ("table_id", "base")
     return changes.version >= 0 and all(of_changes.get(name, "") == of_base.get(name, "") for name in names)
 
 

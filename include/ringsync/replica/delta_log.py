@@ -237,6 +237,26 @@ def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequen
     return _commit(store, folder, before.version + 1, actions)
 
 
+def set_schema(
+    store: ObjectStore, folder: str, before: DeltaSnapshot, *, schema: str, properties: Mapping[str, str], now_ms: int
+) -> int:
+    """Give a table another schema and some properties, in one commit that leaves its files as they are.
+
+    Readers show null for what a file lacks, and nothing of what the schema lacks.
+
+    :param before: the table's snapshot when the caller decided this
+    :param schema: the table's schema as Spark's JSON
+    :param properties: properties to set; others stay
+    :returns: the new version
+    :raises ConcurrentCommitError: another writer has committed since ``before``
+    """
+    info = {**_commit_info("Overwrite", [], properties, before, now_ms), "operation": "REPLACE COLUMNS"}
+    configuration = {**(before.metadata.get("configuration") or {}), **properties}
+    metadata = {**before.metadata, "schemaString": schema, "configuration": configuration}
+    actions = [{"commitInfo": {**info, "operationParameters": {}}}, {"metaData": metadata}]
+    return _commit(store, folder, before.version + 1, actions)
+
+
 def _commit(store: ObjectStore, folder: str, version: int, actions: Sequence[Action]) -> int:
     name = f"{folder}/_delta_log/{version:020}.json"
     try:

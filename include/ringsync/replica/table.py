@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from ringsync.images.conform import by_name
 from ringsync.images.keys import key_columns_sql, same_key_sql
+from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.base import ReplicaMismatchError, check_same_schema, check_table_id, identity, own_properties
-from ringsync.replica.changes import REPAIR, ReplicaState
+from ringsync.replica.changes import REPAIR, VERSION, ReplicaState
 from ringsync.schema.table import TableSchema
 
 
@@ -103,12 +107,14 @@ class ReplicaTable:
     def read_images(self, spark: SparkSession) -> DataFrame:
         """Read the newest image of each row from base and changes, deleted rows and expired cells included.
 
-        :raises ReplicaMismatchError: the base belongs to a table that was dropped and created again
+        :raises ReplicaMismatchError: the base belongs to a table that was dropped and created again, or lacks a key
+            column that was renamed
         """
         if properties := self.properties(spark):
             check_table_id(self.base_uri, properties, self.table)
         changes, base = self.read_changes(spark), self.read_base(spark)
-        return base if changes is None else newest_images(base, changes, self.table)
+        rows = conformed(base, self.table)
+        return rows if changes is None else newest_images(rows, conformed(changes, self.table), self.table)
 
     def images_at(self, spark: SparkSession, state: ReplicaState) -> DataFrame:
         """Read the newest images as of a state of the replica, regardless of later writes."""
@@ -143,6 +149,33 @@ class ReplicaTable:
             files=int(metrics.get("numFiles", metrics.get("numAddedFiles", 0))),
             bytes=int(metrics.get("numOutputBytes", metrics.get("numAddedBytes", 0))),
         )
+
+
+def conformed(images: DataFrame, table: TableSchema) -> DataFrame:
+    """Return row images in a table's schema: base and changes differ in it while the replica follows an ALTER TABLE.
+
+    Columns are found by their names; those that are not there are null.
+
+    :raises ReplicaMismatchError: a key column is not there
+    """
+    schema = row_image_schema(table)
+    if VERSION in images.columns:
+        schema = schema.append(pa.field(VERSION, pa.int64()))
+    wanted = from_arrow_schema(schema)
+    if images.schema == wanted:
+        return images
+    for column in table.key_columns:
+        if (name := lake_names(table)[column.name]) not in images.columns:
+            raise ReplicaMismatchError(
+                f"the replica of {table.full_name} has no column {name}: the key column was renamed. Read the table's "
+                "schema again, or wait until replica_merge has written the base again"
+            )
+
+    def named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield by_name(batch, schema)
+
+    return images.mapInArrow(named, wanted)
 
 
 def newest_images(base: DataFrame, changes: DataFrame, table: TableSchema) -> DataFrame:

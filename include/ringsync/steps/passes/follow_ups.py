@@ -19,9 +19,10 @@ from ringsync.ledger.passes import Pass, check_goes_on, forget_pass, get_pass, p
 from ringsync.ledger.table_versions import latest_version, next_version
 from ringsync.ledger.topic_owners import tables_before, take_topic
 from ringsync.ledger.tries import list_tries, lost_tries, remove_tries
-from ringsync.replica.base import ReplicaMismatchError, base_folder, transaction_of
-from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState, StaleStateError, append_pass, replica_state
+from ringsync.replica.base import ReplicaMismatchError, SchemaChangedError, base_folder, transaction_of
+from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState, StaleStateError, append_pass
 from ringsync.replica.delta_log import KnownSnapshots, read_snapshot
+from ringsync.replica.evolve import ReplicaWaitsError
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import Host
 from ringsync.steps.application import Application, StepError
@@ -29,6 +30,7 @@ from ringsync.steps.passes.make import PassContext, commit
 from ringsync.steps.passes.missed_rows import TOLD_AGAIN, MissedRows, Owed, owed
 from ringsync.steps.passes.replica_task import ReplicaTask
 from ringsync.steps.passes.rows_after import AfterReader, Mode
+from ringsync.steps.replica.follow_schema import followed_state
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
@@ -215,6 +217,7 @@ class FollowUps:
         take_topic(self._store, table.topic, table.table_id, int(time.time() * 1000))
         self.refresh()
         self._mismatch: str | None = None
+        self._waits = False
         self._asked: tuple[ReplicaState | None, int, float] | None = None  # state, last pass then, monotonic time, s
         self._published = last_published(self._store, table, self._passes)
         self._owed: tuple[Owed, ...] = ()
@@ -314,10 +317,12 @@ class FollowUps:
         """Read the replica's state; None: the table has none, or none that can follow its changes."""
         options = delta_options(**self._application.config.store.model_dump())
         try:
-            state = replica_state(self._store, self._table.schema, options, self._snapshots)
+            state = followed_state(self._store, self._table.schema, options, self._snapshots)
             self._mismatch = self._unusable(state) if state else None
+            self._waits = False
         except ReplicaMismatchError as error:
             state, self._mismatch = None, str(error)
+            self._waits = isinstance(error, ReplicaWaitsError)
         usable = state if self._mismatch is None else None
         self._asked = usable, self.last, time.monotonic()
         return usable
@@ -411,7 +416,7 @@ class FollowUps:
             now_ms = int(time.time() * 1000)
             try:
                 append_pass(self._store, self._table.schema, next_pass.number, files, now_ms, seen=state)
-            except StaleStateError as error:
+            except (StaleStateError, SchemaChangedError) as error:
                 print(f"ringsync: {error}", flush=True)
             self._asked = None
             if len(waiting) > 1 and time.monotonic() >= end:
@@ -449,6 +454,8 @@ class FollowUps:
         if self.bootstrap:
             return
         state = self._replica_lately()
+        if self._waits:
+            return  # the replica will take the passes
         done = state.applied if state else self.last
         if state is not None or self._mismatch is not None:
             done = min([done, *(debt.missed[0].number - 1 for debt in self._debts())])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from ringsync.cluster.schema import read_tables
@@ -16,9 +17,10 @@ from ringsync.cql.identifiers import parse_table_name
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
+from ringsync.steps.replica.follow_schema import followed_state, versions_of
 from ringsync.storage import delta_options
 from ringsync.storage.port import ChecksumError, ObjectStore, get_json
-from ringsync.wiring import cluster_settings
+from ringsync.wiring import cluster_settings, store_of
 
 UNMERGED_KEY = "progress/replica_merge.json"
 """Names of tables that were tried and are not merged yet, in the order of their last tries."""
@@ -33,7 +35,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ClusterError: the cluster does not answer
     :raises ConfigError: the configuration is wrong, for all tables
     """
-    from ringsync.replica.changes import replica_state
+    from ringsync.replica.evolve import RewriteNeededError
     from ringsync.replica.merge import due
 
     config, store = application.config, application.store
@@ -47,22 +49,35 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     tried = {name: place for place, name in enumerate(unmerged)}
     for table, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
         try:
-            state = replica_state(store, table, options)
-            if state is None:
+            state, needs_rewriting = None, False
+            try:
+                state = followed_state(store, table, options, is_new=True)
+            except RewriteNeededError as error:
+                needs_rewriting = True
+                print(f"ringsync: {error}", flush=True)
+            if state is None and not needs_rewriting:
                 if named:
                     raise StepError(f"{table.full_name} has no replica: trigger bootstrap_table first")
                 continue
-            if not named and not due(
-                state,
-                int(clock() * 1000),
-                interval_s=config.replica.merge_interval_s,
-                rows_fraction=config.replica.merge_rows_fraction,
+            if (
+                state is not None
+                and not named
+                and not due(
+                    state,
+                    int(clock() * 1000),
+                    interval_s=config.replica.merge_interval_s,
+                    rows_fraction=config.replica.merge_rows_fraction,
+                )
             ):
                 waiting += bool(state.changed_rows)
                 continue
             unmerged = [*(name for name in unmerged if name != table.full_name), table.full_name]
             store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
-            merged[table.full_name] = merge_table(application, table, gc_grace_s, state, int(clock()))
+            merged[table.full_name] = (
+                rewrite_table(application, table, int(clock()))
+                if state is None
+                else merge_table(application, table, gc_grace_s, state, int(clock()))
+            )
             unmerged.remove(table.full_name)
             store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
         except ConfigError:
@@ -116,6 +131,32 @@ def dead_kept_s(config: Config, gc_grace_s: int) -> int:
     return max(gc_grace_s, (digests_kept_ms(config) + FORGOTTEN_LATER_MS) // 1000)
 
 
+def rewrite_table(application: Application, table: TableSchema, now_s: int) -> Report:
+    """Write the base of a table again, whose schema has changed in a way that its files cannot show.
+
+    :raises ConcurrentCommitError: another writer was faster
+    """
+    from ringsync.replica.evolve import Piece, RewriteTask, rewrite
+    from ringsync.replica.session import spark_session
+
+    started = time.monotonic()
+    context = spark_session(f"replica_merge {application.run}").sparkContext
+
+    def run(task: RewriteTask, pieces: Sequence[Piece]) -> list[Any]:
+        return list(context.parallelize(pieces, len(pieces)).mapPartitions(task).collect())
+
+    counts = rewrite(
+        application.store,
+        table,
+        partial(versions_of, application.store, table),
+        run,
+        partial(store_of, application.config),
+        delta_options(**application.config.store.model_dump()),
+        now_s * 1000,
+    )
+    return {"rewritten": counts, "seconds": round(time.monotonic() - started, 3)}
+
+
 def merge_table(application: Application, table: TableSchema, gc_grace_s: int, state: Any, now_s: int) -> Report:
     """Merge one table and tidy it up.
 
@@ -147,7 +188,8 @@ def merge_table(application: Application, table: TableSchema, gc_grace_s: int, s
         compacted = tidy(spark, application.store, replica, state.options)
     except DeltaConcurrentModificationException as error:
         raise StepError(
-            f"{replica.uri}: a bootstrap or a repair has changed the replica meanwhile; merge again: {error}"
+            f"{replica.uri}: a bootstrap, a repair or an ALTER TABLE has changed the replica meanwhile; merge again: "
+            f"{error}"
         ) from error
     counts = asdict(result)
     outcomes = [counts[name] for name in ("updated", "inserted", "deleted", "never_there", "superseded")]

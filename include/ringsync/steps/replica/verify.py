@@ -19,6 +19,7 @@ from ringsync.sources.scan.plan import ScanPlan, Selection, within
 from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.status import read_statuses
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.replica.follow_schema import followed_state
 from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_limits, cluster_settings
@@ -39,10 +40,10 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :returns: exit code 1 when differences are left
     :raises StepError: there is no replica
     :raises ScanError: the source could not be read; for a repair of a table that is followed, from all replicas
-    :raises ReplicaMismatchError: the replica is of another table id or schema
+    :raises ReplicaMismatchError: the replica is of another table id, or cannot follow the table's schema yet
     """
     from ringsync.replica.base import base_folder, own_properties, replica_folder
-    from ringsync.replica.changes import check_base, replica_state
+    from ringsync.replica.changes import check_base
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
     from ringsync.replica.session import limit_batches, spark_session
@@ -67,7 +68,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
     def state() -> ReplicaState:
         complete_until_us = synced_until_us(store, table.table_id)  # read first: the replica has all of this by then
-        present = replica_state(store, table, delta_options(**config.store.model_dump()))
+        present = followed_state(store, table, delta_options(**config.store.model_dump()), is_new=True)
         assert present is not None, f"{replica.uri} was there a moment ago"
         return replace(present, as_of_us=max(present.as_of_us, complete_until_us))
 

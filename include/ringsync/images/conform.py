@@ -1,0 +1,107 @@
+"""Row images of one version of a table, as another version of its schema shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.changes.flat import kept
+from ringsync.compiled.arrow import array_of, list_of, rows_of_lists, structs_of, valid_mask
+from ringsync.images.from_changes import images_of
+from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.images.to_changes import change_rows_of
+from ringsync.schema.table import TableSchema
+
+
+def conformed_images(images: pa.RecordBatch, old: TableSchema, new: TableSchema) -> pa.RecordBatch:
+    """Return row images as a later version of the table shows them.
+
+    Key columns keep their places and may have other names. Cells that were written before their column was dropped and
+    added again are left out, and so are those of unknown time: only a read before the drop gives such cells.
+
+    :param images: images with the schema of ``old``
+    """
+    schema, count = row_image_schema(new), images.num_rows
+    before, names = lake_names(old), lake_names(new)
+    keys = {after.name: column.name for column, after in zip(old.key_columns, new.key_columns, strict=True)}
+    values = {column.name for column in old.value_columns}
+    differences = dict(zip([field.name for field in images["_x"].type], images["_x"].flatten(), strict=True))
+    columns, x = [], []
+    for column, kind in zip(new.columns, schema.field("_x").type, strict=True):
+        name = keys.get(column.name) if column.is_key else column.name if column.name in values else None
+        place = None if name is None else before[name]
+        wanted = schema.field(names[column.name]).type
+        columns.append(pa.nulls(count, wanted) if place is None else _extended(images[place], wanted))
+        x.append(pa.nulls(count, kind.type) if place is None else _extended(differences[place], kind.type))
+    all_x = structs_of(schema.field("_x").type, x, valid_mask(images["_x"]))
+    arrays = [images["token"], *columns, images["_row"], all_x, images["_merge"]]
+    return _without_dropped(pa.RecordBatch.from_arrays(arrays, schema=schema), old, new)
+
+
+def by_name(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with the columns of a schema, and the entries of ``_x``, found by their names; else null."""
+    columns = []
+    for field in schema:
+        place = rows.schema.get_field_index(field.name)
+        if place < 0:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+        elif field.name == "_x":
+            differences = dict(zip([entry.name for entry in rows["_x"].type], rows["_x"].flatten(), strict=True))
+            entries = [
+                _extended(differences[entry.name], entry.type)
+                if entry.name in differences
+                else pa.nulls(rows.num_rows, entry.type)
+                for entry in field.type
+            ]
+            columns.append(structs_of(field.type, entries, valid_mask(rows["_x"])))
+        else:
+            columns.append(_extended(rows.column(place), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _without_dropped(images: pa.RecordBatch, old: TableSchema, new: TableSchema) -> pa.RecordBatch:
+    """Leave out what was written before its column was dropped and added again."""
+    names, drops = lake_names(new), {gone.name: gone.dropped_at for gone in old.dropped}
+    there = {column.name for column in old.value_columns} & {column.name for column in new.value_columns}
+    again = [gone.name for gone in new.dropped if gone.name in there and gone.dropped_at != drops.get(gone.name)]
+    if not again:
+        return images
+    has = np.zeros(images.num_rows, np.bool_)
+    for name in again:
+        raw = images["_x"].flatten()[images["_x"].type.get_field_index(names[name])].field("raw")
+        has |= valid_mask(images[names[name]]) | valid_mask(raw)
+    touched = np.flatnonzero(has)
+    if not len(touched):
+        return images
+    rows = change_rows_of(images.take(array_of(touched)), new, unknown_at_us=0, one_each=True)
+    left = images_of(replace(rows, cells=kept(rows.cells, new)), new, "raw", np.arange(len(rows)))
+    order = np.arange(images.num_rows)
+    order[touched] = images.num_rows + np.arange(len(rows))
+    together = pa.Table.from_batches([images, left]).take(array_of(order)).combine_chunks()
+    return together.to_batches()[0]
+
+
+def _extended(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values in a type whose structs have more fields at their ends, or other names of fields."""
+    if array.type.equals(kind):
+        return array
+    if pa.types.is_struct(kind):
+        fields = array.flatten()
+        children = [
+            _extended(fields[place], field.type) if place < len(fields) else pa.nulls(len(array), field.type)
+            for place, field in enumerate(kind)
+        ]
+        return structs_of(kind, children, valid_mask(array))
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        row, entries = rows_of_lists(array if pa.types.is_list(kind) else _as_list(array))
+        value = kind.value_type if pa.types.is_list(kind) else pa.struct([kind.key_field, kind.item_field])
+        counts = np.bincount(row, minlength=len(array))
+        return list_of(counts, _extended(entries, value), valid_mask(array), kind)
+    return array.cast(kind)
+
+
+def _as_list(maps: pa.Array) -> pa.Array:
+    entry = pa.struct([maps.type.key_field, maps.type.item_field])
+    return maps.cast(pa.list_(entry)) if not maps.offset else pa.concat_arrays([maps]).cast(pa.list_(entry))
