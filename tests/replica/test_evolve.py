@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -362,3 +363,24 @@ def test_lake_names_that_change_without_a_rename(tmp_path: Path) -> None:
     write_base(tmp_path, old, rows_of(old, image(old, 1, id=1, line=1, a_b="x")))
     follow(tmp_path, [old, new])
     assert (plain(tmp_path, lake_names(new)["a!b"]), plain(tmp_path, "a_b")) == ({1: "x"}, {1: None})
+
+
+def test_a_schema_that_was_read_from_a_checkpoint_is_followed(tmp_path: Path) -> None:
+    """What a checkpoint has as lists of pairs is written as the objects that the log has."""
+    old, new = table(V), table(V, M)
+    begun(tmp_path, old, image(old, 1, id=1, line=1, v="v"))
+    for number in range(2, 12):
+        write_pass(tmp_path, old, rows_of(old, image(old, number, id=number, line=1, v="v")), number)
+    folder = tmp_path / "replica/shop/orders/changes/_delta_log"
+    assert list(folder.glob("*.checkpoint.parquet"))
+    for commit in folder.glob("0000000000000000000*.json"):
+        commit.unlink()
+    follow(tmp_path, [old, new])
+    (metadata,) = (
+        json.loads(line)["metaData"]
+        for line in max(folder.glob("*.json")).read_text().splitlines()
+        if "metaData" in json.loads(line)
+    )
+    assert (metadata["format"], type(metadata["configuration"])) == ({"provider": "parquet", "options": {}}, dict)
+    assert plain(tmp_path, "m", "changes") == dict.fromkeys(range(2, 12))
+    assert len(shown(tmp_path, new)) == 11

@@ -28,6 +28,7 @@ Action = dict[str, Any]
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
 _DELETION_VECTORS = "deletionVectors"
+_FORMAT: Action = {"provider": "parquet", "options": {}}
 
 
 class DeltaLogError(Exception):
@@ -183,7 +184,7 @@ def replace_all(
         {
             "metaData": {
                 "id": before.metadata.get("id") or str(uuid.uuid4()),
-                "format": {"provider": "parquet", "options": {}},
+                "format": _FORMAT,
                 "schemaString": schema,
                 "partitionColumns": [],
                 "configuration": dict(properties),
@@ -252,7 +253,7 @@ def set_schema(
     """
     info = {**_commit_info("Overwrite", [], properties, before, now_ms), "operation": "REPLACE COLUMNS"}
     configuration = {**(before.metadata.get("configuration") or {}), **properties}
-    metadata = {**before.metadata, "schemaString": schema, "configuration": configuration}
+    metadata = {**before.metadata, "format": _FORMAT, "schemaString": schema, "configuration": configuration}
     actions = [{"commitInfo": {**info, "operationParameters": {}}}, {"metaData": metadata}]
     return _commit(store, folder, before.version + 1, actions)
 
