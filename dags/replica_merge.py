@@ -2,8 +2,8 @@
 
 **What it does.** A replica is a base and the changes since. Readers read both (docs/replica.md). The merge brings the
 changes into the base, so that readers have few changes to look through. A table is due after `replica.merge_interval_s`
-seconds, or when its changes are more than `replica.merge_rows_fraction` of its rows. A base whose files cannot show the schema
-after an `ALTER TABLE` is written again.
+seconds, or when its changes are more than `replica.merge_rows_fraction` of its rows. A base whose files cannot show the
+schema after an `ALTER TABLE` is written again.
 
 **Inputs.** Replicas that `bootstrap_table` has made and `commitlog_sync` has changed. The parameter *table* names a
 table to merge now.

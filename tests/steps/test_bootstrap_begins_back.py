@@ -76,8 +76,9 @@ def bootstrap(lake: Lake, name: str, *, complete: bool = True) -> None:
         mark(lake.store, TABLE.table_id, "cutover", name, int(time.time() * 1000))
 
 
-def rows_of_replica(lake: Lake, table: TableSchema = TABLE) -> dict[tuple[int, int], str]:
+def rows_of_replica(lake: Lake, table: TableSchema | None = None) -> dict[tuple[int, int], str]:
     """Living rows: value by key."""
+    table = table or TABLE
     state = replica_state(lake.store, table)
     assert state is not None
     found = {}
