@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ringsync.cluster.whole_schema import OneNode, Reading, one_node, read_whole_schema
+from ringsync.cluster.schema import read_table
+from ringsync.cluster.whole_schema import OneNode, Reading, node_schema, one_node, read_whole_schema
 from ringsync.ledger.dropped_tables import dropped_of
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.schema_changes import change_numbers
-from ringsync.ledger.table_versions import CdcEnded, history_of
+from ringsync.ledger.table_versions import CdcEnded, history_of, version_of
 from ringsync.schema.table import TableSchema
 from ringsync.state.schema_history import SchemaHistory
 from ringsync.state.session import StateSession
@@ -46,6 +47,8 @@ def shop(session: Any) -> Iterator[Any]:
 
 class OnlyKeyspaces:
     """A node whose users' keyspaces are these: other tests of the session leave theirs."""
+
+    down: frozenset[str] = frozenset()
 
     def __init__(self, session: Any, names: tuple[str, ...] = KEYSPACES) -> None:
         self._node, self._names = one_node(session), {*names, "system_schema"}
@@ -154,6 +157,40 @@ def test_each_version_is_told_once_and_a_drop_is_marked(shop: Any, tmp_path: Pat
     assert CdcEnded(store).at_ms(first, 5) is None
 
 
+def test_versions_that_the_sync_found_first_are_told_by_the_next_look(shop: Any, tmp_path: Path) -> None:
+    """Data messages may name a version before its change is told; the first that names it or a later one tells it."""
+    store = LocalStore(tmp_path)
+    looks = updater(store, shop)
+    shop.execute("CREATE TABLE su_shop.t (id int PRIMARY KEY)")
+    looks.cycle()
+    for number in range(3):
+        shop.execute(f"ALTER TABLE su_shop.t ADD c{number} int")
+        assert version_of(store, read_table(shop, "su_shop", "t")).number == number + 2
+    before = len(messages(store))
+    looks.cycle()
+    told = [message["value"] for message in messages(store)[before:]]
+    assert [value["ddl"] for value in told] == [f"ALTER TABLE su_shop.t ADD c{number} int;" for number in range(3)]
+    assert [value["source"]["tables"] for value in told] == [None, None, {"su_shop.t": 4}]
+    assert [entry.version.number for entry in history_of(store, "su_shop", "t")] == [1, 2, 3, 4]
+
+
+def test_a_type_that_no_column_shows_is_told_and_a_type_that_tables_share_is_altered_once(
+    shop: Any, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path)
+    looks = updater(store, shop)
+    shop.execute("CREATE TYPE su_shop.k (a int)")
+    for name in ("t", "u"):
+        shop.execute(f"CREATE TABLE su_shop.{name} (id int PRIMARY KEY, v frozen<k>)")
+    looks.cycle()
+    before = len(messages(store))
+    shop.execute("ALTER TYPE su_shop.k ADD b int")
+    looks.cycle()
+    (message,) = messages(store)[before:]
+    assert message["value"]["ddl"] == "ALTER TYPE su_shop.k ADD b int;"
+    assert message["value"]["source"]["tables"] == {"su_shop.t": 2, "su_shop.u": 2}
+
+
 def test_two_at_once_write_one_log(shop: Any, tmp_path: Path) -> None:
     stopped, errors = threading.Event(), list[Exception]()
 
@@ -219,6 +256,9 @@ def test_what_needs_agreement_waits_for_it(shop: Any, tmp_path: Path) -> None:
     looks.cycle()
     told = len(messages(store))
     agrees[0] = False
+    down = Behind(shop)
+    down.down = frozenset(["10.0.0.2"])
+    assert (node_schema(Behind(shop)).agrees, node_schema(down).agrees) == (False, True)
     shop.execute("ALTER TABLE su_shop.t ADD a int")
     shop.execute('DROP KEYSPACE "su_Other"')
     looks.cycle()
@@ -226,7 +266,7 @@ def test_what_needs_agreement_waits_for_it(shop: Any, tmp_path: Path) -> None:
     assert [entry.version.number for entry in history_of(store, "su_shop", "t")] == [1, 2]
     now[0] += TOLERATED_S + 1
     looks.cycle()
-    assert "different schemas for 61 s" in looks.problems[0]
+    assert "different schemas for 61 s, now 10.0.0.2" in looks.problems[0]
     assert len(messages(store)) == told
     agrees[0] = True
     looks.cycle()

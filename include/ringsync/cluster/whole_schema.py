@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, read_tables
 from ringsync.cql.types import CqlTypeError, UserType
@@ -55,15 +55,27 @@ class Reading:
     unreadable_types: dict[str, str]
 
 
+class Node(Protocol):
+    """A node that is asked.
+
+    :ivar down: addresses of nodes that are down: nobody waits for their agreement
+    """
+
+    down: frozenset[str]
+
+    def execute(self, query: str, parameters: Any = None) -> Any:
+        """Execute a query on the node."""
+
+
 class OneNode:
     """Asks one node only.
 
     :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
-    :param host: the driver's host; None: as the session chooses, for sessions that know only one
+    :param host: the driver's host; None: as the session chooses
     """
 
-    def __init__(self, session: Any, host: Any = None) -> None:
-        self._session, self._host = session, host
+    def __init__(self, session: Any, host: Any, down: frozenset[str] = frozenset()) -> None:
+        self._session, self._host, self.down = session, host, down
 
     def execute(self, query: str, parameters: Any = None) -> Any:
         """Execute a query on the node."""
@@ -73,25 +85,24 @@ class OneNode:
 def one_node(session: Any) -> OneNode:
     """Choose a node to which the session is connected."""
     hosts = list(session.get_pool_state())
-    return OneNode(session, next((host for host in hosts if host.is_up), hosts[0] if hosts else None))
+    down = (host for host in session.cluster.metadata.all_hosts() if host.is_up is False)
+    addresses = frozenset(str(address) for host in down for address in (host.address, host.broadcast_address))
+    return OneNode(session, next((host for host in hosts if host.is_up), hosts[0] if hosts else None), addresses)
 
 
-def node_schema(node: Any) -> NodeSchema:
-    """Ask a node for the schema versions that it knows.
-
-    A node that is down is not waited for: a peer without version counts as agreeing.
-    """
+def node_schema(node: Node) -> NodeSchema:
+    """Ask a node for the schema versions that it knows."""
     own = node.execute("SELECT schema_version, broadcast_address FROM system.local").one()
     peers = node.execute("SELECT peer, schema_version FROM system.peers")
     others = {
         str(row.peer): str(row.schema_version)
         for row in peers
-        if row.schema_version is not None and row.schema_version != own.schema_version
+        if row.schema_version not in (None, own.schema_version) and str(row.peer) not in node.down
     }
     return NodeSchema(str(own.schema_version), str(own.broadcast_address), others)
 
 
-def read_whole_schema(node: Any, own_keyspaces: Collection[str] = ()) -> Reading | None:
+def read_whole_schema(node: Node, own_keyspaces: Collection[str] = ()) -> Reading | None:
     """Read all users' keyspaces; None: they change all the time.
 
     :param node: a node (:class:`OneNode`)
@@ -105,7 +116,7 @@ def read_whole_schema(node: Any, own_keyspaces: Collection[str] = ()) -> Reading
     return None
 
 
-def _read(node: Any, at: NodeSchema, hidden: Collection[str]) -> Reading:
+def _read(node: Node, at: NodeSchema, hidden: Collection[str]) -> Reading:
     everything = read_tables(node)
     views = {(row.keyspace_name, row.view_name) for row in _rows(node, "keyspace_name, view_name", "views")}
     keyspaces = {
@@ -137,5 +148,5 @@ def _read(node: Any, at: NodeSchema, hidden: Collection[str]) -> Reading:
     )
 
 
-def _rows(node: Any, columns: str, table: str) -> Any:
+def _rows(node: Node, columns: str, table: str) -> Any:
     return node.execute(f"SELECT {columns} FROM system_schema.{table}")

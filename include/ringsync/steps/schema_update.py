@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import ringsync
-from ringsync.cluster.whole_schema import Reading, node_schema, one_node, read_whole_schema
+from ringsync.cluster.whole_schema import Node, Reading, node_schema, one_node, read_whole_schema
 from ringsync.config import ConfigError
 from ringsync.ledger.dropped_tables import mark_dropped, unmark_dropped
 from ringsync.ledger.layout import check_layout
@@ -86,7 +85,7 @@ class SchemaUpdater:
         self,
         store: ObjectStore,
         server: str,
-        choose: Callable[[], Any],
+        choose: Callable[[], Node],
         copy: SchemaHistory | None = None,
         *,
         own_keyspace: str = "",
@@ -98,6 +97,7 @@ class SchemaUpdater:
         self._log = SchemaLog(store)
         self._seen = ""
         self._disagree_since: float | None = None
+        self._others: list[str] = []
         self._held: dict[str, str] = {}
         self._uncopied: list[str] = []
         self._to_copy = True
@@ -110,8 +110,8 @@ class SchemaUpdater:
         found = [f"{name}: {reason}" for name, reason in sorted(self._held.items())] + self._uncopied
         if self._disagree_since is not None and self._now() - self._disagree_since > TOLERATED_S:
             found.append(
-                f"the nodes have had different schemas for {self._now() - self._disagree_since:.0f} s: schema changes "
-                "are published when they agree; nodetool describecluster shows them"
+                f"the nodes have had different schemas for {self._now() - self._disagree_since:.0f} s, now "
+                f"{', '.join(self._others)}: schema changes are published when they agree; see nodetool describecluster"
             )
         return [*found, *([f"Kafka: {self._kafka_error}"] if self._kafka_error else [])]
 
@@ -147,8 +147,9 @@ class SchemaUpdater:
             self._disagree_since = None
             if self._add_change(reading, versions):
                 self._seen = reading.at.version
-        elif self._disagree_since is None:
-            self._disagree_since = self._now()
+        else:
+            self._disagree_since = self._disagree_since or self._now()
+            self._others = sorted(reading.at.others)
         self._to_copy = True
 
     def _put_versions(self, reading: Reading) -> dict[str, dict[str, int]]:
