@@ -325,6 +325,57 @@ def test_a_damaged_version_holds_up_its_table_only(shop: Any, tmp_path: Path) ->
     assert messages(store)[-1]["value"]["source"]["tables"]["su_shop.bad"] == 2
 
 
+def test_a_damaged_change_holds_up_the_messages_only(shop: Any, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    shop.execute("CREATE TABLE su_shop.t (id int PRIMARY KEY)")
+    updater(store, shop).cycle()
+    shop.execute("ALTER TABLE su_shop.t ADD a int")
+    updater(store, shop).cycle()
+    key = "schema_changes/000000000002.json"
+    whole = store.get(key)
+    store.put(key, b"{")
+    shop.execute("ALTER TABLE su_shop.t ADD b int")
+    looks = updater(store, shop)
+    looks.cycle()
+    (problem,) = looks.problems
+    assert problem.startswith(f"{key} cannot be read")
+    assert [entry.version.number for entry in history_of(store, "su_shop", "t")] == [1, 2, 3]
+    store.put(key, whole)
+    looks.cycle()
+    assert looks.problems == []
+    assert messages(store)[-1]["value"]["ddl"] == "ALTER TABLE su_shop.t ADD b int;"
+
+
+def test_a_table_of_an_unknown_type_holds_up_nobody_and_costs_nothing(shop: Any, tmp_path: Path) -> None:
+    """A type of a later Cassandra, simulated: the schema is not read again before it changes."""
+
+    class Later(OnlyKeyspaces):
+        asked = 0
+
+        def execute(self, query: str, parameters: Any = None) -> Any:
+            found = super().execute(query, parameters)
+            Later.asked += "system_schema.tables" in query
+            if "kind, position, type" in query and parameters is None:
+                odd = [row._replace(type="decimal128") if row.table_name == "odd" else row for row in found]
+                return odd
+            return found
+
+    store = LocalStore(tmp_path)
+    shop.execute("CREATE TABLE su_shop.odd (id int PRIMARY KEY)")
+    shop.execute("CREATE TABLE su_shop.t (id int PRIMARY KEY)")
+    updater(store, shop).cycle()
+    shop.execute("ALTER TABLE su_shop.t ADD a int")
+    node = Later(shop)
+    looks = SchemaUpdater(store, SERVER, lambda: node)
+    for _ in range(3):
+        looks.cycle()
+    assert Later.asked == 1
+    (problem,) = looks.problems
+    assert problem.startswith("su_shop.odd: ")
+    assert [message["value"]["ddl"] for message in messages(store)][-1] == "ALTER TABLE su_shop.t ADD a int;"
+    assert dropped_of(store, "su_shop", "odd") == {}
+
+
 def test_the_copy_in_the_cluster_is_made_again(shop: Any, keyspace: str, tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     StateSession(shop, keyspace).create({"class": "SimpleStrategy", "replication_factor": "1"})

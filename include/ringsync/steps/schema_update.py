@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import ringsync
-from ringsync.cluster.whole_schema import Node, Reading, node_schema, one_node, read_whole_schema
+from ringsync.cluster.whole_schema import Node, NodeSchema, Reading, node_schema, one_node, read_whole_schema
 from ringsync.config import ConfigError
+from ringsync.cql.identifiers import printable
 from ringsync.ledger.dropped_tables import mark_dropped, unmark_dropped
 from ringsync.ledger.layout import check_layout
-from ringsync.ledger.schema_changes import SchemaLog, schema_change
+from ringsync.ledger.schema_changes import SchemaChangeError, SchemaLog, schema_change
 from ringsync.ledger.table_versions import (
     HistoryEntry,
     TableVersionError,
@@ -27,7 +28,7 @@ from ringsync.ledger.table_versions import (
 from ringsync.schema.description import user_types_of
 from ringsync.schema.table import TableSchema
 from ringsync.schema.to_cql import change_statements, create_statements
-from ringsync.schema.whole import WholeSchema
+from ringsync.schema.whole import TableName, WholeSchema
 from ringsync.state.schema_history import HistoryRow, SchemaHistory
 from ringsync.status import Status
 from ringsync.steps.application import Application, ExitCode, Report
@@ -95,10 +96,12 @@ class SchemaUpdater:
         self._store, self._server, self._choose, self._copy = store, server, choose, copy
         self._own, self._sink, self._now = own_keyspace, sink, now
         self._log = SchemaLog(store)
-        self._seen = ""
+        self._seen: NodeSchema | None = None
         self._disagree_since: float | None = None
         self._others: list[str] = []
-        self._held: dict[str, str] = {}
+        self._held: dict[TableName, str] = {}
+        self._is_damaged = False
+        self._log_error: str | None = None
         self._uncopied: list[str] = []
         self._to_copy = True
         self._published = self._relayed = 0
@@ -107,13 +110,15 @@ class SchemaUpdater:
     @property
     def problems(self) -> list[str]:
         """What keeps the schema, or a table, from being recorded or published: a sentence each."""
-        found = [f"{name}: {reason}" for name, reason in sorted(self._held.items())] + self._uncopied
+        found = [f"{printable(name[0])}.{printable(name[1])}: {why}" for name, why in sorted(self._held.items())]
+        found += self._uncopied
         if self._disagree_since is not None and self._now() - self._disagree_since > TOLERATED_S:
             found.append(
                 f"the nodes have had different schemas for {self._now() - self._disagree_since:.0f} s, now "
                 f"{', '.join(self._others)}: schema changes are published when they agree; see nodetool describecluster"
             )
-        return [*found, *([f"Kafka: {self._kafka_error}"] if self._kafka_error else [])]
+        kafka = self._kafka_error and f"Kafka: {self._kafka_error}"
+        return [*found, *(error for error in (self._log_error, kafka) if error)]
 
     def status(self) -> Status:
         """Return the numbers for ``cdcservice status``."""
@@ -128,40 +133,45 @@ class SchemaUpdater:
 
     def cycle(self) -> None:
         """Record and publish what is new."""
-        self._log.catch_up()
+        try:
+            self._log.catch_up()
+            self._log_error = None
+        except SchemaChangeError as error:
+            self._log_error = str(error)
         self._look()
-        self._publish()
-        self._relay()
+        if self._log_error is None:
+            self._publish()
+            self._relay()
         self._copy_missing()
 
     def _look(self) -> None:
         node = self._choose()
         at = node_schema(node)
-        if at.agrees and at.version == self._seen and not (self._held or self._uncopied):
+        if at == self._seen and not self._is_damaged:
             return
+        self._seen = None
         reading = read_whole_schema(node, {self._own})
         if reading is None:
             return
         versions = self._put_versions(reading)
-        if reading.at.agrees:
-            self._disagree_since = None
-            if self._add_change(reading, versions):
-                self._seen = reading.at.version
-        else:
-            self._disagree_since = self._disagree_since or self._now()
-            self._others = sorted(reading.at.others)
         self._to_copy = True
+        self._disagree_since = None if reading.at.agrees else self._disagree_since or self._now()
+        self._others = sorted(reading.at.others)
+        if self._log_error is None and (not reading.at.agrees or self._add_change(reading, versions)):
+            self._seen = reading.at
 
     def _put_versions(self, reading: Reading) -> dict[str, dict[str, int]]:
         """Put the versions of tables that are not as the log knows them; a table that fails is held back."""
-        self._held = {f"{table.keyspace}.{table.name}": table.reason for table in reading.unreadable}
+        self._held = {(table.keyspace, table.name): table.reason for table in reading.unreadable}
+        self._is_damaged = False
         known, versions = self._log.schema.tables, dict[str, dict[str, int]]()
         changed = [table for name, table in reading.schema.tables.items() if known.get(name) != table]
         for table in (*changed, *reading.views):
             try:
                 version = version_of(self._store, table)
             except TableVersionError as error:
-                self._held[f"{table.keyspace}.{table.name}"] = str(error)
+                self._held[table.keyspace, table.name] = str(error)
+                self._is_damaged = True
             else:
                 versions.setdefault(table.keyspace, {})[table.full_name] = version.number
         return versions
@@ -184,12 +194,12 @@ class SchemaUpdater:
     def _without_held(self, reading: Reading) -> WholeSchema:
         """Leave tables that are held back as the log knows them, with the types that they need."""
         before, schema = self._log.schema, reading.schema
-        tables = {name: table for name, table in schema.tables.items() if ".".join(name) not in self._held}
+        tables = {name: table for name, table in schema.tables.items() if name not in self._held}
         types = {name: dict(kinds) for name, kinds in schema.types.items()}
         for keyspace in reading.unreadable_types:
             types[keyspace] = dict(before.types.get(keyspace, {}))
         for name, table in before.tables.items():
-            if ".".join(name) in self._held and name[0] in schema.keyspaces:
+            if name in self._held and name[0] in schema.keyspaces:
                 tables[name] = table
                 needed = before.types.get(name[0], {})
                 own = {kind: needed[kind] for kind in user_types_of(table) if kind in needed}
