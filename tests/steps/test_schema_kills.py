@@ -42,7 +42,7 @@ def test_killed_before_any_of_its_writes_it_comes_to_the_same_messages(shop: Any
     updater(LocalStore(tmp_path), shop).cycle()
     number, killed = 0, True
     while killed:
-        shop.execute(f"ALTER TABLE su_shop.t ADD c{number} int")
+        shop.execute(f"ALTER TABLE su_shop.t ADD c{number:03} int")
         shop.execute(f"CREATE TABLE su_shop.t{number} (id int PRIMARY KEY)")
         if number:
             shop.execute(f"DROP TABLE su_shop.t{number - 1}")
@@ -84,7 +84,7 @@ def test_ten_kills_while_the_schema_changes_leave_one_history(cassandra: Any, sh
             before = len(change_numbers(store))
             wait_until = time.monotonic() + 60
             while len(change_numbers(store)) < before + 2 and time.monotonic() < wait_until:
-                shop.execute(f"ALTER TABLE su_shop.t ADD c{number} int")
+                shop.execute(f"ALTER TABLE su_shop.t ADD c{number:03} int")
                 number += 1
                 time.sleep(chance.uniform(0, 0.2))
             assert len(change_numbers(store)) >= before + 2
@@ -110,7 +110,7 @@ def test_ten_kills_while_the_schema_changes_leave_one_history(cassandra: Any, sh
     assert len(created) == 1
     # Columns that were there when the table was first seen are in CREATE TABLE.
     names = [statement.split()[4] for statement in added]
-    assert names == [f"c{place}" for place in range(number - len(names), number)]
+    assert names == [f"c{place:03}" for place in range(number - len(names), number)]
     assert len(messages(store)) == len({message["value"]["source"]["event_id"] for message in messages(store)})
 
 
