@@ -49,7 +49,7 @@ class Airflow(Server):
     :param dags: folder of the DAGs.
     :param plugins: folder of the plugins; None: none.
     :param environment: further environment variables for all components and tasks, for example `RINGSYNC_CONFIG`.
-    :param parallelism: number of tasks that run at once; the sync's loops are three of them.
+    :param parallelism: number of tasks that run at once; the sync's loops are four of them.
     """
 
     username = "admin"

@@ -158,6 +158,7 @@ would go on alone, and the next run of all loops would wait for it. ``run_s`` is
 
 BUCKET_CLOSE = SparkApplication("bucket_close", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True)
 OUT_OF_SEQUENCE = SparkApplication("out_of_sequence", (), driver_memory="1g", lean=True, of_table=False, loop=True)
+SCHEMA_UPDATE = SparkApplication("schema_update", (), driver_memory="512m", lean=True, of_table=False, loop=True)
 REPLICA_MERGE = SparkApplication("replica_merge", (option("table"),), driver_memory="2g", of_table=False)
 
 

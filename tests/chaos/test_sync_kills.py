@@ -48,7 +48,7 @@ VICTIMS = {
 """How often each is killed, after one kill of each step of a bootstrap."""
 BOOTSTRAP_STEPS = ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")
 BOOTSTRAPPED = ("workload.single", "workload.collections")
-DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge")
+DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater")
 SEED = 20261121
 PATIENCE_S = 300
 RUN_S = 180

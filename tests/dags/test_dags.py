@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "dags"
 HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
-SYNC = {"commitlog_sync", "out_of_sequence", "replica_merge"}
+SYNC = {"commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater"}
 STARTED = 1795234200
 """When the run began, in seconds since the epoch."""
 RUN = "manual__2026-11-21T04:20:00+00:00"
@@ -62,7 +62,7 @@ print("RESULT", json.dumps([sorted(bag.dags), sorted(set(sys.modules) - before)]
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     dags, modules = json.loads(line.removeprefix("RESULT "))
-    assert len(dags) == 5
+    assert len(dags) == 6
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 
@@ -85,7 +85,7 @@ def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
             assert task.owner == OWNER
 
 
-@pytest.mark.parametrize("dag_id", ["commitlog_sync", "out_of_sequence"])
+@pytest.mark.parametrize("dag_id", ["commitlog_sync", "out_of_sequence", "schema_updater"])
 def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
     """The scheduler passes over a run whose logical date another run of the DAG has: for ever, if it is the next."""
     from airflow.timetables.base import TimeRestriction
@@ -104,7 +104,8 @@ def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
 
 def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
     loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
-    assert {task.task_id for task in loops} == {"stage_default", "close", "publish"}
+    loops += bag.dags["schema_updater"].tasks
+    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update"}
     for task in loops:
         assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
         # Four bootstraps that begin together would else take all slots.
@@ -248,6 +249,7 @@ def test_the_command_that_is_submitted(
         ("commitlog_sync", "stage_default", {}, "commitlog_stage", ["--queue", "default", "--until=1795234800"]),
         ("commitlog_sync", "close", {}, "bucket_close", ["--until=1795234800"]),
         ("out_of_sequence", "publish", {}, "out_of_sequence", []),
+        ("schema_updater", "update", {}, "schema_update", []),
         ("replica_merge", "merge", {}, "replica_merge", []),
         ("replica_merge", "merge", {"table": "shop.orders"}, "replica_merge", ["--table=shop.orders"]),
     ],

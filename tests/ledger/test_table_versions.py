@@ -15,6 +15,7 @@ import pytest
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cql.types import Native
+from ringsync.ledger.layout import check_layout
 from ringsync.ledger.table_versions import (
     CdcEnded,
     TableVersionError,
@@ -299,6 +300,17 @@ def test_a_table_counts_as_followed_before_in_either_layout(tmp_path: Path) -> N
     version_of(store, odd)
     ended = CdcEnded(store)
     assert [ended.at_ms(one * 32, 7) for one in "abcde"] == [7, 7, None, 7, None]
+
+
+def test_a_table_that_only_has_a_history_was_never_followed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v"))
+    check_layout(store)
+    version_of(store, table("v", table_id=SECOND))
+    version_of(store, table("v", table_id="c" * 32))
+    CdcEnded(store).begins("c" * 32)
+    ended = CdcEnded(store)
+    assert [ended.at_ms(one * 32, 7) for one in "abc"] == [7, None, 7]
 
 
 class Sleeper(LocalStore):

@@ -39,7 +39,8 @@ from ringsync.config import load_config
 from ringsync.status import STOP_KEY
 from ringsync.wiring import store_of
 
-NAME, LOOPS = "<name>", {"bucket_close": "close", "out_of_sequence": "queue", "replica_merge": None}
+NAME = "<name>"
+LOOPS = {"bucket_close": "close", "out_of_sequence": "queue", "schema_update": "schema", "replica_merge": None}
 parser = argparse.ArgumentParser()
 for option in ("--conf", "--run", "--queue", "--until"):
     parser.add_argument(option)
@@ -66,7 +67,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("spark_apps", "config"):
         (folder / name).mkdir()
     (folder / "spark_apps" / "replica_verify.py").write_text(VERIFY)
-    for name in ("commitlog_stage", "bucket_close", "out_of_sequence", "replica_merge"):
+    for name in ("commitlog_stage", "bucket_close", "out_of_sequence", "replica_merge", "schema_update"):
         (folder / "spark_apps" / f"{name}.py").write_text(LOOP.replace("<name>", name))
     shutil.copy(ROOT / "config" / "spark-log4j2.properties", folder / "config")
     (folder / "config" / "ringsync.yaml").write_text(

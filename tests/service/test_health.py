@@ -27,6 +27,7 @@ def healthy() -> dict[str, Any]:
         "commitlog_stage/default": {"at_ms": 45_000, "nodes": {"4e5d": NODE}},
         "bucket_close/close": {"at_ms": 49_000, "tables": {"shop.orders": TABLE}},
         "out_of_sequence/queue": {"at_ms": 40_000, "waiting": 3, "oldest_ms": 20_000},
+        "schema_update/schema": {"at_ms": 45_000, "changes": 4, "problems": []},
     }
 
 
@@ -46,6 +47,12 @@ def test_a_loop_that_is_silent_is_named() -> None:
         "bucket_close/close: no sign of life for 41 s",
         "out_of_sequence/queue: no sign of life yet",
     ]
+
+
+def test_what_holds_up_the_schema_is_named() -> None:
+    statuses = healthy()
+    statuses["schema_update/schema"]["problems"] = ["shop.orders: schemas/shop.orders/000002.json cannot be read"]
+    assert found(statuses, {}) == ["schema_update/schema: shop.orders: schemas/shop.orders/000002.json cannot be read"]
 
 
 def test_rows_of_a_table_that_nobody_has_named_for_long_are_named() -> None:
@@ -113,7 +120,9 @@ def test_the_status_shows_what_there_is_in_columns() -> None:
     assert table.split() == [
         *("shop.orders", "1.5", "20.0", "–", "2", "0:00:49", "ago", "7", "6", "–", "40", "80", "0"),
     ]
-    assert lines[-2].split() == ["3", "0:00:30", "ago", "–", "–"]
+    late = lines[lines.index("late rows waiting  oldest       published  duplicates") + 1]
+    assert late.split() == ["3", "0:00:30", "ago", "–", "–"]
+    assert lines[-2].split() == ["4", "–", "–", "–"]
 
 
 def test_statuses_lie_in_the_store(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from ringsync.cli import main
 from ringsync.config import load_config
 from ringsync.cql.types import Native
+from ringsync.ledger.dropped_tables import mark_dropped
 from ringsync.ledger.table_versions import next_version, version_of
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Column, DroppedColumn, TableSchema
@@ -71,6 +72,16 @@ def test_the_history_tells_what_changed_and_when(say: Say) -> None:
         f"version 4 since 2026-11-18T11:06:42.000001+00:00, {found}",
         "    -- the same columns: its messages have another form",
     ]
+
+
+def test_the_history_tells_that_the_table_was_dropped(say: Say, conf: Path) -> None:
+    store = store_of(load_config(conf))
+    mark_dropped(store, "shop", "orders", FIRST.table_id, AT // 1000 + 20_000)
+    version_of(store, replace(FIRST, table_id="6" * 32))
+    lines = say("history", "shop.orders").splitlines()
+    at = lines.index("dropped, found 2026-11-18T11:07:00+00:00")
+    assert lines[at - 1] == "    -- the same columns: its messages have another form"
+    assert lines[at + 1].startswith("version 5 since ")
 
 
 def test_a_version_is_shown_by_its_number_or_its_day(say: Say) -> None:

@@ -24,7 +24,7 @@ from tests.service.conftest import Collector
 
 pytestmark = [pytest.mark.server, pytest.mark.airflow]
 
-LOOPS = {"commitlog_stage/default", "bucket_close/close", "out_of_sequence/queue"}
+LOOPS = {"commitlog_stage/default", "bucket_close/close", "out_of_sequence/queue", "schema_update/schema"}
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,14 @@ def test_start_status_and_stop(
     assert f"{keyspace}.orders" in said
     assert "cdc_raw can be listed, read and deleted from: 127.0.0.1:9042" in said
     assert "nodes that capture changes: 127.0.0.1" in said
-    assert "started: commitlog_sync, out_of_sequence, replica_merge" in said
+    assert "started: commitlog_sync, out_of_sequence, replica_merge, schema_updater" in said
 
     found = until(lambda: healthy(status()), 240)
     assert set(found["loops"]) == LOOPS
     assert {name: dag["run"]["state"] for name, dag in found["dags"].items() if name != "replica_merge"} == {
         "commitlog_sync": "running",
         "out_of_sequence": "running",
+        "schema_updater": "running",
     }
     assert main(["status", "--conf", str(conf)]) == 0
     assert "all is well" in capsys.readouterr().out

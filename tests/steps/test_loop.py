@@ -20,7 +20,7 @@ from ringsync.orchestration import explain_failure
 from ringsync.service.health import problems
 from ringsync.state.session import StateError, StateSession, StateUnavailableError
 from ringsync.status import STOP_KEY, read_status
-from ringsync.steps import application, loop
+from ringsync.steps import application, loop, schema_update
 from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.steps.close import bucket_close
 from ringsync.steps.late import out_of_sequence
@@ -196,6 +196,7 @@ _LOOPS: list[tuple[str, Any, list[str]]] = [
     ("bucket_close", bucket_close, []),
     ("commitlog_stage", commitlog_stage, ["--queue=default"]),
     ("out_of_sequence", out_of_sequence, []),
+    ("schema_update", schema_update, []),
 ]
 
 

@@ -40,6 +40,7 @@ class Config(Section):
     commitlog_processor_window_count: Annotated[int, Field(ge=1, le=100)] = 5
     commitlog_processor_window_interval_ms: Annotated[int, Field(ge=1000)] = 60_000
     out_of_sequence_processor_poll_interval_ms: Annotated[int, Field(ge=100)] = 10_000
+    schema_updater_poll_interval_ms: Annotated[int, Field(ge=100, le=30_000)] = 10_000
     sync: Sync = Sync()
     kafka: Kafka | None = None
     metrics: Metrics = Metrics()

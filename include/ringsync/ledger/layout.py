@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from ringsync.ledger.finished_segments import fold_finished
 from ringsync.ledger.staging import StageCommit, node_of, put_commit
-from ringsync.ledger.table_versions import take_over
+from ringsync.ledger.table_versions import take_over, take_over_followed
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
 LAYOUT = 3
@@ -48,6 +48,8 @@ def check_layout(store: ObjectStore) -> None:
             f"the state in {store.url} has layout {layout}, but this version of ringsync knows only {LAYOUT}: use the "
             "version that wrote it, or give this version its own store and bootstrap the tables there"
         )
+    # Before the schema updater makes histories of other tables.
+    take_over_followed(store)
 
 
 def _take_over(store: ObjectStore) -> None:

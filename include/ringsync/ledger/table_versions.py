@@ -3,7 +3,7 @@
 Whoever finds a table changed puts its next version. Versions are numbered by the table's name: a table that is dropped
 and created again goes on counting. Messages name their version, and so do the schemas of their topic.
 ``schemas/<table id>.json``, which is put first, says under which name a table's history is. If a followed table has no
-cdc any more, there is also ``cdc_ended/<table id>.json``.
+cdc any more, there is also ``cdc_ended/<table id>.json``. ``cdc_begun/<table id>.json`` says that it was followed.
 
 Column ids are never used twice in a table, so rows of all versions are read correctly. Nodes learn of an ``ALTER
 TABLE`` at different moments: a node that is behind shows an earlier version, which it is then known by.
@@ -26,6 +26,8 @@ from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore
 from ringsync.streams.files import portable_name
 
 _ENDED = "cdc_ended/"
+_BEGUN = "cdc_begun/"
+_ALL_BEGUN = "cdc_begun/taken_over.json"
 _OF_ID = re.compile(r"schemas/([0-9a-f]{32})(/|\.json$)")
 _OLD = re.compile(r"schemas/[0-9a-f]{32}/[0-9]+\.json")
 _TAKEN_OVER = b'{"taken_over": true}'
@@ -71,6 +73,24 @@ def names_of_histories(store: ObjectStore) -> list[str]:
     """List the tables that have a history, by the names of its folders (:func:`portable_name`)."""
     places = (stat.key.split("/") for stat in store.list("schemas/"))
     return sorted({place[1] for place in places if len(place) == 3 and "." in place[1]})
+
+
+def names_of_versions(store: ObjectStore) -> dict[str, list[int]]:
+    """List the numbers of all versions, by the names of the histories' folders (:func:`portable_name`)."""
+    found: dict[str, list[int]] = {}
+    for stat in store.list("schemas/"):
+        _, name, *rest = stat.key.split("/")
+        if rest and "." in name:
+            found.setdefault(name, []).append(_number(stat.key))
+    return {name: sorted(numbers) for name, numbers in found.items()}
+
+
+def version_entries(store: ObjectStore, name: str, first: int) -> list[HistoryEntry]:
+    """Read the versions in a history's folder from this number on.
+
+    :raises TableVersionError: a version is damaged
+    """
+    return [_read(store, key) for key in _since(_history(store, name), first)]
 
 
 def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
@@ -300,13 +320,28 @@ def version_from(document: Mapping[str, Any]) -> TableVersion:
     return TableVersion(from_description(table), number, tuple(names))
 
 
+def take_over_followed(store: ObjectStore) -> None:
+    """Mark tables as followed that an earlier version followed: it had histories of these only."""
+    if store.stat(_ALL_BEGUN) is None:
+        known = (_OF_ID.match(stat.key) for stat in store.list("schemas/"))
+        for table_id in sorted({match[1] for match in known if match}):
+            _mark_begun(store, table_id)
+        store.put(_ALL_BEGUN, b"{}")
+
+
+def _mark_begun(store: ObjectStore, table_id: str) -> None:
+    with suppress(AlreadyExistsError):
+        store.put(f"{_BEGUN}{table_id}.json", b"{}", if_absent=True)
+
+
 class CdcEnded:
     """The times when followed tables were first seen without cdc. Rows logged before are still published."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        known = (_OF_ID.match(stat.key) for stat in store.list("schemas/"))
-        self._followed = {match[1] for match in known if match}
+        take_over_followed(store)
+        keys = (stat.key for stat in store.list(_BEGUN))
+        self._followed = {key.removeprefix(_BEGUN).removesuffix(".json") for key in keys if key != _ALL_BEGUN}
         self._ended: dict[str, int] = {
             stat.key.removeprefix(_ENDED).removesuffix(".json"): int(json.loads(store.get(stat.key))["at_ms"])
             for stat in store.list(_ENDED)
@@ -314,7 +349,9 @@ class CdcEnded:
 
     def begins(self, table_id: str) -> None:
         """Record that the table has cdc."""
-        self._followed.add(table_id)
+        if table_id not in self._followed:
+            _mark_begun(self._store, table_id)
+            self._followed.add(table_id)
         if self._ended.pop(table_id, None) is not None:
             self._store.delete(f"{_ENDED}{table_id}.json")
 

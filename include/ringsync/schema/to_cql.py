@@ -35,14 +35,24 @@ def change_statements(before: TableSchema, after: TableSchema) -> list[str]:
     Columns and types of ``before`` may have been dropped and made again since. What came and went in between is left
     out, and so is what became of types while no column of the table had them.
     """
-    types = _change_types(_user_types(before.columns), _user_types(after.columns))
+    types = change_types(_user_types(before.columns), _user_types(after.columns))
     if before.table_id != after.table_id:
-        made = _create_table(after, after.columns, with_id=False)
-        return [f"DROP TABLE {before.full_name};", *types, made]
-    statements: list[str] = []
+        return [f"DROP TABLE {before.full_name};", *types, create_table(after)]
+    first, last = column_statements(before, after)
+    return [*first, *types, *last]
+
+
+def create_table(table: TableSchema) -> str:
+    """Write the statement that makes a table whose user-defined types are there."""
+    return _create_table(table, table.columns, with_id=False)
+
+
+def column_statements(before: TableSchema, after: TableSchema) -> tuple[list[str], list[str]]:
+    """Write the statements that change the columns of a table: those before its types change, and those after."""
+    first: list[str] = []
     keys = list(zip(before.key_columns, after.key_columns, strict=True))
     if renamed := [(old.name, new.name) for old, new in keys if old.name != new.name]:
-        statements.append(f"ALTER TABLE {after.full_name} RENAME {_pairs(renamed)};")
+        first.append(f"ALTER TABLE {after.full_name} RENAME {_pairs(renamed)};")
     gone, gone_before = ({column.name: column for column in table.dropped} for table in (after, before))
     kept = {}
     for column in before.value_columns:
@@ -50,19 +60,23 @@ def change_statements(before: TableSchema, after: TableSchema) -> list[str]:
         if is_there and gone.get(column.name) == gone_before.get(column.name):
             kept[column.name] = column
         else:
-            statements.append(_drop(after, column.name, gone.get(column.name)))
-    statements += types
+            first.append(_drop(after, column.name, gone.get(column.name)))
+    last: list[str] = []
     for column in after.value_columns:
         if column.name not in kept:
-            statements.append(_add(after, column))
+            last.append(_add(after, column))
         elif str(column.type) != str(kept[column.name].type):
-            statements.append(f"ALTER TABLE {after.full_name} ALTER {printable(column.name)} TYPE {column.type};")
-    return statements
+            last.append(f"ALTER TABLE {after.full_name} ALTER {printable(column.name)} TYPE {column.type};")
+    return first, last
 
 
-def _change_types(before: Mapping[str, UserType], after: Mapping[str, UserType]) -> list[str]:
+def change_types(before: Mapping[str, UserType], after: Mapping[str, UserType], *, drop: bool = False) -> list[str]:
     """Write what changes types of one version into those of another. A type only grows, and its fields get other names;
-    one that differs otherwise was dropped and made again, after all that contain it."""
+    one that differs otherwise was dropped and made again, after all that contain it.
+
+    :param before: types by name, each after those that it contains; ``after`` likewise
+    :param drop: whether a type that ``after`` lacks was dropped; else only no column has it any more
+    """
     made_again: list[str] = []
     changed: list[str] = []
     for name, kind in after.items():
@@ -81,7 +95,8 @@ def _change_types(before: Mapping[str, UserType], after: Mapping[str, UserType])
                 changed.append(f"ALTER TYPE {full_name} RENAME {_pairs(renamed)};")
             added = zip(kind.field_names[count:], kind.field_types[count:], strict=True)
             changed += [f"ALTER TYPE {full_name} ADD {printable(field)} {inner};" for field, inner in added]
-    return [f"DROP TYPE {_full_name(before[name])};" for name in reversed(made_again)] + changed
+    dropped = [name for name in before if name in made_again or (drop and name not in after)]
+    return [f"DROP TYPE {_full_name(before[name])};" for name in reversed(dropped)] + changed
 
 
 def _names_inside(kind: UserType) -> list[str]:

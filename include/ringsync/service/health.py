@@ -9,7 +9,10 @@ from ringsync.airflow_client import RunState
 from ringsync.progress import duration
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 
-DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge")
+SCHEMA = "schema_update/schema"
+"""Name of the status of the schema updater."""
+
+DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater")
 """What ``cdcservice start`` switches on."""
 
 HOMELESS_MS = 180_000
@@ -35,7 +38,7 @@ def expected_loops(queues: Sequence[str]) -> tuple[str, ...]:
 
     :param queues: names of the workers' queues, ``config.sync.queues``
     """
-    return (*(f"commitlog_stage/{queue}" for queue in queues), "bucket_close/close", "out_of_sequence/queue")
+    return (*(f"commitlog_stage/{queue}" for queue in queues), "bucket_close/close", "out_of_sequence/queue", SCHEMA)
 
 
 def problems(
@@ -82,8 +85,8 @@ def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[str]:
 
 def _told(loop: str, status: Status) -> Iterator[str]:
     """Yield the problems that the status of a loop names."""
-    if status.get("error"):
-        yield f"{loop}: {status['error']}"
+    told = (status.get("error"), *status.get("problems", ()))
+    yield from (f"{loop}: {problem}" for problem in told if problem)
     if (busy := status.get("busy")) and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:
         where = f", and is at {busy['with']}" if busy["with"] else ""
         yield f"{loop}: its cycle has not ended for {age:.0f} s{where}: all else waits"

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.ledger.dropped_tables import dropped_of
 from ringsync.ledger.table_versions import HistoryEntry, history_of, names_of_histories
 from ringsync.schema.table import SchemaError
 from ringsync.schema.to_cql import change_statements, create_statements
@@ -66,11 +67,15 @@ def add_schema(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None
 
 def _history(arguments: argparse.Namespace, console: Console) -> ExitCode:
     entries = _entries(arguments)
+    last_of = {entry.version.table_id: entry for entry in entries}
+    dropped = dropped_of(store_of(load_config(arguments.conf)), *parse_table_name(arguments.table))
     for before, entry in zip([None, *entries], entries, strict=False):
         found = f", found {_text(entry.found_ms * 1000)}" if entry.version.table.since_us else " at the latest"
         say(console, f"version {entry.version.number} since {_text(entry.since_us)}{found}")
         for line in "\n".join(_changes(before, entry)).splitlines():
             say(console, f"    {line}")
+        if last_of[entry.version.table_id] is entry and entry.version.table_id in dropped:
+            say(console, f"dropped, found {_text(dropped[entry.version.table_id] * 1000)}")
     return ExitCode.OK
 
 

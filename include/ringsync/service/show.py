@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringsync.progress import duration
-from ringsync.service.health import DagHealth
+from ringsync.service.health import SCHEMA, DagHealth
 from ringsync.status import BOOTSTRAPS, Status, age_s
 
 Row = Sequence[Any]
@@ -45,6 +45,16 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
         yield from _table(
             "late rows waiting, oldest, published, duplicates",
             [(late.get("waiting"), _ago(late.get("oldest_ms"), now_s), late.get("published"), late.get("duplicates"))],
+        )
+    if schema := statuses.get(SCHEMA):
+        yield from _table(
+            "schema changes, to kafka, tables, nodes disagree since",
+            [
+                (
+                    *(schema.get(name) for name in ("changes", "kafka_changes", "tables_recorded")),
+                    _ago(schema.get("disagreement_since_ms"), now_s),
+                )
+            ],
         )
 
 

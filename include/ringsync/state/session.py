@@ -200,5 +200,9 @@ TABLES = {
         shards int static, admitted_at timestamp static, due timestamp static, attempts int static, waiting int static,
         digest blob, table_id blob, partition_key blob, clustering blob, kind tinyint, write_time bigint,
         PRIMARY KEY ((late_file, shard), digest))""",
+    "schema_history": """CREATE TABLE IF NOT EXISTS {keyspace}.schema_history (
+        keyspace_name text, table_name text, version int,
+        since timestamp, found timestamp, table_id text, ddl text,
+        PRIMARY KEY ((keyspace_name, table_name), version))""",
 }
 """CREATE TABLE by name; ``{keyspace}`` stands for the keyspace."""

@@ -1,0 +1,36 @@
+"""The dropped tables: ``dropped_tables/<keyspace>.<table>/<table id>.json``, as the schema updater found them gone."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.streams.files import portable_name
+
+_FOLDER = "dropped_tables/"
+
+
+def mark_dropped(store: ObjectStore, keyspace: str, table: str, table_id: str, found_ms: int) -> None:
+    """Record that a table is gone. What was recorded first stays.
+
+    :param found_ms: when that was found, ms since the epoch
+    """
+    with suppress(AlreadyExistsError):
+        store.put(_key(keyspace, table, table_id), json.dumps({"found_ms": found_ms}).encode(), if_absent=True)
+
+
+def unmark_dropped(store: ObjectStore, keyspace: str, table: str, table_id: str) -> None:
+    """Record that a table is there: it was created again with its old id."""
+    store.delete(_key(keyspace, table, table_id))
+
+
+def dropped_of(store: ObjectStore, keyspace: str, table: str) -> dict[str, int]:
+    """Read which tables of this name were found dropped: times, ms since the epoch, by table id."""
+    keys = [stat.key for stat in store.list(_key(keyspace, table, "").removesuffix(".json"))]
+    found = ((key, json.loads(store.get(key))) for key in keys)
+    return {key.rpartition("/")[2].removesuffix(".json"): int(mark["found_ms"]) for key, mark in found}
+
+
+def _key(keyspace: str, table: str, table_id: str) -> str:
+    return f"{_FOLDER}{portable_name(keyspace, table)}/{table_id}.json"
