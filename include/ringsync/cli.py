@@ -214,7 +214,7 @@ def _parser() -> _Parser:
     limits.set_defaults(command=_limits)
     add_service(commands, _conf)
     add_schema(commands, _conf, parsed(_table))
-    add_inspect(commands)
+    add_inspect(commands, config_path())
     return parser
 
 

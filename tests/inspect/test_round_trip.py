@@ -44,7 +44,7 @@ def copied_log(node: CassandraNode, folder: Path) -> None:
         return {path.name: path.read_text() for path in node.cdc_raw.glob("*_cdc.idx")}
 
     before: dict[str, str] = {}
-    while (now := offsets()) != before:
+    while (now := offsets()) != before or not now:
         before = now
         time.sleep(CALM_S)
     folder.mkdir()

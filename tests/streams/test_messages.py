@@ -355,6 +355,12 @@ def random_images(draw: st.DrawFn) -> tuple[TableSchema, pa.RecordBatch]:
     kinds = [INT, *draw(st.lists(st.tuples(cql_types(1), st.booleans()), min_size=1, max_size=3))]
     types = [kind if isinstance(kind, Native) else as_multicell(kind[0]) if kind[1] else kind[0] for kind in kinds]
     table = table_of(*((f"c{i}", "regular" if i else "partition_key", kind) for i, kind in enumerate(types)))
+    return table, draw(images_of(table))
+
+
+@st.composite
+def images_of(draw: st.DrawFn, table: TableSchema) -> pa.RecordBatch:
+    """Row images of a table with random values and times."""
     count = draw(st.integers(1, 3))
     arrays, differences = [], {}
     for column in table.columns:
@@ -371,7 +377,7 @@ def random_images(draw: st.DrawFn) -> tuple[TableSchema, pa.RecordBatch]:
     token = pa.array(range(count), pa.int64())
     merge = pa.nulls(count, MERGE)
     arrays = [token, *arrays, row, pa.array(x, schema.field("_x").type), merge]
-    return table, pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def cell_differences(column: Column, value: Any) -> st.SearchStrategy[dict[str, Any]]:

@@ -15,13 +15,14 @@ from typing import Any, BinaryIO, TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
-from ringsync.config import load_config
+from ringsync.config import ConfigError, load_config
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, parse_position
 from ringsync.formats.keystores.lookup import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE, keys_in
 from ringsync.formats.keystores.passwords import KeystoreError
 from ringsync.inspect.commitlog import Inspection
 from ringsync.inspect.files import InspectError, find_files, index_text, read_indexes, replaced
+from ringsync.inspect.history import last_write_us, parse_moment, recorded_schema
 from ringsync.inspect.outputs import ArrowFile, CqlLines, JsonLines, Output
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.summary import summary_text
@@ -29,7 +30,8 @@ from ringsync.inspect.tables import Tables, choose_tables
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, SchemaError
 from ringsync.steps.application import ExitCode
-from ringsync.wiring import cluster_settings
+from ringsync.storage.port import StorageError
+from ringsync.wiring import cluster_settings, store_of
 
 FORMATS = ("jsonl", "cql", "parquet", "arrow", "summary")
 EXIT_CODES = """\
@@ -40,8 +42,11 @@ Subparsers = Any
 T = TypeVar("T")
 
 
-def add_inspect(commands: Subparsers) -> None:
-    """Add the command and its own sub-commands to cdcservice's parser."""
+def add_inspect(commands: Subparsers, history_conf: str) -> None:
+    """Add the command and its own sub-commands to cdcservice's parser.
+
+    :param history_conf: path of the configuration that ``--history`` takes without ``--conf``
+    """
     inspect = commands.add_parser(
         "inspect",
         help="show what is in commit log segments and their indexes",
@@ -49,7 +54,7 @@ def add_inspect(commands: Subparsers) -> None:
         epilog=EXIT_CODES,
     )
     kinds = inspect.add_subparsers(title="what", metavar="WHAT", required=True, parser_class=type(inspect))
-    _add_commitlog(kinds)
+    _add_commitlog(kinds, history_conf)
     idx = kinds.add_parser(
         "idx",
         help="show what the _cdc.idx files say",
@@ -61,7 +66,7 @@ def add_inspect(commands: Subparsers) -> None:
     idx.set_defaults(command=_inspect_idx)
 
 
-def _add_commitlog(kinds: Subparsers) -> None:
+def _add_commitlog(kinds: Subparsers, history_conf: str) -> None:
     log = kinds.add_parser(
         "commitlog",
         help="show the change rows in segments",
@@ -80,7 +85,24 @@ def _add_commitlog(kinds: Subparsers) -> None:
     source.add_argument(
         "--contact-point", type=_contact_point, metavar="HOST[:PORT]", help="read the schema from this cluster instead"
     )
-    log.add_argument("--conf", metavar="PATH", help="ringsync.yaml whose user, password and TLS --contact-point needs")
+    source.add_argument(
+        "--history",
+        action="store_true",
+        help="take the schema that ringsync recorded, as it was when the segments were written; also of dropped tables",
+    )
+    log.add_argument(
+        "--at-time",
+        dest="at_us",
+        type=parse_moment,
+        metavar="TIME",
+        help="with --history: the schema of this time, e.g. 2026-11-01T12:00Z (default: of the segments' last write)",
+    )
+    log.add_argument(
+        "--conf",
+        metavar="PATH",
+        help="ringsync.yaml: for --contact-point user, password and TLS; for --history the object store "
+        "(default: for --contact-point none; for --history $RINGSYNC_CONFIG, or config/ringsync.yaml)",
+    )
     log.add_argument(
         "--table",
         dest="tables",
@@ -117,7 +139,7 @@ def _add_commitlog(kinds: Subparsers) -> None:
         "--ignore-idx", action="store_true", help="read segments to their end, including what was never synced"
     )
     log.add_argument("--output", type=Path, metavar="FILE", help="write here (default: standard output)")
-    log.set_defaults(command=_inspect_commitlog)
+    log.set_defaults(command=_inspect_commitlog, history_conf=history_conf)
 
 
 def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitCode:
@@ -125,9 +147,12 @@ def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> Exit
     with _reporting(problems):
         if arguments.format in ("parquet", "arrow") and arguments.output is None:
             raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
-        tables = choose_tables(_schema(arguments), arguments.tables)
+        if arguments.at_us is not None and not arguments.history:
+            raise InspectError("--at-time chooses a version of the history: say --history, too")
         paths = find_files(arguments.paths, "CommitLog-*.log")
         keys = keys_in(arguments.keystore, os.environ) if arguments.keystore else None
+        schema = _schema_of_history(arguments, paths, keys, problems) if arguments.history else _schema(arguments)
+        tables = choose_tables(schema, arguments.tables)
         with _target(arguments.output) as file, _progress(paths, arguments.output is None) as progress:
             output = _output(arguments, file, tables, problems)
             inspection = Inspection(tables, output, problems, arguments.ignore_idx, keys, progress)
@@ -165,6 +190,21 @@ def _schema(arguments: argparse.Namespace) -> Schema:
     except (OSError, UnicodeDecodeError) as error:
         raise InspectError(f"--schema {arguments.schema}: {error}") from error
     return parse_schema(text, arguments.schema.name)
+
+
+def _schema_of_history(
+    arguments: argparse.Namespace, paths: Sequence[Path], keys: Callable[[str], bytes] | None, problems: Problems
+) -> Schema:
+    try:
+        store = store_of(load_config(arguments.conf or arguments.history_conf))
+        schema = recorded_schema(store, arguments.at_us, problems)
+        if arguments.at_us is not None:
+            return schema
+        at_us = last_write_us(schema, paths, arguments.start, arguments.ignore_idx, keys)
+        # What is damaged has been told.
+        return recorded_schema(store, at_us, Problems(say=lambda text: None))
+    except (ConfigError, StorageError) as error:
+        raise InspectError(f"--history: {error}") from error
 
 
 def _schema_of_cluster(contact_point: tuple[str, int | None], conf: str | None) -> Schema:

@@ -69,6 +69,18 @@ def history_of(store: ObjectStore, keyspace: str, table: str) -> list[HistoryEnt
     return [_read(store, key) for key in _history(store, portable_name(keyspace, table))]
 
 
+def history_named(store: ObjectStore, name: str) -> Iterator[HistoryEntry | TableVersionError]:
+    """Read all versions of a history, in their order; of one that is damaged, what is wrong with it.
+
+    :param name: one of :func:`names_of_histories`
+    """
+    for key in _history(store, name):
+        try:
+            yield _read(store, key)
+        except TableVersionError as error:
+            yield error
+
+
 def names_of_histories(store: ObjectStore) -> list[str]:
     """List the tables that have a history, by the names of its folders (:func:`portable_name`)."""
     places = (stat.key.split("/") for stat in store.list("schemas/"))

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.inspect.history import parse_moment
 from ringsync.ledger.dropped_tables import dropped_of
 from ringsync.ledger.table_versions import HistoryEntry, history_of, names_of_histories
 from ringsync.schema.table import SchemaError
@@ -54,7 +55,9 @@ def add_schema(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None
     show = add("show", _show, "print the CQL that makes a version of a table (default: the newest)")
     which = show.add_mutually_exclusive_group()
     which.add_argument("--version", type=_number, metavar="N", help="number of the version, as messages name it")
-    which.add_argument("--at", type=_moment, metavar="TIME", help="the version at this time, e.g. 2026-11-01T12:00Z")
+    which.add_argument(
+        "--at", type=parse_moment, metavar="TIME", help="the version at this time, e.g. 2026-11-01T12:00Z"
+    )
     show.add_argument(
         "--internals",
         action="store_true",
@@ -145,13 +148,3 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
     return int(text)
-
-
-def _moment(text: str) -> int:
-    """Parse a time, in UTC if it names no zone, to µs since the epoch."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 2026-11-01T12:00Z") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1_000_000)

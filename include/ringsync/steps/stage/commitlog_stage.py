@@ -317,6 +317,13 @@ class Stager:
         self._schema_version = local if others <= {local, None} else None
         return True
 
+    def _nodes_disagree(self) -> bool:
+        """Tell whether nodes that are up have different schemas. One that is down may keep an old one for ever."""
+        up = {host.id for host in self._hosts() if host.up}
+        local = self._session.execute("SELECT schema_version FROM system.local").one().schema_version
+        peers = self._session.execute("SELECT host_id, schema_version FROM system.peers")
+        return any(row.schema_version not in (local, None) for row in peers if str(row.host_id) in up)
+
     def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
         """Make durable what was read of a node.
 
@@ -324,7 +331,8 @@ class Stager:
         """
         taken = []
         for part in staged:
-            if log.accepts(part, now_ms, unsure=not part.unknown_tables <= self._gone):
+            unsure = not part.unknown_tables <= self._gone
+            if log.accepts(part, now_ms, unsure=unsure, disagree=part.unknown_columns and self._nodes_disagree()):
                 taken.append(part)
             else:
                 self._forget(part)

@@ -238,10 +238,11 @@ class NodeLog:
                         "give the user of this worker the right"
                     )
 
-    def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False) -> bool:
+    def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False, disagree: bool = False) -> bool:
         """Tell whether the result of reading a segment may be committed; otherwise the segment is read again later.
 
         :param unsure: it has rows of unknown tables: it cannot be known yet whether these were dropped or are new
+        :param disagree: nodes that are up have different schemas: an unknown column may be known soon
         """
         part = staged.part
         reason = staged.unreadable
@@ -251,6 +252,11 @@ class NodeLog:
         if not reason and unsure:
             reason = (
                 f"{part.segment}: the schema does not have the table of a record, which may be new: read again soon"
+            )
+        if not reason and staged.unknown_columns and disagree:
+            reason = (
+                f"{part.segment}: a record names a column that its table does not have in the schema, about which "
+                "nodes that are up disagree (nodetool describecluster): read again soon"
             )
         if reason:
             self._doubt(part.segment_id, reason, now_ms)
