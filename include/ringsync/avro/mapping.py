@@ -79,13 +79,17 @@ def record(name: str, namespace: str, fields: Sequence[AvroSchema]) -> dict[str,
     return {"type": "record", "name": name, "namespace": namespace, "fields": list(fields)}
 
 
-def nullable_field(name: str, cql_name: str, avro: AvroSchema) -> dict[str, Any]:
+def nullable_field(name: str, cql_name: str, avro: AvroSchema, aliases: Sequence[str] = ()) -> dict[str, Any]:
     """Make a record field that may be null, and is null in data of older writers without it.
 
     If Avro does not allow the CQL name, the attribute ``cql`` has it.
+
+    :param aliases: names of the field in data of older writers
     """
-    attribute = {} if name == cql_name else {"cql": cql_name}
-    return {"name": name, "type": ["null", avro], "default": None, **attribute}
+    attributes: dict[str, Any] = {} if name == cql_name else {"cql": cql_name}
+    if aliases:
+        attributes["aliases"] = list(aliases)
+    return {"name": name, "type": ["null", avro], "default": None, **attributes}
 
 
 def avro_values(cql_type: cql.CqlType, mapping: Mapping, values: pa.Array) -> pa.Array:

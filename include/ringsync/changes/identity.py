@@ -7,7 +7,7 @@ reuses it. Files also store the version of the table under which they were writt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -47,12 +47,26 @@ class TableVersion:
     @staticmethod
     def first(table: TableSchema) -> TableVersion:
         """Return the first known version of a table."""
-        return TableVersion(table, 1, tuple(column.name for column in columns_of(table)))
+        names = tuple(column.name for column in columns_of(table))
+        every_name = (*(column.name for column in table.key_columns), *names)
+        return TableVersion(replace(table, every_name=every_name, former_keys=()), 1, names)
 
     def followed_by(self, table: TableSchema) -> TableVersion:
         """Return the next version: new columns get new ids."""
         new = (column.name for column in columns_of(table) if column.name not in self.names)
-        return TableVersion(table, self.number + 1, (*self.names, *new))
+        return TableVersion(self.with_past(table), self.number + 1, (*self.names, *new))
+
+    def with_past(self, table: TableSchema) -> TableSchema:
+        """Return a later or equal schema of the table, or some of its columns, with the names that were before."""
+        before = self.table
+        every_name = before.every_name or (*(column.name for column in before.key_columns), *self.names)
+        now = [column.name for column in table.key_columns] + [column.name for column in columns_of(table)]
+        keys = zip(before.key_columns, before.former_keys or ((),) * len(before.key_columns), strict=True)
+        former_keys = tuple(
+            former if old.name == key.name else (*former, old.name)
+            for (old, former), key in zip(keys, table.key_columns, strict=True)
+        )
+        return replace(table, every_name=tuple(dict.fromkeys((*every_name, *now))), former_keys=former_keys)
 
     @cached_property
     def _ids(self) -> npt.NDArray[np.int32]:

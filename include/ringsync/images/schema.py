@@ -72,17 +72,34 @@ RESERVED_NAMES = ("token", "_row", "_x", "_merge", "_cells", "_version")
 """Names of ringsync's columns; a table column of the same name is renamed, see :func:`lake_names`."""
 
 
-@lru_cache(maxsize=16)
 def lake_names(table: TableSchema) -> Mapping[str, str]:
-    """Return the names in row images and in the lake, by CQL column name. They are almost always the same."""
-    names = [column.name for column in table.columns]
+    """Return the names in row images and in the lake, by CQL column name. They are almost always the same.
+
+    A column keeps its name: one that was added later makes way, and takes no name that a dropped column had.
+    """
+    every = every_lake_name(table)
+    return {column.name: every[column.name] for column in table.columns}
+
+
+def every_lake_name(table: TableSchema) -> Mapping[str, str]:
+    """Return the names of :func:`lake_names`, and of all columns that the table had before."""
+    return _distinct(tuple(dict.fromkeys((*table.every_name, *(column.name for column in table.columns)))))
+
+
+@lru_cache(maxsize=64)
+def _distinct(names: tuple[str, ...]) -> Mapping[str, str]:
     return dict(zip(names, portable_names(names, RESERVED_NAMES), strict=True))
 
 
-@lru_cache(maxsize=16)
 def row_image_schema(table: TableSchema) -> pa.Schema:
     """Return the Arrow schema of the table's row images. Every field is nullable, as lakes and Spark require."""
-    names = lake_names(table)
+    # Equal tables may have other names.
+    return _row_image_schema(table, tuple(lake_names(table).items()))
+
+
+@lru_cache(maxsize=16)
+def _row_image_schema(table: TableSchema, lake: tuple[tuple[str, str], ...]) -> pa.Schema:
+    names = dict(lake)
     columns = [(names[column.name], arrow_type(column.type)) for column in table.columns]
     x = pa.struct([(names[column.name], _differences(column)) for column in table.columns])
     return pa.schema([("token", pa.int64()), *columns, ("_row", ROW_TIMES), ("_x", x), ("_merge", MERGE)])

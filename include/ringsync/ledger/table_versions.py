@@ -128,13 +128,22 @@ def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | Non
     while True:
         keys = _history(store, _name(table))
         latest = _latest(store, table, keys, places)
-        found = latest and replace(latest, table=table) if table.is_selection else latest
+        found = latest and replace(latest, table=latest.with_past(table)) if table.is_selection else latest
         if found is None or found.table != table:
             found = _earlier(store, _since(keys, places[_name(table)]), table, latest) or _put_next(
                 store, keys, table, latest
             )
         if found is not None:
             return found
+
+
+def as_recorded(store: ObjectStore, table: TableSchema) -> TableSchema:
+    """Return a table as the cluster shows it with the names of columns that it had before, if it has a history.
+
+    :raises TableVersionError: the version is damaged
+    """
+    latest = latest_version(store, table.table_id)
+    return table if latest is None else latest.with_past(table)
 
 
 def next_version(store: ObjectStore, version: TableVersion) -> TableVersion:

@@ -37,6 +37,8 @@ def describe(table: TableSchema) -> dict[str, Any]:
         "user_types": user_types_of(table),
         "since_us": table.since_us,
         "is_selection": table.is_selection,
+        "every_name": table.every_name,
+        "former_keys": table.former_keys,
     }
 
 
@@ -53,7 +55,8 @@ def from_description(description: Mapping[str, Any]) -> TableSchema:
 
     :param description: keys ``keyspace``, ``table``, ``table_id``; ``columns``: list of ``name``, ``kind``,
         ``position``, ``type``, ``descending``; ``user_types``: list of [field, type] by type name; optional
-        ``dropped``: list of ``name``, ``kind``, ``type``, ``dropped_at`` (µs); optional ``since_us``, ``is_selection``
+        ``dropped``: list of ``name``, ``kind``, ``type``, ``dropped_at`` (µs); optional ``since_us``, ``is_selection``,
+        ``every_name``, ``former_keys``
     :raises CqlTypeError: a type cannot be read
     """
     return build_table(description, resolve_user_types(description["keyspace"], description["user_types"]))
@@ -76,7 +79,9 @@ def build_table(description: Mapping[str, Any], user_types: Mapping[str, UserTyp
     ]
     names = (description["keyspace"], description["table"], description["table_id"])
     others = (description.get("since_us", 0), description.get("is_selection", False))
-    return TableSchema(*names, tuple(parsed), tuple(dropped), *others)
+    former_keys = tuple(tuple(former) for former in description.get("former_keys", ()))
+    every_name = tuple(description.get("every_name", ()))
+    return TableSchema(*names, tuple(parsed), tuple(dropped), *others, every_name, former_keys)
 
 
 def parse_dropped_type(text: str, user_types: Mapping[str, UserType]) -> CqlType:

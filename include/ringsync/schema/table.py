@@ -75,6 +75,10 @@ class TableSchema:
     :ivar since_us: time of the statement that gave the table this schema, µs, by the clock of the node that executed
         it; 0: unknown. Schemas are equal whatever it is
     :ivar is_selection: whether columns of the table are left out
+    :ivar every_name: names of all columns that the table ever had, keys too, in the order in which they came; they
+        decide the names in lake and messages. Empty: only the present ones are known. Schemas are equal whatever it is
+    :ivar former_keys: earlier names of each key column, the oldest first, in the order of :attr:`key_columns`; empty:
+        none is known. Schemas are equal whatever it is
     """
 
     keyspace: str
@@ -84,6 +88,8 @@ class TableSchema:
     dropped: tuple[DroppedColumn, ...] = ()
     since_us: int = field(default=0, compare=False)
     is_selection: bool = field(default=False, compare=False)
+    every_name: tuple[str, ...] = field(default=(), compare=False)
+    former_keys: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
 
     @property
     def full_name(self) -> str:

@@ -23,7 +23,7 @@ from ringsync.compiled.arrow import Integers, Mask, array_of, filled, integers, 
 from ringsync.cql.identifiers import portable_names
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.cql.types import CqlType, MapType, SetType, UserType
-from ringsync.images.schema import lake_names
+from ringsync.images.schema import every_lake_name, lake_names
 from ringsync.schema.table import Column, TableSchema
 from ringsync.streams.message_cells import cells_record, column_values, key_record, mapped, row_liveness, struct
 
@@ -194,21 +194,35 @@ def _nullable(name: str, avro: Any) -> AvroRecord:
 
 def _key_columns(table: TableSchema, keys: tuple[Column, ...], mapping: Mapping, path: str) -> list[AvroRecord]:
     """Build the fields of key columns, and ``_x`` for values that the columns' types cannot express."""
-    names = lake_names(table)
-    raw = record("Raw", path, [_nullable(names[column.name], "bytes") for column in keys])
+    names, aliases = lake_names(table), _aliases(table)
+    raw_fields = (names[column.name] for column in keys)
+    raw = record("Raw", path, [nullable_field(name, name, "bytes", aliases.get(name, ())) for name in raw_fields])
     return [*_columns(table, keys, mapping, path), _nullable("_x", raw)]
 
 
 def _columns(table: TableSchema, columns: tuple[Column, ...], mapping: Mapping, path: str) -> list[AvroRecord]:
-    names = lake_names(table)
+    names, aliases = lake_names(table), _aliases(table)
     return [
-        nullable_field(names[c.name], c.name, avro_type(c.type, mapping, f"{path}.{names[c.name]}")) for c in columns
+        nullable_field(name, c.name, avro_type(c.type, mapping, f"{path}.{name}"), aliases.get(name, ()))
+        for c in columns
+        for name in [names[c.name]]
     ]
+
+
+def _aliases(table: TableSchema) -> dict[str, list[str]]:
+    """Return the former names of renamed key columns, by their present names. A name that another column has is none:
+    readers would take its values for the key's."""
+    every, taken = every_lake_name(table), set(lake_names(table).values())
+    found = {}
+    for column, former in zip(table.key_columns, table.former_keys, strict=False):
+        if earlier := [every[name] for name in dict.fromkeys(former) if every[name] not in taken]:
+            found[every[column.name]] = earlier
+    return found
 
 
 def _cells_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroRecord:
     """Build the record ``Cells``: ``_row`` and one field per column. Scalars share the record ``Cell``."""
-    names = lake_names(table)
+    names, aliases = lake_names(table), _aliases(table)
     times: list[Any] = [_nullable(name, "long") for name in ("writetime", "expires_at", "deleted_at")]
     once = {
         "KeyCell": record("KeyCell", namespace, [_nullable("raw", "bytes")]),
@@ -226,7 +240,7 @@ def _cells_schema(table: TableSchema, mapping: Mapping, namespace: str) -> AvroR
             # Avro defines a record at its first use and names it afterwards.
             shared = "KeyCell" if column.is_key else "Cell"
             avro = once.pop(shared, f"{namespace}.{shared}")
-        fields.append(nullable_field(name, column.name, avro))
+        fields.append(nullable_field(name, column.name, avro, aliases.get(name, ())))
     return record("Cells", namespace, fields)
 
 

@@ -30,7 +30,7 @@ from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import Config
 from ringsync.ledger.passes import mark, marks_of_latest, pass_folder, pass_numbers
-from ringsync.ledger.table_versions import version_of
+from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.ledger.topic_owners import take_topic, topic_owners
 from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
@@ -76,6 +76,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     selection = Selection(options.columns, options.token_range, options.where)
     now = int(clock())
     scan = make_scan_plan(session, _with_splits(config, options.splits), keyspace, name, now=now, selection=selection)
+    scan = replace(scan, table=as_recorded(store, scan.table))
     check_selection(application, session, scan)
     forecast = read_a_little(config, store, scan)
     check_space(store, scan, forecast)

@@ -14,6 +14,7 @@ from ringsync.cluster.schema import read_tables
 from ringsync.cluster.session import connect
 from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.ledger.table_versions import as_recorded
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
@@ -47,8 +48,10 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     waiting = 0
     unmerged = _unmerged(store)
     tried = {name: place for place, name in enumerate(unmerged)}
-    for table, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
+    for shown, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
+        table = shown
         try:
+            table = as_recorded(store, shown)
             state, needs_rewriting = None, False
             try:
                 state = followed_state(store, table, options, is_new=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringsync.cluster.control import ControlClient, ControlServer
 from ringsync.cluster.session import connect
 from ringsync.config import Config
+from ringsync.ledger.table_versions import as_recorded
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, Selection, within
 from ringsync.sources.scan.planning import make_scan_plan
@@ -61,6 +62,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     plan = make_scan_plan(
         connect(cluster_settings(config)), config, keyspace, name, now=int(clock()), selection=selection
     )
+    plan = replace(plan, table=as_recorded(store, plan.table))
     table = plan.table
     spark = spark_session(f"replica_verify {table.full_name} {application.run}")
     spark.dataSource.register(CassandraTable)
