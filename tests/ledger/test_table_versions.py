@@ -21,6 +21,7 @@ from ringsync.ledger.table_versions import (
     TableVersionError,
     history_of,
     latest_version,
+    lost_version,
     next_version,
     take_over,
     version_document,
@@ -385,3 +386,33 @@ def test_who_knows_only_an_earlier_plan_gets_one_number_for_its_form(tmp_path: P
     first = version_of(store, table("v", since_us=1))
     version_of(store, table("v", "w", since_us=2))
     assert [next_version(store, first).number for _ in range(3)] == [3, 3, 3]
+
+
+def test_a_schema_in_between_that_a_node_shows_late_gets_no_number(tmp_path: Path) -> None:
+    """It became the latest version, and rows with the newest column could not be published until the next ALTER."""
+    store = LocalStore(tmp_path)
+    version_of(store, table("v", since_us=1))
+    latest = version_of(store, table("u", "v", "w", since_us=3))
+    behind = version_of(store, table("u", "v", since_us=2))
+    assert (behind.number, behind.names, behind.table) == (2, latest.names, table("u", "v"))
+    assert latest_version(store, FIRST) == latest
+    assert numbers(store) == [1, 2]
+
+
+def test_of_two_tables_of_layout_2_the_one_that_was_created_last_comes_last(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    # The ids begin with the low bits of the time.
+    before, after = "ffffffff000011f1b000000000000000", "00000000000111f1b000000000000000"
+    earlier_layout(store, table("v", table_id=before))
+    earlier_layout(store, table("w", table_id=after))
+    take_over(store)
+    assert [entry.version.table_id for entry in history_of(store, "shop", "t")] == [before, after]
+
+
+def test_a_version_is_found_when_its_place_is_lost(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    version_of(store, table("v", table_id=SECOND))
+    version = version_of(store, table("v", "w"))
+    (tmp_path / f"schemas/{FIRST}.json").unlink()
+    assert lost_version(store, FIRST) == version
+    assert lost_version(store, "0" * 32) is None

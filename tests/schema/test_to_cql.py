@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsync.cluster.schema import read_table
-from ringsync.cql.types import Native
+from ringsync.cql.types import Native, UserType
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.from_cql import parse_schema
-from ringsync.schema.table import Column, TableSchema
+from ringsync.schema.table import Column, DroppedColumn, TableSchema
 from ringsync.schema.to_cql import change_statements, create_statements
 from tests.schema.printer import schemas
 
@@ -142,3 +142,38 @@ def test_any_version_turns_into_any_other_of_the_same_key(data: st.DataObject) -
     ]
     (made,) = parse_schema("\n".join([*create_statements(one, internals=True), *changes]), "changes").tables
     assert made.columns == other.columns
+
+
+def renamed(first: str, second: str, *others: str, dropped: tuple[DroppedColumn, ...] = ()) -> TableSchema:
+    keys = (Column(first, "partition_key", Native("int")), Column(second, "clustering", Native("int")))
+    return TableSchema("ks", "t", "f" * 32, (*keys, *(Column(n, "regular", Native("int")) for n in others)), dropped)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "statements"),
+    [
+        (("a", "b"), ("b", "c"), ["RENAME b TO c", "RENAME a TO b"]),
+        (("a", "b"), ("b", "a"), ["RENAME a TO a_0", "RENAME b TO a", "RENAME a_0 TO b"]),
+        (("a", "b"), ("x", "b"), ["RENAME a TO x"]),
+    ],
+)
+def test_keys_are_renamed_one_by_one_to_names_that_are_free(
+    before: tuple[str, str], after: tuple[str, str], statements: list[str]
+) -> None:
+    assert change_statements(renamed(*before), renamed(*after)) == [f"ALTER TABLE ks.t {text};" for text in statements]
+
+
+def test_a_key_gets_the_name_of_a_column_after_that_was_dropped() -> None:
+    gone = DroppedColumn("x", "regular", Native("int"), 5)
+    assert change_statements(renamed("a", "b", "x"), renamed("x", "b", dropped=(gone,))) == [
+        "ALTER TABLE ks.t DROP x USING TIMESTAMP 5;",
+        "ALTER TABLE ks.t RENAME a TO x;",
+    ]
+
+
+def test_a_type_named_by_a_reserved_word_has_quotes() -> None:
+    kind = UserType("ks", "order", ("a",), (Native("int"),), frozen=True)
+    table = TableSchema(
+        "ks", "t", "f" * 32, (Column("id", "partition_key", Native("int")), Column("v", "regular", kind))
+    )
+    assert '    v frozen<"order">' in create_statements(table)[-1]

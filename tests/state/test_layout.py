@@ -46,7 +46,9 @@ def test_a_layout_of_the_future_is_refused(store: LocalStore) -> None:
 def test_layout_2_is_taken_over_and_then_refused_by_what_knows_only_that(store: LocalStore) -> None:
     """It would not find the versions of tables, and would give their columns other ids."""
     store.put("state/layout.json", b'{"layout": 2}')
+    store.put("plans/sync/0000000000000.json", b"{}")  # It names versions by other numbers.
     check_layout(store)
+    assert store.list("plans/") == []
     assert json.loads(store.get("state/layout.json")) == {"layout": 3}
 
 

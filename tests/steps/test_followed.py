@@ -24,6 +24,7 @@ from ringsync.service.published import CLOSE, Seen, buckets_left, kafka_left, pa
 from ringsync.status import read_status
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.close.bucket_close import Closer, exit_code
+from ringsync.steps.close.followed import Followed
 from ringsync.steps.late.late_pass import LatePasses
 from ringsync.steps.late.late_rows import LateRows
 from ringsync.steps.loop import put_status
@@ -436,3 +437,18 @@ def test_tables_that_have_come_to_their_end_cost_nothing(tmp_path: Path, monkeyp
         return Counter(requests)
 
     assert cycle_of(50) == cycle_of(0)
+
+
+def test_a_dropped_table_whose_history_is_not_found_by_its_id_is_found(tmp_path: Path) -> None:
+    """Whoever removed a damaged place, as told, gave up the table's unpublished rows."""
+    lake = Lake(tmp_path)
+    version = version_of(lake.store, TABLE)
+    keep_following(lake.store, TABLE.table_id)
+    lake.store.delete(f"schemas/{TABLE.table_id}.json")
+    feed: Any = Feed(lake.store)
+    followed = Followed(lake.store, load_config(lake.conf), feed)
+    followed.look(set(), ())
+    state = followed.gone(TABLE.table_id)
+    assert state is not None
+    assert state.table.version == version
+    assert list(followed_tables(lake.store)) == [TABLE.table_id]

@@ -6,13 +6,12 @@ docs/types.md explains the types to users.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ringsync.cql.identifiers import portable_names
+from ringsync.cql.identifiers import portable_names, printable
 from ringsync.cql.natives import NATIVES
 from ringsync.cql.tokens import Token, Tokens
 
@@ -94,8 +93,7 @@ class UserType:
     frozen: bool = False
 
     def __str__(self) -> str:
-        plain = self.name if re.fullmatch(r"[a-z][a-z0-9_]*", self.name) else '"' + self.name.replace('"', '""') + '"'
-        return _frozen(self.frozen, plain)
+        return _frozen(self.frozen, printable(self.name))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ def check_layout(store: ObjectStore) -> None:
         if layout == 1:
             _take_over(store)
         take_over(store)
+        # Plans of layout 1 do not name versions of tables; those of layout 2 name them by other numbers.
+        for plan in store.list("plans/sync/"):
+            store.delete(plan.key)
         ours = json.dumps({"layout": LAYOUT}).encode()
         with suppress(AlreadyExistsError, VersionMismatchError):
             store.put(_KEY, ours, if_version=stat.version) if stat else store.put(_KEY, ours, if_absent=True)
@@ -75,6 +78,5 @@ def _take_over(store: ObjectStore) -> None:
         fold_finished(store, node, finished[node])
         left = {segment: end for segment, end in known.items() if segment not in finished[node]}
         put_commit(store, StageCommit(node, 1, int(time.time() * 1000), (), left, {}, {}, ()))
-    # Plans of layout 1 do not name versions of tables.
-    for key in [*keys, *(stat.key for stat in store.list("plans/sync/"))]:
+    for key in keys:
         store.delete(key)

@@ -14,11 +14,13 @@ from __future__ import annotations
 import json
 import re
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ringsync.changes.columns import columns_of
 from ringsync.changes.identity import TableVersion
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
@@ -114,6 +116,15 @@ def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
     return _newest(store, table_id, _places(store, table_id) or {table_id: 1})  # the latter: layout 2
 
 
+def lost_version(store: ObjectStore, table_id: str) -> TableVersion | None:
+    """Find the newest version of a table whose place was lost. It may read all histories.
+
+    :raises TableVersionError: a version is damaged, which may be this table's
+    """
+    histories = (_newest_first(store, _history(store, name), table_id) for name in names_of_histories(store))
+    return next((version for history in histories for version in history), None)
+
+
 def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | None = None) -> TableVersion:
     """Return the version of a table with this schema; put it if it is new.
 
@@ -130,8 +141,10 @@ def version_of(store: ObjectStore, table: TableSchema, known: TableVersion | Non
         latest = _latest(store, table, keys, places)
         found = latest and replace(latest, table=latest.with_past(table)) if table.is_selection else latest
         if found is None or found.table != table:
-            found = _earlier(store, _since(keys, places[_name(table)]), table, latest) or _put_next(
-                store, keys, table, latest
+            found = (
+                _earlier(store, _since(keys, places[_name(table)]), table, latest)
+                or _in_between(table, latest)
+                or _put_next(store, keys, table, latest)
             )
         if found is not None:
             return found
@@ -172,7 +185,9 @@ def _is_form_of(entry: HistoryEntry, version: TableVersion) -> bool:
 def take_over(store: ObjectStore) -> None:
     """Take over the histories of layout 2, which numbered the versions of each table id. One that is damaged stays as
     it is: whoever needs it fails, all others go on."""
-    for table_id in sorted({stat.key.split("/")[1] for stat in store.list("schemas/") if _OLD.fullmatch(stat.key)}):
+    table_ids = {stat.key.split("/")[1] for stat in store.list("schemas/") if _OLD.fullmatch(stat.key)}
+    # Of tables with one name the one that was created last comes last. Ids of `WITH ID` may have no time.
+    for table_id in sorted(table_ids, key=lambda table_id: uuid.UUID(table_id).time):
         try:
             _take_over(store, table_id)
         except TableVersionError as error:
@@ -269,6 +284,15 @@ def _earlier(
     if latest is None or not 0 < table.since_us < latest.table.since_us:
         return None
     return next((version for version in _newest_first(store, keys, table.table_id) if version.table == table), None)
+
+
+def _in_between(table: TableSchema, latest: TableVersion | None) -> TableVersion | None:
+    """Return the latest version for a schema that nobody has seen in its time, which a node shows that is behind: it is
+    no later version. None: the schema is new, or has a column that the latest version does not know."""
+    if latest is None or not 0 < table.since_us < latest.table.since_us:
+        return None
+    knows_all = all(column.name in latest.names for column in columns_of(table))
+    return replace(latest, table=latest.with_past(table)) if knows_all else None
 
 
 def _put_next(

@@ -6,8 +6,9 @@ views, and rights are left out.
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlType, UserType, types_inside
@@ -50,9 +51,6 @@ def create_table(table: TableSchema) -> str:
 def column_statements(before: TableSchema, after: TableSchema) -> tuple[list[str], list[str]]:
     """Write the statements that change the columns of a table: those before its types change, and those after."""
     first: list[str] = []
-    keys = list(zip(before.key_columns, after.key_columns, strict=True))
-    if renamed := [(old.name, new.name) for old, new in keys if old.name != new.name]:
-        first.append(f"ALTER TABLE {after.full_name} RENAME {_pairs(renamed)};")
     gone, gone_before = ({column.name: column for column in table.dropped} for table in (after, before))
     kept = {}
     for column in before.value_columns:
@@ -61,6 +59,8 @@ def column_statements(before: TableSchema, after: TableSchema) -> tuple[list[str
             kept[column.name] = column
         else:
             first.append(_drop(after, column.name, gone.get(column.name)))
+    # After the drops: a key may have got the name of a dropped column.
+    first += [f"ALTER TABLE {after.full_name} RENAME {_pairs([pair])};" for pair in _renames(before, after, kept)]
     last: list[str] = []
     for column in after.value_columns:
         if column.name not in kept:
@@ -68,6 +68,24 @@ def column_statements(before: TableSchema, after: TableSchema) -> tuple[list[str
         elif str(column.type) != str(kept[column.name].type):
             last.append(f"ALTER TABLE {after.full_name} ALTER {printable(column.name)} TYPE {column.type};")
     return first, last
+
+
+def _renames(before: TableSchema, after: TableSchema, kept: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Return the renames of key columns one by one: each to a name that no column has just then."""
+    keys = zip(before.key_columns, after.key_columns, strict=True)
+    pending = {old.name: new.name for old, new in keys if old.name != new.name}
+    there = {*kept, *(column.name for column in before.key_columns)}
+    while pending:
+        old = next((name for name, new in pending.items() if new not in there), None)
+        if old is None:  # They exchange their names.
+            old = next(iter(pending))
+            free = next(name for n in itertools.count() if (name := f"{old}_{n}") not in there | {*pending.values()})
+            pending = {free: pending.pop(old), **pending}
+            there = there - {old} | {free}
+            yield old, free
+        else:
+            there = there - {old} | {pending[old]}
+            yield old, pending.pop(old)
 
 
 def change_types(before: Mapping[str, UserType], after: Mapping[str, UserType], *, drop: bool = False) -> list[str]:

@@ -29,6 +29,7 @@ from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import Config
+from ringsync.ledger.layout import check_layout
 from ringsync.ledger.passes import mark, marks_of_latest, pass_folder, pass_numbers
 from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.ledger.topic_owners import take_topic, topic_owners
@@ -69,8 +70,10 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises SchemaError: no such table
     :raises StateError: ringsync's own keyspace cannot be used
     :raises TableReplacedError: the table was dropped and created again meanwhile
+    :raises LayoutError: this version does not know the layout of the sync's state
     """
     config, options, store = application.config, application.options, application.store
+    check_layout(store)
     keyspace, name = application.one_table
     session = connect(cluster_settings(config))
     selection = Selection(options.columns, options.token_range, options.where)

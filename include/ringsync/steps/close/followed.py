@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 from ringsync.config import Config
 from ringsync.ledger.followed import end_following, followed_tables, keep_following
 from ringsync.ledger.passes import get_pass, mark, pass_folder, pass_numbers
-from ringsync.ledger.table_versions import latest_version
+from ringsync.ledger.table_versions import latest_version, lost_version
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.close.table_state import TableState
 from ringsync.steps.passes.follow_ups import publish_passes
@@ -53,7 +53,8 @@ class Followed:
         """
         if table_id not in self._versions:
             return None
-        if (version := latest_version(self._store, table_id)) is None:
+        version = latest_version(self._store, table_id) or lost_version(self._store, table_id)
+        if version is None:
             self._end(table_id)
             return None
         return TableState(sync_table(self._store, self._config, version.table, version), gone=True)
