@@ -240,7 +240,7 @@ def test_an_output_that_fails_is_not_there(run: Run, log: Path, schema: Path, tm
     ("arguments", "message"),
     [
         (["commitlog"], "the following arguments are required: PATH"),
-        (["commitlog", "x.log"], "one of the arguments --schema --contact-point is required"),
+        (["commitlog", "x.log"], "one of the arguments --schema --contact-point --history is required"),
         (["commitlog", "nowhere.log", "--schema", "SCHEMA"], "nowhere.log: there is no such file"),
         (["commitlog", "EMPTY", "--schema", "SCHEMA"], "there is no CommitLog-*.log in this folder"),
         (["commitlog", "LOG", "--schema", "nowhere.cql"], "--schema nowhere.cql"),
