@@ -21,7 +21,7 @@ from ringsync.config.sections import Store
 from ringsync.formats.commitlog.reader import read_log
 from ringsync.formats.commitlog.segment import Wanted
 from ringsync.ledger.staging import Bucket, encode_rows
-from ringsync.ledger.table_versions import version_of
+from ringsync.ledger.table_versions import take_over_followed, version_of
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
@@ -96,7 +96,7 @@ class Sync:
         self.now_s = NOW_S
         self.store = LocalStore(folder / "lake")
         raw = folder / "cdc_raw"
-        raw.mkdir()
+        raw.mkdir(parents=True)
         source = next(iter(sorted(FOLDER.glob("*.log.xz"))))
         self.segment = raw / source.name.removesuffix(".xz")
         self.segment.write_bytes(lzma.decompress(source.read_bytes()))
@@ -134,6 +134,11 @@ class Sync:
     def count(self, errors: Any, node: str) -> None:
         """Where records that cannot be decoded are kept."""
         self.errors += errors.num_rows
+
+    def never_followed(self, table: TableSchema) -> None:
+        """Have a table be one that was recorded, and not followed."""
+        take_over_followed(self.store)
+        self.store.delete(f"cdc_begun/{table.table_id}.json")
 
     def cycle_once(self, seconds: float = 1) -> None:
         self.now_s += seconds
@@ -207,6 +212,7 @@ def test_a_table_that_a_node_does_not_know_yet_is_waited_for(tmp_path: Path, mon
     cluster = Cluster(without(written()), TABLES)
     cluster.others = 2  # nodes differ: what was read is not taken for the last word
     sync = Sync(tmp_path, cluster, monkeypatch)
+    sync.never_followed(written())
     for _ in range(3):
         log = sync.cycle()
     assert sync.segment.exists()
@@ -219,8 +225,38 @@ def test_a_table_that_a_node_does_not_know_yet_is_waited_for(tmp_path: Path, mon
     assert not sync.segment.exists()
 
 
+def test_rows_of_a_followed_table_that_was_dropped_are_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tables of a log waited for a minute after each DROP TABLE; with a DROP every minute, for ever."""
+    everything = Sync(tmp_path / "all", Cluster(TABLES, TABLES), monkeypatch).cycle().counts
+    log = (sync := Sync(tmp_path / "dropped", Cluster(without(written()), without(written())), monkeypatch)).cycle()
+    assert (log.number, sync.errors, log.status()["error"]) == (1, 0, None)
+    assert log.counts == everything
+    assert not sync.segment.exists()
+    # The table is there after all, on a node that is not behind: it was never taken for one that has lost its cdc.
+    sync.stager._is_kept(written(), {written().table_id})
+    assert not sync.store.list("cdc_ended/")
+
+
+def test_a_dropped_table_whose_version_is_damaged_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its node waits until the version is mended. All others stopped, too."""
+    sync = Sync(tmp_path, Cluster(without(written()), without(written())), monkeypatch)
+    key = f"schemas/{written().full_name}/000001.json"
+    whole = sync.store.get(key)
+    sync.store.put(key, whole[:-9])
+    for seconds in (1, PATIENCE_MS / 1000, 10):
+        log = sync.cycle(seconds)
+        assert (log.number, sync.errors, sync.segment.exists()) == (0, 0, True)
+    assert written().table_id in capsys.readouterr().out
+    sync.store.put(key, whole)
+    assert sync.cycle(120).counts["staged"] > 0
+    assert sync.errors == 0
+
+
 def test_a_table_that_was_dropped_is_counted_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = Sync(tmp_path, Cluster(without(written()), without(written())), monkeypatch)
+    sync.never_followed(written())
     log = sync.cycle()
     assert log.number == 0
     log = sync.cycle(PATIENCE_MS / 1000)
@@ -235,6 +271,7 @@ def test_two_readings_that_follow_each_other_do_not_tell_that_a_table_was_droppe
 ) -> None:
     """The first cycle took more than a minute: so long ago its question was asked, and not its answer read."""
     sync = Sync(tmp_path, Cluster(without(written()), without(written())), monkeypatch)
+    sync.never_followed(written())
     real = sync.stager._stage
 
     def slow(*arguments: Any) -> Any:

@@ -33,6 +33,21 @@ def test_a_column_that_a_node_does_not_know_yet_is_waited_for(tmp_path: Path, mo
     assert log.counts["errors"] == 0
 
 
+def test_a_log_that_waits_for_a_column_is_looked_at_every_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every try the wait doubled: while a table was altered again and again, other tables waited half a minute."""
+    cluster = Cluster((*without(written()), without_column(written())), TABLES)
+    sync = Sync(tmp_path, cluster, monkeypatch)
+    for _ in range(20):
+        log = sync.cycle(2)
+    assert log.number == 0
+    cluster.known, cluster.version, cluster.others = TABLES, 2, 2
+    sync.cycle(2)
+    assert sync.cycle(2).counts["staged"] > 0
+    assert sync.errors == 0
+
+
 def test_a_column_about_which_nodes_disagree_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was an error after a minute, though the schema that has it was on its way."""
     cluster = Cluster((*without(written()), without_column(written())), TABLES)

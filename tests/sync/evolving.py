@@ -110,6 +110,7 @@ class Evolving:
                 return
 
     def _write(self, statement: str) -> None:
+        """Write. Who gets no answer asks again, but not about a table that may be dropped just now."""
         while True:
             try:
                 self.session.execute(statement)
@@ -119,6 +120,9 @@ class Evolving:
                 self.refused += 1
                 return
             except _FAILED:
+                if f" {TRANSIENT} " in statement:
+                    self.refused += 1
+                    return
                 time.sleep(0.5)
 
     def _statements(self, chance: random.Random) -> Iterator[list[str]]:

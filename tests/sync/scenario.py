@@ -102,6 +102,8 @@ def bootstrap(conf: Path, table: str, run: str, during: Sequence[Callable[[], ob
     """
     for place, name in enumerate(("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")):
         application = runpy.run_path(str(PROJECT / "spark_apps" / f"{name}.py"))
-        assert application["main"](["--conf", str(conf), "--table", table, "--run", run]) == ExitCode.OK, (name, table)
+        # As Airflow does: a step fails, say, when another process relays the topic to Kafka just now.
+        tries = (application["main"](["--conf", str(conf), "--table", table, "--run", run]) for _ in range(3))
+        assert ExitCode.OK in tries, (name, table)
         if place < len(during):
             during[place]()

@@ -20,7 +20,7 @@ from ringsync.cluster.schema import read_tables
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.staging import closed_until, commit_keys, decode_rows, put_commit
-from ringsync.ledger.table_versions import CdcEnded, latest_version, version_of
+from ringsync.ledger.table_versions import CdcEnded, TableVersionError, latest_version, version_of
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, RingError
 from ringsync.schema.table import TableSchema
@@ -105,7 +105,7 @@ class Stager:
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
         self._cdc_ended: CdcEnded | None = None
-        self._dropped: dict[str, TableSchema] = {}
+        self._recalled: dict[str, TableVersion] = {}
         self._absent = AbsentTables()
         self._gone: frozenset[str] = frozenset()
 
@@ -218,18 +218,21 @@ class Stager:
         with_cdc = {row.id.hex for row in self._session.execute("SELECT id, cdc FROM system_schema.tables") if row.cdc}
         if not with_cdc <= self._known():
             self._refresh_schema()
+        followed = [self._version_of(table) for table in self._logged if self._is_kept(table, with_cdc)]
+        recalled = [version for table_id, version in self._recalled.items() if table_id not in self._known()]
+        gone = [version for version in recalled if version.table_id in self._gone]
+        waiting = [version for version in recalled if version not in gone and self._is_kept(version.table, with_cdc)]
         kept = tuple(
             StagedTable(
-                self._version_of(table),
-                self._config.sync.bucket_by_of(table.full_name) == "arrival",
-                self._ring_of(table.keyspace),
+                version,
+                self._config.sync.bucket_by_of(version.table.full_name) == "arrival",
+                self._ring_of(version.table.keyspace),
             )
-            for table in self._logged
-            if self._is_kept(table, with_cdc) and self._config.sync.follows(table.full_name)
+            for version in (*followed, *waiting)
         )
-        gone = {table_id: table for table_id, table in self._dropped.items() if table_id not in self._known()}
-        logged = (*self._logged, *gone.values())
-        return self._run(StageTask(self._config, logged, kept, windows, frozenset(gone)), work)
+        logged = (*self._logged, *(version.table for version in (*gone, *waiting)))
+        task = StageTask(self._config, logged, kept, windows, frozenset(version.table_id for version in gone))
+        return self._run(task, work)
 
     def _run(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
         """Run one job for all healthy nodes. If it fails as a whole (a worker has crashed, its memory is used up), run
@@ -261,6 +264,8 @@ class Stager:
 
     def _is_kept(self, table: TableSchema, with_cdc: set[str]) -> bool:
         """Tell whether rows of a table are staged: it has cdc, or had it when some of what we read was logged."""
+        if not self._config.sync.follows(table.full_name):
+            return False
         if self._cdc_ended is None:
             self._cdc_ended = CdcEnded(self._store)
         if table.table_id in with_cdc:
@@ -292,15 +297,24 @@ class Stager:
         return {table.table_id for table in self._logged}
 
     def _recall(self, table_ids: frozenset[str]) -> bool:
-        """Find the schemas of tables that are gone, since a batch may have rows of other tables, too; return whether
-        some are new."""
+        """Find the schemas of tables that the schema lacks, in their histories; return whether some are new.
+
+        A followed table that was dropped: its rows are staged, so that no other table of the log waits. Whether it is
+        gone for good is for ``bucket_close`` to find out. Of all others, rows can only be read once they are gone: one
+        that is not followed may be new, on a node that is behind.
+        """
         self._gone = self._absent.look(table_ids, self._table_ids)
-        new = {
-            table_id: version.table
-            for table_id in self._gone - self._dropped.keys()
-            if (version := latest_version(self._store, table_id)) is not None
-        }
-        self._dropped |= new
+        new: dict[str, TableVersion] = {}
+        for table_id in table_ids - self._recalled.keys():
+            try:
+                version = latest_version(self._store, table_id)
+            except TableVersionError as error:
+                print(f"ringsync: warning: table id {table_id}: {error}", flush=True)
+                self._gone -= {table_id}
+                continue
+            if version is not None and (table_id in self._gone or self._is_kept(version.table, set())):
+                new[table_id] = version
+        self._recalled |= new
         return bool(new)
 
     def _table_ids(self) -> set[str]:

@@ -32,6 +32,9 @@ know of a new column a moment after its writers do."""
 FIRST_WAIT_MS, LONGEST_WAIT_MS = 2_000, 60_000
 """A segment that cannot be read, or a node that cannot be staged, is tried again after 2 s, 4 s, 8 s …"""
 
+SCHEMA_WAIT_MS = 3_000
+"""So soon at the latest, for a minute, if the schema lacks something of a record."""
+
 SEEN_EVERY_MS = 1_000
 """Least time between two notes of a log's end, which tell later which moments are wholly staged."""
 
@@ -259,21 +262,28 @@ class NodeLog:
                 "nodes that are up disagree (nodetool describecluster): read again soon"
             )
         if reason:
-            self._doubt(part.segment_id, reason, now_ms)
+            self._doubt(part.segment_id, reason, now_ms, is_schema=unsure or disagree)
             return False
         if staged.damage or staged.unknown_columns:
             what = staged.damage or "a record names a column that its table does not have in the schema"
-            doubt = self._doubt(part.segment_id, f"{part.segment}: {what}", now_ms)
+            doubt = self._doubt(part.segment_id, f"{part.segment}: {what}", now_ms, is_schema=not staged.damage)
             return now_ms - doubt.since_ms >= PATIENCE_MS  # and the doubt stays until it is committed
         self.doubts.pop(part.segment_id, None)
         return True
 
-    def _doubt(self, identity: int, reason: str, now_ms: int) -> Doubt:
-        """Note that a segment could not be read, and when it is tried again."""
+    def _doubt(self, identity: int, reason: str, now_ms: int, *, is_schema: bool = False) -> Doubt:
+        """Note that a segment could not be read, and when it is tried again.
+
+        :param is_schema: the schema lacks something, which most often takes a second or two: for a minute the segment
+            is tried every few seconds, since all tables of the log wait
+        """
         known = self.doubts.get(identity)
         attempts = known.attempts + 1 if known else 1
         since_ms = known.since_ms if known else now_ms
-        self.doubts[identity] = Doubt(reason, since_ms, now_ms + _wait_ms(attempts), attempts)
+        wait_ms = _wait_ms(attempts)
+        if is_schema and now_ms - since_ms < PATIENCE_MS:
+            wait_ms = min(wait_ms, SCHEMA_WAIT_MS)
+        self.doubts[identity] = Doubt(reason, since_ms, now_ms + wait_ms, attempts)
         return self.doubts[identity]
 
     def commit_of(self, staged: Sequence[Staged]) -> StageCommit:
