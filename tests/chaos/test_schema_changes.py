@@ -160,7 +160,7 @@ def readers(spark: Any, session: Any, store: ObjectStore) -> None:
             uri = store.uri(folder(*name.split(".")))
             if DeltaTable.is_deltatable(uri):
                 QueryBuilder().register("images", DeltaTable(uri)).execute("SELECT * FROM images").read_all()
-        table = read_table(session, *name.split("."))
+        table = as_recorded(store, read_table(session, *name.split(".")))
         if (rows := rows_of_view(spark, store, table)) is not None:
             assert rows > 5
 

@@ -148,7 +148,9 @@ class Evolving:
             case 5:
                 return f"UPDATE {name} {using}SET home = {{{home}}}, homes = [{{{home}}}] {where}"
             case 6 if "tags" not in self.dropped:
-                return f"UPDATE {name} {using}SET tags = tags + {{'t{number % 7}'}}, owner = 'o{number}' {where}"
+                # A row that has nothing but what is dropped would vanish without a message (docs/messages.md).
+                tags = f"tags = tags + {{'t{number % 7}'}}"
+                return f"UPDATE {name} {using}SET {tags}, note = 'n', owner = 'o{number}' {where}"
             case 7 if number % 3 == 0:
                 return f"DELETE FROM {name} WHERE id = {key} AND {seq} > {place}"
             case 7 if number % 11 == 1:
