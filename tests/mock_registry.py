@@ -103,6 +103,7 @@ class MockRegistry(_Server):
 
     :ivar schemas: the schemas of each subject, in order
     :ivar compatibility: the compatibility that each subject was given
+    :ivar refused: the answer, by subject, to every request to register a schema
     :ivar authorization: what the header of this name must be; None: anybody may ask
     :ivar only_known: whether settings are only taken for subjects that have a schema, as Apicurio does it
     """
@@ -110,6 +111,7 @@ class MockRegistry(_Server):
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.schemas: dict[str, list[str]] = {}
         self.compatibility: dict[str, str] = {}
+        self.refused: dict[str, Answer] = {}
         self.authorization: str | None = None
         self.only_known = False
         super().__init__(context)
@@ -123,6 +125,8 @@ class MockRegistry(_Server):
             case "GET", ["subjects", subject, "versions"]:
                 known = self.schemas.get(subject)
                 return (200, [*range(1, len(known) + 1)]) if known else NO_SUBJECT
+            case "POST", ["subjects", subject, "versions"] if subject in self.refused:
+                return self.refused[subject]
             case "POST", ["subjects", subject, "versions"]:
                 known = self.schemas.setdefault(subject, [])
                 schema = json.loads(content)["schema"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 from ringsync.cql.types import CqlType, ListType, MapType, Native, UserType
 from ringsync.images.live import shown_rows
 from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.replica import evolve
 from ringsync.replica.base import ReplicaMismatchError, SchemaChangedError, base_folder
 from ringsync.replica.changes import StaleStateError, append_pass
 from ringsync.replica.delta_log import ConcurrentCommitError, DataFile, read_snapshot
@@ -320,6 +322,34 @@ def test_two_processes_follow_at_once(tmp_path: Path) -> None:
         list(threads.map(rival, [(3, 4), (4, 4), (4, 4), (3, 4)]))
     follow(tmp_path, versions)
     assert shown(tmp_path, versions[4]) == expected(4)
+
+
+def test_who_wakes_up_late_begins_no_changes_for_a_base_of_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could follow or write the base again afterwards."""
+    first, second, third = versions = [table(V), table(V, key="place"), table(V, key="spot")]
+    begun(tmp_path, first, image(first, 1, id=1, line=1, v="x"))
+    store, begin = LocalStore(tmp_path), evolve.begin_changes
+    monkeypatch.setattr(evolve, "begin_changes", lambda *_: None)  # the one sleeps here, the other one is killed
+    for known in (versions[:2], versions):
+        rewrite(store, known[-1], partial(tuple, known), run_here, lambda: LocalStore(tmp_path), {}, NOW_MS)
+    begin(store, second, NOW_MS)
+    monkeypatch.undo()
+    follow(tmp_path, versions)
+    begin(store, third, NOW_MS)
+    assert shown(tmp_path, third) == {1: {"id": 1, "spot": 1, "v": "x"}}
+
+
+def test_a_replica_of_some_columns_does_not_follow(tmp_path: Path) -> None:
+    """Its schema is that of an earlier version of the whole table: it became one of all columns, without values."""
+    first, second = table(V), table(V, ("w", "regular", INT))
+    selected = {"selection": json.dumps({"columns": ["v"], "ranges": [], "where": ""})}
+    row = rows_of(first, image(first, 1, id=1, line=1, v="x"))
+    write_base(tmp_path, first, row, properties=selected)
+    with pytest.raises(SchemaChangedError, match=r"has only some columns of shop\.orders"):
+        follow(tmp_path, [first, second])
+    assert "w" not in columns_of(tmp_path, "base")
 
 
 def test_a_pass_that_comes_while_the_base_is_written_again_is_added_again(tmp_path: Path) -> None:

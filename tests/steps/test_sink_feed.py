@@ -131,6 +131,61 @@ def test_while_the_registry_is_down_nothing_is_lost(
             within(SECONDS, lambda: told(feed, other) == {"messages": 3, "error": None})
 
 
+@pytest.mark.parametrize("status", [409, 422])
+def test_a_schema_that_the_registry_refuses_stops_its_topic_only(tmp_path: Path, mock: MockKafka, status: int) -> None:
+    """The table was created again with a column of another type, say. Both topics have more to send."""
+    one, other = streams_of(tmp_path, "a b", mock)
+    with (
+        mock_registry() as registry,
+        feeding(one.store, (mock.bootstrap,), schema_registry_url=registry.url) as feed,
+    ):
+        for stream in (one, other):
+            feed.watch(stream.topic)
+        within(SECONDS, lambda: told(feed, one)["messages"] == told(feed, other)["messages"] == 3)
+        reason = {"error_code": status, "message": "incompatible with an earlier schema"}
+        registry.refused[f"{one.topic}-value"] = (status, reason)
+        for stream in (one, other):
+            key, value = stream.schemas(1)
+            more = {"name": "more", "type": "long"}
+            stream.put_schemas(2, key, {**value, "fields": [*value["fields"], more]})
+            writer = stream.open_part(pass_(2), "part", 2)
+            writer.add(notes(3, 3))
+            stream.publish(pass_(2), [writer.finish()])
+            feed.announce(stream.topic, pass_(2))
+        within(SECONDS, lambda: told(feed, other) == {"messages": 6, "error": None})
+        within(SECONDS, lambda: told(feed, one)["error"])
+        error = str(told(feed, one)["error"])
+        assert f"refuses a request for {one.topic}-value: {status}: incompatible with an earlier" in error
+        assert "lower the compatibility of this subject" in error
+        assert told(feed, one)["messages"] == 3
+        registry.refused.clear()
+        within(SECONDS, lambda: told(feed, one) == {"messages": 6, "error": None})
+
+
+def test_a_wrong_password_of_the_registry_stops_who_needs_it_and_heals(tmp_path: Path, mock: MockKafka) -> None:
+    """The password is changed in the registry, and then in our file; the topic that asks for nothing goes on."""
+    one, other = streams_of(tmp_path, "a b", mock)
+    (secret := tmp_path / "secret").write_text("hush")
+    login = RegistryLogin(username="ringsync", password=Secret(file=str(secret)))
+    with mock_registry() as registry:
+        registry.authorization = basic("ringsync", "hush")
+        settings = KafkaSettings((mock.bootstrap,), schema_registry_url=registry.url, schema_registry_login=login)
+        shared = registry_of(settings)
+        with SinkFeed(one.store, lambda: KafkaTopics(settings, shared)) as feed:
+            feed.watch(one.topic)
+            within(SECONDS, lambda: told(feed, one)["messages"] == 3)
+            registry.authorization = basic("ringsync", "new")
+            feed.watch(other.topic)
+            within(SECONDS, lambda: "check kafka.schema_registry_login.password" in str(told(feed, other)["error"]))
+            publish(one, pass_(2), notes(3, 3))
+            feed.announce(one.topic, pass_(2))
+            within(SECONDS, lambda: told(feed, one)["messages"] == 6)
+            assert told(feed, other)["messages"] == 0
+            secret.write_text("new")
+            within(SECONDS, lambda: told(feed, other) == {"messages": 3, "error": None})
+            assert not any(word in str(feed.status(other.topic)) for word in ("hush", "new"))
+
+
 def test_whatever_happens_to_a_topic_is_its_error(
     tmp_path: Path, mock: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:

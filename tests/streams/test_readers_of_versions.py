@@ -223,10 +223,24 @@ def test_a_history_of_an_earlier_ringsync_goes_on(tmp_path: Path) -> None:
     document = store.get(key).replace(b'"every_name"', b'"x"').replace(b'"former_keys"', b'"y"')
     store.put(key, document)
     (entry,) = history_of(store, "shop", "orders")
-    assert entry.version.table.every_name == ()
+    assert entry.version.table.every_name == ("id", "c", "a_b")
     table = version_of(store, version_with("seq", {"a_b": INT, "a b": INT})).table
     assert lake_names(table) == {"id": "id", "seq": "seq", "a b": "a_b_", "a_b": "a_b"}
     assert table.former_keys == ((), ("c",))
+
+
+def test_columns_of_a_history_of_an_earlier_ringsync_keep_their_names_in_the_lake(tmp_path: Path) -> None:
+    """The sync named them by the order of the table, replica_merge by that of their ids: one's values were read as the
+    other's."""
+    store = LocalStore(tmp_path)
+    version_of(store, version_with("c", {"a_b": INT}))
+    shown = replace(version_with("c", {"a_b": INT, "a b": INT}), since_us=9)
+    version_of(store, shown)
+    for number in (1, 2):
+        key = f"schemas/shop.orders/{number:06}.json"
+        store.put(key, store.get(key).replace(b'"every_name"', b'"x"').replace(b'"former_keys"', b'"y"'))
+    found = [lake_names(version_of(store, shown).table), lake_names(as_recorded(store, shown)), lake_names(shown)]
+    assert found[0] == found[1] == found[2] == {"id": "id", "c": "c", "a b": "a_b", "a_b": "a_b_"}
 
 
 def test_a_column_of_keys_only(tmp_path: Path) -> None:

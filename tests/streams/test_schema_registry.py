@@ -76,6 +76,15 @@ def test_a_new_subject_becomes_backward_compatible(server: MockRegistry, only_kn
     assert server.compatibility == {SUBJECT: "NONE"}
 
 
+@pytest.mark.parametrize(("wanted", "found"), [("NONE", {SUBJECT: "NONE"}), (None, {})])
+def test_a_new_subject_gets_what_the_configuration_says(
+    server: MockRegistry, wanted: str | None, found: dict[str, str]
+) -> None:
+    registry = SchemaRegistry(server.url, compatibility=wanted)
+    assert [registry.register(SUBJECT, schema) for schema in (SCHEMA, OTHER)] == [1, 2]
+    assert server.compatibility == found
+
+
 def test_the_compatibility_of_a_subject_is_its_owner_s(server: MockRegistry) -> None:
     """Whether the owner has set it before there was a schema, or has left it to the registry's default."""
     server.compatibility["early"] = "FULL"

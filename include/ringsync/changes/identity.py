@@ -59,14 +59,13 @@ class TableVersion:
     def with_past(self, table: TableSchema) -> TableSchema:
         """Return a later or equal schema of the table, or some of its columns, with the names that were before."""
         before = self.table
-        every_name = before.every_name or (*(column.name for column in before.key_columns), *self.names)
         now = [column.name for column in table.key_columns] + [column.name for column in columns_of(table)]
         keys = zip(before.key_columns, before.former_keys or ((),) * len(before.key_columns), strict=True)
         former_keys = tuple(
             former if old.name == key.name else (*former, old.name)
             for (old, former), key in zip(keys, table.key_columns, strict=True)
         )
-        return replace(table, every_name=tuple(dict.fromkeys((*every_name, *now))), former_keys=former_keys)
+        return replace(table, every_name=tuple(dict.fromkeys((*before.every_name, *now))), former_keys=former_keys)
 
     @cached_property
     def _ids(self) -> npt.NDArray[np.int32]:

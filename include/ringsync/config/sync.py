@@ -127,6 +127,12 @@ class BrokerOAuth(OAuth):
     extensions: dict[Annotated[str, _EXTENSION], Annotated[str, _EXTENSION_VALUE]] = Field(default_factory=dict)
 
 
+Compatibility = Literal[
+    "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE", "NONE"
+]
+"""Which new versions of a subject a schema registry takes."""
+
+
 class Kafka(Section):
     """The brokers that get a copy of the streams. Without this section, nothing goes to Kafka."""
 
@@ -135,6 +141,7 @@ class Kafka(Section):
     json_schemas: bool = True
     schema_registry_url: str | None = None
     schema_registry_login: RegistryLogin | None = None
+    new_subject_compatibility: Compatibility | None = "BACKWARD"
     tls: Tls | None = None
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     username: str | None = None

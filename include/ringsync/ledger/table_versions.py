@@ -360,9 +360,15 @@ def version_document(version: TableVersion) -> dict[str, Any]:
 
 
 def version_from(document: Mapping[str, Any]) -> TableVersion:
-    """Read a version from JSON values (:func:`version_document`)."""
-    number, names, table = (document[name] for name in ("number", "columns_by_id", "table"))
-    return TableVersion(from_description(table), number, tuple(names))
+    """Read a version from JSON values (:func:`version_document`).
+
+    Those of earlier versions of ringsync lack ``every_name``: columns got their names in the lake in the order of the
+    table, so they keep these.
+    """
+    number, names, description = (document[name] for name in ("number", "columns_by_id", "table"))
+    table = from_description(description)
+    every_name = table.every_name or tuple(dict.fromkeys((*(column.name for column in table.columns), *names)))
+    return TableVersion(replace(table, every_name=every_name), number, tuple(names))
 
 
 def take_over_followed(store: ObjectStore) -> None:

@@ -183,10 +183,13 @@ def append_pass(
 
 
 def begin_changes(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
-    """Start an empty changes table for the present base, unless the table belongs to this base already."""
+    """Start an empty changes table for the present base, unless the table belongs to this base already.
+
+    Who wakes up late does nothing for a base of another version of the schema: that is for whoever has made it.
+    """
     for _ in _attempts(store, table):
         base, changes = snapshots(store, table)
-        if belong_together(base, changes):
+        if belong_together(base, changes) or properties_of(base).get("schema_digest") != table.digest:
             return
         with suppress(ConcurrentCommitError):
             _begin(store, table, base, changes, now_ms)

@@ -13,6 +13,7 @@ that knows only an earlier version than the replica's changes nothing: it waits 
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def follow_schema(
     :param read_versions: function that reads all versions of the table, in their order. It is called after the replica
         was read: then it knows the replica's version
     :raises ReplicaMismatchError: the replica belongs to another table id
-    :raises SchemaChangedError: the replica has a schema that the history does not know
+    :raises SchemaChangedError: the replica has a schema that the history does not know, or only some of the columns
     :raises ReplicaWaitsError: the replica has a later version
     :raises RewriteNeededError: only :func:`rewrite` can do it
     :raises ConcurrentCommitError: other writers committed first, many times
@@ -113,6 +114,11 @@ def _behind(
         # First: whoever adds a pass of an earlier version to the changes meets this commit.
         tables.insert(0, (changes_folder(table.keyspace, table.name), changes, changes_schema(table)))
     behind = [entry for entry in tables if properties_of(entry[1]).get("schema_digest") != table.digest]
+    if behind and json.loads(properties_of(base).get("selection", "{}")).get("columns"):
+        raise SchemaChangedError(
+            f"the replica {store.uri(base_folder(table.keyspace, table.name))} has only some columns of "
+            f"{table.full_name}: it does not follow the schema; trigger bootstrap_table again"
+        )
     versions = read_versions() if behind else ()
     for folder, found, _ in behind:
         old = _place(store, folder, found, table, versions)

@@ -94,6 +94,8 @@ class KafkaSettings:
     :ivar json_schemas: for ``json``: whether each message has its schema beside its payload; False: the payload alone
     :ivar schema_registry_url: address of the registry of ``avro`` schemas; None: messages are plain Avro
     :ivar schema_registry_login: None: no login to the registry
+    :ivar new_subject_compatibility: what the registry takes as the next versions of subjects that are new; None: its
+        default
     :ivar tls: TLS to brokers and registry; None: none to brokers
     :ivar sasl_mechanism: mechanism of the login with ``username`` and ``password``, or with ``oauth``; None: no login
     :ivar partitions: number of partitions of new topics
@@ -109,6 +111,7 @@ class KafkaSettings:
     json_schemas: bool = True
     schema_registry_url: str | None = None
     schema_registry_login: RegistryLogin | None = None
+    new_subject_compatibility: str | None = "BACKWARD"
     tls: Tls | None = None
     sasl_mechanism: SaslMechanism | None = None
     username: str | None = None
@@ -396,7 +399,9 @@ def registry_of(settings: KafkaSettings) -> SchemaRegistry | None:
         return None
     from ringsync.streams.kafka.schema_registry import SchemaRegistry
 
-    return SchemaRegistry(settings.schema_registry_url, settings.tls, settings.schema_registry_login)
+    return SchemaRegistry(
+        settings.schema_registry_url, settings.tls, settings.schema_registry_login, settings.new_subject_compatibility
+    )
 
 
 def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from ringsync.config.sections import ConfigError, RegistryLogin, Tls
 from ringsync.streams.sink import BrokerUnavailableError, RelayError
 
 TIMEOUT_SECONDS = 10
-COMPATIBILITY = "BACKWARD"
 _LOGIN = "kafka.schema_registry_login"
 _TOLD = 500
 _NO_RIGHT = {401, 403}
@@ -45,17 +44,25 @@ class SchemaRegistry:
     :param url: root URL, e.g. ``http://registry:8081``
     :param tls: authorities that an ``https`` registry is verified by, and our certificate; None: certifi's, and none
     :param login: None: no login
+    :param compatibility: of new subjects; None: the registry's default
     """
 
-    def __init__(self, url: str, tls: Tls | None = None, login: RegistryLogin | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        tls: Tls | None = None,
+        login: RegistryLogin | None = None,
+        compatibility: str | None = "BACKWARD",
+    ) -> None:
         self.url = url.rstrip("/")
         self._tls = tls or Tls()
         self._login = login
+        self._compatibility = compatibility
         self._client: SchemaRegistryClient | None = None
         self._ids: dict[tuple[str, str], int] = {}
 
     def register(self, subject: str, schema: AvroRecord) -> int:
-        """Register a schema as the subject's newest version, and return its id. A new subject becomes BACKWARD.
+        """Register a schema as the subject's newest version, and return its id. A new subject gets its compatibility.
 
         :raises RelayError: the schema is not compatible with the version before, or not allowed; or the login is wrong
         :raises BrokerUnavailableError: the registry does not answer, or the answer is not a registry's
@@ -64,7 +71,7 @@ class SchemaRegistry:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
         if (subject, text) not in self._ids:
             with self._asked(subject) as client:
-                self._ids[subject, text] = _register(client, subject, Schema(text))
+                self._ids[subject, text] = _register(client, subject, Schema(text), self._compatibility)
         return self._ids[subject, text]
 
     def subjects(self) -> list[str]:
@@ -118,7 +125,10 @@ class SchemaRegistry:
                     "and the rights of this login"
                 )
             if status in _REFUSED or (_is_own(error) and _is_refusal(status)):
-                return RelayError(f"the schema registry {self.url} refuses a request for {what}: {told}")
+                return RelayError(
+                    f"the schema registry {self.url} refuses a request for {what}: {told}. If this version is not "
+                    "compatible, and readers of the topic can do without that, lower the compatibility of this subject"
+                )
             return BrokerUnavailableError(f"the schema registry {self.url} fails: {told}")
         if isinstance(error, httpx2.LocalProtocolError):  # its text may be the header with the secret
             return RelayError(
@@ -185,11 +195,12 @@ def _login_settings(login: RegistryLogin) -> dict[str, str]:
     }
 
 
-def _register(client: SchemaRegistryClient, subject: str, schema: Schema) -> int:
+def _register(client: SchemaRegistryClient, subject: str, schema: Schema, compatibility: str | None) -> int:
     """Register a schema. The compatibility of a subject that has a version or a setting is its owner's."""
-    compatible = partial(client.set_compatibility, subject, COMPATIBILITY)
+    compatible = partial(client.set_compatibility, subject, compatibility)
     is_new = (
-        not _listed(_if_there(partial(client.get_versions, subject)) or [])
+        compatibility is not None
+        and not _listed(_if_there(partial(client.get_versions, subject)) or [])
         and _if_there(partial(client.get_compatibility, subject)) is None
     )
     # First, so that a kill leaves no subject without it. But some registries know no subject without versions.
