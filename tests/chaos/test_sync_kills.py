@@ -42,7 +42,7 @@ from tests.sync.scenario import TABLES, create_schema, modes, statements, write
 pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark, pytest.mark.airflow]
 
 VICTIMS = {
-    **{"commitlog_stage": 6, "bucket_close": 6, "out_of_sequence": 3, "replica_merge": 2},
+    **{"commitlog_stage": 6, "bucket_close": 6, "out_of_sequence": 3, "replica_merge": 2, "schema_update": 3},
     **{"scheduler": 3, "worker": 3, "node": 3, "broker": 3},
 }
 """How often each is killed, after one kill of each step of a bootstrap."""
