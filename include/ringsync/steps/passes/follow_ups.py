@@ -16,7 +16,7 @@ from typing import Any
 from ringsync.cluster.control import ControlAddress
 from ringsync.config import Config
 from ringsync.ledger.passes import Pass, check_goes_on, forget_pass, get_pass, pass_numbers, passes_behind
-from ringsync.ledger.table_versions import latest_version, next_version
+from ringsync.ledger.table_versions import TableVersionError, latest_version, next_version
 from ringsync.ledger.topic_owners import tables_before, take_topic
 from ringsync.ledger.tries import list_tries, lost_tries, remove_tries
 from ringsync.replica.base import ReplicaMismatchError, SchemaChangedError, base_folder, transaction_of
@@ -139,16 +139,31 @@ def publish_pass(
             stream.publish(made.folder, made.parts)
             announce(stream.topic, made.folder)
     elif made.kind == "start":
-        # A table without a version was never followed; what was published before it is not made visible by it.
-        before = tables_before(store, table.topic, table.table_id)
-        if version := next(filter(None, (latest_version(store, table_id) for table_id in before)), None):
-            publish_passes(store, config, SyncTable(version, table.topic, by_arrival=False), announce, gone=True)
+        if before := _table_before(store, table):
+            publish_passes(store, config, before, announce, gone=True)
     elif left := _since_cutover(passes, number):
-        put_schemas(store, config, table, waiting.topic)
+        if table.version.number:
+            put_schemas(store, config, table, waiting.topic)
         for moved in left:
             with _named(table, gone, moved):
                 waiting.move(moved.folder, moved.parts, stream)
                 announce(stream.topic, moved.folder)
+
+
+def _table_before(store: ObjectStore, table: SyncTable) -> SyncTable | None:
+    """Return the table that had the topic before this one; None: there is none that was followed.
+
+    If its version is damaged, it has number 0 and this table's columns: to make its passes visible, only its id counts.
+    """
+    for table_id in tables_before(store, table.topic, table.table_id):
+        try:
+            version = latest_version(store, table_id)
+        except TableVersionError as error:
+            print(f"ringsync: warning: {table.schema.full_name} was dropped and created again: {error}", flush=True)
+            version = replace(table.version, table=replace(table.schema, table_id=table_id), number=0)
+        if version is not None:  # without a version it was never followed, and the one before it not by this one
+            return SyncTable(version, table.topic, by_arrival=False)
+    return None
 
 
 @contextmanager

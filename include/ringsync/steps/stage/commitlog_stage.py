@@ -106,6 +106,7 @@ class Stager:
         self._versions: dict[str, TableVersion] = {}
         self._cdc_ended: CdcEnded | None = None
         self._recalled: dict[str, TableVersion] = {}
+        self._damaged: dict[str, str] = {}
         self._absent = AbsentTables()
         self._gone: frozenset[str] = frozenset()
 
@@ -218,7 +219,7 @@ class Stager:
         with_cdc = {row.id.hex for row in self._session.execute("SELECT id, cdc FROM system_schema.tables") if row.cdc}
         if not with_cdc <= self._known():
             self._refresh_schema()
-        followed = [self._version_of(table) for table in self._logged if self._is_kept(table, with_cdc)]
+        followed = self._followed([table for table in self._logged if self._is_kept(table, with_cdc)])
         recalled = [version for table_id, version in self._recalled.items() if table_id not in self._known()]
         gone = [version for version in recalled if version.table_id in self._gone]
         waiting = [version for version in recalled if version not in gone and self._is_kept(version.table, with_cdc)]
@@ -230,7 +231,8 @@ class Stager:
             )
             for version in (*followed, *waiting)
         )
-        logged = (*self._logged, *(version.table for version in (*gone, *waiting)))
+        readable = (table for table in self._logged if table.table_id not in self._damaged)
+        logged = (*readable, *(version.table for version in (*gone, *waiting)))
         task = StageTask(self._config, logged, kept, windows, frozenset(version.table_id for version in gone))
         return self._run(task, work)
 
@@ -276,10 +278,26 @@ class Stager:
             return False
         return any(log.clear_at_ms <= ended_ms for log in self._logs.values() if log.captures or log.folder)
 
-    def _version_of(self, table: TableSchema) -> TableVersion:
-        version = version_of(self._store, table, self._versions.get(table.table_id))
-        self._versions[table.table_id] = version
-        return version
+    def _followed(self, tables: Sequence[TableSchema]) -> list[TableVersion]:
+        """Return the versions of followed tables. One whose version is damaged is left out, and unknown to the reader:
+        only logs that have rows of it wait."""
+        versions, kept = [], {table.table_id for table in tables}
+        self._damaged = {one: why for one, why in self._damaged.items() if one in kept or one not in self._known()}
+        for table in tables:
+            try:
+                version = version_of(self._store, table, self._versions.get(table.table_id))
+            except TableVersionError as error:
+                self._note_damaged(table.table_id, f"{table.full_name}: {error}")
+            else:
+                self._versions[table.table_id] = version
+                self._damaged.pop(table.table_id, None)
+                versions.append(version)
+        return versions
+
+    def _note_damaged(self, table_id: str, why: str) -> None:
+        if self._damaged.get(table_id) != why:
+            print(f"ringsync: warning: {why}. Nodes whose log has rows of it wait", flush=True)
+        self._damaged[table_id] = why
 
     def _ring_of(self, keyspace: str) -> RankedRing | None:
         """Return the token ranges of a keyspace; None: they cannot be read, which ``bucket_close`` reports."""
@@ -305,13 +323,14 @@ class Stager:
         """
         self._gone = self._absent.look(table_ids, self._table_ids)
         new: dict[str, TableVersion] = {}
-        for table_id in table_ids - self._recalled.keys():
+        for table_id in table_ids - self._recalled.keys() - (self._damaged.keys() & self._known()):
             try:
                 version = latest_version(self._store, table_id)
             except TableVersionError as error:
-                print(f"ringsync: warning: table id {table_id}: {error}", flush=True)
+                self._note_damaged(table_id, f"table id {table_id}: {error}")
                 self._gone -= {table_id}
                 continue
+            self._damaged.pop(table_id, None)
             if version is not None and (table_id in self._gone or self._is_kept(version.table, set())):
                 new[table_id] = version
         self._recalled |= new
@@ -346,7 +365,9 @@ class Stager:
         taken = []
         for part in staged:
             unsure = not part.unknown_tables <= self._gone
-            if log.accepts(part, now_ms, unsure=unsure, disagree=part.unknown_columns and self._nodes_disagree()):
+            damaged = next((self._damaged[one] for one in sorted(part.unknown_tables & self._damaged.keys())), "")
+            disagree = part.unknown_columns and self._nodes_disagree()
+            if log.accepts(part, now_ms, unsure=unsure, disagree=disagree, damaged=damaged):
                 taken.append(part)
             else:
                 self._forget(part)

@@ -241,17 +241,22 @@ class NodeLog:
                         "give the user of this worker the right"
                     )
 
-    def accepts(self, staged: Staged, now_ms: int, *, unsure: bool = False, disagree: bool = False) -> bool:
+    def accepts(
+        self, staged: Staged, now_ms: int, *, unsure: bool = False, disagree: bool = False, damaged: str = ""
+    ) -> bool:
         """Tell whether the result of reading a segment may be committed; otherwise the segment is read again later.
 
         :param unsure: it has rows of unknown tables: it cannot be known yet whether these were dropped or are new
         :param disagree: nodes that are up have different schemas: an unknown column may be known soon
+        :param damaged: why the schema of one of its tables is unknown; empty: it is not
         """
         part = staged.part
         reason = staged.unreadable
         if not reason and part.end <= part.start and not part.finished:
             why = f": {staged.stopped}" if staged.stopped else ""
             reason = f"{part.segment}: nothing can be read behind position {part.start}, though more is synced{why}"
+        if not reason and damaged:
+            reason = f"{part.segment}: the schema of a record's table is unknown. {damaged}"
         if not reason and unsure:
             reason = (
                 f"{part.segment}: the schema does not have the table of a record, which may be new: read again soon"
