@@ -319,7 +319,7 @@ class Closer:
         reader = follow_ups.reader(self._config.sync.after_image_of(state.table.schema.full_name))
         context = follow_ups.context(reader, self._plan.hosts if self._plan else (), late=False)
         passes, by_arrival = follow_ups.passes, state.table.by_arrival
-        published = {part.bucket: published_before(passes, part, by_arrival, time.time() * 1000) for part in settled}
+        published = {part.bucket: published_before(passes, part, by_arrival) for part in settled}
         slices = cut(settled, published)
         results: list[SliceResult] = []
         try:
@@ -389,19 +389,24 @@ class Closer:
         return {"tables": self.status(), "closed_until_ms": self._closed_until, **self.problems()}
 
 
-def published_before(passes: Sequence[Pass], settled: Settled, by_arrival: bool, now_ms: float) -> tuple[str, ...]:
+def published_before(passes: Sequence[Pass], settled: Settled, by_arrival: bool) -> tuple[str, ...]:
     """Return keys of the digests that tell which of a bucket's rows were published before.
 
     If rows are put into buckets by arrival, copies of a row may have been in any bucket: a hint comes hours after the
     other copies. A slow stage may have put rows into an older bucket than their own. Buckets overlap if their length
     was changed between the copies.
 
+    Where all replicas agree, a row was published before its bucket began only if its writer has repeated it. The
+    present time does not matter: a run that begins later reads the bucket again.
+
     :param passes: all that have not been forgotten
     :param by_arrival: rows belong to the bucket of their arrival; maybe only since lately
     """
     start, end, late_since_ms = settled.bucket.start, math.inf, -math.inf
     if settled.everywhere:
-        end, late_since_ms = settled.bucket.end, min(start, now_ms - REPEATED_MS)
+        # If the sync stood still, the time before it counts.
+        ran_until_ms = max((made.created_at_ms for made in passes if made.created_at_ms < start), default=start)
+        end, late_since_ms = settled.bucket.end, ran_until_ms - REPEATED_MS
     elif by_arrival:
         start = 0
     known = map(Bucket.parse, {bucket for made in passes for bucket in made.digests} - {LATE})
