@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,32 @@ def test_a_column_dropped_and_added_again_between_two_looks_keeps_only_newer_cel
     follow(tmp_path, [first, last])
     assert plain(tmp_path, "v") == {1: None, 2: None, 3: "new", 4: "new"}
     assert {id: row["m"] for id, row in shown(tmp_path, last).items()} == {1: None, 2: [("new", 2)], 3: None, 4: None}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value", "shown_as"),
+    [
+        ("timestamp", "bigint", datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC), 5_000),
+        ("bigint", "timestamp", 5_000, datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)),
+        ("text", "blob", "ab", b"ab"),
+        ("varint", "blob", "5", b"\x05"),
+        ("decimal", "blob", "1.5", b"\x00\x00\x00\x01\x0f"),
+        ("timeuuid", "uuid", "50554d6e-29bb-11e5-b345-feff819cdc9f", "50554d6e-29bb-11e5-b345-feff819cdc9f"),
+    ],
+)
+def test_a_column_added_again_with_another_type_keeps_its_bytes(
+    tmp_path: Path, old: str, new: str, value: Any, shown_as: Any
+) -> None:
+    """A timestamp was shown as microseconds; what Arrow cannot cast stopped the rewriting for ever."""
+    gone = (DroppedColumn("v", "regular", Native(old), DROPPED_US),)
+    first, last = table(("v", "regular", Native(old)), M), table(("v", "regular", Native(new)), M, dropped=gone)
+    newer = image(first, 2, 9_000, id=2, line=2, v=value, m=[("k", 1)])
+    begun(tmp_path, first, image(first, 1, id=1, line=1, v=value, m=[("k", 1)]), newer=[newer])
+    follow(tmp_path, [first, last])
+    assert {id: (row["v"], row["m"]) for id, row in shown(tmp_path, last).items()} == {
+        1: (None, [("k", 1)]),
+        2: (shown_as, [("k", 1)]),
+    }
 
 
 def test_a_renamed_key_column(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,25 @@ def test_readers_between_the_two_commits(spark: SparkSession, tmp_path: Path) ->
         follow(tmp_path, versions)
     renamed = table(V, key="place")
     replica = ReplicaTable(replica_uri(tmp_path, renamed), renamed)
-    with pytest.raises(ReplicaMismatchError, match="no column place: the key column was renamed"):
+    with pytest.raises(ReplicaMismatchError, match="a key column was renamed"):
         replica.read_images(spark)
     rows = spark.createDataFrame(pa.Table.from_pylist([], row_image_schema(old)))
     with pytest.raises(SchemaChangedError):
         ReplicaTable(replica_uri(tmp_path, old), old).replace_ranges(rows, [(0, 1)], properties={})
+
+
+def test_a_view_between_the_alter_and_the_rewriting_shows_no_other_columns_values(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It showed old values under the column that was added again, and one key under the name of the other."""
+    first, last = table(V), table(V, dropped=GONE)
+    write_base(tmp_path, first, rows_of(first, image(first, 1, id=1, line=1, v="old")))
+    with pytest.raises(SchemaChangedError, match="column v was dropped and added again"):
+        register_live_view(spark, replica_uri(tmp_path, last), last, "following")
+    follow(tmp_path, [first, last])
+    assert [row["v"] for row in rows_in_spark(spark, tmp_path, last)] == [None]
+    crossed = replace(
+        last, columns=tuple(replace(c, name={"id": "line", "line": "id"}.get(c.name, c.name)) for c in last.columns)
+    )
+    with pytest.raises(SchemaChangedError, match="key column was renamed"):
+        register_live_view(spark, replica_uri(tmp_path, crossed), crossed, "following")

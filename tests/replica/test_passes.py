@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,7 @@ def test_passes_and_merges(spark: SparkSession, tmp_path: Path) -> None:
         look_up(tmp_path, model, rng)
         look_through(tmp_path, model, rng)
     # Killed before it had deleted them, and started again.
+    seen = replace(seen, base_version=state_of(tmp_path, TABLE).base_version)
     again = merge_changes(spark, LocalStore(tmp_path), replica, seen, **grace)
     assert (again.read, again.inserted, again.deleted) == (result.read, 0, 0)
     assert state_of(tmp_path, TABLE).changed_rows == len(fifth)

@@ -20,7 +20,7 @@ from ringsync.config import load_config
 from ringsync.cql.types import Native
 from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.ledger.staging import closed_until
-from ringsync.ledger.table_versions import version_of
+from ringsync.ledger.table_versions import version_of, versions_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import DataFile, read_snapshot, set_schema
 from ringsync.replica.evolve import Piece, RewriteTask, rewrite
@@ -31,7 +31,6 @@ from ringsync.steps.passes import follow_ups as steps
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import PassContext, commit, make_outputs
 from ringsync.steps.passes.rows_after import AfterReader
-from ringsync.steps.replica.follow_schema import versions_of
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError

@@ -31,8 +31,8 @@ class TableVersion:
 
     :ivar number: number of the version, from 1
     :ivar names: names of static and regular columns by id, including those of all earlier versions. A name stands for
-        one column as long as the table exists: Cassandra refuses to add a dropped column again with another type or
-        kind
+        one column as long as the table exists: Cassandra refuses to add a dropped column again with another kind, or
+        with a type that cannot read the bytes of before (``AlterTableStatement.AddColumns``)
     """
 
     table: TableSchema

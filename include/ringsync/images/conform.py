@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.batch import ChangeRows
+from ringsync.changes.columns import columns_of
 from ringsync.changes.flat import kept
 from ringsync.compiled.arrow import array_of, list_of, rows_of_lists, structs_of, valid_mask
+from ringsync.cql.types import CqlType
 from ringsync.images.from_changes import images_of
 from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.images.to_cells import serialised
 from ringsync.images.to_changes import change_rows_of
 from ringsync.schema.table import TableSchema
 
@@ -19,14 +25,35 @@ def conformed_images(images: pa.RecordBatch, old: TableSchema, new: TableSchema)
     """Return row images as a later version of the table shows them.
 
     Key columns keep their places and may have other names. Cells that were written before their column was dropped and
-    added again are left out, and so are those of unknown time: only a read before the drop gives such cells.
+    added again are left out, and so are those of unknown time: only a read before the drop gives such cells. All others
+    keep their bytes: the column may have another type now, to which Cassandra finds them compatible.
 
     :param images: images with the schema of ``old``
+    """
+    again = _added_again(old, new)
+    shown = _laid_out(images, old, new, without=again)
+    has = np.zeros(images.num_rows, np.bool_)
+    for name in again:
+        has |= valid_mask(serialised(images, lake_names(old)[name], again[name]))
+    touched = np.flatnonzero(has)
+    if not len(touched):
+        return shown
+    rows = change_rows_of(images.take(array_of(touched)), old, unknown_at_us=0, one_each=True)
+    left = images_of(_renumbered(rows, old, new), new, "raw", np.arange(len(rows)))
+    order = np.arange(images.num_rows)
+    order[touched] = images.num_rows + np.arange(len(rows))
+    return pa.concat_batches([shown, left]).take(array_of(order))
+
+
+def _laid_out(images: pa.RecordBatch, old: TableSchema, new: TableSchema, without: Collection[str]) -> pa.RecordBatch:
+    """Return images in the schema of another version.
+
+    :param without: names of columns to leave empty
     """
     schema, count = row_image_schema(new), images.num_rows
     before, names = lake_names(old), lake_names(new)
     keys = {after.name: column.name for column, after in zip(old.key_columns, new.key_columns, strict=True)}
-    values = {column.name for column in old.value_columns}
+    values = {column.name for column in old.value_columns} - set(without)
     differences = dict(zip([field.name for field in images["_x"].type], images["_x"].flatten(), strict=True))
     columns, x = [], []
     for column, kind in zip(new.columns, schema.field("_x").type, strict=True):
@@ -37,7 +64,7 @@ def conformed_images(images: pa.RecordBatch, old: TableSchema, new: TableSchema)
         x.append(pa.nulls(count, kind.type) if place is None else _extended(differences[place], kind.type))
     all_x = structs_of(schema.field("_x").type, x, valid_mask(images["_x"]))
     arrays = [images["token"], *columns, images["_row"], all_x, images["_merge"]]
-    return _without_dropped(pa.RecordBatch.from_arrays(arrays, schema=schema), old, new)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def by_name(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -61,26 +88,24 @@ def by_name(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _without_dropped(images: pa.RecordBatch, old: TableSchema, new: TableSchema) -> pa.RecordBatch:
-    """Leave out what was written before its column was dropped and added again."""
-    names, drops = lake_names(new), {gone.name: gone.dropped_at for gone in old.dropped}
-    there = {column.name for column in old.value_columns} & {column.name for column in new.value_columns}
-    again = [gone.name for gone in new.dropped if gone.name in there and gone.dropped_at != drops.get(gone.name)]
-    if not again:
-        return images
-    has = np.zeros(images.num_rows, np.bool_)
-    for name in again:
-        raw = images["_x"].flatten()[images["_x"].type.get_field_index(names[name])].field("raw")
-        has |= valid_mask(images[names[name]]) | valid_mask(raw)
-    touched = np.flatnonzero(has)
-    if not len(touched):
-        return images
-    rows = change_rows_of(images.take(array_of(touched)), new, unknown_at_us=0, one_each=True)
-    left = images_of(replace(rows, cells=kept(rows.cells, new)), new, "raw", np.arange(len(rows)))
-    order = np.arange(images.num_rows)
-    order[touched] = images.num_rows + np.arange(len(rows))
-    together = pa.Table.from_batches([images, left]).take(array_of(order)).combine_chunks()
-    return together.to_batches()[0]
+def _added_again(old: TableSchema, new: TableSchema) -> dict[str, CqlType]:
+    """Return the columns that were dropped and added again since the old version, with their types in it."""
+    drops = {gone.name: gone.dropped_at for gone in old.dropped}
+    there = {column.name for column in new.value_columns}
+    newly = {gone.name for gone in new.dropped if gone.name in there and gone.dropped_at != drops.get(gone.name)}
+    return {column.name: column.type for column in old.value_columns if column.name in newly}
+
+
+def _renumbered(rows: ChangeRows, old: TableSchema, new: TableSchema) -> ChangeRows:
+    """Return change rows of the old version as those of the new one, without what it dropped."""
+    places = {column.name: column.number for column in columns_of(new)}
+    by = np.array([places.get(column.name, -1) for column in columns_of(old)], np.int64)
+    parts = {}
+    for name in ("cells", "complex_deletions"):
+        part: Any = getattr(rows, name)
+        part = replace(part, column=by[part.column])
+        parts[name] = kept(part.where(part.column >= 0), new)
+    return replace(rows, **parts)
 
 
 def _extended(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -107,6 +107,16 @@ def version_entries(store: ObjectStore, name: str, first: int) -> list[HistoryEn
     return [_read(store, key) for key in _since(_history(store, name), first)]
 
 
+def versions_of(store: ObjectStore, table: TableSchema) -> list[TableSchema]:
+    """Read all versions of a table, in their order.
+
+    :raises TableVersionError: a version is damaged, which is not of an earlier table of this name
+    """
+    places = _places(store, table.table_id) or {_name(table): 1}
+    entries = (entry for name, first in places.items() for entry in version_entries(store, name, first))
+    return [entry.version.table for entry in entries if entry.version.table_id == table.table_id]
+
+
 def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
     """Read the newest version of a table; None: the table has none yet.
 

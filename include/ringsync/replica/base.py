@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import ringsync
-from ringsync.images.schema import row_image_schema
+from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.delta_log import DataFile, DeltaSnapshot, replace_all
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
 PROPERTY_PREFIX = "ringsync."
+
+MERGE = "ringsync-merge"
+"""Application id of the Delta transaction of the base whose version is the Delta version of the last merge, or of the
+last commit that replaced the base. A merge that was prepared for an earlier version commits nothing."""
 
 
 class ReplicaMismatchError(Exception):
@@ -50,6 +55,8 @@ def identity(table: TableSchema) -> dict[str, str]:
         "table": table.full_name,
         "table_id": table.table_id,
         "schema_digest": table.digest,
+        "key_columns": json.dumps([column.name for column in table.key_columns]),
+        "dropped": json.dumps({gone.name: gone.dropped_at for gone in table.dropped}),
         "version": ringsync.__version__,
     }
 
@@ -91,6 +98,34 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
             f"the schema of {table.full_name} changed since the replica {uri} was made: it follows with the next pass, "
             "or with the next run of replica_merge; a replica of selected columns needs bootstrap_table again"
         )
+
+
+def check_readable(uri: str, found: Mapping[str, str], columns: Collection[str], table: TableSchema) -> None:
+    """Check that rows of one version of a table can be read under another by the names of their columns.
+
+    :param found: ringsync's properties of the Delta table
+    :param columns: names of the Delta table's columns
+    :raises SchemaChangedError: a key column was renamed, or a column was dropped and added again
+    """
+    names = lake_names(table)
+    has_keys = all(names[column.name] in columns for column in table.key_columns)
+    if has_keys and found.get("schema_digest") == table.digest:
+        return
+    reason = "it was written by an earlier ringsync, which did not note what was dropped"
+    if {"key_columns", "dropped"} <= found.keys():
+        drops, had = {gone.name: gone.dropped_at for gone in table.dropped}, json.loads(found["dropped"])
+        there = [name for name, in_lake in names.items() if in_lake in columns]
+        again = [name for name in there if drops.get(name) != had.get(name)]
+        if not has_keys or json.loads(found["key_columns"]) != [column.name for column in table.key_columns]:
+            reason = "a key column was renamed"
+        elif again:
+            reason = f"the column {again[0]} was dropped and added again"
+        else:
+            return
+    raise SchemaChangedError(
+        f"{uri} has another version of the schema of {table.full_name} than the one given, and cannot be read as that "
+        f"one: {reason}. Read the table's schema again, or wait until replica_merge has written the base again"
+    )
 
 
 def replaced_table(before: DeltaSnapshot, table: TableSchema) -> dict[str, Any] | None:
@@ -151,4 +186,5 @@ def replace_base(
         transaction=transaction,
         now_ms=now_ms,
         deletion_vectors=deletion_vectors,
+        also={MERGE: before.version + 1},
     )

@@ -217,15 +217,21 @@ def empty_changes(store: ObjectStore, table: TableSchema, seen: DeltaSnapshot, n
             _begin(store, table, replace(base, metadata=no_base), changes, now_ms)
 
 
-def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState) -> None:
+def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState, *, same_version: bool = False) -> None:
     """Check that the replica still has the base and the schema of ``seen``, before its rows are changed.
 
-    :raises StaleStateError: a bootstrap or another version of the schema has replaced the base
+    :param same_version: whether the base may have no later commit either
+    :raises StaleStateError: a bootstrap or another version of the schema has replaced the base; or it has later commits
     :raises SchemaChangedError: the base has another version of the schema
     """
     base = read_snapshot(store, base_folder(table.keyspace, table.name))
     _check_same_base(base, seen, seen.base_uri)
     check_same_schema(seen.base_uri, properties_of(base), table)
+    if same_version and base.version != seen.base_version:
+        raise StaleStateError(
+            f"{seen.base_uri} has version {base.version}, not {seen.base_version}: another writer has changed it "
+            "meanwhile. Try again if the change is still wanted"
+        )
 
 
 def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, now_ms: int) -> None:

@@ -123,15 +123,19 @@ def _behind(
     for folder, found, _ in behind:
         old = _place(store, folder, found, table, versions)
         if old >= (mine := _place_of(table.digest, versions)):
-            raise ReplicaWaitsError(
-                f"the replica {store.uri(folder)} has a later version of the schema of {table.full_name}: this process "
-                "waits until it has read it, too"
-            )
+            raise _later_version(store.uri(folder), table)
         if reason := rewrite_reason(versions[: old + 1], versions[mine]):
             raise RewriteNeededError(
                 f"the replica of {table.full_name} waits until replica_merge has written its base again: {reason}"
             )
     return behind
+
+
+def _later_version(uri: str, table: TableSchema) -> ReplicaWaitsError:
+    return ReplicaWaitsError(
+        f"the replica {uri} has a later version of the schema of {table.full_name}: this process waits until it has "
+        "read it, too"
+    )
 
 
 def _place(
@@ -238,15 +242,22 @@ def rewrite(
     :param read_versions: as for :func:`follow_schema`
     :param run: function that runs the task for all pieces, and returns the files
     :param options: settings by which delta-rs reaches the store
-    :returns: numbers of rows and files
+    :returns: numbers of rows and files; 0 if the replica has this version already
+    :raises ReplicaWaitsError: the replica has a later version
     :raises ConcurrentCommitError: another writer has changed the base meanwhile: nothing was done, try again
     """
     folder = base_folder(table.keyspace, table.name)
     both = snapshots(store, table)
     versions = read_versions()
     found = both if belong_together(*both) else both[:1]
-    old = versions[max(_place(store, folder, one, table, versions) for one in found)]
+    place = max(_place(store, folder, one, table, versions) for one in found)
+    if _place_of(table.digest, versions) < place:
+        raise _later_version(store.uri(folder), table)
+    old = versions[place]
     follow_schema(store, old, read_versions, now_ms)  # a process may have ended after the first of the two commits
+    if old.digest == table.digest:
+        begin_changes(store, table, now_ms)  # likewise
+        return {"rows": 0, "files": 0}
     base, _ = snapshots(store, table)
     state = replica_state(store, old, options)
     if state is None or state.base_version != base.version:

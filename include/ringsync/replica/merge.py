@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,15 @@ from ringsync.images.live import live_rows
 from ringsync.images.schema import row_image_schema
 from ringsync.images.times import cell_times
 from ringsync.images.to_changes import has_clustering
-from ringsync.replica.base import base_folder
-from ringsync.replica.changes import VERSION, ReplicaState, check_base, forget_merged, write_checkpoint
+from ringsync.replica.base import MERGE, base_folder
+from ringsync.replica.changes import (
+    VERSION,
+    ReplicaState,
+    StaleStateError,
+    check_base,
+    forget_merged,
+    write_checkpoint,
+)
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
 from ringsync.replica.session import limit_batches
 from ringsync.replica.table import ReplicaTable, newest_changes
@@ -42,6 +50,7 @@ SCATTERED_FRACTION = 0.25
 """Fraction of the base's rows, deleted or in small files, above which all files are written again."""
 
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 
 
 @dataclass(frozen=True)
@@ -93,9 +102,11 @@ def merge_changes(
     :param properties: user metadata of the commit beside ``merged_pass``, e.g. ``run_id``
     :raises delta.exceptions.DeltaConcurrentModificationException: another writer has written to the base meanwhile;
         nothing was merged, or the changes are still there
-    :raises StaleStateError: a bootstrap has replaced the base meanwhile, with the same effect
+    :raises StaleStateError: the base has another version than the state, with the same effect: another merge or repair,
+        a bootstrap or a change of the table's schema came first
     """
     limit_batches(spark, state.changed_rows, state.changed_bytes)
+    folder = base_folder(replica.table.keyspace, replica.table.name)
     version = str(state.changes_version)
     changes = spark.read.format("delta").option("versionAsOf", version).load(replica.changes_uri)
     newest = _with_dead(newest_changes(changes, replica.table), replica.table, now_s - dead_kept_s, now_s).persist()
@@ -107,8 +118,11 @@ def merge_changes(
         if not summary["n"]:
             return MergeResult(state.applied, 0, 0, 0, 0, 0, 0)
         description = json.dumps({"merged_pass": str(state.applied), **properties})
-        check_base(store, replica.table, state)
-        metrics = _merge(spark, replica, newest, (summary["low"], summary["high"]), description, state.base_version)
+        check_base(store, replica.table, state, same_version=True)
+        done = _merge(spark, replica, newest, (summary["low"], summary["high"]), description, state.base_version)
+        if done is None and read_snapshot(store, folder).transactions.get(MERGE, -1) > state.base_version:
+            raise StaleStateError(f"{replica.base_uri}: another writer has changed the base meanwhile; merge again")
+        done = done or {"Updated": 0, "Inserted": 0, "Deleted": 0}
     finally:
         newest.unpersist()
     forget_merged(store, replica.table, state, now_s * 1000)
@@ -116,10 +130,10 @@ def merge_changes(
         merged_pass=state.applied,
         read=read,
         superseded=read - summary["n"],
-        updated=metrics["Updated"],
-        inserted=metrics["Inserted"],
-        deleted=metrics["Deleted"],
-        never_there=summary["dead"] - metrics["Deleted"],
+        updated=done["Updated"],
+        inserted=done["Inserted"],
+        deleted=done["Deleted"],
+        never_there=summary["dead"] - done["Deleted"],
     )
 
 
@@ -130,11 +144,12 @@ def _merge(
     tokens: tuple[int, int],
     description: str,
     after_version: int,
-) -> dict[str, int]:
+) -> dict[str, int] | None:
+    """Merge; None: nothing was committed, since there was nothing to change, or something else was merged first."""
     names = [f"`{name}`" for name in row_image_schema(replica.table).names]
-    before = spark.conf.get(_USER_METADATA, "")
-    spark.conf.set(_USER_METADATA, description)
-    try:
+    # Delta skips a transaction whose version the table has, or had passed, when the MERGE begins to read it.
+    transaction = {_APPLICATION: MERGE, _VERSION: str(after_version + 1)}
+    with _settings(spark, {_USER_METADATA: description, **transaction}):
         spark.sql(
             f"""
             MERGE INTO {replica.sql_name} AS base USING {{newest}} AS newest
@@ -145,15 +160,28 @@ def _merge(
                 INSERT ({", ".join(names)}) VALUES ({", ".join(f"newest.{name}" for name in names)})""",
             newest=newest,
         )
-    finally:
-        if before:
-            spark.conf.set(_USER_METADATA, before)
-        else:
-            spark.conf.unset(_USER_METADATA)
     history = spark.sql(f"DESCRIBE HISTORY {replica.sql_name}")
     mine = history.where((history.version > after_version) & (history.userMetadata == description)).first()
-    metrics = mine["operationMetrics"] if mine else {}  # a merge that changes nothing commits nothing
-    return {name: int(metrics.get(f"numTargetRows{name}", 0)) for name in ("Updated", "Inserted", "Deleted")}
+    metrics = mine["operationMetrics"] if mine else None
+    return metrics and {
+        name: int(metrics.get(f"numTargetRows{name}", 0)) for name in ("Updated", "Inserted", "Deleted")
+    }
+
+
+@contextmanager
+def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Have settings of the session for a while."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, was)
 
 
 def _with_dead(images: DataFrame, table: TableSchema, dead_since_s: int, now_s: int) -> DataFrame:

@@ -20,8 +20,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ringsync.images.conform import by_name
 from ringsync.images.keys import key_columns_sql, same_key_sql
-from ringsync.images.schema import lake_names, row_image_schema
-from ringsync.replica.base import ReplicaMismatchError, check_same_schema, check_table_id, identity, own_properties
+from ringsync.images.schema import row_image_schema
+from ringsync.replica.base import (
+    ReplicaMismatchError,
+    check_readable,
+    check_same_schema,
+    check_table_id,
+    identity,
+    own_properties,
+)
 from ringsync.replica.changes import REPAIR, VERSION, ReplicaState
 from ringsync.schema.table import TableSchema
 
@@ -107,14 +114,20 @@ class ReplicaTable:
     def read_images(self, spark: SparkSession) -> DataFrame:
         """Read the newest image of each row from base and changes, deleted rows and expired cells included.
 
-        :raises ReplicaMismatchError: the base belongs to a table that was dropped and created again, or lacks a key
-            column that was renamed
+        :raises ReplicaMismatchError: the base belongs to a table that was dropped and created again
+        :raises SchemaChangedError: the table was altered in a way in which these files cannot be read
         """
-        if properties := self.properties(spark):
-            check_table_id(self.base_uri, properties, self.table)
+        # Properties first: if another version is written meanwhile, those of before do not fit, and nothing is read.
+        of_changes, of_base = _properties(spark, self.changes_uri), self.properties(spark)
         changes, base = self.read_changes(spark), self.read_base(spark)
+        if of_base:
+            check_table_id(self.base_uri, of_base, self.table)
+            check_readable(self.base_uri, of_base, base.columns, self.table)
         rows = conformed(base, self.table)
-        return rows if changes is None else newest_images(rows, conformed(changes, self.table), self.table)
+        if changes is None:
+            return rows
+        check_readable(self.changes_uri, of_changes, changes.columns, self.table)
+        return newest_images(rows, conformed(changes, self.table), self.table)
 
     def images_at(self, spark: SparkSession, state: ReplicaState) -> DataFrame:
         """Read the newest images as of a state of the replica, regardless of later writes."""
@@ -154,9 +167,8 @@ class ReplicaTable:
 def conformed(images: DataFrame, table: TableSchema) -> DataFrame:
     """Return row images in a table's schema: base and changes differ in it while the replica follows an ALTER TABLE.
 
-    Columns are found by their names; those that are not there are null.
-
-    :raises ReplicaMismatchError: a key column is not there
+    Columns are found by their names; those that are not there are null. The keys must be there
+    (:func:`ringsync.replica.base.check_readable`).
     """
     schema = row_image_schema(table)
     if VERSION in images.columns:
@@ -164,12 +176,6 @@ def conformed(images: DataFrame, table: TableSchema) -> DataFrame:
     wanted = from_arrow_schema(schema)
     if images.schema == wanted:
         return images
-    for column in table.key_columns:
-        if (name := lake_names(table)[column.name]) not in images.columns:
-            raise ReplicaMismatchError(
-                f"the replica of {table.full_name} has no column {name}: the key column was renamed. Read the table's "
-                "schema again, or wait until replica_merge has written the base again"
-            )
 
     def named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -53,10 +53,11 @@ def as_selected(rows: DataFrame, table: TableSchema, now_s: int) -> DataFrame:
 def register_live_view(spark: SparkSession, uri: str, table: TableSchema, name: str) -> None:
     """Create a temporary view of the replica's rows that are alive at the moment of each query, changes included.
 
-    Create it again after a bootstrap.
+    Create it again after a bootstrap, and when the table was altered.
 
     :param uri: folder of the replica, as for :class:`ReplicaTable`
     :raises ReplicaMismatchError: the replica belongs to a table that was dropped and created again
+    :raises SchemaChangedError: the replica has another version of the schema, as which it cannot be read
     """
     live(ReplicaTable(uri, table).read_images(spark), table, None).createOrReplaceTempView(name)
 

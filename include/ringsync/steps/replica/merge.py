@@ -14,11 +14,11 @@ from ringsync.cluster.schema import read_tables
 from ringsync.cluster.session import connect
 from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
-from ringsync.ledger.table_versions import as_recorded
+from ringsync.ledger.table_versions import version_of, versions_of
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
-from ringsync.steps.replica.follow_schema import followed_state, versions_of
+from ringsync.steps.replica.follow_schema import followed_state
 from ringsync.storage import delta_options
 from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 from ringsync.wiring import cluster_settings, store_of
@@ -36,6 +36,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ClusterError: the cluster does not answer
     :raises ConfigError: the configuration is wrong, for all tables
     """
+    from ringsync.replica.changes import begin_changes
     from ringsync.replica.evolve import RewriteNeededError
     from ringsync.replica.merge import due
 
@@ -51,10 +52,10 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     for shown, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
         table = shown
         try:
-            table = as_recorded(store, shown)
+            table = version_of(store, shown).table
             state, needs_rewriting = None, False
             try:
-                state = followed_state(store, table, options, is_new=True)
+                state = followed_state(store, table, options)
             except RewriteNeededError as error:
                 needs_rewriting = True
                 print(f"ringsync: {error}", flush=True)
@@ -62,6 +63,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
                 if named:
                     raise StepError(f"{table.full_name} has no replica: trigger bootstrap_table first")
                 continue
+            if state is not None and state.changes_version < 0:
+                begin_changes(store, table, int(clock() * 1000))  # who replaced the base was killed before this
             if (
                 state is not None
                 and not named

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringsync.cluster.control import ControlClient, ControlServer
 from ringsync.cluster.session import connect
 from ringsync.config import Config
-from ringsync.ledger.table_versions import as_recorded
+from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, Selection, within
 from ringsync.sources.scan.planning import make_scan_plan
@@ -62,15 +62,16 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     plan = make_scan_plan(
         connect(cluster_settings(config)), config, keyspace, name, now=int(clock()), selection=selection
     )
-    plan = replace(plan, table=as_recorded(store, plan.table))
-    table = plan.table
+    # Recorded before it is used: the history gives columns their names in the lake.
+    table = as_recorded(store, plan.table) if plan.table.is_selection else version_of(store, plan.table).table
+    plan = replace(plan, table=table)
     spark = spark_session(f"replica_verify {table.full_name} {application.run}")
     spark.dataSource.register(CassandraTable)
     replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
 
     def state() -> ReplicaState:
         complete_until_us = synced_until_us(store, table.table_id)  # read first: the replica has all of this by then
-        present = followed_state(store, table, delta_options(**config.store.model_dump()), is_new=True)
+        present = followed_state(store, table, delta_options(**config.store.model_dump()))
         assert present is not None, f"{replica.uri} was there a moment ago"
         return replace(present, as_of_us=max(present.as_of_us, complete_until_us))
 
