@@ -40,11 +40,12 @@ def run(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
     conf = tmp_path / "ringsync.yaml"
     conf.write_text("server_name: test\ncassandra: {contact_points: [127.0.0.1]}\nstore: {url: lake}\n")
 
-    def called(*arguments: object, code: int = 0) -> str:
+    def called(*arguments: object, code: int = 0, imperfect: str = "reads the rest)") -> str:
         found = main(["inspect", "commitlog", *map(str, arguments), "--conf", str(conf)])
         out, err = (text.decode() for text in capfdbinary.readouterr())
         # Other tests write to this server, too, and their tables have no history here.
-        only_others = all(line.endswith(("which is not in the schema", "reads the rest)")) for line in err.splitlines())
+        others = ("which is not in the schema", "reads the rest)", imperfect)
+        only_others = all(line.endswith(others) for line in err.splitlines())
         assert found == code or (found, code, only_others) == (1, 0, True), err
         return err if code else out
 
@@ -112,8 +113,11 @@ def test_a_segment_from_before_some_alters_gives_the_rows_of_its_day(
     # What was written later has the names of its own day.
     later = [row for row in rows_of(run(after, "--history", "--table", name)) if row["id"] == 3]
     assert later == [{"id": 3, "seq": 3, "x": "new", "a": {"street": "Up", "number": 1, "zip": "8000"}}]
-    # With the schema of a day before, no cell is lost: columns that were added later are decoded, too.
-    earlier = rows_of(run(after, "--history", "--at-time", "2001-01-01", "--table", name))
+    # With the schema of a day before, no cell is lost: columns that were added later are decoded, too. What fields of a
+    # type came later is unknown: they are given as bytes, and counted.
+    imperfect = f"1 values of {name} a are no values of its type: null in the output, with their raw bytes; "
+    imperfect += "check that the schema is the one of that day"
+    earlier = rows_of(run(after, "--history", "--at-time", "2001-01-01", "--table", name, imperfect=imperfect))
     assert {"id": 3, "c": 3, "x": "new"}.items() <= earlier[-1].items()
 
 

@@ -142,3 +142,29 @@ def test_wrong_arguments_are_explained(arguments: list[str], message: str, capsy
         main(["schema", *arguments])
     assert end.value.code == 3
     assert message in capsys.readouterr().err
+
+
+def test_a_damaged_version_hides_no_other(say: Say, conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = store_of(load_config(conf))
+    whole = {number: store.get(f"schemas/shop.orders/{number:06}.json") for number in (2, 4)}
+    store.put("schemas/shop.orders/000002.json", b"{")
+    mark_dropped(store, "shop", "orders", FIRST.table_id, 1)
+    store.put(f"dropped_tables/shop.orders/{FIRST.table_id}.json", b"{")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["schema", *arguments, "--conf", str(conf)])
+        return (code, *capsys.readouterr())
+
+    code, out, err = run("history", "shop.orders")
+    assert (code, [line.split()[1] for line in out.splitlines() if line.startswith("version")]) == (1, ["1", "3", "4"])
+    assert "schemas/shop.orders/000002.json cannot be read" in err
+    assert "dropped, found at a time that cannot be read" in out
+    assert run("show", "shop.orders", "--version", "1")[0] == 1
+    assert "no version 2 that can be read" in run("show", "shop.orders", "--version", "2")[2]
+    store.put("schemas/shop.orders/000004.json", b"{")
+    code, out, err = run("show", "shop.orders")
+    assert (code, out) == (3, "")
+    assert "the newest version is damaged" in err
+    for number, data in whole.items():
+        store.put(f"schemas/shop.orders/{number:06}.json", data)
+    assert run("show", "shop.orders")[0] == 0

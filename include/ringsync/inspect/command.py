@@ -200,7 +200,7 @@ def _schema_of_history(
         schema = recorded_schema(store, arguments.at_us, problems)
         if arguments.at_us is not None:
             return schema
-        at_us = last_write_us(schema, paths, arguments.start, arguments.ignore_idx, keys)
+        at_us = last_write_us(schema, paths, arguments.start, arguments.ignore_idx, keys, arguments.tables)
         # What is damaged has been told.
         return recorded_schema(store, at_us, Problems(say=lambda text: None))
     except (ConfigError, StorageError) as error:

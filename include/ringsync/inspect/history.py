@@ -41,13 +41,16 @@ def last_write_us(
     start: LogPosition | int | None,
     ignore_index: bool,
     key_of: Callable[[str], bytes] | None,
+    names: Sequence[tuple[str, str]] = (),
 ) -> int | None:
     """Read segments for their greatest write time, µs since the epoch; None: they have no rows of these tables.
 
     :param schema: all columns that the tables ever had
+    :param names: keyspace and name of the tables that count; empty: all
+    :raises InspectError: no table has one of the names
     """
     nothing_said = Problems(say=lambda text: None)
-    inspection = Inspection(choose_tables(schema, ()), Output(), nothing_said, ignore_index, key_of)
+    inspection = Inspection(choose_tables(schema, names), Output(), nothing_said, ignore_index, key_of)
     inspection.read(paths, start)
     return max((table.last for table in inspection.summary.tables.values() if table.last is not None), default=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore
 from ringsync.streams.files import portable_name
 
 _FOLDER = "dropped_tables/"
@@ -26,10 +26,16 @@ def unmark_dropped(store: ObjectStore, keyspace: str, table: str, table_id: str)
 
 
 def dropped_of(store: ObjectStore, keyspace: str, table: str) -> dict[str, int]:
-    """Read which tables of this name were found dropped: times, ms since the epoch, by table id."""
+    """Read which tables of this name were found dropped: times, ms since the epoch, by table id; 0: unreadable."""
     keys = [stat.key for stat in store.list(_key(keyspace, table, "").removesuffix(".json"))]
-    found = ((key, json.loads(store.get(key))) for key in keys)
-    return {key.rpartition("/")[2].removesuffix(".json"): int(mark["found_ms"]) for key, mark in found}
+    return {key.rpartition("/")[2].removesuffix(".json"): _found_ms(store, key) for key in keys}
+
+
+def _found_ms(store: ObjectStore, key: str) -> int:
+    try:
+        return int(json.loads(store.get(key))["found_ms"])
+    except (ChecksumError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _key(keyspace: str, table: str, table_id: str) -> str:

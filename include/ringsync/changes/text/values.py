@@ -131,7 +131,11 @@ class _Reader:
             case SetType(element=kind) | MapType(key=kind):
                 return self._texts(table, column.name, kind, cells)
             case UserType(field_names=names):
-                return [names[n] if 0 <= n < len(names) else None for n in field_numbers(cells).tolist()]
+                numbers = field_numbers(cells).tolist()
+                fields = [names[number] if 0 <= number < len(names) else None for number in numbers]
+                if unknown := fields.count(None):
+                    self.malformed[table.full_name, column.name] += unknown
+                return fields
         raise AssertionError(f"{table.full_name}.{column.name} has no paths")
 
     def values(self, table: TableSchema, column: LoggedColumn, cells: Cells, paths: Cells) -> Texts:
