@@ -49,6 +49,7 @@ class OnlyKeyspaces:
     """A node whose users' keyspaces are these: other tests of the session leave theirs."""
 
     down: frozenset[str] = frozenset()
+    up: frozenset[str] = frozenset(["10.0.0.2"])
 
     def __init__(self, session: Any, names: tuple[str, ...] = KEYSPACES) -> None:
         self._node, self._names = one_node(session), {*names, "system_schema"}

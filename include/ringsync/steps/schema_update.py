@@ -12,7 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import ringsync
-from ringsync.cluster.whole_schema import Node, NodeSchema, Reading, node_schema, one_node, read_whole_schema
+from ringsync.cluster.whole_schema import (
+    Node,
+    NodeSchema,
+    Reading,
+    Silence,
+    node_schema,
+    one_node,
+    read_whole_schema,
+)
 from ringsync.config import ConfigError
 from ringsync.cql.identifiers import printable
 from ringsync.ledger.dropped_tables import mark_dropped, unmark_dropped
@@ -96,6 +104,7 @@ class SchemaUpdater:
         self._store, self._server, self._choose, self._copy = store, server, choose, copy
         self._own, self._sink, self._now = own_keyspace, sink, now
         self._log = SchemaLog(store)
+        self._silence = Silence(now)
         self._seen: NodeSchema | None = None
         self._disagree_since: float | None = None
         self._others: list[str] = []
@@ -146,13 +155,14 @@ class SchemaUpdater:
 
     def _look(self) -> None:
         node = self._choose()
-        at = node_schema(node)
+        at = self._silence.ignored(node, node_schema(node))
         if at == self._seen and not self._is_damaged:
             return
         self._seen = None
         reading = read_whole_schema(node, {self._own})
         if reading is None:
             return
+        reading = replace(reading, at=self._silence.ignored(node, reading.at))
         versions = self._put_versions(reading)
         self._to_copy = True
         self._disagree_since = None if reading.at.agrees else self._disagree_since or self._now()
