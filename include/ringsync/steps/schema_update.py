@@ -42,7 +42,7 @@ from ringsync.status import Status
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, starts_again
 from ringsync.steps.own_keyspace import create_state
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.streams.files import FileStream, portable_name
 from ringsync.streams.relay import relay
 from ringsync.streams.schema_messages import change_folder, publish_schema_change
@@ -177,10 +177,15 @@ class SchemaUpdater:
         known, versions = self._log.schema.tables, dict[str, dict[str, int]]()
         changed = [table for name, table in reading.schema.tables.items() if known.get(name) != table]
         for table in (*changed, *reading.views):
+            name = (table.keyspace, table.name)
             try:
                 version = version_of(self._store, table)
-            except TableVersionError as error:
-                self._held[table.keyspace, table.name] = str(error)
+                _ddl(known.get(name), table)
+            except Exception as error:
+                if isinstance(error, StorageError) and not isinstance(error, TableVersionError):
+                    raise  # The store is away.
+                is_known = isinstance(error, TableVersionError)
+                self._held[name] = str(error) if is_known else f"{type(error).__name__}: {error}"
                 self._is_damaged = True
             else:
                 versions.setdefault(table.keyspace, {})[table.full_name] = version.number
@@ -257,9 +262,11 @@ class SchemaUpdater:
             missing = [number for number in numbers if (name, number) not in have]
             if missing:
                 try:
-                    self._copy.put(_rows(version_entries(self._store, name, missing[0] - 1), missing[0]))
-                except TableVersionError as error:
+                    rows = _rows(version_entries(self._store, name, missing[0] - 1), missing[0])
+                except (TableVersionError, ValueError) as error:
                     self._uncopied.append(str(error))
+                else:
+                    self._copy.put(rows)
         self._to_copy = False
 
 
