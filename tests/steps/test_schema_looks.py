@@ -7,7 +7,7 @@ import pytest
 from ringsync.schema.table import TableSchema
 from ringsync.steps import schema_update
 from ringsync.storage.port import UnavailableError
-from tests.steps.schema_looks import Looks, looks, table
+from tests.steps.schema_looks import Looks, Types, looks, table
 
 __all__ = ["looks"]
 
@@ -53,3 +53,17 @@ def test_a_store_that_is_away_is_no_fault_of_a_table(looks: Looks, monkeypatch: 
     monkeypatch.setattr(schema_update, "version_of", away)
     with pytest.raises(UnavailableError):
         looks.look(T)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["vector<frozen<addr>, 2>", "frozen<list<addr>>", "tuple<addr, int>", "map<int, frozen<addr>>", "frozen<addr>"],
+)
+def test_a_column_that_had_been_dropped_lives_on_when_its_type_grows(looks: Looks, inside: str) -> None:
+    def with_types(types: Types, since: int) -> TableSchema:
+        return table("t", "a", f"v {inside}", dropped=[("v", inside, 1700000000000000)], types=types, since=since)
+
+    before = {"addr": [["s", "text"]]}
+    after = {"addr": [["s", "text"], ["z", "text"]]}
+    looks.look(with_types(before, 1), types=before)
+    assert looks.look(with_types(after, 2), types=after) == [("ALTER TYPE k.addr ADD z text;", {"k.t": 2})]

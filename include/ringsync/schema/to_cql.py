@@ -72,7 +72,8 @@ def has_grown(before: CqlType, after: CqlType) -> bool:
 def _kept(before: TableSchema, after: TableSchema) -> list[str]:
     """List the static and regular columns that were not dropped in between."""
     names = {column.name for column in after.value_columns}
-    gone, gone_before = ({column.name: column for column in table.dropped} for table in (after, before))
+    # By its time, not its type: that may have a user-defined type, which is altered later.
+    gone, gone_before = ({column.name: column.dropped_at for column in table.dropped} for table in (after, before))
     there = (column.name for column in before.value_columns if column.name in names)
     return [name for name in there if gone.get(name) == gone_before.get(name)]
 
