@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlType, UserType, types_inside
@@ -22,7 +23,7 @@ def create_statements(table: TableSchema, *, internals: bool = False) -> list[st
         :func:`ringsync.schema.from_cql.parse_schema` reads the same schema, and old commit logs can be decoded with it
     """
     dropped = table.dropped if internals else ()
-    statements = [_create_type(kind) for kind in _user_types([*table.columns, *dropped]).values()]
+    statements = [_create_type(kind) for kind in user_types([*table.columns, *dropped]).values()]
     again = {column.name for column in dropped} & {column.name for column in table.columns}
     columns = [column for column in table.columns if column.name not in again]
     statements.append(_create_table(table, [*columns, *dropped], with_id=internals))
@@ -36,7 +37,7 @@ def change_statements(before: TableSchema, after: TableSchema) -> list[str]:
     Columns and types of ``before`` may have been dropped and made again since. What came and went in between is left
     out, and so is what became of types while no column of the table had them.
     """
-    types = change_types(_user_types(before.columns), _user_types(after.columns))
+    types = change_types(user_types(before.columns), user_types(after.columns))
     if not is_same_table(before, after):
         return [f"DROP TABLE {before.full_name};", *types, create_table(after)]
     first, last = column_statements(before, after)
@@ -141,7 +142,7 @@ def change_types(before: Mapping[str, UserType], after: Mapping[str, UserType], 
     return [f"DROP TYPE {_full_name(before[name])};" for name in reversed(dropped)] + changed
 
 
-def _user_types(columns: Iterable[Column | DroppedColumn]) -> dict[str, UserType]:
+def user_types(columns: Iterable[Column | DroppedColumn]) -> dict[str, UserType]:
     """Return the user-defined types of columns by name, each after those that it contains."""
     found: dict[str, UserType] = {}
 
@@ -149,7 +150,7 @@ def _user_types(columns: Iterable[Column | DroppedColumn]) -> dict[str, UserType
         for inner in types_inside(cql_type):
             collect(inner)
         if isinstance(cql_type, UserType):
-            found[cql_type.name] = cql_type
+            found[cql_type.name] = replace(cql_type, frozen=False)
 
     for column in columns:
         collect(column.type)
