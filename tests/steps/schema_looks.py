@@ -34,7 +34,7 @@ def table(
 ) -> TableSchema:
     """A table of the keyspace ``k``.
 
-    :param table_id: one digit of the id
+    :param table_id: the last digits of the id, of which the first one is repeated
     :param columns: regular columns with their types, separated by ``;``; ``clustering`` and ``key`` likewise
     :param since: time of its last change, µs
     """
@@ -48,7 +48,7 @@ def table(
         {
             "keyspace": "k",
             "table": name,
-            "table_id": table_id * 32,
+            "table_id": table_id.rjust(32, table_id[0]),
             "columns": described,
             "user_types": types or {},
             "since_us": since,
