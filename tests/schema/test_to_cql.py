@@ -117,10 +117,23 @@ def test_a_server_makes_it_with_its_id_and_what_was_dropped(
     assert read_table(session, elsewhere, "Tree") == table
 
 
-def test_types_that_change_in_a_kept_column_are_told() -> None:
-    before = TableSchema("ks", "t", "a" * 32, (Column("id", "partition_key", INT), Column("v", "regular", INT)))
-    after = replace(before, columns=(before.columns[0], replace(before.columns[1], type=Native("blob"))))
-    assert change_statements(before, after) == ["ALTER TABLE ks.t ALTER v TYPE blob;"]
+V1 = TableSchema("ks", "t", "a" * 32, (Column("id", "partition_key", INT), Column("v", "regular", INT)))
+INSIDE = (UserType("ks", "k", ("a",), (INT,)), UserType("ks", "k", ("a",), (Native("text"),)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (V1, replace(V1, columns=(V1.columns[0], replace(V1.columns[1], type=Native("blob"))))),
+        (V1, replace(V1, columns=(V1.columns[0], replace(V1.columns[1], kind="static")))),
+        (V1, replace(V1, columns=(replace(V1.columns[0], type=Native("text")), V1.columns[1]))),
+        (V1, replace(V1, columns=(V1.columns[0], Column("c", "clustering", INT), V1.columns[1]))),
+        [replace(V1, columns=(V1.columns[0], replace(V1.columns[1], type=inside))) for inside in INSIDE],
+    ],
+)
+def test_a_table_that_no_alter_makes_is_another_one_with_the_old_id(before: TableSchema, after: TableSchema) -> None:
+    drop, *_, create = change_statements(before, after)
+    assert (drop, create.split(" (")[0]) == ("DROP TABLE ks.t;", "CREATE TABLE ks.t")
 
 
 @given(st.data())

@@ -60,11 +60,15 @@ class TableVersion:
         """Return a later or equal schema of the table, or some of its columns, with the names that were before."""
         before = self.table
         now = [column.name for column in table.key_columns] + [column.name for column in columns_of(table)]
-        keys = zip(before.key_columns, before.former_keys or ((),) * len(before.key_columns), strict=True)
-        former_keys = tuple(
-            former if old.name == key.name else (*former, old.name)
-            for (old, former), key in zip(keys, table.key_columns, strict=True)
-        )
+        former_keys: tuple[tuple[str, ...], ...] = ()
+        if [(key.kind, str(key.type)) for key in before.key_columns] == [
+            (key.kind, str(key.type)) for key in table.key_columns
+        ]:  # Else it is another table, which was created `WITH ID`.
+            keys = zip(before.key_columns, before.former_keys or ((),) * len(before.key_columns), strict=True)
+            former_keys = tuple(
+                former if old.name == key.name else (*former, old.name)
+                for (old, former), key in zip(keys, table.key_columns, strict=True)
+            )
         return replace(table, every_name=tuple(dict.fromkeys((*before.every_name, *now))), former_keys=former_keys)
 
     @cached_property

@@ -6,9 +6,12 @@ several queries. So one node is asked, before and after, for its schema version,
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+from cassandra import DriverException
+from cassandra.cluster import NoHostAvailable
 
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, read_tables
 from ringsync.cql.types import CqlTypeError, UserType
@@ -18,6 +21,13 @@ from ringsync.schema.whole import Keyspace, TableName, WholeSchema
 
 ATTEMPTS = 3
 """Readings of a schema that changes meanwhile; then the next poll tries again."""
+
+SILENT_S = 60.0
+"""Time without a heartbeat in Cassandra's gossip after which a node is not waited for. Cassandra itself takes some
+20 s."""
+
+UNKNOWN_S = 300.0
+"""The same where nobody says whether a node is alive: Cassandra 4.0 shows no gossip."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,11 @@ class Node(Protocol):
     """A node that is asked.
 
     :ivar down: addresses of nodes that are down: nobody waits for their agreement
+    :ivar up: addresses of nodes to which the driver is connected. Of all others it only knows what it is told
     """
 
     down: frozenset[str]
+    up: frozenset[str]
 
     def execute(self, query: str, parameters: Any = None) -> Any:
         """Execute a query on the node."""
@@ -74,8 +86,10 @@ class OneNode:
     :param host: the driver's host; None: as the session chooses
     """
 
-    def __init__(self, session: Any, host: Any, down: frozenset[str] = frozenset()) -> None:
-        self._session, self._host, self.down = session, host, down
+    def __init__(
+        self, session: Any, host: Any, down: frozenset[str] = frozenset(), up: frozenset[str] = frozenset()
+    ) -> None:
+        self._session, self._host, self.down, self.up = session, host, down, up
 
     def execute(self, query: str, parameters: Any = None) -> Any:
         """Execute a query on the node."""
@@ -85,9 +99,13 @@ class OneNode:
 def one_node(session: Any) -> OneNode:
     """Choose a node to which the session is connected."""
     hosts = list(session.get_pool_state())
+    up = [host for host in hosts if host.is_up]
     down = (host for host in session.cluster.metadata.all_hosts() if host.is_up is False)
-    addresses = frozenset(str(address) for host in down for address in (host.address, host.broadcast_address))
-    return OneNode(session, next((host for host in hosts if host.is_up), hosts[0] if hosts else None), addresses)
+    return OneNode(session, next(iter(up or hosts), None), _addresses(down), _addresses(up))
+
+
+def _addresses(hosts: Iterable[Any]) -> frozenset[str]:
+    return frozenset(str(address) for host in hosts for address in (host.address, host.broadcast_address))
 
 
 def node_schema(node: Node) -> NodeSchema:
@@ -100,6 +118,41 @@ def node_schema(node: Node) -> NodeSchema:
         if row.schema_version not in (None, own.schema_version) and str(row.peer) not in node.down
     }
     return NodeSchema(str(own.schema_version), str(own.broadcast_address), others)
+
+
+class Silence:
+    """Knows which nodes are silent. The driver does not try the nodes of other datacenters, so it never knows that such
+    a node is down if it was when the driver connected. Cassandra knows: gossip brings the heartbeats of all nodes.
+
+    :param now: the time, s
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._heard: dict[str, tuple[tuple[int, int], float]] = {}
+
+    def ignored(self, node: Node, at: NodeSchema) -> NodeSchema:
+        """Return what a node says without the silent ones among the others. To be asked at each look."""
+        unsure = at.others.keys() - node.up if at.others else set()
+        now = self._now()
+        beats = _heartbeats(node) if unsure else {}
+        patience, heard = SILENT_S if beats else UNKNOWN_S, {}
+        for address in unsure:
+            beat = beats.get(address, (0, 0))
+            last = self._heard.get(address)
+            heard[address] = last if last and beat <= last[0] else (beat, now)
+        self._heard = heard
+        silent = {address for address, (_, since) in heard.items() if now - since > patience}
+        return replace(at, others={address: at.others[address] for address in at.others.keys() - silent})
+
+
+def _heartbeats(node: Node) -> dict[str, tuple[int, int]]:
+    """Ask a node for the last heartbeat that it got from each node; empty: it does not say."""
+    try:
+        rows = node.execute("SELECT address, generation, heartbeat FROM system_views.gossip_info")
+        return {str(row.address): (row.generation or 0, row.heartbeat or 0) for row in rows}
+    except (NoHostAvailable, DriverException):
+        return {}
 
 
 def read_whole_schema(node: Node, own_keyspaces: Collection[str] = ()) -> Reading | None:

@@ -51,12 +51,15 @@ class SchemaLog:
 
     :ivar number: number of the last change that was read; 0: none
     :ivar schema: schema after it
+    :ivar told: newest version of each table that a change named, by full name. A log that an earlier ringsync began
+        may lack some
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.number = 0
         self.schema = WholeSchema()
+        self.told: dict[str, int] = {}
 
     def catch_up(self) -> None:
         """Read the changes that were added since, by whomever.
@@ -69,10 +72,11 @@ class SchemaLog:
         while (document := _document(self._store, self.number + 1)) is not None:
             try:
                 base = WholeSchema() if "whole" in document else self.schema
-                self.schema = applied(base, document.get("whole", document["changed"]))
+                schema = applied(base, document.get("whole", document["changed"]))
+                told = {**self.told, **document.get("told", {}), **_by_name(document["versions"])}
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise _damaged(self.number + 1, error) from error
-            self.number += 1
+            self.number, self.schema, self.told = self.number + 1, schema, told
 
     def add(
         self,
@@ -88,7 +92,8 @@ class SchemaLog:
         :param versions: :attr:`SchemaChange.versions`
         :returns: False: another process has added one: catch up, and read the schema anew
         """
-        number = self.number + 1
+        number, told = self.number + 1, {**self.told, **_by_name(versions)}
+        whole = {"whole": difference(WholeSchema(), schema), "told": told}
         document = {
             "number": number,
             "found_ms": found_ms,
@@ -98,14 +103,18 @@ class SchemaLog:
             "statements": [[one.keyspace, one.ddl] for one in whole_statements(self.schema, schema)],
             "versions": versions,
             "changed": difference(self.schema, schema),
-            **({"whole": difference(WholeSchema(), schema)} if number % WHOLE_EVERY == 1 else {}),
+            **(whole if number % WHOLE_EVERY == 1 else {}),
         }
         try:
             self._store.put(_key(number), json.dumps(document).encode(), if_absent=True)
         except AlreadyExistsError:
             return False
-        self.number, self.schema = number, schema
+        self.number, self.schema, self.told = number, schema, told
         return True
+
+
+def _by_name(versions: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {name: number for tables in versions.values() for name, number in tables.items()}
 
 
 def change_numbers(store: ObjectStore) -> list[int]:

@@ -71,12 +71,13 @@ def history_of(store: ObjectStore, keyspace: str, table: str) -> list[HistoryEnt
     return [_read(store, key) for key in _history(store, portable_name(keyspace, table))]
 
 
-def history_named(store: ObjectStore, name: str) -> Iterator[HistoryEntry | TableVersionError]:
-    """Read all versions of a history, in their order; of one that is damaged, what is wrong with it.
+def history_named(store: ObjectStore, name: str, first: int = 1) -> Iterator[HistoryEntry | TableVersionError]:
+    """Read the versions of a history, in their order; of one that is damaged, what is wrong with it.
 
     :param name: one of :func:`names_of_histories`
+    :param first: number of the first one
     """
-    for key in _history(store, name):
+    for key in _since(_history(store, name), first):
         try:
             yield _read(store, key)
         except TableVersionError as error:

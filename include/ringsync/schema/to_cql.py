@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlType, UserType, types_inside
@@ -22,7 +23,7 @@ def create_statements(table: TableSchema, *, internals: bool = False) -> list[st
         :func:`ringsync.schema.from_cql.parse_schema` reads the same schema, and old commit logs can be decoded with it
     """
     dropped = table.dropped if internals else ()
-    statements = [_create_type(kind) for kind in _user_types([*table.columns, *dropped]).values()]
+    statements = [_create_type(kind) for kind in user_types([*table.columns, *dropped]).values()]
     again = {column.name for column in dropped} & {column.name for column in table.columns}
     columns = [column for column in table.columns if column.name not in again]
     statements.append(_create_table(table, [*columns, *dropped], with_id=internals))
@@ -36,11 +37,46 @@ def change_statements(before: TableSchema, after: TableSchema) -> list[str]:
     Columns and types of ``before`` may have been dropped and made again since. What came and went in between is left
     out, and so is what became of types while no column of the table had them.
     """
-    types = change_types(_user_types(before.columns), _user_types(after.columns))
-    if before.table_id != after.table_id:
+    types = change_types(user_types(before.columns), user_types(after.columns))
+    if not is_same_table(before, after):
         return [f"DROP TABLE {before.full_name};", *types, create_table(after)]
     first, last = column_statements(before, after)
     return [*first, *types, *last]
+
+
+def is_same_table(before: TableSchema, after: TableSchema) -> bool:
+    """Tell whether a table was altered; else it was dropped, and another one was created, maybe ``WITH ID`` of the old.
+
+    No statement changes the number of key columns, nor the type of a column: it is dropped and added again.
+    """
+    kept = _kept(before, after)
+    columns = [column for column in before.value_columns if column.name in kept]
+    now = [next(other for other in after.value_columns if other.name == column.name) for column in columns]
+    return (
+        before.table_id == after.table_id
+        and len(before.partition_key) == len(after.partition_key)
+        and len(before.clustering) == len(after.clustering)
+        and all(
+            (old.kind, old.descending) == (new.kind, new.descending) and has_grown(old.type, new.type)
+            for old, new in zip((*before.key_columns, *columns), (*after.key_columns, *now), strict=True)
+        )
+    )
+
+
+def has_grown(before: CqlType, after: CqlType) -> bool:
+    """Tell whether a type is another one only in that user-defined types in it have got fields, or others' names."""
+    pairs = zip(types_inside(before), types_inside(after), strict=False)
+    is_there = len(types_inside(before)) <= len(types_inside(after))
+    return str(before) == str(after) and is_there and all(has_grown(*pair) for pair in pairs)
+
+
+def _kept(before: TableSchema, after: TableSchema) -> list[str]:
+    """List the static and regular columns that were not dropped in between."""
+    names = {column.name for column in after.value_columns}
+    # By its time, not its type: that may have a user-defined type, which is altered later.
+    gone, gone_before = ({column.name: column.dropped_at for column in table.dropped} for table in (after, before))
+    there = (column.name for column in before.value_columns if column.name in names)
+    return [name for name in there if gone.get(name) == gone_before.get(name)]
 
 
 def create_table(table: TableSchema) -> str:
@@ -49,25 +85,16 @@ def create_table(table: TableSchema) -> str:
 
 
 def column_statements(before: TableSchema, after: TableSchema) -> tuple[list[str], list[str]]:
-    """Write the statements that change the columns of a table: those before its types change, and those after."""
-    first: list[str] = []
-    gone, gone_before = ({column.name: column for column in table.dropped} for table in (after, before))
-    kept = {}
-    for column in before.value_columns:
-        is_there = any(column.name == other.name for other in after.value_columns)
-        if is_there and gone.get(column.name) == gone_before.get(column.name):
-            kept[column.name] = column
-        else:
-            first.append(_drop(after, column.name, gone.get(column.name)))
+    """Write the statements that change the columns of a table: those before its types change, and those after.
+
+    :param after: the same table (:func:`is_same_table`)
+    """
+    kept, gone = _kept(before, after), {column.name: column for column in after.dropped}
+    dropped = (column.name for column in before.value_columns if column.name not in kept)
+    first = [_drop(after, name, gone.get(name)) for name in dropped]
     # After the drops: a key may have got the name of a dropped column.
     first += [f"ALTER TABLE {after.full_name} RENAME {_pairs([pair])};" for pair in _renames(before, after, kept)]
-    last: list[str] = []
-    for column in after.value_columns:
-        if column.name not in kept:
-            last.append(_add(after, column))
-        elif str(column.type) != str(kept[column.name].type):
-            last.append(f"ALTER TABLE {after.full_name} ALTER {printable(column.name)} TYPE {column.type};")
-    return first, last
+    return first, [_add(after, column) for column in after.value_columns if column.name not in kept]
 
 
 def _renames(before: TableSchema, after: TableSchema, kept: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -102,9 +129,7 @@ def change_types(before: Mapping[str, UserType], after: Mapping[str, UserType], 
         count = len(old.field_types) if old else 0
         if old is None:
             changed.append(_create_type(kind))
-        elif [*map(str, old.field_types)] != [*map(str, kind.field_types[:count])] or any(
-            inner in made_again for inner in _names_inside(old)
-        ):
+        elif not has_grown(old, kind):
             made_again.append(name)
             changed.append(_create_type(kind))
         else:
@@ -117,13 +142,7 @@ def change_types(before: Mapping[str, UserType], after: Mapping[str, UserType], 
     return [f"DROP TYPE {_full_name(before[name])};" for name in reversed(dropped)] + changed
 
 
-def _names_inside(kind: UserType) -> list[str]:
-    """List the user-defined types that a type contains, directly or not."""
-    fields = (Column("", "regular", field) for field in kind.field_types)
-    return list(_user_types(fields))
-
-
-def _user_types(columns: Iterable[Column | DroppedColumn]) -> dict[str, UserType]:
+def user_types(columns: Iterable[Column | DroppedColumn]) -> dict[str, UserType]:
     """Return the user-defined types of columns by name, each after those that it contains."""
     found: dict[str, UserType] = {}
 
@@ -131,7 +150,7 @@ def _user_types(columns: Iterable[Column | DroppedColumn]) -> dict[str, UserType
         for inner in types_inside(cql_type):
             collect(inner)
         if isinstance(cql_type, UserType):
-            found[cql_type.name] = cql_type
+            found[cql_type.name] = replace(cql_type, frozen=False)
 
     for column in columns:
         collect(column.type)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringsync.cql.identifiers import printable
-from ringsync.schema.to_cql import change_types, column_statements, create_table
+from ringsync.schema.to_cql import change_types, column_statements, create_table, is_same_table
 from ringsync.schema.whole import Keyspace, WholeSchema
 
 
@@ -38,11 +38,13 @@ def _of_keyspace(name: str, before: WholeSchema, after: WholeSchema) -> Iterator
     tables_before, tables = (
         {key: table for key, table in sorted(schema.tables.items()) if key[0] == name} for schema in (before, after)
     )
-    kept = {key for key in tables_before if key in tables and tables_before[key].table_id == tables[key].table_id}
+    there = {key: table for key, table in tables_before.items() if key in tables}
+    changed = {key for key, table in there.items() if table != tables[key]}
+    kept = {key for key, table in there.items() if key not in changed or is_same_table(table, tables[key])}
     for key, table in tables_before.items():
         if key not in kept:
             yield f"DROP TABLE {table.full_name};"
-    columns = [column_statements(tables_before[key], tables[key]) for key in sorted(kept)]
+    columns = [column_statements(tables_before[key], tables[key]) for key in sorted(kept & changed)]
     for first, _ in columns:
         yield from first
     yield from change_types(before.types.get(name, {}), after.types.get(name, {}), drop=True)

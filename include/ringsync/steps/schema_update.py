@@ -7,12 +7,21 @@ it, and dropped tables wait until all nodes agree, since a node that is behind l
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import ringsync
-from ringsync.cluster.whole_schema import Node, NodeSchema, Reading, node_schema, one_node, read_whole_schema
+from ringsync.cluster.whole_schema import (
+    Node,
+    NodeSchema,
+    Reading,
+    Silence,
+    node_schema,
+    one_node,
+    read_whole_schema,
+)
 from ringsync.config import ConfigError
 from ringsync.cql.identifiers import printable
 from ringsync.ledger.dropped_tables import mark_dropped, unmark_dropped
@@ -21,11 +30,13 @@ from ringsync.ledger.schema_changes import SchemaChangeError, SchemaLog, schema_
 from ringsync.ledger.table_versions import (
     HistoryEntry,
     TableVersionError,
+    history_named,
+    latest_version,
     names_of_versions,
     version_entries,
     version_of,
 )
-from ringsync.schema.description import user_types_of
+from ringsync.schema.stages import Versions, stages, without_held
 from ringsync.schema.table import TableSchema
 from ringsync.schema.to_cql import change_statements, create_statements
 from ringsync.schema.whole import TableName, WholeSchema
@@ -34,7 +45,7 @@ from ringsync.status import Status
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, starts_again
 from ringsync.steps.own_keyspace import create_state
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.streams.files import FileStream, portable_name
 from ringsync.streams.relay import relay
 from ringsync.streams.schema_messages import change_folder, publish_schema_change
@@ -96,6 +107,7 @@ class SchemaUpdater:
         self._store, self._server, self._choose, self._copy = store, server, choose, copy
         self._own, self._sink, self._now = own_keyspace, sink, now
         self._log = SchemaLog(store)
+        self._silence = Silence(now)
         self._seen: NodeSchema | None = None
         self._disagree_since: float | None = None
         self._others: list[str] = []
@@ -110,7 +122,7 @@ class SchemaUpdater:
     @property
     def problems(self) -> list[str]:
         """What keeps the schema, or a table, from being recorded or published: a sentence each."""
-        found = [f"{printable(name[0])}.{printable(name[1])}: {why}" for name, why in sorted(self._held.items())]
+        found = [f"{_full_name(name)}: {why}" for name, why in sorted(self._held.items())]
         found += self._uncopied
         if self._disagree_since is not None and self._now() - self._disagree_since > TOLERATED_S:
             found.append(
@@ -146,13 +158,14 @@ class SchemaUpdater:
 
     def _look(self) -> None:
         node = self._choose()
-        at = node_schema(node)
+        at = self._silence.ignored(node, node_schema(node))
         if at == self._seen and not self._is_damaged:
             return
         self._seen = None
         reading = read_whole_schema(node, {self._own})
         if reading is None:
             return
+        reading = replace(reading, at=self._silence.ignored(node, reading.at))
         versions = self._put_versions(reading)
         self._to_copy = True
         self._disagree_since = None if reading.at.agrees else self._disagree_since or self._now()
@@ -160,26 +173,42 @@ class SchemaUpdater:
         if self._log_error is None and (not reading.at.agrees or self._add_change(reading, versions)):
             self._seen = reading.at
 
-    def _put_versions(self, reading: Reading) -> dict[str, dict[str, int]]:
-        """Put the versions of tables that are not as the log knows them; a table that fails is held back."""
+    def _put_versions(self, reading: Reading) -> Versions:
+        """Put the versions of tables that are not as the log knows them; a table that fails is held back.
+
+        :returns: their numbers, and those of tables that came back to what the log knows, with versions in between
+        """
         self._held = {(table.keyspace, table.name): table.reason for table in reading.unreadable}
         self._is_damaged = False
-        known, versions = self._log.schema.tables, dict[str, dict[str, int]]()
-        changed = [table for name, table in reading.schema.tables.items() if known.get(name) != table]
-        for table in (*changed, *reading.views):
+        known, numbers, versions = self._log.schema.tables, names_of_versions(self._store), Versions()
+        for table in (*reading.schema.tables.values(), *reading.views):
+            name, last = (table.keyspace, table.name), self._log.told.get(table.full_name)
+            is_changed = known.get(name) != table
+            if not is_changed and (last is None or max(numbers.get(portable_name(*name), ()), default=0) <= last):
+                continue
             try:
-                version = version_of(self._store, table)
-            except TableVersionError as error:
-                self._held[table.keyspace, table.name] = str(error)
+                # A table that is as it was told gets no version: another loop may just have found a later one.
+                version = version_of(self._store, table) if is_changed else latest_version(self._store, table.table_id)
+                _ddl(known.get(name), table)
+            except Exception as error:
+                if isinstance(error, StorageError) and not isinstance(error, TableVersionError):
+                    raise  # The store is away.
+                is_explained = isinstance(error, TableVersionError)
+                self._held[name] = str(error) if is_explained else f"{type(error).__name__}: {error}"
                 self._is_damaged = True
             else:
-                versions.setdefault(table.keyspace, {})[table.full_name] = version.number
+                if version is not None and version.table == table and (is_changed or version.number > (last or 0)):
+                    versions.setdefault(table.keyspace, {})[table.full_name] = version.number
         return versions
 
-    def _add_change(self, reading: Reading, versions: dict[str, dict[str, int]]) -> bool:
+    def _add_change(self, reading: Reading, versions: Versions) -> bool:
         """Add what changed to the log; False: another process added something, so the schema must be read anew."""
-        schema, before, found_ms = self._without_held(reading), self._log.schema, int(self._now() * 1000)
-        if self._log.number and schema == before:
+        before, found_ms = self._log.schema, int(self._now() * 1000)
+        schema, waiting = without_held(before, reading.schema, self._held, reading.unreadable_types)
+        self._held |= dict.fromkeys(waiting, "a user-defined type is held back, since another table that has it is")
+        left_out = {view.full_name for view in reading.views} | {_full_name(name) for name in self._held}
+        told = {key: {t: n for t, n in tables.items() if t not in left_out} for key, tables in versions.items()}
+        if self._log.number and schema == before and not any(told.values()):
             return True
         for name, table in before.tables.items():
             if name not in schema.tables or schema.tables[name].table_id != table.table_id:
@@ -187,24 +216,36 @@ class SchemaUpdater:
         for name, table in schema.tables.items():
             if name not in before.tables or before.tables[name].table_id != table.table_id:
                 unmark_dropped(self._store, *name, table.table_id)
-        views = {view.full_name for view in reading.views}
-        told = {key: {t: n for t, n in tables.items() if t not in views} for key, tables in versions.items()}
-        return self._log.add(schema, told, found_ms=found_ms, hostname=reading.at.node, ringsync=ringsync.__version__)
+        return all(
+            self._log.add(one, named, found_ms=found_ms, hostname=reading.at.node, ringsync=ringsync.__version__)
+            for one, named in stages(before, schema, told, self._between(schema, told))
+        )
 
-    def _without_held(self, reading: Reading) -> WholeSchema:
-        """Leave tables that are held back as the log knows them, with the types that they need."""
-        before, schema = self._log.schema, reading.schema
-        tables = {name: table for name, table in schema.tables.items() if name not in self._held}
-        types = {name: dict(kinds) for name, kinds in schema.types.items()}
-        for keyspace in reading.unreadable_types:
-            types[keyspace] = dict(before.types.get(keyspace, {}))
-        for name, table in before.tables.items():
-            if name in self._held and name[0] in schema.keyspaces:
-                tables[name] = table
-                needed = before.types.get(name[0], {})
-                own = {kind: needed[kind] for kind in user_types_of(table) if kind in needed}
-                types[name[0]] = {**own, **types.get(name[0], {})} if own else types.get(name[0], {})
-        return replace(schema, types={name: kinds for name, kinds in types.items() if kinds}, tables=tables)
+    def _between(self, schema: WholeSchema, told: Versions) -> list[tuple[TableSchema, int]]:
+        """Read the versions that were put since the last change and are not the newest: messages name them, too.
+
+        :param told: versions of the tables that are told now
+        """
+        if self._log.number == 0:
+            return []
+        found: list[tuple[int, TableSchema, int]] = []
+        numbers, before = names_of_versions(self._store), self._log.schema.tables
+        for name in sorted({*before, *schema.tables} - self._held.keys()):
+            folder, last = portable_name(*name), self._log.told.get(_full_name(name))
+            if last is None and name in before:
+                continue  # An earlier ringsync did not write it down.
+            end = told.get(name[0], {}).get(_full_name(name), 0) if name in schema.tables else sys.maxsize
+            if not any((last or 0) < number < end for number in numbers.get(folder, ())):
+                continue
+            since_us = 0
+            for entry in history_named(self._store, folder, (last or 0) + 1):
+                if isinstance(entry, TableVersionError) or entry.version.table.is_selection:
+                    continue
+                is_own = last is not None or entry.version.table_id == schema.tables[name].table_id
+                if is_own and entry.version.number < end:
+                    since_us = max(since_us, entry.since_us)
+                    found.append((since_us, entry.version.table, entry.version.number))
+        return [(table, number) for _, table, number in sorted(found, key=lambda one: one[0])]
 
     def _publish(self) -> None:
         if self._published == 0 and self._log.number:
@@ -247,10 +288,16 @@ class SchemaUpdater:
             missing = [number for number in numbers if (name, number) not in have]
             if missing:
                 try:
-                    self._copy.put(_rows(version_entries(self._store, name, missing[0] - 1), missing[0]))
-                except TableVersionError as error:
+                    rows = _rows(version_entries(self._store, name, missing[0] - 1), missing[0])
+                except (TableVersionError, ValueError) as error:
                     self._uncopied.append(str(error))
+                else:
+                    self._copy.put(rows)
         self._to_copy = False
+
+
+def _full_name(name: TableName) -> str:
+    return f"{printable(name[0])}.{printable(name[1])}"
 
 
 def _rows(entries: list[HistoryEntry], first: int) -> list[HistoryRow]:
