@@ -416,3 +416,18 @@ def test_a_version_is_found_when_its_place_is_lost(tmp_path: Path) -> None:
     (tmp_path / f"schemas/{FIRST}.json").unlink()
     assert lost_version(store, FIRST) == version
     assert lost_version(store, "0" * 32) is None
+
+
+def test_a_mark_that_cannot_be_read_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stopped the stage of all nodes."""
+    store = LocalStore(tmp_path)
+    for one in "ab":
+        CdcEnded(store).begins(one * 32)
+        assert CdcEnded(store).at_ms(one * 32, 7) == 7
+    store.put(f"cdc_ended/{'a' * 32}.json", b"{")
+    ended = CdcEnded(store)
+    assert [ended.at_ms(one * 32, 9) for one in "ab"] == [9, 7]
+    assert "cannot be read" in capsys.readouterr().out
+    assert CdcEnded(store).at_ms("a" * 32, 11) == 9
+    ended.begins("a" * 32)
+    assert CdcEnded(store).at_ms("a" * 32, 12) == 12

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.schema import read_table
+from ringsync.replica import evolve
 from ringsync.replica.evolve import RewriteNeededError
 from ringsync.steps.application import ExitCode, Report
 from tests.replica.bases import state_of
@@ -54,8 +55,13 @@ def test_verification_after_every_change(
     session.execute(f"ALTER TABLE {name} RENAME line TO place")
     with pytest.raises(RewriteNeededError, match="the key column line was renamed to place"):
         step("replica_verify", name, "waits")
-    merged, code = step("replica_merge", name, "rewritten")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evolve, "begin_changes", lambda *_: None)  # killed before the second commit
+        merged, code = step("replica_merge", name, "rewritten")
     assert (merged["merged"][name]["rewritten"]["rows"], code) == (20, ExitCode.OK)
+    assert state_of(lake, read_table(session, keyspace, "altered")).changes_version < 0
+    assert step("replica_merge", name, "begun")[1] == ExitCode.OK
+    assert state_of(lake, read_table(session, keyspace, "altered")).changes_version >= 0
     report, code = step("replica_verify", name, "renamed")
     rows = {outcome: number for outcome, number in report["rows_of_differing_ranges"].items() if number}
     rows.pop("equal", None)

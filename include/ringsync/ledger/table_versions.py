@@ -404,26 +404,35 @@ class CdcEnded:
         take_over_followed(store)
         keys = (stat.key for stat in store.list(_BEGUN))
         self._followed = {key.removeprefix(_BEGUN).removesuffix(".json") for key in keys if key != _ALL_BEGUN}
-        self._ended: dict[str, int] = {
-            stat.key.removeprefix(_ENDED).removesuffix(".json"): int(json.loads(store.get(stat.key))["at_ms"])
-            for stat in store.list(_ENDED)
-        }
+        self._marked = {stat.key.removeprefix(_ENDED).removesuffix(".json") for stat in store.list(_ENDED)}
+        self._ended: dict[str, int] = {}
 
     def begins(self, table_id: str) -> None:
         """Record that the table has cdc."""
         if table_id not in self._followed:
             _mark_begun(self._store, table_id)
             self._followed.add(table_id)
-        if self._ended.pop(table_id, None) is not None:
+        if table_id in self._marked:
             self._store.delete(f"{_ENDED}{table_id}.json")
+            self._marked.remove(table_id)
+            self._ended.pop(table_id, None)
 
     def at_ms(self, table_id: str, now_ms: int) -> int | None:
-        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed."""
+        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed.
+
+        If the time cannot be read, it is now: more rows are published than need be, and none is lost.
+        """
         if table_id not in self._followed:
             return None
         if table_id not in self._ended:
             key = f"{_ENDED}{table_id}.json"
             with suppress(AlreadyExistsError):
                 self._store.put(key, json.dumps({"at_ms": now_ms}).encode(), if_absent=True)
-            self._ended[table_id] = int(json.loads(self._store.get(key))["at_ms"])
+            self._marked.add(table_id)
+            try:
+                self._ended[table_id] = int(json.loads(self._store.get(key))["at_ms"])
+            except (ChecksumError, ValueError, KeyError, TypeError) as error:
+                print(f"ringsync: warning: {key} cannot be read ({error}): it is made again", flush=True)
+                self._store.put(key, json.dumps({"at_ms": now_ms}).encode())
+                self._ended[table_id] = now_ms
         return self._ended[table_id]

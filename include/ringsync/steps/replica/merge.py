@@ -36,68 +36,69 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ClusterError: the cluster does not answer
     :raises ConfigError: the configuration is wrong, for all tables
     """
-    from ringsync.replica.changes import begin_changes
-    from ringsync.replica.evolve import RewriteNeededError
-    from ringsync.replica.merge import due
-
-    config, store = application.config, application.store
-    options = delta_options(**config.store.model_dump())
-    session = connect(cluster_settings(config))
+    store = application.store
+    session = connect(cluster_settings(application.config))
     named = application.options.table and parse_table_name(application.options.table)
     merged: dict[str, Any] = {}
     failed: dict[str, str] = {}
     waiting = 0
     unmerged = _unmerged(store)
     tried = {name: place for place, name in enumerate(unmerged)}
-    for shown, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
-        table = shown
+    for table, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
+        name = table.full_name
         try:
-            table = version_of(store, shown).table
-            state, needs_rewriting = None, False
-            try:
-                state = followed_state(store, table, options)
-            except RewriteNeededError as error:
-                needs_rewriting = True
-                print(f"ringsync: {error}", flush=True)
-            if state is None and not needs_rewriting:
-                if named:
-                    raise StepError(f"{table.full_name} has no replica: trigger bootstrap_table first")
+            work = _work_on(application, table, gc_grace_s, int(clock()), is_named=bool(named))
+            if not callable(work):
+                waiting += work
                 continue
-            if state is not None and state.changes_version < 0:
-                begin_changes(store, table, int(clock() * 1000))  # who replaced the base was killed before this
-            if (
-                state is not None
-                and not named
-                and not due(
-                    state,
-                    int(clock() * 1000),
-                    interval_s=config.replica.merge_interval_s,
-                    rows_fraction=config.replica.merge_rows_fraction,
-                )
-            ):
-                waiting += bool(state.changed_rows)
-                continue
-            unmerged = [*(name for name in unmerged if name != table.full_name), table.full_name]
+            unmerged = [*(other for other in unmerged if other != name), name]
             store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
-            merged[table.full_name] = (
-                rewrite_table(application, table, int(clock()))
-                if state is None
-                else merge_table(application, table, gc_grace_s, state, int(clock()))
-            )
-            unmerged.remove(table.full_name)
+            merged[name] = work()
+            unmerged.remove(name)
             store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
         except ConfigError:
             raise
         except Exception as error:
             if named or _spark_is_gone():
                 raise
-            failed[table.full_name] = plain(error)
-            print(f"ringsync: warning: {table.full_name} could not be merged: {plain(error)}", flush=True)
+            failed[name] = plain(error)
+            print(f"ringsync: warning: {name} could not be merged: {plain(error)}", flush=True)
     report = {"merged": merged, "not_yet_due": waiting, "failed": failed}
     if not failed:
         return report, ExitCode.OK
     names = ", ".join(failed)
     return {**report, "error": f"tables that could not be merged: {names}"}, ExitCode.COMPLETED_WITH_ERRORS
+
+
+def _work_on(
+    application: Application, shown: TableSchema, gc_grace_s: int, now_s: int, *, is_named: bool
+) -> Callable[[], Report] | int:
+    """Return what there is to do for a table, as a function; else the number of tables that are not due yet: 0 or 1.
+
+    :param shown: the table as the cluster shows it
+    :raises StepError: the table is named, and has no replica
+    """
+    from ringsync.replica.changes import begin_changes
+    from ringsync.replica.evolve import RewriteNeededError
+    from ringsync.replica.merge import due
+
+    config, store = application.config, application.store
+    table = version_of(store, shown).table
+    try:
+        state = followed_state(store, table, delta_options(**config.store.model_dump()))
+    except RewriteNeededError as error:
+        print(f"ringsync: {error}", flush=True)
+        return partial(rewrite_table, application, table, now_s)
+    if state is None and is_named:
+        raise StepError(f"{table.full_name} has no replica: trigger bootstrap_table first")
+    if state is None:
+        return 0
+    if state.changes_version < 0:
+        begin_changes(store, table, now_s * 1000)  # who replaced the base was killed before this
+    limits = {"interval_s": config.replica.merge_interval_s, "rows_fraction": config.replica.merge_rows_fraction}
+    if not is_named and not due(state, now_s * 1000, **limits):
+        return int(bool(state.changed_rows))
+    return partial(merge_table, application, table, gc_grace_s, state, now_s)
 
 
 def _unmerged(store: ObjectStore) -> list[str]:
