@@ -177,6 +177,7 @@ class Airflow(Server):
                 "enable_health_check": False,
                 # A loop whose worker was killed stands still for so many seconds: the default is 300.
                 "task_instance_heartbeat_timeout": 60,
+                "orphaned_tasks_check_interval": 60,
             },
             # On busy cores the API server's answer may take longer than the default of five seconds.
             "workers": {"execution_api_timeout": 30},
