@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ringsync.replica import merge
-from ringsync.replica.changes import StaleStateError
+from ringsync.replica.changes import StaleStateError, outdate_merges
+from ringsync.replica.compare import repair
 from ringsync.replica.evolve import ReplicaWaitsError, rewrite
 from ringsync.replica.merge import MergeResult, merge_changes
 from ringsync.replica.table import ReplicaTable
@@ -73,6 +74,29 @@ def test_a_late_merge_changes_nothing(
     assert merged(spark, tmp_path, schema, state_of(tmp_path, schema), "next").updated == 1
     assert {id: row["v"] for id, row in shown(tmp_path, schema).items()} == {1: "pass 3"}
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
+
+
+@pytest.mark.spark
+def test_a_merge_that_sleeps_while_rows_are_repaired(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It undid a repair that had been reported."""
+    schema, store = table(V), LocalStore(tmp_path)
+    begun(tmp_path, schema, image(schema, 1, id=1, line=1, v="a"), newer=[image(schema, 1, 2_000, id=1, line=1, v="b")])
+    right = spark.createDataFrame(rows_of(schema, image(schema, 1, 2_000, id=1, line=1, v="right")))
+
+    def repaired(*_: Any, **__: Any) -> None:
+        replica = ReplicaTable(replica_uri(tmp_path, schema), schema)
+        repair(replica, right, [(0, 10)], up_to_pass=1, properties={"run_id": "repair"})
+        outdate_merges(store, schema, NOW_MS)
+
+    monkeypatch.setattr(merge, "check_base", repaired)
+    with pytest.raises(StaleStateError):
+        merged(spark, tmp_path, schema, state_of(tmp_path, schema), "late")
+    assert {id: row["v"] for id, row in shown(tmp_path, schema).items()} == {1: "right"}
+    monkeypatch.undo()
+    write_pass(tmp_path, schema, rows_of(schema, image(schema, 1, 4_000, id=1, line=1, v="newer")), 2)
+    assert merged(spark, tmp_path, schema, state_of(tmp_path, schema), "next").updated == 1
 
 
 @pytest.mark.spark

@@ -181,6 +181,17 @@ def test_another_form_of_messages_is_no_statement(looks: Looks) -> None:
     assert looks.look(ADDED) == [("ALTER TABLE k.t ADD x int;", {"k.t": 3})]
 
 
+def test_two_new_forms_of_messages_add_one_change(looks: Looks) -> None:
+    """Each look added an empty one, for ever."""
+    first = table("a", "1", "v int", since=1)
+    looks.look(first)
+    version = version_of(looks.store, first)
+    for _ in range(2):
+        version = next_version(looks.store, version)
+    assert [looks.look(first) for _ in range(3)] == [[], [], []]
+    assert (looks.updater._log.number, looks.updater._log.told) == (2, {"k.a": 3})
+
+
 def test_a_damaged_version_in_between_is_left_out(looks: Looks) -> None:
     looks.look(T)
     for one in (ADDED, DROPPED):

@@ -18,7 +18,7 @@ PROPERTY_PREFIX = "ringsync."
 
 MERGE = "ringsync-merge"
 """Application id of the Delta transaction of the base whose version is the Delta version of the last merge, or of the
-last commit that replaced the base. A merge that was prepared for an earlier version commits nothing."""
+last commit that replaced or repaired the base. A merge that was prepared for an earlier version commits nothing."""
 
 
 class ReplicaMismatchError(Exception):
@@ -105,14 +105,18 @@ def check_readable(uri: str, found: Mapping[str, str], columns: Collection[str],
 
     :param found: ringsync's properties of the Delta table
     :param columns: names of the Delta table's columns
-    :raises SchemaChangedError: a key column was renamed, or a column was dropped and added again
+    :raises SchemaChangedError: a key column was renamed, a column was dropped and added again, or columns have other
+        names
     """
     names = lake_names(table)
     has_keys = all(names[column.name] in columns for column in table.key_columns)
-    if has_keys and found.get("schema_digest") == table.digest:
-        return
+    missing = [name for name in names.values() if name not in columns]
     reason = "it was written by an earlier ringsync, which did not note what was dropped"
-    if {"key_columns", "dropped"} <= found.keys():
+    if found.get("schema_digest") == table.digest:
+        if not missing:
+            return
+        reason = f"there is no column {missing[0]}: the table's history knows its name in the lake (as_recorded)"
+    elif {"key_columns", "dropped"} <= found.keys():
         drops, had = {gone.name: gone.dropped_at for gone in table.dropped}, json.loads(found["dropped"])
         there = [name for name, in_lake in names.items() if in_lake in columns]
         again = [name for name in there if drops.get(name) != had.get(name)]
@@ -124,7 +128,8 @@ def check_readable(uri: str, found: Mapping[str, str], columns: Collection[str],
             return
     raise SchemaChangedError(
         f"{uri} has another version of the schema of {table.full_name} than the one given, and cannot be read as that "
-        f"one: {reason}. Read the table's schema again, or wait until replica_merge has written the base again"
+        f"one: {reason}. Read the table's schema again, or wait until replica_merge has written the base again; a "
+        "replica of selected columns needs bootstrap_table again"
     )
 
 

@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ringsync.images.schema import row_image_schema
 from ringsync.replica.base import (
+    MERGE,
     PROPERTY_PREFIX,
     base_folder,
     changes_folder,
@@ -232,6 +233,19 @@ def check_base(store: ObjectStore, table: TableSchema, seen: ReplicaState, *, sa
             f"{seen.base_uri} has version {base.version}, not {seen.base_version}: another writer has changed it "
             "meanwhile. Try again if the change is still wanted"
         )
+
+
+def outdate_merges(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
+    """Let merges that were prepared before this commit nothing: a repair has changed the rows that they would write.
+
+    :raises ConcurrentCommitError: others committed first, many times
+    """
+    folder = base_folder(table.keyspace, table.name)
+    for _ in _attempts(store, table):
+        base = read_snapshot(store, folder)
+        with suppress(ConcurrentCommitError):
+            append(store, folder, base, [], transactions={MERGE: base.version + 1}, now_ms=now_ms)
+            return
 
 
 def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, now_ms: int) -> None:

@@ -60,13 +60,13 @@ def stages(
 
     :param versions: to name with ``after``
     :param between: versions of tables in between, with their numbers, in the order in which they were made. One that
-        cannot be told, since other tables were not as they were then, is left out
+        cannot be told, since other tables were not as they were then, or that changes nothing, is left out
     """
     found: list[tuple[WholeSchema, Versions]] = []
     schema = replace(before, keyspaces={**before.keyspaces, **after.keyspaces})
     for table, number in between:
         step = _with_table(schema, table)
-        if step is not None:
+        if step is not None and whole_statements(schema, step):
             found.append((step, {table.keyspace: {table.full_name: number}}))
             schema = step
     found.append((after, {keyspace: dict(numbers) for keyspace, numbers in versions.items()}))

@@ -44,7 +44,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ReplicaMismatchError: the replica is of another table id, or cannot follow the table's schema yet
     """
     from ringsync.replica.base import base_folder, own_properties, replica_folder
-    from ringsync.replica.changes import check_base
+    from ringsync.replica.changes import check_base, outdate_merges
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
     from ringsync.replica.session import limit_batches, spark_session
@@ -108,6 +108,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             properties={"run_id": application.run},
             check=lambda: check_base(store, table, first),
         )
+        outdate_merges(store, table, int(clock() * 1000))
         comparison = compare(state())
         report = {
             **describe(comparison, plan),
