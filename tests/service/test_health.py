@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from ringsync.airflow_client import RunState, TaskState
+from ringsync.cluster.cluster import duration_ms
 from ringsync.config import Config
-from ringsync.service.checks import CheckError, Node, duration_ms, judge_nodes, tell_tables
+from ringsync.service.checks import CheckError, Node, judge_nodes, tell_tables
 from ringsync.service.command import wait_until_idle
 from ringsync.service.health import HOMELESS_MS, DagHealth, problems
 from ringsync.service.show import status_lines

@@ -317,7 +317,7 @@ def test_what_was_logged_before_cdc_was_switched_off_is_staged(
     assert (log.counts["not_cdc"] == 0) == was_followed
     assert bool(sync.store.list("cdc_ended/")) == was_followed
     # What is logged from now on is of a table without cdc.
-    log = sync.cycle()
+    log = sync.cycle(200)
     assert not sync.stager._is_kept(written(), set())
     cluster.without_cdc = ()
     assert sync.stager._is_kept(written(), {written().table_id})

@@ -13,6 +13,11 @@ from ringsync.ring.splits import SizeEstimate, combine_estimates
 
 PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 
+SYNC_PERIOD = ("commitlog_sync_period", "commitlog_sync_period_in_ms")
+"""The setting, as Cassandra 4.1 and later name it, and earlier versions."""
+
+_DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
 
 def read_ring(session: Session, keyspace: str) -> RingSnapshot:
     """Read the ring as one node of the cluster sees it now; the driver says which nodes are alive.
@@ -125,3 +130,20 @@ def read_settings(session: Session, host_id: str, names: Sequence[str]) -> dict[
     except (NoHostAvailable, DriverException, RequestExecutionException):
         return {}
     return settings
+
+
+def sync_period_ms(settings: Mapping[str, str]) -> int:
+    """Return the time between two syncs of a node's commit log, which make new changes readable, ms; 0: not known.
+
+    :param settings: the node's :data:`SYNC_PERIOD`
+    """
+    if text := settings.get("commitlog_sync_period"):
+        return duration_ms(text)
+    return int(settings.get("commitlog_sync_period_in_ms") or 0)
+
+
+def duration_ms(text: str) -> int:
+    """Convert one of Cassandra's durations, e.g. ``10s`` or ``1500ms``, to ms; 0: it is no duration."""
+    number = text.rstrip("dhms")
+    unit = _DURATIONS_MS.get(text[len(number) :])
+    return int(number) * unit if number.isdecimal() and unit else 0

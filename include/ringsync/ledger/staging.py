@@ -137,6 +137,7 @@ class StageCommit:
     :ivar counts: numbers of records and rows by outcome
     :ivar late: keys of files of late rows
     :ivar followed: whether the next commit was made; it may be removed by now
+    :ivar whole_at_ms: all that was synced at this moment is in earlier commits; 0: unknown
     """
 
     node: str
@@ -149,6 +150,7 @@ class StageCommit:
     blocks: tuple[Block, ...]
     late: tuple[str, ...] = ()
     followed: bool = False
+    whole_at_ms: int = 0
 
     @property
     def key(self) -> str:

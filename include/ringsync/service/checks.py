@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cassandra import DriverException, Unauthorized
 from cassandra.cluster import NoHostAvailable, Session
 
+from ringsync.cluster.cluster import SYNC_PERIOD, sync_period_ms
 from ringsync.cluster.session import ClusterError, connect, endpoint_of, explained_errors
 from ringsync.config import Config
 from ringsync.config.sync import DEFAULT_QUEUE, Sync
@@ -31,10 +32,9 @@ ANSWER_S = 10.0
 
 _SETTINGS = (
     *("cdc_enabled", "cdc_raw_directory", "cdc_block_writes", "cdc_total_space", "cdc_total_space_in_mb"),
-    *("commitlog_sync_period", "commitlog_sync_period_in_ms"),
+    *SYNC_PERIOD,
 )
 _NO_ANSWER = (NoHostAvailable, DriverException)
-_DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class CheckError(Exception):
@@ -61,10 +61,7 @@ class Node:
     @property
     def sync_period_ms(self) -> int:
         """Milliseconds between two syncs of the commit log, which make new changes readable; 0: not known."""
-        settings = self.settings or {}
-        if text := settings.get("commitlog_sync_period"):
-            return duration_ms(text)
-        return int(settings.get("commitlog_sync_period_in_ms") or 0)
+        return sync_period_ms(self.settings or {})
 
 
 def check_cluster(config: Config) -> list[str]:
@@ -317,10 +314,3 @@ def check_registry(config: Config) -> list[str]:
 
 CHECKS = {"cluster": check_cluster, "store": check_store, "kafka": check_kafka, "schema registry": check_registry}
 """Checks by what they look at."""
-
-
-def duration_ms(text: str) -> int:
-    """Convert one of Cassandra's durations, e.g. ``10s`` or ``1500ms``, to ms; 0: it is no duration."""
-    number = text.rstrip("dhms")
-    unit = _DURATIONS_MS.get(text[len(number) :])
-    return int(number) * unit if number.isdecimal() and unit else 0

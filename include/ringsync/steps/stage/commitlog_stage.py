@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringsync.changes.identity import TableVersion
-from ringsync.cluster.cluster import read_ring, read_settings
+from ringsync.cluster.cluster import SYNC_PERIOD, read_ring, read_settings, sync_period_ms
 from ringsync.cluster.schema import read_tables
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
@@ -105,6 +105,7 @@ class Stager:
         self._logged: tuple[TableSchema, ...] = ()
         self._versions: dict[str, TableVersion] = {}
         self._cdc_ended: CdcEnded | None = None
+        self._ended_ms: dict[str, int] = {}
         self._recalled: dict[str, TableVersion] = {}
         self._damaged: dict[str, str] = {}
         self._absent = AbsentTables()
@@ -193,8 +194,9 @@ class Stager:
         may have left segments in its own: they are read where its newest claim is.
         """
         known = get_place(self._store, log.node)
-        told = read_settings(self._session, log.node, ["cdc_enabled", "cdc_raw_directory"])
+        told = read_settings(self._session, log.node, ["cdc_enabled", "cdc_raw_directory", *SYNC_PERIOD])
         log.has_answered = bool(told)
+        log.sync_ms = sync_period_ms(told) or log.sync_ms
         log.captures = told.get("cdc_enabled") != "false" if told else known != Place(None)
         folder = self._config.sync.cdc_raw or told.get("cdc_raw_directory") or (known.folder if known else None)
         log.may_claim = log.captures if told else _is_new(folder, known)
@@ -233,7 +235,9 @@ class Stager:
         )
         readable = (table for table in self._logged if table.table_id not in self._damaged)
         logged = (*readable, *(version.table for version in (*gone, *waiting)))
-        task = StageTask(self._config, logged, kept, windows, frozenset(version.table_id for version in gone))
+        ids = frozenset(version.table_id for version in gone)
+        ended = {log.node: self._ended_before(log) & self._known() for log in self._logs.values()}
+        task = StageTask(self._config, logged, kept, windows, ids, ended)
         return self._run(task, work)
 
     def _run(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
@@ -272,11 +276,17 @@ class Stager:
             self._cdc_ended = CdcEnded(self._store)
         if table.table_id in with_cdc:
             self._cdc_ended.begins(table.table_id)
+            self._ended_ms.pop(table.table_id, None)
             return True
         ended_ms = self._cdc_ended.at_ms(table.table_id, _now_ms())
         if ended_ms is None:
             return False
-        return any(log.clear_at_ms <= ended_ms for log in self._logs.values() if log.captures or log.folder)
+        self._ended_ms[table.table_id] = ended_ms
+        return any(log.may_have(ended_ms) for log in self._logs.values())
+
+    def _ended_before(self, log: NodeLog) -> frozenset[str]:
+        """Return the ids of tables that lost cdc before anything was written that is not staged yet."""
+        return frozenset(table_id for table_id, ended_ms in self._ended_ms.items() if not log.may_have(ended_ms))
 
     def _followed(self, tables: Sequence[TableSchema]) -> list[TableVersion]:
         """Return the versions of followed tables. One whose version is damaged is left out, and unknown to the reader:
@@ -321,7 +331,8 @@ class Stager:
         gone for good is for ``bucket_close`` to find out. Of all others, rows can only be read once they are gone: one
         that is not followed may be new, on a node that is behind.
         """
-        self._gone = self._absent.look(table_ids, self._table_ids)
+        missed = table_ids.union(*(log.missed_tables() for log in self._logs.values()))
+        self._gone = self._absent.look(missed, self._table_ids)
         new: dict[str, TableVersion] = {}
         for table_id in table_ids - self._recalled.keys() - (self._damaged.keys() & self._known()):
             try:

@@ -35,6 +35,12 @@ FIRST_WAIT_MS, LONGEST_WAIT_MS = 2_000, 60_000
 SCHEMA_WAIT_MS = 3_000
 """So soon at the latest, for a minute, if the schema lacks something of a record."""
 
+UNKNOWN_SYNC_MS = 60_000
+"""Taken for the ``commitlog_sync_period`` of a node that does not tell it; Cassandra's default is 10 s."""
+
+SYNC_MARGIN_MS = 10_000
+"""What a sync may take, and what clocks may differ."""
+
 SEEN_EVERY_MS = 1_000
 """Least time between two notes of a log's end, which tell later which moments are wholly staged."""
 
@@ -47,12 +53,14 @@ class Doubt:
 
     :ivar since_ms: time of the first failure
     :ivar again_ms: time of the next try
+    :ivar unknown_tables: ids of tables that the schema does not have
     """
 
     reason: str
     since_ms: int
     again_ms: int
     attempts: int = 1
+    unknown_tables: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -68,6 +76,8 @@ class NodeLog:
     :ivar doubts: segments that could not be read, by id
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment is staged, but for what cannot be read
+    :ivar whole_at_ms: all that was synced at this moment is staged, without exception
+    :ivar sync_ms: so long after a write, at the longest, it is synced
     :ivar is_known: whether it was found out how far the log is staged
     :ivar has_answered: whether the node itself has said where its ``cdc_raw`` is
     :ivar captures: whether the node captures changes, as far as is known
@@ -94,6 +104,8 @@ class NodeLog:
     counts: Counter[str] = field(default_factory=Counter)
     backlog: int = 0
     clear_at_ms: int = 0
+    whole_at_ms: int = 0
+    sync_ms: int = UNKNOWN_SYNC_MS
     is_known: bool = False
     has_answered: bool = False
     captures: bool = True
@@ -139,6 +151,7 @@ class NodeLog:
         if keys := commit_keys(store, self.node):
             last = get_commit(store, keys[-1])
             self.number, self.ends, self.finished = last.number, dict(last.ends), dict(last.finished)
+            self.whole_at_ms = last.whole_at_ms
         old = [identity for identity, at in self.finished.items() if at < now_ms - REMEMBERED_S * 1000]
         # Another process may just have done so; the next run looks again.
         with suppress(AlreadyExistsError, VersionMismatchError):
@@ -267,7 +280,8 @@ class NodeLog:
                 "nodes that are up disagree (nodetool describecluster): read again soon"
             )
         if reason:
-            self._doubt(part.segment_id, reason, now_ms, is_schema=unsure or disagree)
+            doubt = self._doubt(part.segment_id, reason, now_ms, is_schema=unsure or disagree)
+            doubt.unknown_tables = staged.unknown_tables
             return False
         if staged.damage or staged.unknown_columns:
             what = staged.damage or "a record names a column that its table does not have in the schema"
@@ -312,6 +326,7 @@ class NodeLog:
             counts=dict(counts),
             blocks=tuple(block for result in staged for block in result.blocks),
             late=tuple(key for result in staged for key in result.late),
+            whole_at_ms=self.whole_at_ms,
         )
 
     def take(self, commit: StageCommit) -> None:
@@ -333,16 +348,31 @@ class NodeLog:
         """Find up to which moment everything is staged, but for segments that were long in doubt."""
         if self.error is not None or self.failure is not None:
             return
-        waiting = [
-            (identity, self.ends.get(identity, 0))
+        unstaged = {
+            identity: at
             for identity, (_, synced) in self._parts.items()
-            if identity not in self.finished
-            and self.ends.get(identity, 0) < synced
-            and not (identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS)
-        ]
+            if identity not in self.finished and (at := self.ends.get(identity, 0)) < synced
+        }
+        waiting = [place for place in unstaged.items() if not self._was_long_in_doubt(place[0], now_ms)]
         first = min(waiting, default=(_COMPLETE, 0))
         while self._seen and self._seen[0][1] <= first:
             self.clear_at_ms = self._seen.pop(0)[0]
+        if len(waiting) == len(unstaged) and not self.doubts:
+            self.whole_at_ms = max(self.whole_at_ms, self.clear_at_ms)
+
+    def _was_long_in_doubt(self, identity: int, now_ms: int) -> bool:
+        return identity in self.doubts and now_ms - self.doubts[identity].since_ms >= PATIENCE_MS
+
+    def may_have(self, moment_ms: int) -> bool:
+        """Tell whether something that was written before a moment may not be staged yet.
+
+        :param moment_ms: ms since the epoch
+        """
+        return self.whole_at_ms <= moment_ms + self.sync_ms + SYNC_MARGIN_MS
+
+    def missed_tables(self) -> frozenset[str]:
+        """Return the ids of unknown tables that hold up some of the log."""
+        return frozenset().union(*(doubt.unknown_tables for doubt in self.doubts.values()))
 
     def status(self) -> dict[str, Any]:
         """Return the status of the node, for ``cdcservice status``."""

@@ -133,6 +133,8 @@ class StageTask:
     :ivar logged: all tables of the schema: a mutation may have any
     :ivar kept: the followed tables; rows of all others count as ``not_cdc``
     :ivar gone: ids of dropped tables in ``logged``: their rows are counted
+    :ivar ended: ids of tables in ``kept`` that had no cdc any more when these parts of a node's log were written, by
+        host id
     """
 
     config: Config
@@ -140,6 +142,7 @@ class StageTask:
     kept: tuple[StagedTable, ...]
     windows: Windows
     gone: frozenset[str] = frozenset()
+    ended: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def __call__(self, works: Iterable[StageWork]) -> Iterator[Staged]:
         config = self.config
@@ -233,7 +236,9 @@ class _Files:
         self._store = store
         self._work = work
         self._name = name
-        self._tables = {bytes.fromhex(table.version.table_id): number for number, table in enumerate(self._task.kept)}
+        ended = task.ended.get(work.node, frozenset())
+        ids = [table.version.table_id for table in task.kept]
+        self._tables = {bytes.fromhex(one): number for number, one in enumerate(ids) if one not in ended}
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = defaultdict(list)
         self._rows = self._of_dropped = 0
         self.blocks: list[staging.Block] = []
