@@ -16,12 +16,14 @@ import pytest
 from ringsync.changes.identity import TableVersion
 from ringsync.cql.types import Native
 from ringsync.ledger.layout import check_layout
+from ringsync.ledger.schema_changes import change_numbers
 from ringsync.ledger.table_versions import (
-    CdcEnded,
+    CdcBegun,
     TableVersionError,
     history_of,
     latest_version,
     lost_version,
+    names_of_versions,
     next_version,
     take_over,
     version_document,
@@ -299,8 +301,8 @@ def test_a_table_counts_as_followed_before_in_either_layout(tmp_path: Path) -> N
     earlier_layout(store, table("v", table_id=SECOND))
     odd = replace(table("v", table_id="d" * 32), keyspace="c" * 32)
     version_of(store, odd)
-    ended = CdcEnded(store)
-    assert [ended.at_ms(one * 32, 7) for one in "abcde"] == [7, 7, None, 7, None]
+    begun = CdcBegun(store)
+    assert [one for one in "abcde" if one * 32 in begun] == ["a", "b", "d"]
 
 
 def test_a_table_that_only_has_a_history_was_never_followed(tmp_path: Path) -> None:
@@ -309,9 +311,9 @@ def test_a_table_that_only_has_a_history_was_never_followed(tmp_path: Path) -> N
     check_layout(store)
     version_of(store, table("v", table_id=SECOND))
     version_of(store, table("v", table_id="c" * 32))
-    CdcEnded(store).begins("c" * 32)
-    ended = CdcEnded(store)
-    assert [ended.at_ms(one * 32, 7) for one in "abc"] == [7, None, 7]
+    CdcBegun(store).begins("c" * 32)
+    begun = CdcBegun(store)
+    assert [one for one in "abc" if one * 32 in begun] == ["a", "c"]
 
 
 class Sleeper(LocalStore):
@@ -418,16 +420,13 @@ def test_a_version_is_found_when_its_place_is_lost(tmp_path: Path) -> None:
     assert lost_version(store, "0" * 32) is None
 
 
-def test_a_mark_that_cannot_be_read_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It stopped the stage of all nodes."""
+def test_objects_beside_versions_are_no_versions(tmp_path: Path) -> None:
+    """Somebody set a damaged version aside: no table of the cluster had a plan, and no log was staged."""
     store = LocalStore(tmp_path)
-    for one in "ab":
-        CdcEnded(store).begins(one * 32)
-        assert CdcEnded(store).at_ms(one * 32, 7) == 7
-    store.put(f"cdc_ended/{'a' * 32}.json", b"{")
-    ended = CdcEnded(store)
-    assert [ended.at_ms(one * 32, 9) for one in "ab"] == [9, 7]
-    assert "cannot be read" in capsys.readouterr().out
-    assert CdcEnded(store).at_ms("a" * 32, 11) == 9
-    ended.begins("a" * 32)
-    assert CdcEnded(store).at_ms("a" * 32, 12) == 12
+    version_of(store, table("v"))
+    for name in ("000001.json.damaged", "000001.json~", "notes.json", "1.json"):
+        store.put(f"schemas/shop.t/{name}", b"{}")
+        store.put(f"schema_changes/{name.replace('1.json', 'x.json')}", b"{}")
+    assert version_of(store, table("v", "w")).number == 2
+    assert names_of_versions(store) == {"shop.t": [1, 2]}
+    assert change_numbers(store) == []

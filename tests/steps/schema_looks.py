@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ringsync.cluster.whole_schema import NodeSchema, Reading
+from ringsync.cluster.node import NodeSchema
+from ringsync.cluster.whole_schema import Reading
 from ringsync.schema.description import from_description, resolve_user_types
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.schema.whole import Keyspace, WholeSchema

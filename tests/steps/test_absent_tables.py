@@ -55,11 +55,13 @@ class Cluster:
         self.now = float(START)
         self.there_at, self.gone_at, self.plan_s = 0.0, float("inf"), 0.0
         self.reads: list[float] = []
+        self.agrees = True
         monkeypatch.setattr(time, "time", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         for module in (bucket_close, late_pass):
             monkeypatch.setattr(module, "plan_of", self._plan)
             monkeypatch.setattr(module, "read_tables", self._schema)
+            monkeypatch.setattr(module, "Agreement", lambda *_: lambda: self.agrees)
 
     @property
     def seconds(self) -> float:
@@ -162,3 +164,15 @@ def test_staged_rows_are_kept_where_two_readings_follow_each_other(
     assert closer.problems()["rows_of_dropped_tables"] == {}
     cluster.until(300, 60, closer.cycle)
     assert closer.problems()["rows_of_dropped_tables"] == {TABLE.table_id: ROWS}
+
+
+def test_nothing_is_gone_while_nodes_disagree(cluster: Cluster) -> None:
+    """A node that had not heard of a new table for a minute had its rows removed."""
+    cluster.gone_at, cluster.agrees = 0, False
+    late, key = cluster.late_rows(), put_rows(cluster)
+    cluster.until(400, 10, late.cycle)
+    assert late.counts["of_dropped_tables"] == 0
+    assert cluster.store.stat(key) is not None
+    cluster.agrees = True
+    cluster.until(600, 10, late.cycle)
+    assert late.counts["of_dropped_tables"] == ROWS

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from ringsync.cluster.schema import NodeTables
 from ringsync.config import load_config
 from ringsync.images.from_changes import row_images_of
 from ringsync.ledger.staging import Block, Bucket, Place
@@ -54,11 +55,9 @@ def planned(lake: Lake, monkeypatch: pytest.MonkeyPatch, nodes: tuple[Host, ...]
     monkeypatch.setattr(sync_plan, "read_hosts", lambda session: nodes)
     monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema(()))
 
-    class Session:
-        def execute(self, text: str) -> list[Any]:
-            return []
-
-    plan = make_plan(lake.store, load_config(lake.conf), Session(), Bucket(0, 60_000))
+    monkeypatch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(frozenset(), frozenset(), {}))
+    monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
+    plan = make_plan(lake.store, load_config(lake.conf), None, Bucket(0, 60_000))
     plan = SyncPlan.from_json(replace(plan, replications={"shop": BOTH}).to_json())
     return ranked(plan.ring("shop"))
 

@@ -60,9 +60,11 @@ class Cluster:
             "close", str(lake.conf), load_config(lake.conf), lake.store, None, "run", argparse.Namespace()
         )
         self.there: tuple[str, ...] = ()
+        self.agrees = True
         self.planned: tuple[str, ...] | None = None
         for module in (bucket_close, late_pass):
             monkeypatch.setattr(module, "read_tables", self._schema)
+            monkeypatch.setattr(module, "Agreement", lambda *_: lambda: self.agrees)
             monkeypatch.setattr(module, "plan_of", self._plan)
             monkeypatch.setattr(module, "read_ring", lambda session, keyspace: RING.ring)
         monkeypatch.setattr(Closer, "_close_buckets", lambda closer, plan, now_ms: None)

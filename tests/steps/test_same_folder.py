@@ -403,16 +403,6 @@ def test_who_has_lost_the_claim_of_a_node_that_cannot_be_asked_is_told_what_to_d
     assert (nodes.why(worker, HOST), another.exists()) == ("", False)
 
 
-def test_a_node_that_captures_nothing_keeps_no_table_that_has_lost_cdc(nodes: Nodes) -> None:
-    nodes.hosts, nodes.idle = (HOST, WELL), {WELL.id}
-    nodes.cycle_once()
-    table = next(table for table in TABLES if nodes.stager._is_kept(table, {table.table_id}))
-    assert nodes.stager._is_kept(table, set())
-    for _ in range(10):
-        nodes.cycle_once(61)
-    assert not nodes.stager._is_kept(table, set())
-
-
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_claim_whose_writing_was_cut_off_is_made_again(nodes: Nodes, mine: bool) -> None:
     """By a kill, or a full disk: it was taken for a claim, and its node was not read any more."""

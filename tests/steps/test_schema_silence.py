@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from cassandra import InvalidRequest
 
-from ringsync.cluster.whole_schema import SILENT_S, UNKNOWN_S, Silence, node_schema, one_node
+from ringsync.cluster.node import node_schema, one_node
+from ringsync.cluster.whole_schema import SILENT_S, UNKNOWN_S, Silence
 
 NEAR, FAR = "10.0.0.1", "10.9.0.1"
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from cassandra.cluster import NoHostAvailable
 
 from ringsync.changes.columns import logged_tables
 from ringsync.cluster.schema import SYSTEM_KEYSPACES
@@ -24,13 +25,13 @@ from ringsync.ledger.staging import Bucket, encode_rows
 from ringsync.ledger.table_versions import take_over_followed, version_of
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.from_cql import parse_schema
-from ringsync.schema.table import Schema, TableSchema
+from ringsync.schema.table import Schema, TableSchema, UnreadableTable
 from ringsync.service.health import problems
 from ringsync.state.session import RETRY_DELAYS_S, StateError
 from ringsync.status import STALE_AFTER_S
 from ringsync.steps import absent_tables
 from ringsync.steps.application import ExitCode
-from ringsync.steps.stage import commitlog_stage, stage_task
+from ringsync.steps.stage import commitlog_stage, schemas, stage_task
 from ringsync.steps.stage.commitlog_stage import Stager
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows, stage
@@ -66,27 +67,49 @@ class OneByOne:
 
 
 class Cluster:
-    """What nodes say of the schema: that which answers ``read_tables`` may be behind.
+    """What nodes say of the schema: the one that is asked may be behind.
 
     :ivar known: tables of the schema as it is read
     :ivar there: tables that there are
-    :ivar other: the node that has the schema ``others``
-    :ivar without_cdc: those of them that have no cdc
+    :ivar others: schema version of another node, which is ``up`` or not
+    :ivar without_cdc: tables that have no cdc
+    :ivar altered_s: when all tables were altered last
+    :ivar can_be_asked: whether the nodes of the queue can be asked themselves
     """
 
     def __init__(self, known: tuple[TableSchema, ...], there: tuple[TableSchema, ...]) -> None:
         self.known, self.there, self.version, self.others = known, there, 1, 1
-        self.other = HOST.id
+        self.up = self.can_be_asked = True
         self.without_cdc: tuple[TableSchema, ...] = ()
+        self.altered_s = NOW_S - 1
+        hosts = [SimpleNamespace(host_id=host, is_up=self.up, address="", broadcast_address="") for host in ("a", "b")]
+        other = SimpleNamespace(host_id="c", is_up=True, address="10.0.0.9", broadcast_address="10.0.0.9")
+        self.other = other
+        self.cluster = SimpleNamespace(metadata=SimpleNamespace(all_hosts=lambda: [*hosts, other]))
 
-    def execute(self, query: str) -> Any:
+    def get_pool_state(self) -> dict[Any, Any]:
+        return {}
+
+    def execute(self, query: str, parameters: Any = None, host: Any = None) -> Any:
+        if host is not None and not self.can_be_asked:
+            raise NoHostAvailable("not connected", {})
         if "system.local" in query:
-            return SimpleNamespace(one=lambda: SimpleNamespace(schema_version=self.version))
+            local = SimpleNamespace(schema_version=self.version, broadcast_address="10.0.0.1")
+            return SimpleNamespace(one=lambda: local)
         if "system.peers" in query:
-            return [SimpleNamespace(schema_version=self.others, host_id=self.other)]
-        if "views" in query:
+            self.other.is_up = self.up
+            return [SimpleNamespace(schema_version=self.others, peer="10.0.0.9")]
+        if "views" in query or "gossip" in query:
             return []
-        return [SimpleNamespace(id=UUID(table.table_id), cdc=table not in self.without_cdc) for table in self.there]
+        written = int(self.altered_s * 1e6)
+        return [
+            SimpleNamespace(id=UUID(table.table_id), cdc=table not in self.without_cdc, altered_us=written)
+            for table in self.there
+        ]
+
+    def alter(self, moment_s: float, without_cdc: tuple[TableSchema, ...]) -> None:
+        self.without_cdc, self.altered_s = without_cdc, moment_s
+        self.version = self.others = self.version + 1
 
 
 class Sync:
@@ -122,8 +145,10 @@ class Sync:
 
         patch.setattr(commitlog_stage, "plan_of", plan_of)
         patch.setattr(commitlog_stage, "read_settings", lambda *_: {"cdc_enabled": "true"})
-        patch.setattr(commitlog_stage, "read_tables", lambda session: Schema(cluster.known))
-        patch.setattr(commitlog_stage, "time", SimpleNamespace(time=lambda: self.now_s))
+        self.unreadable: tuple[UnreadableTable, ...] = ()
+        patch.setattr(schemas, "read_tables", lambda session: Schema(cluster.known, self.unreadable))
+        clock = SimpleNamespace(time=lambda: self.now_s, monotonic=lambda: self.now_s)
+        patch.setattr(commitlog_stage, "time", clock)
         patch.setattr(absent_tables, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         assert interval_at(int(NOW_S * 1000), 60_000)
         options = SimpleNamespace(queue="default")
@@ -218,7 +243,7 @@ def test_a_table_that_a_node_does_not_know_yet_is_waited_for(tmp_path: Path, mon
     assert sync.segment.exists()
     assert (log.number, sync.errors) == (0, 0)
     assert "the schema does not have the table of a record" in log.status()["error"]
-    cluster.known, cluster.others = TABLES, 1
+    cluster.known, cluster.version = TABLES, 2
     log = sync.cycle(10)
     assert (log.counts["of_dropped_tables"], sync.errors, log.status()["error"]) == (0, 0, None)
     assert log.counts["rows"] == log.counts["staged"] + log.counts["repeated"] + log.counts["not_cdc"] > 0
@@ -232,9 +257,6 @@ def test_rows_of_a_followed_table_that_was_dropped_are_staged(tmp_path: Path, mo
     assert (log.number, sync.errors, log.status()["error"]) == (1, 0, None)
     assert log.counts == everything
     assert not sync.segment.exists()
-    # The table is there after all, on a node that is not behind: it was never taken for one that has lost its cdc.
-    sync.stager._is_kept(written(), {written().table_id})
-    assert not sync.store.list("cdc_ended/")
 
 
 def test_a_dropped_table_whose_version_is_damaged_is_waited_for(
@@ -301,27 +323,6 @@ def test_who_stages_the_same_again_replaces_no_file_of_who_did_so_before(
         assert first.counts["staged" if windows is in_time else "late"] > 0
         assert not set(first.files) & set(second.files)
         assert all(sync.store.stat(key) for key in (*first.files, *second.files))
-
-
-@pytest.mark.parametrize("was_followed", [True, False])
-def test_what_was_logged_before_cdc_was_switched_off_is_staged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_followed: bool
-) -> None:
-    """Its rows were counted as of a table without cdc, and their segment was removed."""
-    cluster = Cluster(TABLES, TABLES)
-    cluster.without_cdc = (written(),)
-    sync = Sync(tmp_path, cluster, monkeypatch)
-    if not was_followed:
-        sync.store.delete(f"schemas/{written().table_id}.json")
-    log = sync.cycle()
-    assert (log.counts["not_cdc"] == 0) == was_followed
-    assert bool(sync.store.list("cdc_ended/")) == was_followed
-    # What is logged from now on is of a table without cdc.
-    log = sync.cycle(200)
-    assert not sync.stager._is_kept(written(), set())
-    cluster.without_cdc = ()
-    assert sync.stager._is_kept(written(), {written().table_id})
-    assert not sync.store.list("cdc_ended/")
 
 
 def break_commit(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:

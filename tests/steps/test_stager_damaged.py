@@ -13,7 +13,8 @@ from ringsync.schema.table import TableSchema
 from ringsync.steps.stage import commitlog_stage
 from ringsync.steps.stage.node_log import PATIENCE_MS
 from ringsync.steps.sync_plan import SyncPlan, SyncTable
-from tests.steps.test_stager import HOST, TABLES, WELL, Cluster, Sync, written
+from tests.steps.test_stager import HOST, NOW_S, TABLES, WELL, Cluster, Sync, written
+from tests.steps.test_stager_cdc_off import index_of
 
 
 def damage(sync: Sync, table: TableSchema, patch: pytest.MonkeyPatch) -> tuple[str, bytes]:
@@ -62,3 +63,26 @@ def test_a_node_whose_log_has_no_row_of_the_table_goes_on(tmp_path: Path, monkey
     log = sync.cycle()
     assert (log.number, log.counts["staged"] > 0, log.status()["error"]) == (1, True, None)
     assert HOST.id in sync.stager.status()
+
+
+def test_a_table_that_lost_cdc_long_ago_holds_up_only_nodes_that_may_have_rows_from_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one node could not be read whole, the damaged version held up the others, too."""
+    cluster = Cluster(TABLES, TABLES)
+    cluster.without_cdc, cluster.altered_s = (written(),), NOW_S - 14 * 86400
+    sync = Sync(tmp_path, cluster, monkeypatch)
+    well = index_of(sync.add_well(monkeypatch))
+    index, waiting = index_of(sync.segment), well.read_text()
+    index.unlink()
+    well.write_text("nothing that can be read")
+    for _ in range(3):
+        sync.cycle(20)
+    damage(sync, written(), monkeypatch)
+    sync.stager._versions.clear()
+    index.write_text(waiting)
+    log = sync.cycle()
+    assert (log.number, log.counts["not_cdc"] > 0, log.status()["error"]) == (1, True, None)
+    well.write_text(waiting)
+    sync.cycle(PATIENCE_MS / 1000)
+    assert sync.stager._logs[WELL.id].number == 0

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.schema import NodeTables
 from ringsync.ledger.staging import Bucket
-from ringsync.ledger.table_versions import version_of
+from ringsync.ledger.table_versions import CdcBegun, version_of
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.table import Schema
 from ringsync.steps import sync_plan
@@ -31,10 +32,13 @@ def test_a_table_whose_history_is_damaged_is_left_out_with_the_reason(
     monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema((TABLE, other)))
     monkeypatch.setattr(sync_plan, "read_hosts", lambda session: (HOST,))
     monkeypatch.setattr(sync_plan, "read_replications", lambda session, names: dict.fromkeys(names, SIMPLE))
-    with_cdc = [SimpleNamespace(id=SimpleNamespace(hex=table.table_id), cdc=True) for table in (TABLE, other)]
+    ids = frozenset((TABLE.table_id, other.table_id))
+    monkeypatch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(ids, ids, {}))
+    monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
     sync = SimpleNamespace(datacenters=(), follows=lambda name: True, bucket_by_of=lambda name: "time")
     config: Any = SimpleNamespace(sync=sync, server_name="test")
-    session: Any = SimpleNamespace(execute=lambda query: with_cdc)
-    plan = sync_plan.make_plan(store, config, session, Bucket(0, 60_000))
+    plan = sync_plan.make_plan(store, config, None, Bucket(0, 60_000))
     assert [table.schema for table in plan.tables] == [other]
     assert "000001.json cannot be read" in plan.left_out[TABLE.full_name]
+    # What is logged while it is planned is kept, though its cdc may be off before anything is staged.
+    assert other.table_id in CdcBegun(store)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ringsync.cluster.node import ask_one
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlTypeError, UserType
 from ringsync.schema.description import build_table, resolve_user_types, user_types_of
@@ -39,15 +40,20 @@ _OF_TABLE = " WHERE keyspace_name = %s AND table_name = %s"
 
 
 def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
-    """Read a table's schema, its user-defined types resolved.
+    """Read a table's schema, its user-defined types resolved, as one node has it.
 
-    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
+    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory, or a node
     :raises SchemaError: there is no such table, or it is a view, in a system keyspace, or has COMPACT STORAGE
     :raises CqlTypeError: this version does not know the type of a column
+    :raises ChangingSchemaError: the schema changes all the time
     """
     name = f"{printable(keyspace)}.{printable(table)}"
     if keyspace in SYSTEM_KEYSPACES:
         raise SchemaError(f"{name}: keyspace {keyspace} belongs to Cassandra itself and has no replica; name your own")
+    return ask_one(session, lambda node: _read_table(node, keyspace, table, name))
+
+
+def _read_table(session: Any, keyspace: str, table: str, name: str) -> TableSchema:
     header = session.execute(f"SELECT id, flags FROM system_schema.tables{_OF_TABLE}", (keyspace, table)).one()
     if header is None:
         raise _explain_missing(session, keyspace, table)
@@ -65,22 +71,60 @@ def read_table(session: Any, keyspace: str, table: str) -> TableSchema:
 
 
 def read_tables(session: Any) -> Schema:
-    """Read all tables and materialised views, Cassandra's own included: a commit log has mutations of all of them.
+    """Read all tables and materialised views as one node has them, Cassandra's own included: a commit log has mutations
+    of all of them.
 
     A table with COMPACT STORAGE is read with the columns of ``system_schema``, some of which no SELECT shows.
 
-    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
+    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory, or a node
+    :raises ChangingSchemaError: the schema changes all the time
     """
+    return ask_one(session, tables_of)
+
+
+@dataclass(frozen=True)
+class NodeTables:
+    """The tables of one node, as it says itself.
+
+    :ivar ids: ids of all tables and views
+    :ivar with_cdc: ids of the tables with ``cdc``
+    :ivar altered_ms: when the tables were altered last, which may have switched ``cdc`` off, ms since the epoch, by id.
+        A node with ``cdc_enabled: false`` does not tell it: it knows nothing of ``cdc``
+    """
+
+    ids: frozenset[str]
+    with_cdc: frozenset[str]
+    altered_ms: Mapping[str, int]
+
+
+def read_node_tables(node: Any) -> NodeTables:
+    """Ask a node for its tables. Each ALTER TABLE writes all of a table's properties again (C: SchemaKeyspace.
+    addTableParamsToRowBuilder), also those that it leaves as they are.
+
+    :param node: a node (:class:`ringsync.cluster.node.Node`)
+    """
+    query = "SELECT id, cdc, writetime(gc_grace_seconds) AS altered_us FROM system_schema.tables"
+    tables = list(node.execute(query))
+    views = node.execute("SELECT id FROM system_schema.views")
+    return NodeTables(
+        frozenset(row.id.hex for rows in (tables, views) for row in rows),
+        frozenset(row.id.hex for row in tables if row.cdc),
+        {row.id.hex: row.altered_us // 1000 for row in tables if row.cdc is not None and row.altered_us},
+    )
+
+
+def tables_of(node: Any) -> Schema:
+    """Read what :func:`read_tables` reads, of a node whose schema does not change meanwhile."""
     columns, user_types, dropped = defaultdict(list), defaultdict(list), defaultdict(list)
-    for row in session.execute(_COLUMNS):
+    for row in node.execute(_COLUMNS):
         columns[row.keyspace_name, row.table_name].append(row)
-    for row in session.execute(_USER_TYPES):
+    for row in node.execute(_USER_TYPES):
         user_types[row.keyspace_name].append(row)
-    for row in session.execute(_select_dropped(columns["system_schema", "dropped_columns"])):
+    for row in node.execute(_select_dropped(columns["system_schema", "dropped_columns"])):
         dropped[row.keyspace_name, row.table_name].append(row)
     headers = [
-        *session.execute("SELECT keyspace_name, table_name AS name, id FROM system_schema.tables"),
-        *session.execute("SELECT keyspace_name, view_name AS name, id FROM system_schema.views"),
+        *node.execute("SELECT keyspace_name, table_name AS name, id FROM system_schema.tables"),
+        *node.execute("SELECT keyspace_name, view_name AS name, id FROM system_schema.views"),
     ]
     tables, unreadable = [], []
     resolved: dict[str, Mapping[str, UserType]] = {}

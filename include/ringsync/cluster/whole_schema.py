@@ -1,26 +1,21 @@
 """A reading of all users' keyspaces that is whole: from one node, with no change in between.
 
-Each node has its own ``system_schema``, and for a moment after a change nodes have different ones. A reading takes
-several queries. So one node is asked, before and after, for its schema version, a digest of all that it knows.
+A reading takes several queries. So one node is asked, before and after, for its schema version, a digest of all that it
+knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from cassandra import DriverException
-from cassandra.cluster import NoHostAvailable
-
-from ringsync.cluster.schema import SYSTEM_KEYSPACES, read_tables
+from ringsync.cluster.node import NO_ANSWER, ChangingSchemaError, Node, NodeSchema, ask_one, node_schema, one_node
+from ringsync.cluster.schema import SYSTEM_KEYSPACES, tables_of
 from ringsync.cql.types import CqlTypeError, UserType
 from ringsync.schema.description import resolve_user_types
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.schema.whole import Keyspace, TableName, WholeSchema
-
-ATTEMPTS = 3
-"""Readings of a schema that changes meanwhile; then the next poll tries again."""
 
 SILENT_S = 60.0
 """Time without a heartbeat in Cassandra's gossip after which a node is not waited for. Cassandra itself takes some
@@ -28,25 +23,6 @@ SILENT_S = 60.0
 
 UNKNOWN_S = 300.0
 """The same where nobody says whether a node is alive: Cassandra 4.0 shows no gossip."""
-
-
-@dataclass(frozen=True)
-class NodeSchema:
-    """What one node says about the schema versions of all nodes.
-
-    :ivar version: its own version
-    :ivar node: its address
-    :ivar others: versions of the other nodes that it knows as members, by address, where they differ
-    """
-
-    version: str
-    node: str
-    others: dict[str, str]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether all nodes have the same schema."""
-        return not self.others
 
 
 @dataclass(frozen=True)
@@ -63,61 +39,6 @@ class Reading:
     views: tuple[TableSchema, ...]
     unreadable: tuple[UnreadableTable, ...]
     unreadable_types: dict[str, str]
-
-
-class Node(Protocol):
-    """A node that is asked.
-
-    :ivar down: addresses of nodes that are down: nobody waits for their agreement
-    :ivar up: addresses of nodes to which the driver is connected. Of all others it only knows what it is told
-    """
-
-    down: frozenset[str]
-    up: frozenset[str]
-
-    def execute(self, query: str, parameters: Any = None) -> Any:
-        """Execute a query on the node."""
-
-
-class OneNode:
-    """Asks one node only.
-
-    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
-    :param host: the driver's host; None: as the session chooses
-    """
-
-    def __init__(
-        self, session: Any, host: Any, down: frozenset[str] = frozenset(), up: frozenset[str] = frozenset()
-    ) -> None:
-        self._session, self._host, self.down, self.up = session, host, down, up
-
-    def execute(self, query: str, parameters: Any = None) -> Any:
-        """Execute a query on the node."""
-        return self._session.execute(query, parameters, host=self._host)
-
-
-def one_node(session: Any) -> OneNode:
-    """Choose a node to which the session is connected."""
-    hosts = list(session.get_pool_state())
-    up = [host for host in hosts if host.is_up]
-    down = (host for host in session.cluster.metadata.all_hosts() if host.is_up is False)
-    return OneNode(session, next(iter(up or hosts), None), _addresses(down), _addresses(up))
-
-
-def _addresses(hosts: Iterable[Any]) -> frozenset[str]:
-    return frozenset(str(address) for host in hosts for address in (host.address, host.broadcast_address))
-
-
-def node_schema(node: Node) -> NodeSchema:
-    """Ask a node for the schema versions that it knows."""
-    own = node.execute("SELECT schema_version, broadcast_address FROM system.local").one()
-    peers = node.execute("SELECT peer, schema_version FROM system.peers")
-    others = {
-        str(row.peer): str(row.schema_version)
-        for row in peers
-        if row.schema_version not in (None, own.schema_version) and str(row.peer) not in node.down
-    }
-    return NodeSchema(str(own.schema_version), str(own.broadcast_address), others)
 
 
 class Silence:
@@ -146,31 +67,50 @@ class Silence:
         return replace(at, others={address: at.others[address] for address in at.others.keys() - silent})
 
 
+class Agreement:
+    """Tells whether all nodes have the same schema, but for those that are down or silent.
+
+    :param session: a ``cassandra.cluster.Session``
+    :param now: the time, s
+    """
+
+    def __init__(self, session: Any, now: Callable[[], float]) -> None:
+        self._session = session
+        self._silence = Silence(now)
+
+    def __call__(self) -> bool:
+        """Ask a node; False also if it does not answer."""
+        try:
+            node = one_node(self._session)
+            return self._silence.ignored(node, node_schema(node)).agrees
+        except NO_ANSWER:
+            return False
+
+
 def _heartbeats(node: Node) -> dict[str, tuple[int, int]]:
     """Ask a node for the last heartbeat that it got from each node; empty: it does not say."""
     try:
         rows = node.execute("SELECT address, generation, heartbeat FROM system_views.gossip_info")
         return {str(row.address): (row.generation or 0, row.heartbeat or 0) for row in rows}
-    except (NoHostAvailable, DriverException):
+    except NO_ANSWER:
         return {}
 
 
 def read_whole_schema(node: Node, own_keyspaces: Collection[str] = ()) -> Reading | None:
     """Read all users' keyspaces; None: they change all the time.
 
-    :param node: a node (:class:`OneNode`)
+    :param node: a node (:class:`ringsync.cluster.node.OneNode`)
     :param own_keyspaces: further keyspaces that are not users'
     """
-    for _ in range(ATTEMPTS):
-        before = node_schema(node)
-        reading = _read(node, before, SYSTEM_KEYSPACES | {*own_keyspaces})
-        if node_schema(node).version == before.version:
-            return reading
-    return None
+    hidden = SYSTEM_KEYSPACES | {*own_keyspaces}
+    try:
+        return ask_one(node, lambda node: _read(node, node_schema(node), hidden))
+    except ChangingSchemaError:
+        return None
 
 
 def _read(node: Node, at: NodeSchema, hidden: Collection[str]) -> Reading:
-    everything = read_tables(node)
+    everything = tables_of(node)
     views = {(row.keyspace_name, row.view_name) for row in _rows(node, "keyspace_name, view_name", "views")}
     keyspaces = {
         row.keyspace_name: Keyspace(row.keyspace_name, tuple(sorted(row.replication.items())), row.durable_writes)

@@ -48,10 +48,7 @@ def choose_tables(schema: Schema, names: Sequence[tuple[str, str]]) -> Tables:
         if table.keyspace not in SYSTEM_KEYSPACES or (table.keyspace, table.name) in names
     }
     shown = frozenset(i for i, table in by_id.items() if not names or (table.keyspace, table.name) in names)
-    unreadable = {
-        table.table_id: f"of {printable(table.keyspace)}.{printable(table.name)}, which {table.reason}"
-        for table in schema.unreadable
-    }
+    unreadable = {table.table_id: f"of {table.full_name}, which {table.reason}" for table in schema.unreadable}
     return Tables(by_id, shown, unreadable)
 
 

@@ -119,8 +119,8 @@ def _by_name(versions: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 def change_numbers(store: ObjectStore) -> list[int]:
     """List the numbers of all changes."""
-    keys = (stat.key for stat in store.list(_FOLDER))
-    return sorted(int(key.removeprefix(_FOLDER).removesuffix(".json")) for key in keys)
+    names = (stat.key.removeprefix(_FOLDER).removesuffix(".json") for stat in store.list(_FOLDER))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def schema_change(store: ObjectStore, number: int) -> SchemaChange | None:

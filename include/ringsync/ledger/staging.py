@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -219,7 +219,9 @@ def _commit_of(document: dict[str, Any]) -> StageCommit:
         {int(segment): number for segment, number in document.pop(name).items()} for name in ("ends", "finished")
     )
     late = tuple(document.pop("late"))
-    return StageCommit(blocks=blocks, parts=parts, ends=ends, finished=finished, late=late, **document)
+    # A later version may have written more.
+    known = {field.name: document[field.name] for field in fields(StageCommit) if field.name in document}
+    return StageCommit(blocks=blocks, parts=parts, ends=ends, finished=finished, late=late, **known)
 
 
 def commit_keys(store: ObjectStore, node: str | None = None) -> list[str]:

@@ -27,10 +27,11 @@ from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json
 from ringsync.streams.files import portable_name
 
-_ENDED = "cdc_ended/"
 _BEGUN = "cdc_begun/"
 _ALL_BEGUN = "cdc_begun/taken_over.json"
 _OF_ID = re.compile(r"schemas/([0-9a-f]{32})(/|\.json$)")
+_VERSION = re.compile(r"/[0-9]{6,}\.json$")
+"""Of other objects beside versions, e.g. a damaged one that somebody has set aside, nothing is read."""
 _OLD = re.compile(r"schemas/[0-9a-f]{32}/[0-9]+\.json")
 _TAKEN_OVER = b'{"taken_over": true}'
 """Ends the versions of layout 2: an older ringsync that still runs fails at it."""
@@ -94,8 +95,8 @@ def names_of_versions(store: ObjectStore) -> dict[str, list[int]]:
     """List the numbers of all versions, by the names of the histories' folders (:func:`portable_name`)."""
     found: dict[str, list[int]] = {}
     for stat in store.list("schemas/"):
-        _, name, *rest = stat.key.split("/")
-        if rest and "." in name:
+        name = stat.key.split("/")[1]
+        if "." in name and _VERSION.search(stat.key):
             found.setdefault(name, []).append(_number(stat.key))
     return {name: sorted(numbers) for name, numbers in found.items()}
 
@@ -346,7 +347,7 @@ def _read(store: ObjectStore, key: str) -> HistoryEntry:
 
 
 def _history(store: ObjectStore, name: str) -> list[str]:
-    return [stat.key for stat in store.list(f"schemas/{name}/")]
+    return [stat.key for stat in store.list(f"schemas/{name}/") if _VERSION.search(stat.key)]
 
 
 def _key(name: str, number: int) -> str:
@@ -396,43 +397,20 @@ def _mark_begun(store: ObjectStore, table_id: str) -> None:
         store.put(f"{_BEGUN}{table_id}.json", b"{}", if_absent=True)
 
 
-class CdcEnded:
-    """The times when followed tables were first seen without cdc. Rows logged before are still published."""
+class CdcBegun:
+    """The tables that the sync has seen with cdc. What nodes have logged of others was written before that."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         take_over_followed(store)
         keys = (stat.key for stat in store.list(_BEGUN))
-        self._followed = {key.removeprefix(_BEGUN).removesuffix(".json") for key in keys if key != _ALL_BEGUN}
-        self._marked = {stat.key.removeprefix(_ENDED).removesuffix(".json") for stat in store.list(_ENDED)}
-        self._ended: dict[str, int] = {}
+        self._begun = {key.removeprefix(_BEGUN).removesuffix(".json") for key in keys if key != _ALL_BEGUN}
+
+    def __contains__(self, table_id: str) -> bool:
+        return table_id in self._begun
 
     def begins(self, table_id: str) -> None:
         """Record that the table has cdc."""
-        if table_id not in self._followed:
+        if table_id not in self._begun:
             _mark_begun(self._store, table_id)
-            self._followed.add(table_id)
-        if table_id in self._marked:
-            self._store.delete(f"{_ENDED}{table_id}.json")
-            self._marked.remove(table_id)
-            self._ended.pop(table_id, None)
-
-    def at_ms(self, table_id: str, now_ms: int) -> int | None:
-        """Return when a table was first seen without cdc, ms since the epoch; None: it was never followed.
-
-        If the time cannot be read, it is now: more rows are published than need be, and none is lost.
-        """
-        if table_id not in self._followed:
-            return None
-        if table_id not in self._ended:
-            key = f"{_ENDED}{table_id}.json"
-            with suppress(AlreadyExistsError):
-                self._store.put(key, json.dumps({"at_ms": now_ms}).encode(), if_absent=True)
-            self._marked.add(table_id)
-            try:
-                self._ended[table_id] = int(json.loads(self._store.get(key))["at_ms"])
-            except (ChecksumError, ValueError, KeyError, TypeError) as error:
-                print(f"ringsync: warning: {key} cannot be read ({error}): it is made again", flush=True)
-                self._store.put(key, json.dumps({"at_ms": now_ms}).encode())
-                self._ended[table_id] = now_ms
-        return self._ended[table_id]
+            self._begun.add(table_id)

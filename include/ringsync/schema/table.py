@@ -169,6 +169,11 @@ class UnreadableTable:
     table_id: str
     reason: str
 
+    @property
+    def full_name(self) -> str:
+        """``keyspace.table`` as CQL prints it."""
+        return f"{printable(self.keyspace)}.{printable(self.name)}"
+
 
 @dataclass(frozen=True)
 class Schema:

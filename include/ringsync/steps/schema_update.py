@@ -13,15 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import ringsync
-from ringsync.cluster.whole_schema import (
-    Node,
-    NodeSchema,
-    Reading,
-    Silence,
-    node_schema,
-    one_node,
-    read_whole_schema,
-)
+from ringsync.cluster.node import Node, NodeSchema, node_schema, one_node
+from ringsync.cluster.whole_schema import Reading, Silence, read_whole_schema
 from ringsync.config import ConfigError
 from ringsync.cql.identifiers import printable
 from ringsync.ledger.dropped_tables import mark_dropped, unmark_dropped
@@ -87,7 +80,7 @@ class SchemaUpdater:
     """One cycle after the other.
 
     :param server: name of the topic
-    :param choose: returns the node to ask (:func:`ringsync.cluster.whole_schema.one_node`)
+    :param choose: returns the node to ask (:func:`ringsync.cluster.node.one_node`)
     :param copy: the copy of the histories in the cluster; None: there is none
     :param own_keyspace: ringsync's own keyspace, which is not a user's
     :param sink: connects to Kafka; None: messages are files only

@@ -12,11 +12,11 @@ from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import read_hosts, read_replications
-from ringsync.cluster.schema import read_tables
+from ringsync.cluster.node import ask_one
+from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.config import Config
-from ringsync.cql.identifiers import printable
 from ringsync.ledger.staging import Bucket
-from ringsync.ledger.table_versions import TableVersionError, version_document, version_from, version_of
+from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
@@ -137,19 +137,14 @@ def make_plan(
     store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
 ) -> SyncPlan:
     """Make a plan of the present cluster. A table that cannot be planned is left out, with the reason."""
-    schema = read_tables(session)
-    rows = session.execute("SELECT id, cdc FROM system_schema.tables")
-    with_cdc = {row.id.hex for row in rows if row.cdc}
+    schema, with_cdc = ask_one(session, lambda node: (read_tables(node), read_node_tables(node).with_cdc))
     known = {table.table_id: table.version for table in before.tables} if before else {}
-    left_out = {
-        f"{printable(table.keyspace)}.{printable(table.name)}": table.reason
-        for table in schema.unreadable
-        if table.table_id in with_cdc
-    }
+    left_out = {table.full_name: table.reason for table in schema.unreadable if table.table_id in with_cdc}
     wanted = config.sync.datacenters
     hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))
     replications: dict[str, Replication] = {}
     tables: list[SyncTable] = []
+    begun = CdcBegun(store)
     for table in schema.tables:
         if table.table_id not in with_cdc or not config.sync.follows(table.full_name):
             continue
@@ -161,6 +156,7 @@ def make_plan(
             continue
         try:
             tables.append(sync_table(store, config, table, known.get(table.table_id)))
+            begun.begins(table.table_id)
         except TableVersionError as error:
             left_out[table.full_name] = str(error)
     return SyncPlan(interval, hosts, replications, tuple(tables), left_out)

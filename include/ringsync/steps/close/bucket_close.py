@@ -19,6 +19,7 @@ from typing import Any
 from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.control import ControlServer
 from ringsync.cluster.schema import read_tables
+from ringsync.cluster.whole_schema import Agreement
 from ringsync.config import Config, ConfigError
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.passes import LATE, Pass, TableReplacedError, digest_keys
@@ -115,6 +116,7 @@ class Closer:
         self._staged = StagedCommits(self._store)
         self._tables: dict[str, TableState] = {}
         self._absent = AbsentTables()
+        self._agree = Agreement(session, time.monotonic)
         self._there: Mapping[str, TableSchema] = {}
         self._followed = Followed(self._store, self._config, feed)
         self._plan: SyncPlan | None = None
@@ -252,7 +254,7 @@ class Closer:
         begun = (table_id for table_id, state in self._tables.items() if state.follow_ups)
         followed = self._followed.look(planned, begun)
         others = (self._staged.homeless.keys() | self._tables.keys() | followed) - planned
-        gone = self._absent.look(others, self._read_schema)
+        gone = self._absent.look(others, self._read_schema, self._agree)
         self._others_failed = {}
         for table_id in others:
             try:

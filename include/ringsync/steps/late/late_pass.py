@@ -20,6 +20,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.control import ControlAddress
 from ringsync.cluster.schema import read_tables
+from ringsync.cluster.whole_schema import Agreement
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.ledger.followed import keep_following
 from ringsync.ledger.passes import LATE, among, are_published, digest_halves, read_digests, sorted_digests
@@ -65,6 +66,7 @@ class LatePasses:
         self._known: Mapping[str, TableSchema] = {}
         self._known_at: Bucket | None = None
         self._absent = AbsentTables()
+        self._agree = Agreement(session, time.monotonic)
         self._follow_ups: dict[str, FollowUps] = {}
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
@@ -87,7 +89,7 @@ class LatePasses:
         """See :class:`ringsync.steps.late.late_rows.Effects`."""
         if not self._absent.is_due(missed):
             return frozenset()
-        gone = self._absent.look(missed, self._read_schema)
+        gone = self._absent.look(missed, self._read_schema, self._agree)
         self._absent.forget(gone)
         return gone
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import SYNC_PERIOD, read_ring, read_settings, sync_period_ms
-from ringsync.cluster.schema import read_tables
+from ringsync.cluster.whole_schema import Agreement
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.staging import closed_until, commit_keys, decode_rows, put_commit
-from ringsync.ledger.table_versions import CdcEnded, TableVersionError, latest_version, version_of
+from ringsync.ledger.table_versions import CdcBegun, TableVersionError, latest_version, version_of
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, RingError
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError, spark_is_gone
@@ -39,6 +40,7 @@ from ringsync.steps.loop import (
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.stage.claims import Place, claim, get_place, has_claim, other_claims, release
 from ringsync.steps.stage.node_log import NodeLog
+from ringsync.steps.stage.schemas import QueueSchemas
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import ObjectStore
@@ -101,11 +103,10 @@ class Stager:
         self._logs: dict[str, NodeLog] = {}
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing | None] = {}
-        self._schema_version: object = None
-        self._logged: tuple[TableSchema, ...] = ()
+        self._schemas = QueueSchemas(session)
+        self._agree = Agreement(session, time.monotonic)
         self._versions: dict[str, TableVersion] = {}
-        self._cdc_ended: CdcEnded | None = None
-        self._ended_ms: dict[str, int] = {}
+        self._begun: CdcBegun | None = None
         self._recalled: dict[str, TableVersion] = {}
         self._damaged: dict[str, str] = {}
         self._absent = AbsentTables()
@@ -122,12 +123,10 @@ class Stager:
                 work += log.new_work(now_ms, CYCLE_BYTES, partial(self._not_ours, log))
         staged: list[Staged] = []
         if work:
-            # The schema is read after the indexes: what was logged for a table before it had cdc is no loss.
             staged = self._stage(work, windows)
-            unknown = [part.work for part in staged if part.has_unknown]
-            ids = frozenset().union(*(part.unknown_tables for part in staged))
-            if unknown and (self._refresh_schema() | self._recall(ids)):
-                again = {part.work: part for part in self._stage(unknown, windows)}
+            unknown = [part for part in staged if part.has_unknown]
+            if unknown and self._recall(unknown):
+                again = {part.work: part for part in self._stage([part.work for part in unknown], windows)}
                 self._forget(*(part for part in staged if part.work in again))
                 staged = [again.get(part.work, part) for part in staged]
         for log in logs:
@@ -143,7 +142,6 @@ class Stager:
         newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
         if self._plan is None or self._plan.interval != newest:
             plan = plan_of(self._store, self._config, self._session, newest, self._plan)
-            self._refresh_schema()
             self._versions |= {table.table_id: table.version for table in plan.tables}
             self._plan, self._rings = plan, {}
         return Windows(newest, closed_until(self._store))
@@ -216,15 +214,15 @@ class Stager:
         return other_claims(self._store, log.folder, names, log.node, endpoints)
 
     def _stage(self, work: Sequence[StageWork], windows: Windows) -> list[Staged]:
-        if not self._logged:
-            self._refresh_schema()
-        with_cdc = {row.id.hex for row in self._session.execute("SELECT id, cdc FROM system_schema.tables") if row.cdc}
-        if not with_cdc <= self._known():
-            self._refresh_schema()
-        followed = self._followed([table for table in self._logged if self._is_kept(table, with_cdc)])
-        recalled = [version for table_id, version in self._recalled.items() if table_id not in self._known()]
+        nodes = {part.node for part in work}
+        self._schemas.look(nodes)
+        captured = {node: self._captured(self._logs[node]) for node in nodes}
+        kept_ids = frozenset().union(*captured.values())
+        logged = self._schemas.logged
+        followed = self._followed([logged[table_id] for table_id in sorted(kept_ids & logged.keys())])
+        recalled = [version for table_id, version in self._recalled.items() if table_id not in logged]
         gone = [version for version in recalled if version.table_id in self._gone]
-        waiting = [version for version in recalled if version not in gone and self._is_kept(version.table, with_cdc)]
+        waiting = [version for version in recalled if version not in gone]
         kept = tuple(
             StagedTable(
                 version,
@@ -233,11 +231,16 @@ class Stager:
             )
             for version in (*followed, *waiting)
         )
-        readable = (table for table in self._logged if table.table_id not in self._damaged)
-        logged = (*readable, *(version.table for version in (*gone, *waiting)))
-        ids = frozenset(version.table_id for version in gone)
-        ended = {log.node: self._ended_before(log) & self._known() for log in self._logs.values()}
-        task = StageTask(self._config, logged, kept, windows, ids, ended)
+        task = StageTask(
+            self._config,
+            (*logged.values(), *(version.table for version in recalled)),
+            kept,
+            windows,
+            held_up=frozenset(self._damaged),
+            gone=frozenset(version.table_id for version in gone),
+            left_out={node: kept_ids - ids for node, ids in captured.items()},
+            passed_over=frozenset(self._schemas.unreadable) - kept_ids,
+        )
         return self._run(task, work)
 
     def _run(self, task: StageTask, work: Sequence[StageWork]) -> list[Staged]:
@@ -268,31 +271,40 @@ class Stager:
         tasks = min(len(work), self._context.defaultParallelism)
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
 
-    def _is_kept(self, table: TableSchema, with_cdc: set[str]) -> bool:
-        """Tell whether rows of a table are staged: it has cdc, or had it when some of what we read was logged."""
-        if not self._config.sync.follows(table.full_name):
-            return False
-        if self._cdc_ended is None:
-            self._cdc_ended = CdcEnded(self._store)
-        if table.table_id in with_cdc:
-            self._cdc_ended.begins(table.table_id)
-            self._ended_ms.pop(table.table_id, None)
-            return True
-        ended_ms = self._cdc_ended.at_ms(table.table_id, _now_ms())
-        if ended_ms is None:
-            return False
-        self._ended_ms[table.table_id] = ended_ms
-        return any(log.may_have(ended_ms) for log in self._logs.values())
+    def _captured(self, log: NodeLog) -> frozenset[str]:
+        """Return the ids of the tables whose rows in a node's log are staged: they have cdc, or may have had it when
+        some of what we read was logged."""
+        tables: Iterator[TableSchema | UnreadableTable]
+        tables = chain(self._schemas.logged.values(), self._schemas.unreadable.values())
+        follows = self._config.sync.follows
+        return frozenset(
+            table.table_id for table in tables if self._has_cdc(log, table.table_id) and follows(table.full_name)
+        )
 
-    def _ended_before(self, log: NodeLog) -> frozenset[str]:
-        """Return the ids of tables that lost cdc before anything was written that is not staged yet."""
-        return frozenset(table_id for table_id, ended_ms in self._ended_ms.items() if not log.may_have(ended_ms))
+    def _has_cdc(self, log: NodeLog, table_id: str) -> bool:
+        tables = self._schemas.of_node[log.node].tables
+        if table_id in tables.with_cdc:
+            self._was_followed(table_id, begins=True)
+            return True
+        altered_ms = tables.altered_ms.get(table_id)  # None: unknown, or dropped
+        return self._was_followed(table_id) and (altered_ms is None or log.may_have(altered_ms))
+
+    def _was_followed(self, table_id: str, *, begins: bool = False) -> bool:
+        """Tell whether a table has or had cdc.
+
+        :param begins: it has it now
+        """
+        if self._begun is None:
+            self._begun = CdcBegun(self._store)
+        if begins:
+            self._begun.begins(table_id)
+        return table_id in self._begun
 
     def _followed(self, tables: Sequence[TableSchema]) -> list[TableVersion]:
-        """Return the versions of followed tables. One whose version is damaged is left out, and unknown to the reader:
-        only logs that have rows of it wait."""
-        versions, kept = [], {table.table_id for table in tables}
-        self._damaged = {one: why for one, why in self._damaged.items() if one in kept or one not in self._known()}
+        """Return the versions of followed tables. One whose version is damaged is left out: only logs that have rows of
+        it wait."""
+        versions, kept, known = [], {table.table_id for table in tables}, self._schemas.logged
+        self._damaged = {one: why for one, why in self._damaged.items() if one in kept or one not in known}
         for table in tables:
             try:
                 version = version_of(self._store, table, self._versions.get(table.table_id))
@@ -321,20 +333,26 @@ class Stager:
                 self._rings[keyspace] = None
         return self._rings[keyspace]
 
-    def _known(self) -> set[str]:
-        return {table.table_id for table in self._logged}
-
-    def _recall(self, table_ids: frozenset[str]) -> bool:
-        """Find the schemas of tables that the schema lacks, in their histories; return whether some are new.
+    def _recall(self, unknown: Sequence[Staged]) -> bool:
+        """Find the schemas of tables that the schema lacks, in their histories; return whether something is new, also
+        in the nodes' schemas.
 
         A followed table that was dropped: its rows are staged, so that no other table of the log waits. Whether it is
         gone for good is for ``bucket_close`` to find out. Of all others, rows can only be read once they are gone: one
-        that is not followed may be new, on a node that is behind.
+        that is not followed may be new, on a node that cannot be asked.
         """
-        missed = table_ids.union(*(log.missed_tables() for log in self._logs.values()))
-        self._gone = self._absent.look(missed, self._table_ids)
-        new: dict[str, TableVersion] = {}
-        for table_id in table_ids - self._recalled.keys() - (self._damaged.keys() & self._known()):
+        ids = frozenset().union(*(part.unknown_tables for part in unknown))
+        nodes = {part.work.node for part in unknown} | {log.node for log in self._logs.values() if log.missed_tables()}
+        before = self._schemas.logged
+        self._gone = self._absent.look(
+            ids.union(*(log.missed_tables() for log in self._logs.values())),
+            lambda: self._ids_of(nodes),
+            lambda: all(self._schemas.of_node[node].is_own for node in nodes) or self._agree(),
+        )
+        if not ids:
+            self._schemas.look(nodes)
+        known, new = self._schemas.logged, False
+        for table_id in ids - self._recalled.keys() - known.keys() - self._schemas.unreadable.keys():
             try:
                 version = latest_version(self._store, table_id)
             except TableVersionError as error:
@@ -342,31 +360,33 @@ class Stager:
                 self._gone -= {table_id}
                 continue
             self._damaged.pop(table_id, None)
-            if version is not None and (table_id in self._gone or self._is_kept(version.table, set())):
-                new[table_id] = version
-        self._recalled |= new
-        return bool(new)
+            if version is not None and (table_id in self._gone or self._is_recalled(version.table)):
+                self._recalled[table_id] = version
+                new = True
+        return new or known is not before
 
-    def _table_ids(self) -> set[str]:
-        kinds = ("tables", "views")
-        return {row.id.hex for kind in kinds for row in self._session.execute(f"SELECT id FROM system_schema.{kind}")}
+    def _is_recalled(self, table: TableSchema) -> bool:
+        return self._config.sync.follows(table.full_name) and self._was_followed(table.table_id)
 
-    def _refresh_schema(self) -> bool:
-        """Read the schema if it has changed, or nodes differ; return whether it was read."""
-        local = self._session.execute("SELECT schema_version FROM system.local").one().schema_version
-        others = {row.schema_version for row in self._session.execute("SELECT schema_version FROM system.peers")}
-        if local == self._schema_version and others <= {local, None}:
-            return False
-        self._logged = tuple(read_tables(self._session).by_id().values())
-        self._schema_version = local if others <= {local, None} else None
-        return True
+    def _ids_of(self, nodes: Collection[str]) -> frozenset[str]:
+        self._schemas.look(nodes)
+        return self._schemas.ids(nodes)
 
-    def _nodes_disagree(self) -> bool:
-        """Tell whether nodes that are up have different schemas. One that is down may keep an old one for ever."""
-        up = {host.id for host in self._hosts() if host.up}
-        local = self._session.execute("SELECT schema_version FROM system.local").one().schema_version
-        peers = self._session.execute("SELECT host_id, schema_version FROM system.peers")
-        return any(row.schema_version not in (local, None) for row in peers if str(row.host_id) in up)
+    def _doubt(self, part: Staged) -> str:
+        """Tell why the schema by which something was read may be the wrong one; empty: it is not."""
+        if damaged := sorted(part.unknown_tables & self._damaged.keys()):
+            return f"the schema of a record's table is unknown. {self._damaged[damaged[0]]}"
+        if not part.unknown_tables <= self._gone | self._schemas.unreadable.keys():
+            return "the schema does not have the table of a record, which may be new: read again soon"
+        is_own = self._schemas.of_node[part.work.node].is_own
+        if (is_own and not part.unknown_columns) or self._agree():
+            return ""
+        if not is_own:
+            return "its node cannot be asked, and nodes disagree about the schema (nodetool describecluster)"
+        return (
+            "a record names a column that its table does not have in the schema, about which nodes disagree (nodetool "
+            "describecluster): read again soon"
+        )
 
     def _commit(self, log: NodeLog, staged: Sequence[Staged], now_ms: int) -> None:
         """Make durable what was read of a node.
@@ -375,10 +395,7 @@ class Stager:
         """
         taken = []
         for part in staged:
-            unsure = not part.unknown_tables <= self._gone
-            damaged = next((self._damaged[one] for one in sorted(part.unknown_tables & self._damaged.keys())), "")
-            disagree = part.unknown_columns and self._nodes_disagree()
-            if log.accepts(part, now_ms, unsure=unsure, disagree=disagree, damaged=damaged):
+            if log.accepts(part, now_ms, self._doubt(part)):
                 taken.append(part)
             else:
                 self._forget(part)

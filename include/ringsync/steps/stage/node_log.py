@@ -38,8 +38,8 @@ SCHEMA_WAIT_MS = 3_000
 UNKNOWN_SYNC_MS = 60_000
 """Taken for the ``commitlog_sync_period`` of a node that does not tell it; Cassandra's default is 10 s."""
 
-SYNC_MARGIN_MS = 10_000
-"""What a sync may take, and what clocks may differ."""
+SYNC_MARGIN_MS = PATIENCE_MS + 10_000
+"""A mounted folder may be stale, a sync may take its time, and clocks may differ."""
 
 SEEN_EVERY_MS = 1_000
 """Least time between two notes of a log's end, which tell later which moments are wholly staged."""
@@ -254,39 +254,26 @@ class NodeLog:
                         "give the user of this worker the right"
                     )
 
-    def accepts(
-        self, staged: Staged, now_ms: int, *, unsure: bool = False, disagree: bool = False, damaged: str = ""
-    ) -> bool:
+    def accepts(self, staged: Staged, now_ms: int, doubt: str = "") -> bool:
         """Tell whether the result of reading a segment may be committed; otherwise the segment is read again later.
 
-        :param unsure: it has rows of unknown tables: it cannot be known yet whether these were dropped or are new
-        :param disagree: nodes that are up have different schemas: an unknown column may be known soon
-        :param damaged: why the schema of one of its tables is unknown; empty: it is not
+        :param doubt: why the schema by which it was read may be the wrong one; empty: it is not
         """
         part = staged.part
         reason = staged.unreadable
         if not reason and part.end <= part.start and not part.finished:
             why = f": {staged.stopped}" if staged.stopped else ""
             reason = f"{part.segment}: nothing can be read behind position {part.start}, though more is synced{why}"
-        if not reason and damaged:
-            reason = f"{part.segment}: the schema of a record's table is unknown. {damaged}"
-        if not reason and unsure:
-            reason = (
-                f"{part.segment}: the schema does not have the table of a record, which may be new: read again soon"
-            )
-        if not reason and staged.unknown_columns and disagree:
-            reason = (
-                f"{part.segment}: a record names a column that its table does not have in the schema, about which "
-                "nodes that are up disagree (nodetool describecluster): read again soon"
-            )
+        if not reason and doubt:
+            reason = f"{part.segment}: {doubt}"
         if reason:
-            doubt = self._doubt(part.segment_id, reason, now_ms, is_schema=unsure or disagree)
-            doubt.unknown_tables = staged.unknown_tables
+            noted = self._doubt(part.segment_id, reason, now_ms, is_schema=bool(doubt))
+            noted.unknown_tables = staged.unknown_tables
             return False
         if staged.damage or staged.unknown_columns:
             what = staged.damage or "a record names a column that its table does not have in the schema"
-            doubt = self._doubt(part.segment_id, f"{part.segment}: {what}", now_ms, is_schema=not staged.damage)
-            return now_ms - doubt.since_ms >= PATIENCE_MS  # and the doubt stays until it is committed
+            noted = self._doubt(part.segment_id, f"{part.segment}: {what}", now_ms, is_schema=not staged.damage)
+            return now_ms - noted.since_ms >= PATIENCE_MS  # and the doubt stays until it is committed
         self.doubts.pop(part.segment_id, None)
         return True
 

@@ -36,6 +36,9 @@ from ringsync.wiring import store_of
 ERRORS = UNDECODED.append(pa.field("file", pa.string()))
 """What could not be decoded; damaged bytes have no ``raw``."""
 
+_ONE_TABLE = b"\x01"
+"""A mutation begins with the number of its tables (C: Mutation.MutationSerializer)."""
+
 
 @dataclass(frozen=True)
 class StageWork:
@@ -94,7 +97,7 @@ class Staged:
     """The result of some work: files that count once they are committed.
 
     :ivar errors: batch of :data:`ERRORS`, as Arrow IPC
-    :ivar unknown_tables: ids of tables that the schema does not have
+    :ivar unknown_tables: ids of tables that the schema does not have, or that are held up
     :ivar unknown_columns: some records name a column that its table does not have
     :ivar damage: first thing that cannot be read; empty: nothing
     :ivar stopped: why it was not read as far as it is synced; empty: it was
@@ -133,8 +136,9 @@ class StageTask:
     :ivar logged: all tables of the schema: a mutation may have any
     :ivar kept: the followed tables; rows of all others count as ``not_cdc``
     :ivar gone: ids of dropped tables in ``logged``: their rows are counted
-    :ivar ended: ids of tables in ``kept`` that had no cdc any more when these parts of a node's log were written, by
-        host id
+    :ivar left_out: ids of tables in ``kept`` that had no cdc when these parts of a node's log were written, by host id
+    :ivar held_up: ids of followed tables of which no version can be read: their rows cannot be staged yet
+    :ivar passed_over: ids of tables that are not followed, and cannot be read
     """
 
     config: Config
@@ -142,7 +146,9 @@ class StageTask:
     kept: tuple[StagedTable, ...]
     windows: Windows
     gone: frozenset[str] = frozenset()
-    ended: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    left_out: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    held_up: frozenset[str] = frozenset()
+    passed_over: frozenset[str] = frozenset()
 
     def __call__(self, works: Iterable[StageWork]) -> Iterator[Staged]:
         config = self.config
@@ -180,10 +186,10 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         files.add(changes.rows)
         undecoded.append(changes.undecoded)
     damages, stopped = _believed(log.damages, log.end, work.wanted.until)
-    errors, passed_over = _errors(undecoded, damages, name)
+    errors, passed_over = _errors(undecoded, damages, name, task.passed_over)
     counts = {
         "records": log.records,
-        "records_of_system_tables": passed_over,
+        "records_passed_over": passed_over,
         "damages": len(damages),
         "of_unknown_tables": (of_unknown := errors.num_rows - errors["table_id"].null_count),
         "errors": errors.num_rows - of_unknown,
@@ -198,7 +204,7 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         tuple(files.late),
         staging.encode_rows(errors),
         errors.num_rows,
-        unknown_tables=frozenset(table_id.hex() for table_id in errors["table_id"].to_pylist() if table_id),
+        unknown_tables=files.held_up.union(table_id.hex() for table_id in errors["table_id"].to_pylist() if table_id),
         unknown_columns=REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist(),
         damage=damages[0].reason if damages else "",
         stopped=stopped,
@@ -236,13 +242,15 @@ class _Files:
         self._store = store
         self._work = work
         self._name = name
-        ended = task.ended.get(work.node, frozenset())
+        left_out = task.left_out.get(work.node, frozenset())
         ids = [table.version.table_id for table in task.kept]
-        self._tables = {bytes.fromhex(one): number for number, one in enumerate(ids) if one not in ended}
+        self._tables = {bytes.fromhex(one): number for number, one in enumerate(ids) if one not in left_out}
+        self._held_up = {bytes.fromhex(one) for one in task.held_up - left_out}
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = defaultdict(list)
         self._rows = self._of_dropped = 0
         self.blocks: list[staging.Block] = []
         self.late: list[str] = []
+        self.held_up: frozenset[str] = frozenset()
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Sort rows into tables and buckets."""
@@ -251,6 +259,8 @@ class _Files:
         of_id = integers(ids.indices)
         for place, table_id in enumerate(ids.dictionary.to_pylist()):
             number = self._tables.get(table_id)
+            if table_id in self._held_up:
+                self.held_up |= {table_id.hex()}
             if number is None:
                 is_gone = table_id.hex() in self._task.gone
                 self._of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
@@ -309,11 +319,20 @@ def range_sums(
     return tuple(zip(*columns, strict=True))
 
 
-def _errors(undecoded: list[pa.RecordBatch], damages: list[Damage], file: str) -> tuple[pa.RecordBatch, int]:
-    """Return what could not be decoded, and how many records of Cassandra's own tables were left out."""
+def _errors(
+    undecoded: list[pa.RecordBatch], damages: list[Damage], file: str, not_followed: frozenset[str]
+) -> tuple[pa.RecordBatch, int]:
+    """Return what could not be decoded, and how many records were passed over: those of Cassandra's own tables, and of
+    no other table than one that is not followed."""
     of_cassandra = {bytes.fromhex(table_id) for table_id in system_tables()}
+    others = {bytes.fromhex(table_id) for table_id in not_followed}
     records = [record for batch in undecoded if batch.num_rows for record in batch.to_pylist()]
-    wanted = [record for record in records if record["table_id"] not in of_cassandra]
+    wanted = [
+        record
+        for record in records
+        if record["table_id"] not in of_cassandra
+        and not (record["table_id"] in others and record["raw"].startswith(_ONE_TABLE))
+    ]
     described: list[dict[str, Any]] = [{**record, "file": file} for record in wanted]
     described += [
         {"position": damage.position, "length": damage.length, "reason": damage.reason, "file": file}
