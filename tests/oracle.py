@@ -111,7 +111,9 @@ def _living_cells(row: Mapping[str, Any], table: TableSchema, names: Mapping[str
     live, deleted = times.get("live"), times.get("deleted_at")
     if live is None:
         had_cells = any(row[names[column.name]] is not None for column in table.of_kind("regular"))
-        lives = merge.get("unseen_at") is None and not had_cells
+        has_static = any(row[names[column.name]] is not None for column in table.of_kind("static"))
+        end = times.get("expires_at") if times.get("writetime") is not None and not has_static else None
+        lives = merge.get("unseen_at") is None and not had_cells and (end is None or end > now)
     else:
         expires = merge.get("live_expires_at")
         lives = live > -(2**63) and (deleted is None or live > deleted) and (expires is None or expires > now)

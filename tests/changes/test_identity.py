@@ -81,10 +81,26 @@ def test_what_does_not_resolve_is_an_error_that_names_both_versions() -> None:
     first = TableVersion.first(old)
     second = first.followed_by(new)
     staged = second.to_store(row_of(new, {"discount": 1}))
-    with pytest.raises(UnresolvedRowsError, match=r"shop\.t were staged under version 2 .* version 1 does not have"):
+    with pytest.raises(UnresolvedRowsError, match=r"shop\.t follow version 2 .* later than version 1: they wait"):
         first.from_store(staged)
+    for unknown in (99, -1):
+        broken = staged.to_pylist()
+        broken[0]["cells"][0]["column"] = unknown
+        with pytest.raises(UnresolvedRowsError, match=f"with id {unknown}, which version 2 does not have"):
+            second.from_store(pa.RecordBatch.from_pylist(broken, staged.schema))
     with pytest.raises(UnresolvedRowsError, match="without a version"):
         second.from_store(row_of(new, {"price": 1}))
+
+
+def test_a_version_that_has_dropped_a_column_takes_no_rows_from_after_it_was_added_again() -> None:
+    """It knew the column as dropped, and left out its cells, though they were newer than the drop."""
+    first = TableVersion.first(table_of(["price", "qty"]))
+    gone = first.followed_by(table_of(["qty"], ["price"]))
+    again = gone.followed_by(table_of(["price", "qty"], ["price"]))
+    staged = again.to_store(row_of(again.table, {"price": 999, "qty": 3}))
+    with pytest.raises(UnresolvedRowsError, match="later than version 2"):
+        gone.from_store(staged)
+    assert again.from_store(staged).num_rows == 1
 
 
 def test_ids_are_given_once(tmp_path: Path) -> None:

@@ -214,6 +214,40 @@ def test_a_column_added_again_with_another_type_keeps_its_bytes(
     }
 
 
+def test_other_collections_of_unknown_times_stay_when_a_column_is_added_again(tmp_path: Path) -> None:
+    """Cassandra before 5.0 shows no times of elements. ``m`` was dropped and added again long before the bootstrap: the
+    rows with a value of ``v`` lost it, since cells of unknown time counted as from before that drop."""
+    long_ago = DroppedColumn("m", "regular", M[2], 500)
+    first, last = table(V, M, dropped=(long_ago,)), table(V, M, dropped=(long_ago, *GONE))
+    elements = ([("k", 1)], [])
+    newer = image(first, 1, DROPPED_US + 1, id=1, line=1, v="new", m=elements)
+    begun(tmp_path, first, newer, image(first, 2, id=2, line=1, m=elements))
+    follow(tmp_path, [first, last])
+    found = shown(tmp_path, last)
+    assert [(found[number]["v"], found[number]["m"]) for number in (1, 2)] == [("new", [("k", 1)]), (None, [("k", 1)])]
+
+
+@pytest.mark.parametrize("has_static", [False, True])
+def test_rows_that_had_expired_stay_dead_when_their_column_is_dropped(tmp_path: Path, has_static: bool) -> None:
+    """A row of unknown liveness whose only cell has expired is dead: without the column nothing told so any more."""
+    w, static = ("w", "regular", INT), ("s", "static", INT)
+    others = (w, static) if has_static else (w,)
+    first, second = table(V, *others), table(*others, dropped=GONE)
+
+    def read(number: int, expires_at: int) -> Row:
+        row = image(first, number, id=number, line=1, v="x", **({"s": 1} if has_static else {}))
+        row["_row"] = {"writetime": 1_000, "expires_at": expires_at, "live": None}
+        return row
+
+    now_s = NOW_MS // 1000
+    begun(tmp_path, first, *(read(number, now_s - 3600) for number in range(1, 6)), read(6, now_s + 3600))
+    before = {number for number, row in shown(tmp_path, first).items() if row["line"] is not None}
+    follow(tmp_path, [first, second])
+    assert {number for number, row in shown(tmp_path, second).items() if row["line"] is not None} >= before
+    # Where the expiry may be that of static cells, it tells nothing of the row.
+    assert (set(shown(tmp_path, second)) == {6}) == (not has_static)
+
+
 def test_a_renamed_key_column(tmp_path: Path) -> None:
     first, last = table(V), table(V, key="place")
     begun(tmp_path, first, *(image(first, i, id=i, line=i, v="old") for i in range(4)))

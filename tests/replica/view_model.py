@@ -43,7 +43,10 @@ def is_alive(table: TableSchema, image: Row, row: Row, now_s: int) -> bool:
     deleted, written, merge = image["_row"]["deleted_at"], image["_row"]["live"], image.get("_merge") or {}
     expires_at = merge.get("live_expires_at")
     if written is None:
-        return merge.get("unseen_at") is None and not any(has_cell(image, c) for c in regular)
+        if any(has_cell(image, c) for c in regular) or merge.get("unseen_at") is not None:
+            return False
+        row_end, static = image["_row"]["expires_at"], any(has_cell(image, c) for c in table.of_kind("static"))
+        return static or image["_row"]["writetime"] is None or row_end is None or row_end > now_s
     if written == NO_LIVENESS or (deleted is not None and written <= deleted):
         return False
     return expires_at is None or expires_at > now_s

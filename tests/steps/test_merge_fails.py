@@ -16,6 +16,7 @@ from ringsync.cql.types import Native
 from ringsync.replica import changes
 from ringsync.replica import merge as replica_merge
 from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.evolve import RewriteNeededError
 from ringsync.schema.table import Column, TableSchema
 from ringsync.steps.application import Application, ExitCode, StepError
 from ringsync.steps.replica import merge
@@ -44,23 +45,29 @@ class Merges:
         self.fails: dict[str, Callable[[], None]] = {}
         self.tried: list[str] = []
         self.damaged: set[str] = set()
+        self.rewritten: set[str] = set()
         real = changes.replica_state
 
         def state(store: Any, table: TableSchema, options: Any) -> Any:
             if table.full_name in self.damaged:
                 return real(store, table, options)
+            if table.full_name in self.rewritten:
+                raise RewriteNeededError("a key column was renamed")
             return SimpleNamespace(changed_rows=5, changes_version=3)
 
         def merge_table(_: Any, table: TableSchema, *__: Any) -> dict[str, Any]:
-            self.tried.append(table.full_name)
-            self.fails.get(self.tried[-1], lambda: None)()
-            return {"read": 5}
+            return self.begin(table)
 
         patch.setattr(merge, "connect", lambda _: None)
         patch.setattr(merge, "candidates", lambda *_: [(_table(name), 864_000) for name in TABLES])
         patch.setattr(changes, "replica_state", state)
         patch.setattr(replica_merge, "due", lambda *_, **__: True)
         patch.setattr(merge, "merge_table", merge_table)
+
+    def begin(self, table: TableSchema) -> dict[str, Any]:
+        self.tried.append(table.full_name)
+        self.fails.get(self.tried[-1], lambda: None)()
+        return {"read": 5}
 
     def run(self, named: str | None = None) -> tuple[dict[str, Any], ExitCode]:
         options = argparse.Namespace(table=named)
@@ -154,3 +161,18 @@ def test_what_is_wrong_for_all_ends_the_run(merges: Merges, monkeypatch: pytest.
     with pytest.raises(RuntimeError):
         merges.run()
     assert merges.tried == ["shop.b"]
+
+
+def test_bases_to_write_again_come_first(merges: Merges, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tables' passes waited behind the merges of all other tables. One that has killed a run comes last, too."""
+    monkeypatch.setattr(merge, "rewrite_table", lambda _, table, __: merges.begin(table))
+    merges.rewritten.add("shop.b")
+    assert merges.run()[1] == ExitCode.OK
+    assert merges.tried == ["shop.b", "shop.a", "shop.c"]
+    merges.tried.clear()
+    merges.fails = {"shop.b": failing(Killed())}
+    for expected in (["shop.b"], ["shop.a", "shop.c", "shop.b"]):
+        merges.tried.clear()
+        with pytest.raises(Killed):
+            merges.run()
+        assert merges.tried == expected

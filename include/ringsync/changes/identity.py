@@ -91,7 +91,8 @@ class TableVersion:
     def from_store(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return stored change rows with the places of their columns in this version.
 
-        :raises UnresolvedRowsError: they name a column that this version does not have, or have no version
+        :raises UnresolvedRowsError: they follow a later version, name a column that this version does not have, or have
+            no version
         """
         highest = int(integers(rows["schema_version"]).max(initial=0))
         lowest = int(integers(rows["schema_version"]).min(initial=highest))
@@ -99,6 +100,12 @@ class TableVersion:
             raise UnresolvedRowsError(
                 f"rows of {self.table.full_name} were staged without a version of its schema, by an older ringsync: "
                 f"it is unknown whether they follow version {self.number}"
+            )
+        if highest > self.number:
+            # A column may have been added again since: this version knows it as dropped, and would leave out its cells.
+            raise UnresolvedRowsError(
+                f"rows of {self.table.full_name} follow version {highest} of its schema, which is later than version "
+                f"{self.number}: they wait until it is read"
             )
         for name in ("cells", "complex_deletions"):
             ids = integers(rows[name].flatten().field(0))

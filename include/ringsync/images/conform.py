@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import columns_of
-from ringsync.changes.flat import kept
+from ringsync.changes.schema import NEVER
 from ringsync.compiled.arrow import array_of, list_of, rows_of_lists, structs_of, valid_mask
 from ringsync.cql.types import CqlType
 from ringsync.images.from_changes import images_of
@@ -39,7 +39,10 @@ def conformed_images(images: pa.RecordBatch, old: TableSchema, new: TableSchema)
     if not len(touched):
         return shown
     rows = change_rows_of(images.take(array_of(touched)), old, unknown_at_us=0, one_each=True)
-    left = images_of(_renumbered(rows, old, new), new, "raw", np.arange(len(rows)))
+    # What was dropped earlier is in no image: its cells are not looked for by times, of which some are unknown.
+    bare = replace(new, dropped=())
+    since = {gone.name: gone.dropped_at for gone in new.dropped if gone.name in again}
+    left = images_of(_renumbered(rows, old, bare, since), bare, "raw", np.arange(len(rows)))
     order = np.arange(images.num_rows)
     order[touched] = images.num_rows + np.arange(len(rows))
     return pa.concat_batches([shown, left]).take(array_of(order))
@@ -96,15 +99,20 @@ def _added_again(old: TableSchema, new: TableSchema) -> dict[str, CqlType]:
     return {column.name: column.type for column in old.value_columns if column.name in newly}
 
 
-def _renumbered(rows: ChangeRows, old: TableSchema, new: TableSchema) -> ChangeRows:
-    """Return change rows of the old version as those of the new one, without what it dropped."""
+def _renumbered(rows: ChangeRows, old: TableSchema, new: TableSchema, since: Mapping[str, int]) -> ChangeRows:
+    """Return change rows of the old version as those of the new one.
+
+    :param since: times of the drops of columns that were added again, µs, by name
+    """
     places = {column.name: column.number for column in columns_of(new)}
     by = np.array([places.get(column.name, -1) for column in columns_of(old)], np.int64)
+    limits = np.array([since.get(column.name, NEVER) for column in columns_of(new)], np.int64)
     parts = {}
     for name in ("cells", "complex_deletions"):
         part: Any = getattr(rows, name)
         part = replace(part, column=by[part.column])
-        parts[name] = kept(part.where(part.column >= 0), new)
+        part = part.where(part.column >= 0)
+        parts[name] = part.where(part.timestamp > limits[part.column])
     return replace(rows, **parts)
 
 

@@ -118,7 +118,8 @@ def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveCol
     """Find the rows that a SELECT shows, and the rows with a live static cell.
 
     A row is alive while its own liveness or one of its regular cells is. A row of unknown liveness without any regular
-    cell is alive, since a SELECT has shown it; if such a row's cells have expired, its liveness counts as expired, too.
+    cell is alive, since a SELECT has shown it; if such a row's cells have expired, its liveness counts as expired, too,
+    also after their column was dropped: ``_row`` still has the expiry, unless it may be that of static cells.
     A row without clustering, in a table with clustering columns, holds only the partition's static cells; whether a
     SELECT shows them depends on the partition's other rows.
     """
@@ -126,13 +127,16 @@ def _alive(batch: pa.RecordBatch, table: TableSchema, columns: dict[str, LiveCol
     regular = [columns[column.name] for column in table.of_kind("regular")]
     static = np.logical_or.reduce([nothing, *(columns[c.name].alive for c in table.of_kind("static"))])
     present = np.logical_or.reduce([nothing, *(column.present for column in regular)])
+    has_static = np.logical_or.reduce([nothing, *(columns[c.name].present for c in table.of_kind("static"))])
     alive = np.logical_or.reduce([nothing, *(column.alive for column in regular)])
-    deleted_at, live = (pc.struct_field(batch.column("_row"), name) for name in ("deleted_at", "live"))
+    names = ("writetime", "expires_at", "deleted_at", "live")
+    written_at, row_expires_at, deleted_at, live = (pc.struct_field(batch.column("_row"), name) for name in names)
     expires_at, unseen_at = (pc.struct_field(batch.column("_merge"), name) for name in ("live_expires_at", "unseen_at"))
     known = valid_mask(live)
     deleted = valid_mask(deleted_at) & (integers(live) <= integers(deleted_at))
     alive |= known & (integers(live) != NO_LIVENESS) & ~deleted & ~_expired(expires_at, now_s)
-    alive |= ~known & ~present & ~valid_mask(unseen_at)
+    had_expired = valid_mask(written_at) & _expired(row_expires_at, now_s) & ~has_static
+    alive |= ~known & ~present & ~valid_mask(unseen_at) & ~had_expired
     if table.clustering:
         alive &= columns[table.clustering[0].name].present
     return alive, static

@@ -210,8 +210,8 @@ class Closer:
         follow_ups.tell_missed()
 
     def _renew(self, state: TableState) -> None:
-        """Take over a version of the table that a stage has seen first."""
-        if state.newest > state.table.version.number:
+        """Take over a version of the table that another process has seen first."""
+        if state.failures or state.newest > state.table.version.number:
             newer = latest_version(self._store, state.table.table_id)
             if newer is not None:
                 state.follow(replace(state.table, version=newer))

@@ -482,11 +482,14 @@ class FollowUps:
             del self._passes[number]  # later than the object: files of an unknown pass are swept
 
     def is_done(self) -> bool:
-        """Tell whether stream and replica have all passes; during a bootstrap they have not."""
+        """Tell whether stream and replica have all passes; during a bootstrap they have not. A replica that cannot
+        follow its table is not waited for, but one whose base is to be written again is."""
         if self.bootstrap or self._published < self.last:
             return False
         state = self._replica()
-        return state is None or (state.applied >= self.last and not self._debts())
+        if state is None:
+            return not self._waits
+        return state.applied >= self.last and not self._debts()
 
     def status(self) -> dict[str, Any]:
         """Return the progress of the table's passes."""

@@ -292,7 +292,8 @@ def rows_removed(reader: AfterReader, merged: ChangeRows) -> Said | None:
     if reader.replica is None:
         raise NoReplicaError(
             f"{table.full_name}: expand_deletions finds the rows that a deletion has removed in the replica, and there "
-            "is none that has all that was published: wait until its bootstrap is complete, bootstrap it, or set "
+            "is none that has all that was published. If it is being bootstrapped, or has just been altered (then the "
+            "DAG replica_merge writes it again), wait; else bootstrap it, or set "
             f"sync.tables: {{{table.full_name}: {{expand_deletions: false}}}}"
         )
     chosen = merged.where(np.isin(merged.token, deleted))

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from ringsync.cluster.schema import read_tables
 from ringsync.cluster.session import connect
 from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.ledger.followed import followed_tables
 from ringsync.ledger.table_versions import version_of, versions_of
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
@@ -29,51 +30,90 @@ UNMERGED_KEY = "progress/replica_merge.json"
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
     """Merge the table that is named, or all that are due. A table that fails holds up no other. It may kill the run, so
-    the next run merges it last.
+    the next run merges it last. Bases that are to be written again come first: their tables' passes wait for that.
 
     :returns: exit code 1 when some table could not be merged: the report says which and why
     :raises StepError: the table that is named has no replica, or it cannot be merged now
     :raises ClusterError: the cluster does not answer
     :raises ConfigError: the configuration is wrong, for all tables
     """
-    store = application.store
     session = connect(cluster_settings(application.config))
     named = application.options.table and parse_table_name(application.options.table)
-    merged: dict[str, Any] = {}
-    failed: dict[str, str] = {}
-    waiting = 0
-    unmerged = _unmerged(store)
-    tried = {name: place for place, name in enumerate(unmerged)}
-    for table, gc_grace_s in sorted(candidates(session, named), key=lambda pair: tried.get(pair[0].full_name, -1)):
+    merges = _Merges(application, clock, is_named=bool(named))
+    tables = sorted(candidates(session, application.store, named), key=merges.place)
+    later = [pair for pair in tables if not merges.done(*pair, only_rewriting=True)]
+    for table, gc_grace_s in later:
+        merges.done(table, gc_grace_s)
+    report = {"merged": merges.merged, "not_yet_due": merges.waiting, "failed": merges.failed}
+    if not merges.failed:
+        return report, ExitCode.OK
+    names = ", ".join(merges.failed)
+    return {**report, "error": f"tables that could not be merged: {names}"}, ExitCode.COMPLETED_WITH_ERRORS
+
+
+class _Merges:
+    """The work of a run, one table after the other.
+
+    :ivar merged: reports by table
+    :ivar failed: errors by table
+    :ivar waiting: number of tables that have changes and are not due
+    """
+
+    def __init__(self, application: Application, clock: Callable[[], float], *, is_named: bool) -> None:
+        self._application, self._clock, self._is_named = application, clock, is_named
+        self._unmerged = _unmerged(application.store)
+        self._tried = {name: place for place, name in enumerate(self._unmerged)}
+        self.merged: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
+        self.waiting = 0
+
+    def place(self, pair: tuple[TableSchema, int]) -> int:
+        """Return a table's place: those that were tried before come last, in the order of their last tries."""
+        return self._tried.get(pair[0].full_name, -1)
+
+    def done(self, table: TableSchema, gc_grace_s: int, *, only_rewriting: bool = False) -> bool:
+        """Do a table's work.
+
+        :param only_rewriting: do nothing but write the base again, for the first time
+        :returns: whether nothing is left to do in this run
+        """
         name = table.full_name
+        if only_rewriting and name in self._tried:
+            return False
         try:
-            work = _work_on(application, table, gc_grace_s, int(clock()), is_named=bool(named))
-            if not callable(work):
-                waiting += work
-                continue
-            unmerged = [*(other for other in unmerged if other != name), name]
-            store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
-            merged[name] = work()
-            unmerged.remove(name)
-            store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
+            work = _work_on(self._application, table, gc_grace_s, int(self._clock()), is_named=self._is_named)
+            if not isinstance(work, _Work):
+                self.waiting += work
+                return True
+            if only_rewriting and not work.is_rewriting:
+                return False
+            self._note([*(other for other in self._unmerged if other != name), name])
+            self.merged[name] = work.do()
+            self._note([other for other in self._unmerged if other != name])
         except ConfigError:
             raise
         except Exception as error:
-            if named or _spark_is_gone():
+            if self._is_named or _spark_is_gone():
                 raise
-            failed[name] = plain(error)
+            self.failed[name] = plain(error)
             print(f"ringsync: warning: {name} could not be merged: {plain(error)}", flush=True)
-    report = {"merged": merged, "not_yet_due": waiting, "failed": failed}
-    if not failed:
-        return report, ExitCode.OK
-    names = ", ".join(failed)
-    return {**report, "error": f"tables that could not be merged: {names}"}, ExitCode.COMPLETED_WITH_ERRORS
+        return True
+
+    def _note(self, unmerged: list[str]) -> None:
+        self._unmerged = unmerged
+        self._application.store.say(UNMERGED_KEY, json.dumps(unmerged).encode())
+
+
+@dataclass(frozen=True)
+class _Work:
+    do: Callable[[], Report]
+    is_rewriting: bool
 
 
 def _work_on(
     application: Application, shown: TableSchema, gc_grace_s: int, now_s: int, *, is_named: bool
-) -> Callable[[], Report] | int:
-    """Return what there is to do for a table, as a function; else the number of tables that are not due yet: 0 or 1.
+) -> _Work | int:
+    """Return what there is to do for a table; else the number of tables that are not due yet: 0 or 1.
 
     :param shown: the table as the cluster shows it
     :raises StepError: the table is named, and has no replica
@@ -88,7 +128,7 @@ def _work_on(
         state = followed_state(store, table, delta_options(**config.store.model_dump()))
     except RewriteNeededError as error:
         print(f"ringsync: {error}", flush=True)
-        return partial(rewrite_table, application, table, now_s)
+        return _Work(partial(rewrite_table, application, table, now_s), is_rewriting=True)
     if state is None and is_named:
         raise StepError(f"{table.full_name} has no replica: trigger bootstrap_table first")
     if state is None:
@@ -98,7 +138,7 @@ def _work_on(
     limits = {"interval_s": config.replica.merge_interval_s, "rows_fraction": config.replica.merge_rows_fraction}
     if not is_named and not due(state, now_s * 1000, **limits):
         return int(bool(state.changed_rows))
-    return partial(merge_table, application, table, gc_grace_s, state, now_s)
+    return _Work(partial(merge_table, application, table, gc_grace_s, state, now_s), is_rewriting=False)
 
 
 def _unmerged(store: ObjectStore) -> list[str]:
@@ -115,18 +155,19 @@ def _spark_is_gone() -> bool:
     return context is not None and spark_is_gone(context)
 
 
-def candidates(session: Any, named: tuple[str, str] | None) -> list[tuple[TableSchema, int]]:
-    """Return the named table, or all that the sync keeps in step, those with cdc; and ``gc_grace_seconds`` of each.
+def candidates(session: Any, store: ObjectStore, named: tuple[str, str] | None) -> list[tuple[TableSchema, int]]:
+    """Return the named table, or all that the sync keeps in step: those with cdc, and those that lost it and are
+    followed to their end; and ``gc_grace_seconds`` of each.
 
     :raises StepError: there is no such table
     """
     rows = list(session.execute("SELECT id, cdc, gc_grace_seconds FROM system_schema.tables"))
     grace: Mapping[str, int] = {row.id.hex: row.gc_grace_seconds for row in rows}
-    with_cdc = {row.id.hex for row in rows if row.cdc}
+    in_step = {row.id.hex for row in rows if row.cdc} | followed_tables(store).keys()
     tables = [
         (table, grace[table.table_id])
         for table in read_tables(session).tables
-        if table.table_id in grace and ((table.keyspace, table.name) == named if named else table.table_id in with_cdc)
+        if table.table_id in grace and ((table.keyspace, table.name) == named if named else table.table_id in in_step)
     ]
     if named and not tables:
         raise StepError(f"the cluster has no table {'.'.join(named)} that ringsync can read")
