@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.jars import fetch
 from servers.spark import lean_java_options
+
+
+# How fast examples are made says how busy the machine is.
+settings.register_profile("ringsync", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("ringsync")
 
 
 @pytest.fixture(scope="session")

@@ -203,14 +203,15 @@ def test_a_dropped_column_s_name_goes_to_no_other(tmp_path: Path) -> None:
     assert lake_names(part.table)["a_b"] == "a_b_"
 
 
-def test_a_former_name_that_another_column_has_is_no_alias(tmp_path: Path) -> None:
+def test_a_former_name_of_a_key_stays_its_alias(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     version_of(store, version_with("c", {"v": INT}))
     renamed = version_of(store, version_with("seq", {"v": INT})).table
     assert renamed.former_keys == ((), ("c",))
     assert key_schema(renamed, "demo", "exact")["fields"][1]["aliases"] == ["c"]
     added = version_of(store, version_with("seq", {"v": INT, "c": INT})).table
-    assert "aliases" not in key_schema(added, "demo", "exact")["fields"][1]
+    assert lake_names(added)["c"] == "c_2"
+    assert key_schema(added, "demo", "exact")["fields"][1]["aliases"] == ["c"]
     back = version_of(store, version_with("c", {"v": INT})).table
     assert key_schema(back, "demo", "exact")["fields"][1]["aliases"] == ["seq"]
 

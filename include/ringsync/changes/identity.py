@@ -7,8 +7,10 @@ reuses it. Files also store the version of the table under which they were writt
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,8 @@ import pyarrow as pa
 
 from ringsync.changes.columns import columns_of
 from ringsync.compiled.arrow import array_of, integers, list_of, rows_of_lists, structs_of
-from ringsync.schema.table import TableSchema
+from ringsync.cql.types import CqlType, UserType, types_inside
+from ringsync.schema.table import Column, TableSchema
 
 _NOWHERE = -1
 
@@ -57,19 +60,51 @@ class TableVersion:
         return TableVersion(self.with_past(table), self.number + 1, (*self.names, *new))
 
     def with_past(self, table: TableSchema) -> TableSchema:
-        """Return a later or equal schema of the table, or some of its columns, with the names that were before."""
-        before = self.table
-        now = [column.name for column in table.key_columns] + [column.name for column in columns_of(table)]
-        former_keys: tuple[tuple[str, ...], ...] = ()
+        """Return a later or equal schema of the table, or some of its columns, with what is known of those before."""
+        before, labels, former_keys = self.table, dict(self.table.relabelled), self.table.former_keys
+        every: dict[str, None] = dict.fromkeys(before.every_name)
         if [(key.kind, str(key.type)) for key in before.key_columns] == [
             (key.kind, str(key.type)) for key in table.key_columns
         ]:  # Else it is another table, which was created `WITH ID`.
-            keys = zip(before.key_columns, before.former_keys or ((),) * len(before.key_columns), strict=True)
+            formers = before.former_keys or ((),) * len(before.key_columns)
+            pairs = list(zip(before.key_columns, table.key_columns, formers, strict=True))
+            renamed = [old.name != key.name for old, key, _ in pairs]
             former_keys = tuple(
-                former if old.name == key.name else (*former, old.name)
-                for (old, former), key in zip(keys, table.key_columns, strict=True)
+                (*former, before.label(old.name)) if is_new else former
+                for (old, _, former), is_new in zip(pairs, renamed, strict=True)
             )
-        return replace(table, every_name=tuple(dict.fromkeys((*before.every_name, *now))), former_keys=former_keys)
+            for (_, key, former), is_new in zip(pairs, renamed, strict=True):
+                if is_new:
+                    labels.pop(key.name, None)
+                    if key.name in every and key.name not in former:
+                        labels[key.name] = _fresh(key.name, every)
+                every[labels.get(key.name, key.name)] = None
+        else:
+            former_keys = ()
+        keys = {label for former in former_keys for label in former} | {key.name for key in before.key_columns}
+        for column in table.value_columns:
+            if self._is_another(column, table) if column.name in self.names else column.name in keys:
+                labels[column.name] = _fresh(column.name, every)
+        names = [*(key.name for key in table.key_columns), *(column.name for column in columns_of(table))]
+        now = [labels.get(name, name) for name in names]
+        return replace(
+            table,
+            every_name=tuple(dict.fromkeys((*before.every_name, *now))),
+            former_keys=former_keys,
+            relabelled=tuple(sorted(labels.items())),
+        )
+
+    def _is_another(self, column: Column, table: TableSchema) -> bool:
+        """Tell whether a column was dropped, and added again with another type, since this version."""
+        drops = {gone.name: gone for gone in self.table.dropped}
+        there = next((known for known in self.table.value_columns if known.name == column.name), None)
+        dropped_at = next((gone.dropped_at for gone in table.dropped if gone.name == column.name), None)
+        gone = drops.get(column.name)
+        if there is not None and dropped_at == (gone.dropped_at if gone else None):
+            return False
+        old = there or gone
+        # User-defined types grow, and Cassandra adds no such column again.
+        return old is not None and old.type != column.type and not _has_user_type(column.type)
 
     @cached_property
     def _ids(self) -> npt.NDArray[np.int32]:
@@ -120,6 +155,15 @@ class TableVersion:
                     "is read"
                 )
         return _renumbered(rows, self._places)
+
+
+def _has_user_type(kind: CqlType) -> bool:
+    return isinstance(kind, UserType) or any(map(_has_user_type, types_inside(kind)))
+
+
+def _fresh(name: str, labels: Collection[str]) -> str:
+    """Return a label for a column whose name another one had. A CQL identifier has no zero byte."""
+    return next(label for number in count(2) if (label := f"{name}\0{number}") not in labels)
 
 
 def _renumbered(rows: pa.RecordBatch, by: npt.NDArray[np.int32]) -> pa.RecordBatch:

@@ -75,15 +75,16 @@ RESERVED_NAMES = ("token", "_row", "_x", "_merge", "_cells", "_version")
 def lake_names(table: TableSchema) -> Mapping[str, str]:
     """Return the names in row images and in the lake, by CQL column name. They are almost always the same.
 
-    A column keeps its name: one that was added later makes way, and takes no name that a dropped column had.
+    A column keeps its name: one that was added later makes way, and takes no name that another column had.
     """
     every = every_lake_name(table)
-    return {column.name: every[column.name] for column in table.columns}
+    return {column.name: every[table.label(column.name)] for column in table.columns}
 
 
 def every_lake_name(table: TableSchema) -> Mapping[str, str]:
-    """Return the names of :func:`lake_names`, and of all columns that the table had before."""
-    return _distinct(tuple(dict.fromkeys((*table.every_name, *(column.name for column in table.columns)))))
+    """Return the names of :func:`lake_names`, and of all columns that the table had before, by label."""
+    labels = (table.label(column.name) for column in table.columns)
+    return _distinct(tuple(dict.fromkeys((*table.every_name, *labels))))
 
 
 @lru_cache(maxsize=64)

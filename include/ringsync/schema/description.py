@@ -39,6 +39,7 @@ def describe(table: TableSchema) -> dict[str, Any]:
         "is_selection": table.is_selection,
         "every_name": table.every_name,
         "former_keys": table.former_keys,
+        "relabelled": table.relabelled,
     }
 
 
@@ -56,7 +57,7 @@ def from_description(description: Mapping[str, Any]) -> TableSchema:
     :param description: keys ``keyspace``, ``table``, ``table_id``; ``columns``: list of ``name``, ``kind``,
         ``position``, ``type``, ``descending``; ``user_types``: list of [field, type] by type name; optional
         ``dropped``: list of ``name``, ``kind``, ``type``, ``dropped_at`` (µs); optional ``since_us``, ``is_selection``,
-        ``every_name``, ``former_keys``
+        ``every_name``, ``former_keys``, ``relabelled``
     :raises CqlTypeError: a type cannot be read
     """
     return build_table(description, resolve_user_types(description["keyspace"], description["user_types"]))
@@ -81,7 +82,8 @@ def build_table(description: Mapping[str, Any], user_types: Mapping[str, UserTyp
     others = (description.get("since_us", 0), description.get("is_selection", False))
     former_keys = tuple(tuple(former) for former in description.get("former_keys", ()))
     every_name = tuple(description.get("every_name", ()))
-    return TableSchema(*names, tuple(parsed), tuple(dropped), *others, every_name, former_keys)
+    relabelled = tuple((name, label) for name, label in description.get("relabelled", ()))
+    return TableSchema(*names, tuple(parsed), tuple(dropped), *others, every_name, former_keys, relabelled)
 
 
 def parse_dropped_type(text: str, user_types: Mapping[str, UserType]) -> CqlType:

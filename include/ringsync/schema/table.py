@@ -75,10 +75,12 @@ class TableSchema:
     :ivar since_us: time of the statement that gave the table this schema, µs, by the clock of the node that executed
         it; 0: unknown. Schemas are equal whatever it is
     :ivar is_selection: whether columns of the table are left out
-    :ivar every_name: names of all columns that the table ever had, keys too, in the order in which they came; they
+    :ivar every_name: labels of all columns that the table ever had, keys too, in the order in which they came; they
         decide the names in lake and messages. Empty: only the present ones are known. Schemas are equal whatever it is
-    :ivar former_keys: earlier names of each key column, the oldest first, in the order of :attr:`key_columns`; empty:
+    :ivar former_keys: earlier labels of each key column, the oldest first, in the order of :attr:`key_columns`; empty:
         none is known. Schemas are equal whatever it is
+    :ivar relabelled: pairs of a column's name and its label, where another column had the name before. The label of any
+        other column is its name. Schemas are equal whatever it is
     """
 
     keyspace: str
@@ -90,11 +92,16 @@ class TableSchema:
     is_selection: bool = field(default=False, compare=False)
     every_name: tuple[str, ...] = field(default=(), compare=False)
     former_keys: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    relabelled: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
     def full_name(self) -> str:
         """``keyspace.table``, with quotes where CQL needs them."""
         return f"{printable(self.keyspace)}.{printable(self.name)}"
+
+    def label(self, name: str) -> str:
+        """Return a column's label, which no other column of the table ever had."""
+        return next((label for column, label in self.relabelled if column == name), name)
 
     def of_kind(self, *kinds: ColumnKind) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.kind in kinds)

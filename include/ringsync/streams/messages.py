@@ -215,8 +215,8 @@ def _aliases(table: TableSchema) -> dict[str, list[str]]:
     every, taken = every_lake_name(table), set(lake_names(table).values())
     found = {}
     for column, former in zip(table.key_columns, table.former_keys, strict=False):
-        if earlier := [every[name] for name in dict.fromkeys(former) if every[name] not in taken]:
-            found[every[column.name]] = earlier
+        if earlier := [every[label] for label in dict.fromkeys(former) if every[label] not in taken]:
+            found[every[table.label(column.name)]] = earlier
     return found
 
 

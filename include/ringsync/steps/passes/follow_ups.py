@@ -482,22 +482,19 @@ class FollowUps:
             del self._passes[number]  # later than the object: files of an unknown pass are swept
 
     def is_done(self) -> bool:
-        """Tell whether stream and replica have all passes; during a bootstrap they have not. A replica that cannot
-        follow its table is not waited for, but one whose base is to be written again is."""
+        """Tell whether stream and replica, unless it can never follow, have all passes; no, during a bootstrap."""
         if self.bootstrap or self._published < self.last:
             return False
         state = self._replica()
-        if state is None:
-            return not self._waits
-        return state.applied >= self.last and not self._debts()
+        return not self._waits if state is None else state.applied >= self.last and not self._debts()
 
     def status(self) -> dict[str, Any]:
         """Return the progress of the table's passes."""
-        state = self._replica_lately()
+        replica = self._replica_lately()
         return {
             "last_pass": self.last,
             "published_pass": self._published,
             "bootstrap": self.bootstrap,
             "replica_error": self._mismatch,
-            "replica_pass": state.applied if state else None,
+            "replica_pass": replica.applied if replica else None,
         }
