@@ -17,7 +17,6 @@ from servers.cassandra import CassandraNode, NodeSettings
 from servers.jars import fetch
 from servers.spark import lean_java_options
 
-
 # How fast examples are made says how busy the machine is.
 settings.register_profile("ringsync", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("ringsync")
