@@ -16,14 +16,15 @@ from ringsync.metrics import report_metrics
 from ringsync.orchestration import config_path
 
 
-def prepare_environment(spark_connection: str) -> Config:
+def prepare_environment(spark_connection: str | None) -> Config:
     """Put the passwords of Airflow connections into the environment, where only spark-submit finds them.
 
-    :param spark_connection: id of Spark's connection, which must exist, too
+    :param spark_connection: id of Spark's connection, which must exist, too; None: Spark is not needed
     :raises AirflowFailException: a connection is missing, or the configuration is wrong
     """
     try:
-        Connection.get(spark_connection)  # the hook would go to YARN silently if it were missing
+        if spark_connection is not None:
+            Connection.get(spark_connection)  # the hook would go to YARN silently if it were missing
         config = load_config(config_path())
         for connection in config.airflow_connections():
             os.environ[connection_variable(connection)] = Connection.get(connection).password or ""

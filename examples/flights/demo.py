@@ -55,7 +55,7 @@ CACHE = PROJECT / ".cache"
 NEEDED_BYTES = 3 * 2**30
 NODE = NodeSettings(address="127.0.0.1", native_port=29042, storage_port=27000, jmx_port=27199, cluster_name="demo")
 AIRFLOW_PORT = 28080
-PARALLELISM = 5
+PARALLELISM = 6
 """Number of Spark JVMs at once: the three loops of the sync, and two other applications."""
 REPLICATED = tuple(table for table in TABLES if table != "route_counts")
 """The tables to copy, the largest first. Copy the counters yourself: trigger `flights.route_counts` in the UI."""

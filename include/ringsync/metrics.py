@@ -66,6 +66,15 @@ CLOSE = (
 )
 """Metrics of each table, from ``bucket_close``."""
 
+ARCHIVE = (
+    Family("free_bytes", "ringsync_node_cdc_raw_free_bytes", "gauge", "Room in the node's cdc_raw"),
+    Family("total_bytes", "ringsync_node_cdc_raw_limit_bytes", "gauge", "The node's cdc_total_space"),
+    Family("waiting", "ringsync_node_cdc_raw_segments", "gauge", "Finished segments in the node's cdc_raw"),
+    Family("archived", "ringsync_node_archived_total", "counter", "Segments that this run has archived"),
+    Family("error", "ringsync_node_archive_failing", "gauge", "Whether too little room is left, or it is unknown"),
+)
+"""Metrics of each node, from ``commitlog_archive``."""
+
 LATE = (
     Family("waiting", "ringsync_late_waiting", "gauge", "Late rows that wait to be published"),
     Family("published", "ringsync_late_published_total", "counter", "Late rows published by this run"),
@@ -81,7 +90,7 @@ def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
         yield from _numbers((_AT,), status, {"loop": application, "queue": name})
         for node, inner in status.get("nodes", {}).items():
             labels = {"node": node, "endpoint": str(inner.get("endpoint", "")), "queue": name}
-            yield from _numbers(STAGE, inner, labels)
+            yield from _numbers(ARCHIVE if application == "commitlog_archive" else STAGE, inner, labels)
         for table, inner in status.get("tables", {}).items():
             yield from _numbers(CLOSE, inner, {"table": table})
         if application == "out_of_sequence":

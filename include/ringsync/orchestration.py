@@ -169,6 +169,41 @@ def commitlog_stage(queue: str) -> SparkApplication:
     )
 
 
+def commitlog_archive(queue: str) -> SparkApplication:
+    """Return the application that archives the logs of a queue's nodes. It is a plain process, without Spark."""
+    return SparkApplication("commitlog_archive", (), driver_memory="", of_table=False, loop=True, queue=queue)
+
+
+_OF_BACKFILL = "dag_run.run_type == 'backfill'"
+ARCHIVE_REPROCESS = SparkApplication(
+    "archive_reprocess",
+    tuple(
+        f"{{{{ '--{name}=' ~ {moment}.isoformat() if {_OF_BACKFILL} else "
+        f"'--{name}=' ~ params.get('{name}') if params.get('{name}') else '' }}}}"
+        for name, moment in (("since", "data_interval_start"), ("until", "data_interval_end"))
+    ),
+    driver_memory="1g",
+    lean=True,
+    of_table=False,
+)
+
+ARCHIVE_ASSET = "ringsync_archive"
+"""The asset that changes when commit logs were archived."""
+
+
+def nothing_archived() -> str:
+    """Return why there is nothing to reprocess; empty: archived commit logs wait. For the DAG's template: this is asked
+    before Spark is started.
+
+    :raises StorageError: the object store cannot be asked
+    """
+    from ringsync.config import load_config
+    from ringsync.ledger.archive import WAITING
+    from ringsync.wiring import store_of
+
+    return "" if store_of(load_config(config_path())).list(WAITING) else "no archived commit log waits"
+
+
 Parameter = dict[str, Any]
 """Arguments of Airflow's ``Param``: the default, and the JSON schema that makes its field in the trigger form."""
 
@@ -225,6 +260,24 @@ MERGE_PARAMETERS: dict[str, Parameter] = {
     },
 }
 """Parameters of the DAG ``replica_merge``."""
+
+
+REPROCESS_PARAMETERS: dict[str, Parameter] = {
+    name: {
+        **{"default": None, "type": ["null", "string"], "format": "date-time"},
+        "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d",
+        **{"title": title, "description_md": about},
+    }
+    for name, title, about in (
+        (
+            "since",
+            "Since",
+            "Read logs with writes from this time on, read before or not; empty: only new logs",
+        ),
+        ("until", "Until", "Together with *since*: only logs with writes before this time"),
+    )
+}
+"""Parameters of the DAG ``archive_reprocess``."""
 
 
 def given(arguments: Sequence[str]) -> list[str]:

@@ -16,7 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "dags"
 HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
-SYNC = {"commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater"}
+SYNC = {
+    *("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater"),
+    *("commitlog_archive", "archive_reprocess"),
+}
 STARTED = 1795234200
 """When the run began, in seconds since the epoch."""
 RUN = "manual__2026-11-21T04:20:00+00:00"
@@ -62,7 +65,7 @@ print("RESULT", json.dumps([sorted(bag.dags), sorted(set(sys.modules) - before)]
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     dags, modules = json.loads(line.removeprefix("RESULT "))
-    assert len(dags) == 6
+    assert len(dags) == 8
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 
@@ -85,7 +88,7 @@ def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
             assert task.owner == OWNER
 
 
-@pytest.mark.parametrize("dag_id", ["commitlog_sync", "out_of_sequence", "schema_updater"])
+@pytest.mark.parametrize("dag_id", ["commitlog_sync", "out_of_sequence", "schema_updater", "commitlog_archive"])
 def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
     """The scheduler passes over a run whose logical date another run of the DAG has: for ever, if it is the next."""
     from airflow.timetables.base import TimeRestriction
@@ -104,13 +107,13 @@ def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
 
 def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
     loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
-    loops += bag.dags["schema_updater"].tasks
-    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update"}
+    loops += [*bag.dags["schema_updater"].tasks, *bag.dags["commitlog_archive"].tasks]
+    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update", "archive_default"}
     for task in loops:
         assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
         # Four bootstraps that begin together would else take all slots.
         assert task.priority_weight > 4
-    for dag_id in ("bootstrap_table", "replica_verify", "replica_merge"):
+    for dag_id in ("bootstrap_table", "replica_verify", "replica_merge", "archive_reprocess"):
         for task in bag.dags[dag_id].tasks:
             assert (task.retries, task.retry_delay.total_seconds()) == (2, 30)
 
@@ -180,6 +183,7 @@ def test_parameters_explain_themselves(bag: Any) -> None:
         ("replica_verify", {"table": "shop.orders", "repair": True}),
         ("replica_merge", {}),
         ("replica_merge", {"table": "shop.orders"}),
+        ("archive_reprocess", {"since": "2026-11-21T04:00:00Z", "until": "2026-11-21T05:00:00Z"}),
     ],
 )
 def test_good_parameters_are_taken(bag: Any, dag_id: str, conf: dict[str, Any]) -> None:
@@ -199,6 +203,7 @@ def test_good_parameters_are_taken(bag: Any, dag_id: str, conf: dict[str, Any]) 
         ("bootstrap_table", {"table": "shop.orders", "verify": "no"}),
         ("replica_verify", {"table": "shop.orders", "repair": 1}),
         ("replica_merge", {"table": "shop"}),
+        ("archive_reprocess", {"since": "yesterday"}),
     ],
 )
 def test_bad_parameters_are_refused(bag: Any, dag_id: str, conf: dict[str, Any]) -> None:
@@ -252,6 +257,11 @@ def test_the_command_that_is_submitted(
         ("schema_updater", "update", {}, "schema_update", []),
         ("replica_merge", "merge", {}, "replica_merge", []),
         ("replica_merge", "merge", {"table": "shop.orders"}, "replica_merge", ["--table=shop.orders"]),
+        ("archive_reprocess", "reprocess", {}, "archive_reprocess", []),
+        (
+            *("archive_reprocess", "reprocess", {"since": "2026-11-21T04:00:00Z"}, "archive_reprocess"),
+            ["--since=2026-11-21T04:00:00Z"],
+        ),
     ],
 )
 def test_applications_of_the_sync_are_for_all_tables(
@@ -288,6 +298,57 @@ def test_what_is_left_out(bag: Any, task_id: str, conf: dict[str, Any], skipped:
             task.execute({})
 
 
+def test_a_backfill_is_for_its_interval(bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringsync.orchestration import given
+    from ringsync.storage.local import LocalStore
+
+    document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}}
+    (tmp_path / "ringsync.yaml").write_text(json.dumps(document))
+    monkeypatch.setenv("RINGSYNC_CONFIG", str(tmp_path / "ringsync.yaml"))
+
+    def reprocess(run_type: str) -> Any:
+        task = bag.dags["archive_reprocess"].get_task("reprocess").prepare_for_execution()
+        task.render_template_fields(context(parameters(bag, "archive_reprocess", {}), run_type))
+        return task
+
+    told = given(reprocess("backfill").application_args)
+    assert told[-2:] == ["--since=2026-11-20T03:00:00+00:00", "--until=2026-11-20T04:00:00+00:00"]
+    # Else it is for all that waits, and no JVM is started if nothing does.
+    for run_type in ("scheduled", "asset_triggered", "manual"):
+        task = reprocess(run_type)
+        assert not any("since" in argument for argument in given(task.application_args))
+        assert task.skip_if == "no archived commit log waits"
+    LocalStore(tmp_path / "lake").put("cdc/a/CommitLog-7-1.log.json", b"{}")
+    assert reprocess("scheduled").skip_if == ""
+
+
+@pytest.mark.parametrize(("code", "is_final"), [(0, None), (1, True), (3, True), (4, False), (-9, False)])
+def test_a_process_without_spark(
+    bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_final: Any
+) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    task = rendered(bag, "commitlog_archive", "archive_default", {})
+    module = sys.modules[type(task).__module__]
+    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    reported: list[str] = []
+    monkeypatch.setattr(module, "send_report", lambda _, key, *__: reported.append(key))
+    script = tmp_path / "application.py"
+    script.write_text(
+        "import os, sys\nprint('ringsync: error: no room', file=sys.stderr)\nprint('ringsync: report: {}')\n"
+        f"os.kill(os.getpid(), 9) if {code} < 0 else sys.exit({code})\n"
+    )
+    assert (ROOT / "spark_apps" / "commitlog_archive.py").samefile(task.path)
+    task.path = str(script)
+    if is_final is None:
+        task.execute({})
+    else:
+        with pytest.raises(AirflowException, match="no room") as raised:
+            task.execute({})
+        assert isinstance(raised.value, AirflowFailException) == is_final
+    assert reported == [f"reports/commitlog_archive/{RUN}.default.json"]
+
+
 def test_steps_come_in_order(bag: Any) -> None:
     tasks = {task.task_id: task.downstream_task_ids for task in bag.dags["bootstrap_table"].tasks}
     assert tasks == {"prepare": {"scan"}, "scan": {"drain"}, "drain": {"verify"}, "verify": set()}
@@ -301,10 +362,12 @@ def parameters(bag: Any, dag_id: str, conf: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def context(params: Any) -> dict[str, Any]:
+def context(params: Any, run_type: str = "manual") -> dict[str, Any]:
     """What a worker renders templates with."""
-    run = SimpleNamespace(start_date=datetime.fromtimestamp(STARTED, UTC))
-    return {"params": params, "run_id": RUN, "ti": None, "dag_run": run}
+    run = SimpleNamespace(start_date=datetime.fromtimestamp(STARTED, UTC), run_type=run_type)
+    begin, end = (datetime(2026, 11, 20, hour, tzinfo=UTC) for hour in (3, 4))
+    interval = {"data_interval_start": begin, "data_interval_end": end}
+    return {"params": params, "run_id": RUN, "ti": None, "dag_run": run, **interval}
 
 
 def rendered(bag: Any, dag_id: str, task_id: str, conf: dict[str, Any]) -> Any:

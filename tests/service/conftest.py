@@ -40,7 +40,8 @@ from ringsync.status import STOP_KEY
 from ringsync.wiring import store_of
 
 NAME = "<name>"
-LOOPS = {"bucket_close": "close", "out_of_sequence": "queue", "schema_update": "schema", "replica_merge": None}
+LOOPS = {"bucket_close": "close", "out_of_sequence": "queue", "schema_update": "schema", "replica_merge": None,
+         "archive_reprocess": None}
 parser = argparse.ArgumentParser()
 for option in ("--conf", "--run", "--queue", "--until"):
     parser.add_argument(option)
@@ -48,7 +49,7 @@ given = parser.parse_args()
 store, started = store_of(load_config(given.conf)), datetime.now(UTC)
 until = float(given.until or time.time() + 600)
 name = LOOPS.get(NAME, given.queue)
-while name and time.time() < until and store.stat(STOP_KEY) is None:
+while name and time.time() < until and (NAME == "commitlog_archive" or store.stat(STOP_KEY) is None):
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "until": until}
     if NAME == "commitlog_stage":
         content["nodes"] = {"n1": {"endpoint": "127.0.0.1:9042", "up": True, "is_read": True, "refused": None}}
@@ -67,7 +68,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("spark_apps", "config"):
         (folder / name).mkdir()
     (folder / "spark_apps" / "replica_verify.py").write_text(VERIFY)
-    for name in ("commitlog_stage", "bucket_close", "out_of_sequence", "replica_merge", "schema_update"):
+    loops = ("commitlog_stage", "bucket_close", "out_of_sequence", "schema_update", "commitlog_archive")
+    for name in (*loops, "replica_merge", "archive_reprocess"):
         (folder / "spark_apps" / f"{name}.py").write_text(LOOP.replace("<name>", name))
     shutil.copy(ROOT / "config" / "spark-log4j2.properties", folder / "config")
     (folder / "config" / "ringsync.yaml").write_text(

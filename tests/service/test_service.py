@@ -24,7 +24,11 @@ from tests.service.conftest import Collector
 
 pytestmark = [pytest.mark.server, pytest.mark.airflow]
 
-LOOPS = {"commitlog_stage/default", "bucket_close/close", "out_of_sequence/queue", "schema_update/schema"}
+LOOPS = {
+    *("commitlog_stage/default", "bucket_close/close", "out_of_sequence/queue", "schema_update/schema"),
+    "commitlog_archive/default",
+}
+SYNC = "commitlog_sync, out_of_sequence, replica_merge, schema_updater, archive_reprocess, commitlog_archive"
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +70,16 @@ def test_start_status_and_stop(
     assert f"{keyspace}.orders" in said
     assert "cdc_raw can be listed, read and deleted from: 127.0.0.1:9042" in said
     assert "nodes that capture changes: 127.0.0.1" in said
-    assert "started: commitlog_sync, out_of_sequence, replica_merge, schema_updater" in said
+    assert f"started: {SYNC};" in said
 
     found = until(lambda: healthy(status()), 240)
     assert set(found["loops"]) == LOOPS
-    assert {name: dag["run"]["state"] for name, dag in found["dags"].items() if name != "replica_merge"} == {
+    short = ("replica_merge", "archive_reprocess")
+    assert {name: dag["run"]["state"] for name, dag in found["dags"].items() if name not in short} == {
         "commitlog_sync": "running",
         "out_of_sequence": "running",
         "schema_updater": "running",
+        "commitlog_archive": "running",
     }
     assert main(["status", "--conf", str(conf)]) == 0
     assert "all is well" in capsys.readouterr().out
@@ -93,9 +99,11 @@ def test_start_status_and_stop(
     assert read_statuses(store)["commitlog_stage/default"]["until"] == before["until"]
 
     assert main(["stop", "--conf", str(conf), "--timeout", "120"]) == 0, capsys.readouterr().err
-    assert "stopped; cdc_raw of the nodes fills until cdcservice start" in capsys.readouterr().out
+    left = "commitlog_archive goes on and archives commit logs until cdcservice start"
+    assert f"stopped; {left}" in capsys.readouterr().out
     code, found = status()
-    assert (code, found["problems"]) == (1, ["stopped: cdc_raw of the nodes fills until cdcservice start"])
+    assert (code, found["problems"]) == (1, ["stopped: commit logs are archived until cdcservice start"])
+    assert found["dags"]["commitlog_archive"]["run"]["state"] == "running"
     print(f"a killed loop worked again after {seconds:.1f} s")
     tags = {"application": "commitlog_stage"}
     until(lambda: ("airflow.ringsync.commitlog_stage.rows", 17, tags) in collector.numbers, 30)

@@ -132,7 +132,10 @@ class Sync:
             **{"bucket_by_of": lambda name: "arrival", "follows": lambda name: True},
         )
         config = SimpleNamespace(
-            sync=sync, commitlog_processor_window_interval_ms=60_000, store=Store(url=self.store.url)
+            sync=sync,
+            archive=SimpleNamespace(policy="pressure"),
+            commitlog_processor_window_interval_ms=60_000,
+            store=Store(url=self.store.url),
         )
         versions = [version_of(self.store, table) for table in TABLES]
         followed = tuple(SyncTable(version, "t", True) for version in versions)

@@ -254,6 +254,18 @@ class State(Section):
     replication: dict[str, str] | None = None
 
 
+class Archive(Section):
+    """The archive of commit logs in the object store."""
+
+    policy: Literal["pressure", "always", "off"] = "pressure"
+    free_percent: Annotated[float, Field(gt=0, lt=100)] = 50.0
+    free_mb: Annotated[int, Field(ge=0)] = 0
+    poll_interval_ms: Annotated[int, Field(ge=100)] = 5000
+    megabytes_per_s: Annotated[float, Field(gt=0)] | None = None
+    uploads: Annotated[int, Field(ge=1, le=32)] = 4
+    retention_days: Annotated[float, Field(gt=0)] = 30.0
+
+
 class Verify(Section):
     """Comparison of source and replica."""
 

@@ -32,10 +32,28 @@ class PastSchema:
 
 
 def past_schema(store: ObjectStore, at_us: int | None = None) -> PastSchema:
-    """Read the schema of a moment.
+    """Read the schema of a moment (:meth:`Histories.at`)."""
+    return read_histories(store).at(at_us)
 
-    :param at_us: µs since the epoch, by the clocks of Cassandra's nodes; None: the newest version of each table
-    """
+
+@dataclass(frozen=True)
+class Histories:
+    """The versions of all tables, by table id; and what of them cannot be read."""
+
+    entries: dict[str, list[HistoryEntry]]
+    damaged: tuple[str, ...]
+
+    def at(self, at_us: int | None = None) -> PastSchema:
+        """Return the schema of a moment.
+
+        :param at_us: µs since the epoch, by the clocks of Cassandra's nodes; None: the newest version of each table
+        """
+        versions = {table_id: _version_at(of_table, at_us) for table_id, of_table in self.entries.items()}
+        return PastSchema(versions, self.damaged)
+
+
+def read_histories(store: ObjectStore) -> Histories:
+    """Read the histories of all tables."""
     entries: dict[str, list[HistoryEntry]] = {}
     damaged: list[str] = []
     for name in names_of_histories(store):
@@ -44,9 +62,7 @@ def past_schema(store: ObjectStore, at_us: int | None = None) -> PastSchema:
                 damaged.append(str(entry))
             else:
                 entries.setdefault(entry.version.table_id, []).append(entry)
-    return PastSchema(
-        {table_id: _version_at(of_table, at_us) for table_id, of_table in entries.items()}, tuple(damaged)
-    )
+    return Histories(entries, tuple(damaged))
 
 
 def _version_at(entries: Sequence[HistoryEntry], at_us: int | None) -> TableVersion:

@@ -18,7 +18,7 @@ from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.metrics import exposition
 from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
-from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
+from ringsync.service.health import ARCHIVE_DAG, DAGS, DagHealth, expected_loops, problems
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.service.workers import WorkerReports, wait_for_workers, worker_reports
@@ -120,15 +120,17 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     # The loops would create it, too, but if two create a table at the same moment, it may exist twice.
     create_state(connect(cluster_settings(config)), config)
     store, client = store_of(config), client_of(config)
-    expected = expected_loops(config.sync.queues)
+    expected = expected_loops(config.sync.queues, archives=_archives(config))
     before = read_statuses(store)
     for loop in before:
         if loop not in expected and not loop.startswith(BOOTSTRAPS):
             forget(store, loop)
     store.delete(STOP_KEY)
-    for dag in DAGS:
+    for dag in _dags(config):
         client.set_paused(dag, False)
-    say(console, f"started: {', '.join(DAGS)}; cdcservice status shows how they stand")
+    if not _archives(config):
+        client.set_paused(ARCHIVE_DAG, True)
+    say(console, f"started: {', '.join(_dags(config))}; cdcservice status shows how they stand")
     queues = config.sync.queues
     seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
     reports = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
@@ -176,7 +178,7 @@ def check_airflow(config: Config) -> list[str]:
     :raises ConfigError: the password cannot be read
     """
     client = client_of(config)
-    paused = [dag for dag in DAGS if client.is_paused(dag)]
+    paused = [dag for dag in _dags(config) if client.is_paused(dag)]
     return [f"{client.url} has the DAGs" + (f", paused: {', '.join(paused)}" if paused else ", all running")]
 
 
@@ -194,8 +196,18 @@ def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
             "and no new task begins"
         )
         return ExitCode.COMPLETED_WITH_ERRORS
-    say(console, "stopped; cdc_raw of the nodes fills until cdcservice start")
+    left = f"{ARCHIVE_DAG} goes on and archives commit logs" if _archives(config) else "cdc_raw of the nodes fills"
+    say(console, f"stopped; {left} until cdcservice start")
     return ExitCode.OK
+
+
+def _archives(config: Config) -> bool:
+    return config.archive.policy != "off"
+
+
+def _dags(config: Config) -> tuple[str, ...]:
+    """Return the DAGs that ``start`` switches on."""
+    return (*DAGS, ARCHIVE_DAG) if _archives(config) else DAGS
 
 
 def wait_until_idle(
@@ -231,10 +243,11 @@ def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     unknown: list[str] = []
     try:
         client = client_of(config)
-        dags.update({dag: DagHealth(client.is_paused(dag), client.newest_run(dag)) for dag in DAGS})
+        dags.update({dag: DagHealth(client.is_paused(dag), client.newest_run(dag)) for dag in _dags(config)})
     except AirflowError as error:
         unknown.append(str(error))
-    wrong = [*unknown, *problems(statuses, dags, config.sync.queues, stopped, now_s)]
+    archives = _archives(config)
+    wrong = [*unknown, *problems(statuses, dags, config.sync.queues, stopped, now_s, archives=archives)]
     if arguments.json:
         document = {
             "healthy": not wrong,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringsync.airflow_client import RunState
@@ -12,8 +12,11 @@ from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 SCHEMA = "schema_update/schema"
 """Name of the status of the schema updater."""
 
-DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater")
-"""What ``cdcservice start`` switches on."""
+DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater", "archive_reprocess")
+"""What ``cdcservice start`` switches on, and ``stop`` off."""
+
+ARCHIVE_DAG = "commitlog_archive"
+"""Switched on by ``start``, unless ``archive.policy`` is off. ``stop`` leaves it: then the nodes' logs need it most."""
 
 HOMELESS_MS = 180_000
 """Rows of an unknown table may wait so long before that is a problem: a new plan may name it, once in an interval."""
@@ -33,33 +36,64 @@ class DagHealth:
     run: RunState | None
 
 
-def expected_loops(queues: Sequence[str]) -> tuple[str, ...]:
+def expected_loops(queues: Sequence[str], *, archives: bool = False) -> tuple[str, ...]:
     """Return keys of the status objects that must be there.
 
     :param queues: names of the workers' queues, ``config.sync.queues``
+    :param archives: whether commit logs are archived: ``archive.policy`` is not off
     """
-    return (*(f"commitlog_stage/{queue}" for queue in queues), "bucket_close/close", "out_of_sequence/queue", SCHEMA)
+    stages = tuple(f"commitlog_stage/{queue}" for queue in queues)
+    return (
+        *stages,
+        "bucket_close/close",
+        "out_of_sequence/queue",
+        SCHEMA,
+        *(archive_loops(queues) if archives else ()),
+    )
+
+
+def archive_loops(queues: Sequence[str]) -> tuple[str, ...]:
+    """Return keys of the status objects of the loops that archive."""
+    return tuple(f"{ARCHIVE_DAG}/{queue}" for queue in queues)
 
 
 def problems(
-    statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], queues: Sequence[str], stopped: bool, now_s: float
+    statuses: Mapping[str, Status],
+    dags: Mapping[str, DagHealth],
+    queues: Sequence[str],
+    stopped: bool,
+    now_s: float,
+    *,
+    archives: bool = False,
 ) -> list[str]:
     """Return a sentence for each problem; none: all is well.
 
     :param statuses: the last status of each loop
     :param dags: the DAGs, if Airflow answers
     :param stopped: whether ``cdcservice stop`` was run, and ``start`` not since
+    :param archives: whether commit logs are archived
     """
     if stopped:
-        return ["stopped: cdc_raw of the nodes fills until cdcservice start"]
+        where = "commit logs are archived" if archives else "cdc_raw of the nodes fills"
+        of_archive = [loop for loop in archive_loops(queues) if archives]
+        return [
+            f"stopped: {where} until cdcservice start",
+            *(problem for dag, health in dags.items() if dag == ARCHIVE_DAG for problem in _of_dag(dag, health)),
+            *_silent(of_archive, statuses, now_s),
+            *(problem for loop in of_archive for problem in _told(loop, statuses.get(loop, {}))),
+        ]
     found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
-    for loop in expected_loops(queues):
-        if loop not in statuses:
-            found.append(f"{loop}: no sign of life yet")
-        elif (age := age_s(statuses[loop], now_s)) > STALE_AFTER_S:
-            found.append(f"{loop}: no sign of life for {age:.0f} s")
+    found += _silent(expected_loops(queues, archives=archives), statuses, now_s)
     found += [problem for loop, status in statuses.items() for problem in _of_bootstrap(loop, status, now_s)]
     return [*found, *(problem for loop, status in statuses.items() for problem in _told(loop, status))]
+
+
+def _silent(loops: Iterable[str], statuses: Mapping[str, Status], now_s: float) -> Iterator[str]:
+    for loop in loops:
+        if loop not in statuses:
+            yield f"{loop}: no sign of life yet"
+        elif (age := age_s(statuses[loop], now_s)) > STALE_AFTER_S:
+            yield f"{loop}: no sign of life for {age:.0f} s"
 
 
 def _of_dag(dag: str, health: DagHealth) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringsync.progress import duration
-from ringsync.service.health import SCHEMA, DagHealth
+from ringsync.service.health import ARCHIVE_DAG, SCHEMA, DagHealth
 from ringsync.status import BOOTSTRAPS, Status, age_s
 
 Row = Sequence[Any]
@@ -30,10 +30,25 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
             for entry in bootstraps.values()
         ],
     )
-    nodes = [node for status in statuses.values() for node in status.get("nodes", {}).items()]
+    archives = {key: status for key, status in statuses.items() if key.startswith(f"{ARCHIVE_DAG}/")}
+    stages = (status for key, status in statuses.items() if key not in archives)
+    nodes = [node for status in stages for node in status.get("nodes", {}).items()]
     yield from _table(
         "node, state, segment, position, backlog MB, records, rows, late, errors",
         [_node(host, node) for host, node in nodes],
+    )
+    watched = [node for status in archives.values() for node in status.get("nodes", {}).values()]
+    yield from _table(
+        "cdc_raw of, MB free, of MB, finished segments, archived by this run",
+        [
+            (
+                node["endpoint"],
+                *(node[name] // 2**20 for name in ("free_bytes", "total_bytes")),
+                node["waiting"],
+                node["archived"],
+            )
+            for node in watched
+        ],
     )
     tables = [table for status in statuses.values() for table in status.get("tables", {}).items()]
     yield from _table(

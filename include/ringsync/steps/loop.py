@@ -62,10 +62,13 @@ def cycles(
     poll_s: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    *,
+    heeds_stop: bool = True,
 ) -> Iterator[int]:
     """Yield the number of each cycle, from 0. A cycle begins ``poll_s`` seconds after the last one began, or later.
 
     :param run_s: seconds until the loop ends
+    :param heeds_stop: whether ``cdcservice stop`` ends it, too
     """
     end = clock() + run_s
     number = 0
@@ -73,7 +76,7 @@ def cycles(
         began = clock()
         yield number
         number += 1
-        if clock() >= end or is_stopped(store):
+        if clock() >= end or (heeds_stop and is_stopped(store)):
             return
         sleep(max(0.0, began + poll_s - clock()))
 

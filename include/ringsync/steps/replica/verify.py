@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringsync.cluster.control import ControlClient, ControlServer
 from ringsync.cluster.session import connect
 from ringsync.config import Config
+from ringsync.ledger.gaps import note_verified
 from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, Selection, within
@@ -115,6 +116,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             "before_repair": report,
             "repair": {**asdict(written), "consistency_level": level},
         }
+    if comparison.is_equal and seen.whole:
+        note_verified(store, table.table_id, int(plan.now * 1000))
     return report, ExitCode.OK if comparison.is_equal else ExitCode.COMPLETED_WITH_ERRORS
 
 

@@ -39,6 +39,7 @@ from ringsync.steps.loop import (
 )
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.stage.claims import Place, claim, get_place, has_claim, other_claims, release
+from ringsync.steps.stage.lost_segments import LostSegments
 from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.schemas import QueueSchemas
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
@@ -105,6 +106,7 @@ class Stager:
         self._rings: dict[str, RankedRing | None] = {}
         self._schemas = QueueSchemas(session)
         self._agree = Agreement(session, time.monotonic)
+        self._lost = LostSegments(self._store)
         self._versions: dict[str, TableVersion] = {}
         self._begun: CdcBegun | None = None
         self._recalled: dict[str, TableVersion] = {}
@@ -136,7 +138,16 @@ class Stager:
                     self._commit(log, of_node, now_ms)
                     log.served(bool(of_node), now_ms)
             log.look_back(now_ms)
-            log.remove_finished()
+            with log.alone(_now_ms):
+                self._look_for_lost(log, now_ms)
+            if self._config.archive.policy != "always":  # else commitlog_archive keeps a copy, and removes them
+                log.remove_finished()
+
+    def _look_for_lost(self, log: NodeLog, now_ms: int) -> None:
+        if self._plan is not None and log.is_due(now_ms) and log.error is None:
+            tables = {table.table_id: table.schema.full_name for table in self._plan.tables}
+            keyspaces = {table.schema.keyspace for table in self._plan.tables}
+            self._lost.look(log, now_ms, tables, {keyspace: self._ring_of(keyspace) for keyspace in keyspaces})
 
     def _windows(self) -> Windows:
         newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
@@ -144,6 +155,7 @@ class Stager:
             plan = plan_of(self._store, self._config, self._session, newest, self._plan)
             self._versions |= {table.table_id: table.version for table in plan.tables}
             self._plan, self._rings = plan, {}
+            self._lost.tell(*self._logs.values())
         return Windows(newest, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
@@ -470,6 +482,6 @@ def check_counts(staged: Staged, node: str) -> None:
     :raises StepError: the counts do not reconcile
     """
     counts = staged.counts
-    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "not_cdc"))
+    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "too_old", "not_cdc"))
     if counts["rows"] != outcomes:
         raise StepError(f"{staged.part.segment} of {node}: {counts['rows']} rows decoded, {outcomes} accounted for")

@@ -20,6 +20,7 @@ from typing import Any
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, is_segment, segment_id, segment_name
 from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
+from ringsync.ledger.gaps import get_unread
 from ringsync.ledger.staging import Bucket, StageCommit, commit_keys, get_commit
 from ringsync.steps.application import StepError
 from ringsync.steps.stage.stage_task import Staged, StageWork
@@ -85,7 +86,10 @@ class NodeLog:
     :ivar asked_in: interval in which it was asked last
     :ivar token: token of the node's claim to the folder; empty: the folder is not claimed
     :ivar unclaimed: why it is not claimed
+    :ivar unread: names of segments in the folder that are not staged whole, by id
+    :ivar missed: names of segments that were unread, and are in the folder no more
     :ivar error: why the log as a whole cannot be read
+    :ivar gap: what of it was lost, and what to do; None: nothing
     :ivar failure: why the node could not be staged; None: all is well again
     :ivar refused: what this worker may not do there, though the log can be read
     :ivar failures: failures in a row that concern the whole node
@@ -113,7 +117,10 @@ class NodeLog:
     asked_in: Bucket | None = None
     token: str = ""
     unclaimed: str = ""
+    unread: dict[int, str] = field(default_factory=dict)
+    missed: dict[int, str] = field(default_factory=dict)
     error: str | None = None
+    gap: str | None = None
     failure: str | None = None
     refused: str | None = None
     failures: int = 0
@@ -152,6 +159,7 @@ class NodeLog:
             last = get_commit(store, keys[-1])
             self.number, self.ends, self.finished = last.number, dict(last.ends), dict(last.finished)
             self.whole_at_ms = last.whole_at_ms
+        self.unread = get_unread(store, self.node)
         old = [identity for identity, at in self.finished.items() if at < now_ms - REMEMBERED_S * 1000]
         # Another process may just have done so; the next run looks again.
         with suppress(AlreadyExistsError, VersionMismatchError):
@@ -219,12 +227,13 @@ class NodeLog:
         segments = {identity: name for name in names if (identity := segment_id(name)) is not None}
         for identity in self.doubts.keys() - segments.keys():
             del self.doubts[identity]
+        self._notice(names)
         self._segments = {
             identity: self.folder / (segment_name(name) if name.endswith(INDEX_SUFFIX) else name)
             for identity, name in sorted(segments.items())
         }
         for identity, file in self._segments.items():
-            if self._is_finished(identity):
+            if self.has_finished(identity):
                 continue
             try:
                 synced_part = _synced_part(file, self.node, self.ends.get(identity, 0), self.number + 1)
@@ -236,14 +245,25 @@ class NodeLog:
                 self._parts[identity] = (self.ends.get(identity, 0), synced)
                 yield identity, part, size
 
-    def _is_finished(self, identity: int) -> bool:
+    def _notice(self, names: Collection[str]) -> None:
+        """Notice segments with changes that wait to be read, and those of them that have left the folder."""
+        there = {identity: name for name in names if is_segment(name) and (identity := segment_id(name)) is not None}
+        with_index = {identity for name in names if name.endswith(INDEX_SUFFIX) and (identity := segment_id(name))}
+        self.missed |= {identity: name for identity, name in self.unread.items() if identity not in there}
+        self.missed = {
+            one: name for one, name in self.missed.items() if one not in there and not self.has_finished(one)
+        }
+        self.unread = {one: there[one] for one in there if one in with_index and not self.has_finished(one)}
+
+    def has_finished(self, identity: int) -> bool:
+        """Tell whether a segment was staged whole: nothing more comes of it."""
         return identity in self.finished or identity in self.folded
 
     def remove_finished(self) -> None:
         """Remove segments that are staged whole, also those that Cassandra has linked again when it replayed them after
         a crash. A failure is named, and the removal is tried again in the next cycle."""
         for identity, file in self._segments.items():
-            if self._is_finished(identity):
+            if self.has_finished(identity):
                 try:
                     # The index goes last: if only it is left, it shows that the segment was read.
                     file.unlink(missing_ok=True)
@@ -379,7 +399,7 @@ class NodeLog:
             "errors": self.counts["errors"],
             "is_read": self.error is None and self.failure is None,
             "refused": self.refused,
-            "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else None),
+            "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else self.gap),
         }
 
 

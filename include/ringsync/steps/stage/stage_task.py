@@ -40,6 +40,10 @@ _ONE_TABLE = b"\x01"
 """A mutation begins with the number of its tables (C: Mutation.MutationSerializer)."""
 
 
+CLOSED, TOO_OLD = -1, -2
+"""In place of the start of a bucket."""
+
+
 @dataclass(frozen=True)
 class StageWork:
     """A part of a segment.
@@ -63,13 +67,16 @@ class Windows:
 
     :ivar newest: the present interval
     :ivar closed_until: ms since the epoch: buckets that end then or before take nothing more
+    :ivar known_from_us: rows written before are left out: nobody would know whether they were published; µs since the
+        epoch. None: none is left out
     """
 
     newest: staging.Bucket
     closed_until: int
+    known_from_us: int | None = None
 
     def starts(self, write_times: Integers, by_arrival: bool) -> Integers:
-        """Return the start of each row's bucket, in ms; -1: it is closed.
+        """Return the start of each row's bucket, in ms; CLOSED: it is closed; TOO_OLD: the row is left out.
 
         :param write_times: µs; rows written in the future belong to the newest bucket
         """
@@ -77,7 +84,8 @@ class Windows:
             return np.full(len(write_times), self.newest.start)
         length = self.newest.length
         starts = np.minimum(write_times // 1000 // length * length, self.newest.start)
-        return np.where(starts + length <= self.closed_until, -1, starts)
+        starts = np.where(starts + length <= self.closed_until, CLOSED, starts)
+        return starts if self.known_from_us is None else np.where(write_times < self.known_from_us, TOO_OLD, starts)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class Staged:
     :ivar damage: first thing that cannot be read; empty: nothing
     :ivar stopped: why it was not read as far as it is synced; empty: it was
     :ivar unreadable: why nothing of the segment can be read; empty: it can
+    :ivar written: least and greatest write time of all rows, µs; None: there is none
     """
 
     work: StageWork
@@ -117,6 +126,7 @@ class Staged:
     damage: str = ""
     stopped: str = ""
     unreadable: str = ""
+    written: tuple[int, int] | None = None
 
     @property
     def has_unknown(self) -> bool:
@@ -208,6 +218,7 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         unknown_columns=REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist(),
         damage=damages[0].reason if damages else "",
         stopped=stopped,
+        written=files.written,
     )
 
 
@@ -247,14 +258,20 @@ class _Files:
         self._tables = {bytes.fromhex(one): number for number, one in enumerate(ids) if one not in left_out}
         self._held_up = {bytes.fromhex(one) for one in task.held_up - left_out}
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = defaultdict(list)
-        self._rows = self._of_dropped = 0
+        self._rows = self._of_dropped = self._too_old = 0
         self.blocks: list[staging.Block] = []
         self.late: list[str] = []
         self.held_up: frozenset[str] = frozenset()
+        self.written: tuple[int, int] | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Sort rows into tables and buckets."""
+        if not rows.num_rows:
+            return
         self._rows += rows.num_rows
+        times = integers(rows["write_time"])
+        before = self.written or (int(times[0]), int(times[0]))
+        self.written = min(before[0], int(times.min())), max(before[1], int(times.max()))
         ids = rows["table_id"].dictionary_encode()
         of_id = integers(ids.indices)
         for place, table_id in enumerate(ids.dictionary.to_pylist()):
@@ -267,12 +284,14 @@ class _Files:
                 continue
             of_table = rows.take(pa.array(np.flatnonzero(of_id == place)))
             starts = self._task.windows.starts(integers(of_table["write_time"]), self._task.kept[number].by_arrival)
-            for start in np.unique(starts).tolist():
+            self._too_old += int(np.count_nonzero(starts == TOO_OLD))
+            for start in np.unique(starts[starts != TOO_OLD]).tolist():
                 self._waiting[number, start].append(of_table.take(pa.array(np.flatnonzero(starts == start))))
 
     def finish(self) -> dict[str, int]:
         """Write everything, and count the rows."""
         counts: Counter[str] = Counter(staged=0, late=0, repeated=0, of_dropped_tables=self._of_dropped)
+        counts.update(too_old=self._too_old)
         batches: list[pa.RecordBatch] = []
         described: list[tuple[StagedTable, str, Any, Integers]] = []
         for (number, start), parts in sorted(self._waiting.items()):
@@ -282,11 +301,11 @@ class _Files:
             order = np.argsort(integers(rows["token"]), kind="stable")
             once = order[first_of_each(halves)[order]]
             counts["repeated"] += len(order) - len(once)
-            counts["late" if start < 0 else "staged"] += len(once)
+            counts["late" if start == CLOSED else "staged"] += len(once)
             stored = table.version.to_store(rows.take(pa.array(once)))
             node = pa.repeat(pa.scalar(self._work.node), len(once))
             chosen = pa.RecordBatch.from_arrays([*stored.columns, node], schema=staging.STAGED_ROWS)
-            if start < 0:
+            if start == CLOSED:
                 self.late.append(key := staging.late_key(table.version.table_id, f"{self._work.node}-{self._name}"))
                 self._store.put(key, staging.encode_rows(chosen))
                 continue

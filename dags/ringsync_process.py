@@ -1,0 +1,65 @@
+"""Operator for ringsync's applications that need no Spark: a Python process, and no JVM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from ringsync_tasks import prepare_environment, send_report
+
+from ringsync import orchestration
+from ringsync.config import DEFAULT_QUEUE
+
+LAST_LINES = 50
+
+
+class ProcessOperator(BaseOperator):
+    """Run one of ringsync's applications as a process of the worker's Python.
+
+    The task fails at once after exit codes that another try cannot change, as with Spark applications.
+
+    :param application: the application to run
+    """
+
+    template_fields: Sequence[str] = ("arguments", "report")
+    ui_color = "#eef7e8"
+
+    def __init__(self, *, application: orchestration.SparkApplication, **kwargs: Any) -> None:
+        if application.queue and application.queue != DEFAULT_QUEUE:
+            kwargs["queue"] = application.queue
+        super().__init__(**application.task_arguments, **kwargs)
+        self.application, self.path = application.name, application.path
+        self.arguments = application.arguments()
+        self.report = f"reports/{application.name}/{application.run}.json"
+        self._process: subprocess.Popen[str] | None = None
+
+    def execute(self, context: Context) -> None:
+        """Run the application to its end.
+
+        :raises AirflowFailException: it failed, and another try cannot help
+        """
+        config, started = prepare_environment(None), time.time()
+        command = [sys.executable, self.path, *orchestration.given(self.arguments)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as self._process:
+            said: deque[str] = deque(maxlen=LAST_LINES)
+            for line in self._process.stdout or ():
+                self.log.info(line.rstrip())
+                said.append(line)
+        send_report(config, self.report, started, self.log)
+        if code := self._process.returncode:
+            output = f"Error code is: {code}.\n{''.join(said)}"
+            failure = orchestration.explain_failure(self.application, output)
+            raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message)
+
+    def on_kill(self) -> None:
+        """End the process when the task is stopped in Airflow."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGTERM)

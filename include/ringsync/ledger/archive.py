@@ -1,0 +1,180 @@
+"""Archived commit logs: segments that left their node, and what is known of them.
+
+``cdc/<node>/`` has the segments that are still to be read, ``cdc_archive/<node>/`` those that were read. A segment is
+three objects: the segment and its index under their own names, and last ``<segment>.json``, its entry. Without an entry
+a segment is not archived: the upload goes on, or begins anew. Names of segments are never used twice by a node.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import google_crc32c
+
+from ringsync.formats.commitlog.names import index_name, segment_id
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError
+
+WAITING, READ = "cdc/", "cdc_archive/"
+"""Folders of segments that are to be read, and of those that were read."""
+
+_OTHER = (
+    "{} has other bytes than the node's segment of this name: is another cluster's archive in this store? Give each "
+    "cluster a store of its own, or move the object away"
+)
+
+_ENTRY = re.compile(r"[^/]+/([^/]+)/(CommitLog-[^/]+\.log)\.json")
+
+
+class ArchiveError(StorageError):
+    """A segment cannot be archived: the message names it and says what to do."""
+
+
+@dataclass(frozen=True)
+class ArchivedSegment:
+    """The entry of an archived segment.
+
+    :ivar node: host id
+    :ivar name: file name
+    :ivar index: content of its ``_cdc.idx``
+    :ivar size: bytes
+    :ivar began_ms: time from which its writes may be, by the node's clock: when the segment before it was written last;
+        0: unknown
+    :ivar ended_ms: when Cassandra wrote to it last, ms since the epoch
+    :ivar first_us: least write time in it, µs; None: it was not read yet, or has no rows
+    :ivar last_us: greatest write time in it, µs
+    """
+
+    node: str
+    name: str
+    index: str
+    size: int
+    crc32c: int
+    began_ms: int
+    ended_ms: int
+    archived_ms: int
+    first_us: int | None = None
+    last_us: int | None = None
+
+    @property
+    def segment_id(self) -> int:
+        """The number in its name."""
+        identity = segment_id(self.name)
+        assert identity is not None, self.name
+        return identity
+
+    def touches(self, start_ms: int, end_ms: int) -> bool:
+        """Tell whether some of its rows may have been written in [start, end), ms since the epoch."""
+        first = self.began_ms if self.first_us is None else self.first_us // 1000
+        last = self.ended_ms if self.last_us is None else self.last_us // 1000
+        return first < end_ms and last >= start_ms
+
+
+def archive_segment(
+    store: ObjectStore, node: str, file: Path, index: str, began_ms: int, now_ms: int, folder: str = WAITING
+) -> ArchivedSegment:
+    """Put a finished segment into the archive. When this returns, all of it is durable; repeating it is safe.
+
+    :param index: content of its ``_cdc.idx``
+    :param began_ms: when the segment before it was written last; 0: unknown
+    :param folder: WAITING or READ
+    :raises OSError: the file cannot be read
+    :raises ArchiveError: the archive has another segment of this name
+    """
+    ended_ms = int(file.stat().st_mtime * 1000)
+    data = file.read_bytes()
+    entry = ArchivedSegment(node, file.name, index, len(data), google_crc32c.value(data), began_ms, ended_ms, now_ms)
+    if (there := find(store, node, file.name)) is None:
+        _put_all(store, folder, entry, data)
+        return entry
+    if (there.size, there.crc32c) != (entry.size, entry.crc32c):
+        raise ArchiveError(_OTHER.format(store.uri(f"{folder}{node}/{file.name}")))
+    return there  # Cassandra has linked it again after a crash
+
+
+def _put_all(store: ObjectStore, folder: str, entry: ArchivedSegment, data: bytes) -> None:
+    path = f"{folder}{entry.node}/"
+    _put_same(store, f"{path}{entry.name}", data, entry.crc32c)
+    store.put(f"{path}{index_name(entry.name)}", entry.index.encode())
+    with suppress(AlreadyExistsError):
+        store.put(_entry_key(folder, entry), json.dumps(asdict(entry)).encode(), if_absent=True)
+
+
+def _put_same(store: ObjectStore, key: str, data: bytes, crc32c: int) -> None:
+    """Put an object that only ever has this content."""
+    with suppress(AlreadyExistsError):
+        store.put(key, data, if_absent=True)
+    there = store.stat(key)
+    if there is None or (there.size, there.crc32c) != (len(data), crc32c):
+        raise ArchiveError(_OTHER.format(store.uri(key)))
+
+
+def find(store: ObjectStore, node: str, name: str) -> ArchivedSegment | None:
+    """Return the entry of a node's segment, read or not; None: it is not archived.
+
+    :raises ChecksumError: the entry cannot be read
+    """
+    for folder in (WAITING, READ):
+        if store.stat(key := f"{folder}{node}/{name}.json") is not None:
+            return _entry(store, key)
+    return None
+
+
+def archived(store: ObjectStore, folder: str, damaged: list[str] | None = None) -> Iterator[ArchivedSegment]:
+    """Yield the archived segments in a folder, by node and name.
+
+    :param folder: WAITING or READ
+    :param damaged: takes a sentence for each entry that cannot be read; None: the first one is raised
+    :raises ChecksumError: an entry cannot be read
+    """
+    for stat in store.list(folder):
+        if _ENTRY.fullmatch(stat.key):
+            try:
+                yield _entry(store, stat.key)
+            except ChecksumError as error:
+                if damaged is None:
+                    raise
+                damaged.append(str(error))
+
+
+def _entry(store: ObjectStore, key: str) -> ArchivedSegment:
+    try:
+        return ArchivedSegment(**json.loads(store.get(key)))
+    except (ChecksumError, ValueError, TypeError) as error:
+        raise ChecksumError(
+            f"{store.uri(key)} is no entry of an archived segment ({type(error).__name__}: {error}): restore it"
+        ) from error
+
+
+def read_segment(store: ObjectStore, folder: str, entry: ArchivedSegment) -> bytes:
+    """Read an archived segment, its checksum verified.
+
+    :raises ChecksumError: it has other bytes than were archived
+    """
+    data = store.get(f"{folder}{entry.node}/{entry.name}")
+    if google_crc32c.value(data) != entry.crc32c:
+        raise ChecksumError(f"{store.uri(f'{folder}{entry.node}/{entry.name}')} has other bytes than were archived")
+    return data
+
+
+def mark_read(
+    store: ObjectStore, entry: ArchivedSegment, data: bytes, first_us: int | None, last_us: int | None
+) -> None:
+    """Move a segment that was read to ``cdc_archive/``. A kill in between leaves it in both folders: repeat it."""
+    _put_all(store, READ, replace(entry, first_us=first_us, last_us=last_us), data)
+    remove(store, WAITING, entry)
+
+
+def remove(store: ObjectStore, folder: str, entry: ArchivedSegment) -> None:
+    """Remove a segment from a folder of the archive, its entry first."""
+    path = f"{folder}{entry.node}/"
+    for key in (_entry_key(folder, entry), f"{path}{entry.name}", f"{path}{index_name(entry.name)}"):
+        store.delete(key)
+
+
+def _entry_key(folder: str, entry: ArchivedSegment) -> str:
+    return f"{folder}{entry.node}/{entry.name}.json"

@@ -1,0 +1,109 @@
+"""Gaps: segments that were removed from a node before all of them was staged or archived.
+
+Cassandra does that with ``cdc_block_writes: false`` when ``cdc_raw`` is full, and so does whoever wipes the folder.
+Which segments wait to be read is kept in ``staging/unread/<node>.json``; a gap is ``gaps/<node>/<segment>.json`` until
+each of its tables was verified since (``verified/<table id>.json``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json
+
+_GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A segment that is gone unread.
+
+    :ivar node: host id
+    :ivar since_ms: all that the node had synced at this moment was staged, ms since the epoch; 0: unknown
+    :ivar found_ms: when it was missed
+    :ivar tables: names of the tables that were followed then, by id
+    :ivar ranges: token ranges (start, end] that the node had replicas of
+    """
+
+    node: str
+    endpoint: str
+    segment: str
+    since_ms: int
+    found_ms: int
+    tables: Mapping[str, str]
+    ranges: tuple[tuple[int, int], ...]
+
+    def describe(self, unverified: Collection[str]) -> str:
+        """Say what is missing, and what to do.
+
+        :param unverified: names of the tables that were not verified since
+        """
+        since = _time(self.since_ms) if self.since_ms else "an unknown time"
+        commands = "; ".join(f"cdcservice verify --repair --table {name}" for name in sorted(unverified))
+        return (
+            f"{self.segment} was removed from its cdc_raw before it was read: changes that only this node had logged "
+            f"from {since} to {_time(self.found_ms)}, in {len(self.ranges):,} token ranges (gaps/{self.node}/"
+            f"{self.segment}.json), are missing. Correct the replicas: {commands}"
+        )
+
+
+def note_gap(store: ObjectStore, gap: Gap) -> None:
+    """Record a gap. What was recorded first stays."""
+    with suppress(AlreadyExistsError):
+        store.put(f"{_GAPS}{gap.node}/{gap.segment}.json", json.dumps(asdict(gap)).encode(), if_absent=True)
+
+
+def open_gaps(store: ObjectStore) -> dict[str, list[str]]:
+    """Read the gaps of all nodes, and forget those whose tables were all verified since.
+
+    :returns: sentences by host id
+    """
+    found: dict[str, list[str]] = {}
+    for stat in store.list(_GAPS):
+        node = stat.key.split("/")[1]
+        try:
+            document = get_json(store, stat.key)
+            gap = Gap(**{**document, "ranges": tuple(map(tuple, document["ranges"]))})
+        except (ChecksumError, ValueError, TypeError, KeyError) as error:
+            found.setdefault(node, []).append(f"{store.uri(stat.key)} cannot be read ({error}): restore it")
+            continue
+        unverified = [name for table_id, name in gap.tables.items() if _verified_ms(store, table_id) <= gap.found_ms]
+        if unverified:
+            found.setdefault(node, []).append(gap.describe(unverified))
+        else:
+            store.delete(stat.key)
+    return found
+
+
+def note_verified(store: ObjectStore, table_id: str, began_ms: int) -> None:
+    """Record that a verification of a whole table, which began then, has found it equal."""
+    store.put(f"{_VERIFIED}{table_id}.json", json.dumps({"at_ms": began_ms}).encode())
+
+
+def _verified_ms(store: ObjectStore, table_id: str) -> int:
+    with suppress(ChecksumError, ValueError, TypeError, KeyError):
+        if (document := get_json(store, f"{_VERIFIED}{table_id}.json")) is not None:
+            return int(document["at_ms"])
+    return 0
+
+
+def put_unread(store: ObjectStore, node: str, segments: Mapping[int, str]) -> None:
+    """Record which segments of a node wait to be read, so that their loss is noticed later."""
+    store.put(
+        f"{_UNREAD}{node}.json", json.dumps({str(identity): name for identity, name in segments.items()}).encode()
+    )
+
+
+def get_unread(store: ObjectStore, node: str) -> dict[int, str]:
+    """Read which segments of a node waited to be read; nothing if that is not known."""
+    with suppress(ChecksumError, ValueError, AttributeError):
+        return {int(identity): str(name) for identity, name in (get_json(store, f"{_UNREAD}{node}.json") or {}).items()}
+    return {}
+
+
+def _time(moment_ms: int) -> str:
+    return datetime.fromtimestamp(moment_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,277 @@
+"""Reading archived segments: what left a node unread comes to its tables, by the schema of its day.
+
+A segment from ``cdc/`` is read like one in ``cdc_raw``: from where the node's commits end in it, into a commit of the
+same chain. So nothing is read twice, whoever reads at once. Rows of open buckets are staged, all others are late. Then
+the segment moves to ``cdc_archive/``.
+
+With an interval, segments that were read before are read again, whole, as late rows: those that were published are
+recognised by their digests and dropped, the others are published. Rows that are older than the digests that are kept
+are left out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringsync.cluster.cluster import read_ring
+from ringsync.cluster.schema import read_tables
+from ringsync.formats.commitlog.segment import Wanted
+from ringsync.ledger import archive
+from ringsync.ledger.archive import READ, WAITING, ArchivedSegment
+from ringsync.ledger.layout import check_layout
+from ringsync.ledger.past_schema import Histories, PastSchema, read_histories
+from ringsync.ledger.staging import closed_until, decode_rows, put_commit
+from ringsync.ledger.table_versions import CdcBegun
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import RingError
+from ringsync.schema.table import TableSchema
+from ringsync.state.processor_error import ErrorTable
+from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.loop import connect_patiently, put_status, start_workers, starts_again
+from ringsync.steps.own_keyspace import create_state
+from ringsync.steps.passes.follow_ups import digests_kept_ms
+from ringsync.steps.stage.commitlog_stage import check_counts
+from ringsync.steps.stage.node_log import NodeLog
+from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
+from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
+from ringsync.storage.port import StorageError
+from ringsync.wiring import cluster_settings
+
+ATTEMPTS = 20
+"""Tries to commit what was read of a node: in each, a stage may be faster."""
+
+SEGMENTS_OF_A_COMMIT = 8
+"""Most segments that are read into one commit."""
+
+
+@starts_again()
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Read all archived segments that wait, or those with writes of an interval, read before or not.
+
+    :returns: exit code 1 when segments are left that cannot be read: the report says which and why
+    :raises LayoutError: the state is of a version of ringsync that this one does not know
+    :raises AwayError: cluster or object store are away
+    """
+    from ringsync.replica.session import spark_session
+
+    config, store, options = application.config, application.store, application.options
+    check_layout(store)
+    damaged: list[str] = []
+    waiting = list(archive.archived(store, WAITING, damaged))
+    again: list[ArchivedSegment] = []
+    if options.since is not None:
+        waiting = [entry for entry in waiting if entry.touches(options.since, options.until)]
+        known = {(entry.node, entry.name) for entry in waiting}
+        again = [
+            entry for entry in archive.archived(store, READ, damaged) if entry.touches(options.since, options.until)
+        ]
+        again = [entry for entry in again if (entry.node, entry.name) not in known]
+    counts: Counter[str] = Counter(segments=len(waiting) + len(again), read=0, read_again=0, left=0)
+    if waiting or again:
+        spark = spark_session(f"archive_reprocess {application.run}", master=f"local[{config.sync.stage_cores}]")
+        start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
+        session = connect_patiently(cluster_settings(config))
+        create_state(session, config)
+        errors = ErrorTable(session, config.state.keyspace, store)
+        reprocessor = Reprocessor(application, session, spark.sparkContext, errors.put)
+        reprocessor.read(waiting)
+        reprocessor.read_again(again)
+        counts.update(reprocessor.counts)
+        damaged += reprocessor.left
+        counts["left"] = len(waiting) + len(again) - counts["read"] - counts["read_again"]
+    counts["removed"] = _remove_old(application)
+    left = sum(1 for _ in archive.archived(store, WAITING, []))
+    put_status(store, "archive_reprocess", "archive", {"waiting": left, "problems": damaged})
+    report: Report = {**counts, "waiting": left, **({"error": "; ".join(damaged)} if damaged else {})}
+    return report, ExitCode.COMPLETED_WITH_ERRORS if damaged else ExitCode.OK
+
+
+def _remove_old(application: Application) -> int:
+    """Remove segments that were read, and written longer ago than the configuration keeps them; return how many."""
+    store, days = application.store, application.config.archive.retention_days
+    oldest_ms = time.time() * 1000 - days * 86_400_000
+    old = [entry for entry in archive.archived(store, READ, []) if entry.ended_ms < oldest_ms]
+    for entry in old:
+        archive.remove(store, READ, entry)
+    return len(old)
+
+
+@dataclass
+class Reprocessor:
+    """Reads archived segments.
+
+    :ivar context: Spark's
+    :ivar put_errors: makes records that could not be decoded durable: rows of ``ERRORS`` and the node's id
+    :ivar left: sentence on each segment that could not be read
+    """
+
+    application: Application
+    session: Any
+    context: Any
+    put_errors: Callable[[Any, str], None]
+    counts: Counter[str] = field(default_factory=Counter)
+    left: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._store, self._config = self.application.store, self.application.config
+        self._histories: Histories = read_histories(self._store)
+        self.left += self._histories.damaged
+        self._begun = CdcBegun(self._store)
+        self._present = read_tables(self.session).by_id()
+        interval = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
+        self._plan: SyncPlan = plan_of(self._store, self._config, self.session, interval)
+        self._rings: dict[str, RankedRing | None] = {}
+
+    def read(self, entries: Sequence[ArchivedSegment]) -> None:
+        """Read segments into commits of their nodes, and move them to ``cdc_archive/``."""
+        for node, of_node in _by_node(entries).items():
+            for start in range(0, len(of_node), SEGMENTS_OF_A_COMMIT):
+                some = of_node[start : start + SEGMENTS_OF_A_COMMIT]
+                with tempfile.TemporaryDirectory() as folder:
+                    there = self._fetched(some, WAITING, Path(folder))
+                    try:
+                        self._commit(node, there, Path(folder))
+                    except (StepError, StorageError) as error:
+                        self.left.append(f"node {node}: {error}")
+
+    def read_again(self, entries: Sequence[ArchivedSegment]) -> None:
+        """Read segments that were read before, as late rows."""
+        known_from_us = (int(time.time() * 1000) - digests_kept_ms(self._config)) * 1000
+        windows = Windows(self._plan.interval, 2**62, known_from_us)
+        for entry in entries:
+            with tempfile.TemporaryDirectory() as folder:
+                if not (there := self._fetched([entry], READ, Path(folder))):
+                    continue
+                work = StageWork(entry.node, str(Path(folder) / entry.name), Wanted(until=None), 0)
+                (part,) = self._stage([work], self._histories.at(entry.ended_ms * 1000), windows, by_arrival=False)
+                if self._is_read(part):
+                    self._take(part)
+                    self.counts["read_again"] += len(there)
+
+    def _fetched(self, entries: Sequence[ArchivedSegment], source: str, folder: Path) -> list[ArchivedSegment]:
+        """Fetch segments into a folder; return those that are there."""
+        there = []
+        for entry in entries:
+            try:
+                (folder / entry.name).write_bytes(archive.read_segment(self._store, source, entry))
+                there.append(entry)
+            except StorageError as error:
+                self.left.append(str(error))
+        return there
+
+    def _commit(self, node: str, entries: Sequence[ArchivedSegment], folder: Path) -> None:
+        """Read the segments of a node that are not finished, and commit them.
+
+        :raises StepError: the counts do not reconcile, or other processes were faster many times
+        """
+        written: dict[int, tuple[int, int] | None] = {}
+        for _ in range(ATTEMPTS):
+            log = NodeLog(node, node, folder)
+            log.read_progress(self._store, int(time.time() * 1000))
+            unread = [entry for entry in entries if not log.has_finished(entry.segment_id)]
+            staged = [part for part in self._read(log, unread, folder) if self._is_read(part)]
+            written |= {part.part.segment_id: part.written for part in staged}
+            if staged:
+                for part in staged:
+                    self._check(part)
+                commit = log.commit_of(staged)
+                counting = put_commit(self._store, commit)
+                if (counting.files, counting.late, counting.parts) != (commit.files, commit.late, commit.parts):
+                    self._forget(staged)
+                    continue
+                for part in staged:
+                    self.counts.update(part.counts)
+            unreadable = {entry.segment_id for entry in unread} - {part.part.segment_id for part in staged}
+            for entry in (entry for entry in entries if entry.segment_id not in unreadable):
+                first_us, last_us = written.get(entry.segment_id) or (entry.first_us, entry.last_us)
+                archive.mark_read(self._store, entry, (folder / entry.name).read_bytes(), first_us, last_us)
+                self.counts["read"] += 1
+            return
+        raise StepError(f"{ATTEMPTS} times another process was faster with a commit: try again")
+
+    def _read(self, log: NodeLog, entries: Sequence[ArchivedSegment], folder: Path) -> Iterator[Staged]:
+        """Read segments from where their node's commits end in them; those of one schema in one job."""
+        windows = Windows(self._plan.interval, closed_until(self._store))
+        jobs: list[tuple[PastSchema, list[StageWork]]] = []
+        for entry in entries:
+            past = self._histories.at(entry.ended_ms * 1000)
+            wanted = Wanted(after=log.ends.get(entry.segment_id, 0), until=None)
+            work = StageWork(log.node, str(folder / entry.name), wanted, log.number + 1)
+            if jobs and jobs[-1][0] == past:
+                jobs[-1][1].append(work)
+            else:
+                jobs.append((past, [work]))
+        for past, works in jobs:
+            yield from self._stage(works, past, windows, by_arrival=True)
+
+    def _stage(
+        self, works: Sequence[StageWork], past: PastSchema, windows: Windows, *, by_arrival: bool
+    ) -> list[Staged]:
+        """Decode segments.
+
+        :param by_arrival: whether tables are bucketed by arrival where the configuration says so
+        """
+        follows, arrives = self._config.sync.follows, self._config.sync.bucket_by_of
+        kept = tuple(
+            StagedTable(
+                version,
+                by_arrival and arrives(version.table.full_name) == "arrival",
+                self._ring_of(version.table.keyspace),
+            )
+            for table_id, version in past.versions.items()
+            if table_id in self._begun and follows(version.table.full_name)
+        )
+        logged: dict[str, TableSchema] = {**self._present}
+        logged |= {table_id: version.table for table_id, version in past.versions.items()}
+        task = StageTask(self._config, tuple(logged.values()), kept, windows)
+        pieces = min(len(works), self.context.defaultParallelism)
+        return list(self.context.parallelize(list(works), pieces).mapPartitions(task).collect())
+
+    def _is_read(self, part: Staged) -> bool:
+        """Tell whether a segment was read to its end; if not, say why."""
+        if part.unreadable:
+            self.left.append(f"archived segment {part.part.segment} of node {part.work.node}: {part.unreadable}")
+        return not part.unreadable
+
+    def _check(self, part: Staged) -> None:
+        try:
+            check_counts(part, part.work.node)
+            if part.error_count:
+                self.put_errors(decode_rows(part.errors), part.work.node)
+        except Exception:
+            self._forget([part])
+            raise
+
+    def _take(self, part: Staged) -> None:
+        self._check(part)
+        self.counts.update(part.counts)
+
+    def _forget(self, staged: Sequence[Staged]) -> None:
+        """Remove files that no commit will list."""
+        for key in (key for part in staged for key in part.files):
+            self._store.delete(key)
+
+    def _ring_of(self, keyspace: str) -> RankedRing | None:
+        """Return the token ranges of a keyspace; None: it is gone, or they cannot be read."""
+        if keyspace not in self._rings:
+            try:
+                known = keyspace in self._plan.replications
+                self._rings[keyspace] = ranked(
+                    self._plan.ring(keyspace) if known else read_ring(self.session, keyspace)
+                )
+            except RingError:
+                self._rings[keyspace] = None
+        return self._rings[keyspace]
+
+
+def _by_node(entries: Sequence[ArchivedSegment]) -> dict[str, list[ArchivedSegment]]:
+    found: dict[str, list[ArchivedSegment]] = defaultdict(list)
+    for entry in sorted(entries, key=lambda entry: (entry.node, entry.segment_id)):
+        found[entry.node].append(entry)
+    return found

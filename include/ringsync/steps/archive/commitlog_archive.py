@@ -1,0 +1,283 @@
+"""The loop that keeps room in ``cdc_raw``: it moves finished segments to the object store before Cassandra's limit.
+
+It needs neither Spark nor the rest of the sync, and of Cassandra only what it has heard before: where a node's
+``cdc_raw`` is, and how large it may get. It goes on while the sync is stopped: then it is needed most. A segment is
+deleted only when it is durable in the store, or wholly committed by ``commitlog_stage``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ringsync.cluster.cluster import read_hosts, read_settings
+from ringsync.cluster.session import connect
+from ringsync.config import Config
+from ringsync.ledger.archive import READ, WAITING, archive_segment
+from ringsync.ledger.finished_segments import finished_segments
+from ringsync.ledger.staging import commit_keys, get_commit
+from ringsync.steps.application import Application, ExitCode, Report
+from ringsync.steps.archive.pace import Pace
+from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
+from ringsync.steps.loop import cycles, put_status
+from ringsync.steps.stage.claims import claim, get_place, has_claim, other_claims
+from ringsync.storage.port import ChecksumError, ObjectStore, get_json
+from ringsync.wiring import cluster_settings
+
+ASK_EVERY_S = 60.0
+"""Time between two questions to the cluster: which nodes there are, and where their logs are."""
+
+_NODES = "archive/nodes/"
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Watch the nodes of a queue until the time is over.
+
+    :returns: exit code 1 when there was too little room at the end, or a node could not be looked at
+    """
+    config, store, queue = application.config, application.store, application.options.queue
+    archiver = Archiver(config, store, queue, _Cluster(config))
+    poll_s = config.archive.poll_interval_ms / 1000
+    for _ in cycles(store, config.sync.run_s, poll_s, heeds_stop=False):
+        archiver.cycle()
+        put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
+    code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK
+    return {"queue": queue, "nodes": archiver.status(), **archiver.counts}, code
+
+
+@dataclass
+class ArchivedNode:
+    """A node whose ``cdc_raw`` is watched.
+
+    :ivar folder: path of its ``cdc_raw``; empty: unknown
+    :ivar total_bytes: its ``cdc_total_space``
+    :ivar captures: whether it captures changes
+    :ivar token: token of its claim to the folder; empty: the folder is not claimed
+    :ivar free_bytes: room in the folder at the last look
+    :ivar waiting: finished segments there
+    :ivar archived: segments that this run has archived
+    :ivar archived_until_ms: when the last of them was written last, ms since the epoch
+    :ivar error: why it cannot be looked at, or archived
+    """
+
+    node: str
+    endpoint: str
+    address: str
+    folder: str = ""
+    total_bytes: int = 0
+    captures: bool = True
+    token: str = field(default="", compare=False)
+    free_bytes: int = field(default=0, compare=False)
+    waiting: int = field(default=0, compare=False)
+    archived: int = field(default=0, compare=False)
+    archived_until_ms: int = field(default=0, compare=False)
+    error: str | None = field(default=None, compare=False)
+
+
+class _Cluster:
+    """Asks the cluster; it may be away."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def nodes(self) -> Iterator[tuple[ArchivedNode, Mapping[str, str]]]:
+        """Yield the nodes, with their settings as far as they answer.
+
+        :raises Exception: the cluster does not answer
+        """
+        session = connect(cluster_settings(self._config))
+        names = ("cdc_enabled", "cdc_raw_directory", *TOTAL_SPACE)
+        for host in read_hosts(session):
+            yield ArchivedNode(host.id, host.endpoint, host.address), read_settings(session, host.id, names)
+
+
+class Archiver:
+    """The nodes of a queue, each on its own.
+
+    :param cluster: asks the cluster (:class:`_Cluster`)
+    """
+
+    def __init__(self, config: Config, store: ObjectStore, queue: str, cluster: Any) -> None:
+        self._config, self._store, self._queue, self._cluster = config, store, queue, cluster
+        self._settings = config.archive
+        rate = self._settings.megabytes_per_s
+        self._pace = Pace(rate * 2**20 if rate else None)
+        self._nodes: dict[str, ArchivedNode] | None = None
+        self._endpoints: dict[str, str] = {}
+        self._asked_s = -ASK_EVERY_S
+        self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0)
+
+    def cycle(self) -> None:
+        """Look at all nodes, and archive what is to be archived."""
+        self._find_nodes()
+        for node in (self._nodes or {}).values():
+            if not node.captures and not node.folder:
+                continue
+            before = node.error
+            try:
+                node.error = self._serve(node)
+            except Exception as error:  # any: the other nodes need their room, too
+                node.error = f"its cdc_raw cannot be archived: {error}"
+            if node.error and node.error != before:
+                print(f"ringsync: warning: node {node.endpoint}: {node.error}", flush=True)
+
+    def _serve(self, node: ArchivedNode) -> str | None:
+        """Archive what is to be archived of a node.
+
+        :returns: why there is too little room; None: there is enough
+        """
+        if not node.folder:
+            return "it does not say where its cdc_raw is: sync.cdc_raw can name it"
+        found = look(Path(node.folder), node.total_bytes or total_space({}, Path(node.folder)))
+        chosen = self._chosen(node, found)
+        node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
+        if chosen:
+            if refused := self._not_ours(node):
+                return f"{_room(node, found)}, and nothing is archived: {refused}"
+            self._archive(node, chosen)
+            found = look(Path(node.folder), node.total_bytes or total_space({}, Path(node.folder)))
+            node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
+        if found.free < self._needed(node, found) and self._settings.policy != "off":
+            return f"{_room(node, found)}: Cassandra has not finished the segments that are left there"
+        return None
+
+    def _needed(self, node: ArchivedNode, found: RawFolder) -> float:
+        """Return the room that must be free, bytes."""
+        total = node.total_bytes or found.used + found.free
+        return max(total * self._settings.free_percent / 100, self._settings.free_mb * 2**20)
+
+    def _chosen(self, node: ArchivedNode, found: RawFolder) -> list[RawSegment]:
+        """Choose the segments that leave the node now, the oldest first. Those without an index hold nothing for us."""
+        complete = [segment for segment in found.segments if segment.is_complete]
+        if self._settings.policy == "off":
+            return []
+        if self._settings.policy == "always":
+            return complete
+        missing, chosen = self._needed(node, found) - found.free, []
+        for segment in complete:
+            if missing <= 0:
+                break
+            chosen.append(segment)
+            missing -= segment.size
+        return chosen
+
+    def _archive(self, node: ArchivedNode, segments: Sequence[RawSegment]) -> None:
+        """Archive segments and remove them from the node. The first failure is raised after all were tried."""
+        is_committed = self._committed(node.node)
+        keeps_all = self._settings.policy == "always"
+
+        def move(segment: RawSegment) -> int | Exception:
+            is_read, uploaded = is_committed(segment.identity), 0
+            try:
+                if keeps_all or not is_read:
+                    self._pace.wait(segment.size)
+                    now_ms, folder = int(time.time() * 1000), READ if is_read else WAITING
+                    began_ms = segment.began_ms or node.archived_until_ms
+                    archive_segment(self._store, node.node, segment.file, segment.index, began_ms, now_ms, folder)
+                    uploaded = segment.size
+                segment.remove()
+            except FileNotFoundError:
+                return 0  # the stage has read it whole and removed it meanwhile
+            except Exception as error:
+                return error
+            return uploaded
+
+        with ThreadPoolExecutor(self._settings.uploads) as pool:
+            results = list(pool.map(move, segments))
+        node.archived_until_ms = max(segment.ended_ms for segment in segments)
+        sizes = [size for size in results if isinstance(size, int)]
+        archived = sum(size > 0 for size in sizes)
+        node.archived += archived
+        self.counts.update(segments=archived, bytes=sum(sizes), removed=len(sizes))
+        for failed in results:
+            if isinstance(failed, Exception):
+                raise failed
+
+    def _committed(self, node: str) -> Callable[[int], bool]:
+        """Return a function that tells whether ``commitlog_stage`` has wholly committed a segment."""
+        with suppress(ChecksumError):  # the stage reports it; whatever it has read is archived once more
+            if keys := commit_keys(self._store, node):
+                finished, folded = get_commit(self._store, keys[-1]).finished, finished_segments(self._store, node)
+                return lambda identity: identity in finished or identity in folded
+        return lambda identity: False
+
+    def _not_ours(self, node: ArchivedNode) -> str | None:
+        """Tell why a folder is not this node's, by the claims of ``commitlog_stage``; claim it if nobody has."""
+        folder = Path(node.folder)
+        if not node.token or not has_claim(folder, node.node, node.token):
+            node.token = claim(self._store, node.node, folder, anew=node.captures)
+        if not node.token:
+            return f"{folder} has no claim of the node (docs/sync.md, Queues)"
+        return other_claims(self._store, folder, os.listdir(folder), node.node, self._endpoints)
+
+    def _find_nodes(self) -> None:
+        """Ask which nodes there are, once in a minute; while the cluster is away, those of before are watched."""
+        if self._nodes is None:
+            self._nodes = {node.node: node for node in self._remembered()}
+        if time.monotonic() - self._asked_s < ASK_EVERY_S:
+            return
+        self._asked_s = time.monotonic()
+        try:
+            self._endpoints = {}
+            for told, settings in self._cluster.nodes():
+                self._endpoints[told.node] = told.endpoint
+                if self._config.sync.queue_of(told.address, told.node) == self._queue:
+                    self._take(told, settings)
+            self._nodes = {key: node for key, node in self._nodes.items() if key in self._endpoints}
+        except Exception as error:  # any: the nodes' room does not depend on it
+            print(
+                f"ringsync: warning: the cluster cannot be asked, its nodes are watched as before: {error}", flush=True
+            )
+
+    def _take(self, told: ArchivedNode, settings: Mapping[str, str]) -> None:
+        assert self._nodes is not None
+        before = self._nodes.get(told.node)
+        place = get_place(self._store, told.node) if before is None else None
+        known = before.folder if before else (place.folder if place else None) or ""
+        folder = str(self._config.sync.cdc_raw or settings.get("cdc_raw_directory") or known)
+        total = before.total_bytes if before else 0
+        with suppress(OSError):
+            total = total_space(settings, Path(folder)) if settings else total
+        captures = settings.get("cdc_enabled") != "false" if settings else (before.captures if before else True)
+        new = replace(before or told, endpoint=told.endpoint, folder=folder, total_bytes=total, captures=captures)
+        self._nodes[told.node] = new
+        if new != before:
+            names = ("node", "endpoint", "address", "folder", "total_bytes", "captures")
+            document = {name: value for name, value in asdict(new).items() if name in names}
+            self._store.put(f"{_NODES}{new.node}.json", json.dumps(document).encode())
+
+    def _remembered(self) -> Iterator[ArchivedNode]:
+        for stat in self._store.list(_NODES):
+            with suppress(ChecksumError, ValueError, TypeError):  # the cluster tells it again
+                node = ArchivedNode(**get_json(self._store, stat.key))
+                if self._config.sync.queue_of(node.address, node.node) == self._queue:
+                    yield node
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a node has too little room, or could not be looked at."""
+        return any(node.error for node in (self._nodes or {}).values())
+
+    def status(self) -> dict[str, Any]:
+        """Return how each node stands."""
+        names = ("endpoint", "folder", "total_bytes", "free_bytes", "waiting", "archived", "error")
+        return {
+            node.node: {name: getattr(node, name) for name in names}
+            for node in (self._nodes or {}).values()
+            if node.captures or node.folder
+        }
+
+
+def _room(node: ArchivedNode, found: RawFolder) -> str:
+    mb = 2**20
+    return (
+        f"{found.free // mb:,} of {(node.total_bytes or found.used + found.free) // mb:,} MB are free in {node.folder}"
+    )

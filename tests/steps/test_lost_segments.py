@@ -1,0 +1,129 @@
+"""Segments that leave ``cdc_raw`` unread: the gap is named until all of its tables were verified; nothing else is."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ringsync.ledger.archive import archive_segment
+from ringsync.ledger.gaps import note_verified, open_gaps
+from ringsync.ledger.staging import StageCommit, put_commit
+from ringsync.steps.stage.lost_segments import MISSED_MS, LostSegments
+from tests.steps.test_stager import HOST, TABLES, Cluster, Sync
+from tests.steps.test_stager_cdc_off import index_of
+
+LATER_S = MISSED_MS / 1000 + 1
+
+
+@pytest.fixture
+def sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sync:
+    """A stage that has seen a segment, of which it could read nothing yet."""
+    found = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    index_of(found.segment).write_text("0")
+    assert found.cycle().status()["error"] is None
+    return found
+
+
+def lose(sync: Sync) -> None:
+    sync.segment.unlink()
+    index_of(sync.segment).unlink()
+
+
+def begin_anew(sync: Sync) -> None:
+    """As another process."""
+    sync.stager._logs.clear()
+    sync.stager._lost = LostSegments(sync.store)
+
+
+def later(sync: Sync) -> str | None:
+    for seconds in (1, LATER_S, LATER_S):
+        log = sync.cycle(seconds)
+    error: str | None = log.status()["error"]
+    return error
+
+
+def test_a_segment_that_was_removed_unread_is_a_gap(sync: Sync) -> None:
+    lose(sync)
+    assert sync.cycle().status()["error"] is None, "maybe the folder is stale"
+    told = later(sync)
+    assert told is not None
+    assert f"{sync.segment.name} was removed from its cdc_raw before it was read" in told
+    assert "cdcservice verify --repair --table shop.orders" in told
+    assert "2026-" in told
+    assert later(sync) == told, "it stays"
+    # A new run knows it, too, and so does one that begins after the loss.
+    begin_anew(sync)
+    assert later(sync) == told
+    # It is closed when all tables were verified after it was found.
+    for table in TABLES:
+        note_verified(sync.store, table.table_id, int(sync.now_s * 1000) - 3_600_000)
+    assert later(sync) == told
+    for table in TABLES[1:]:
+        note_verified(sync.store, table.table_id, int(sync.now_s * 1000))
+    assert f"--table {TABLES[0].full_name}" in str(open_gaps(sync.store)[HOST.id])
+    note_verified(sync.store, TABLES[0].table_id, int(sync.now_s * 1000))
+    for _ in range(2):
+        log = sync.cycle(61)
+    assert log.status()["error"] is None
+    assert sync.store.list("gaps/") == []
+
+
+def test_a_run_that_begins_after_the_loss_notices_it(sync: Sync) -> None:
+    begin_anew(sync)
+    lose(sync)
+    assert "was removed from its cdc_raw" in str(later(sync))
+
+
+def test_a_segment_that_comes_back_is_no_gap(sync: Sync, tmp_path: Path) -> None:
+    aside = tmp_path / "aside"
+    shutil.copytree(sync.segment.parent, aside)
+    lose(sync)
+    sync.cycle()
+    shutil.copy(aside / sync.segment.name, sync.segment)
+    shutil.copy(aside / index_of(sync.segment).name, index_of(sync.segment))
+    assert later(sync) is None
+
+
+def test_what_is_archived_or_read_by_another_is_no_gap(sync: Sync, tmp_path: Path) -> None:
+    archive_segment(sync.store, HOST.id, sync.segment, "1\nCOMPLETED", 0, 0)
+    lose(sync)
+    assert later(sync) is None
+    # Another process has read it whole, and removed it.
+    another = sync.segment.with_name(sync.segment.name.replace(".log", "9.log"))
+    another.write_bytes(lzma.compress(b"x"))
+    index_of(another).write_text("0")
+    log = sync.cycle()
+    assert log.unread
+    identity = next(iter(log.unread))
+    put_commit(sync.store, StageCommit(HOST.id, 1, 5, (), {}, {identity: 5}, {}, ()))
+    another.unlink()
+    index_of(another).unlink()
+    assert later(sync) is None
+    assert sync.store.list("gaps/") == []
+
+
+def test_segments_without_changes_may_go(sync: Sync) -> None:
+    plain = sync.segment.with_name(sync.segment.name.replace(".log", "8.log"))
+    plain.write_bytes(b"")
+    sync.cycle()
+    plain.unlink()
+    assert later(sync) is None
+
+
+def test_a_folder_that_cannot_be_listed_has_lost_nothing(sync: Sync, tmp_path: Path) -> None:
+    sync.segment.parent.rename(tmp_path / "elsewhere")
+    assert "cannot be read" in str(later(sync))
+    (tmp_path / "elsewhere").rename(sync.segment.parent)
+    assert later(sync) is None
+
+
+def test_a_wiped_folder_is_a_gap_when_the_node_writes_again(sync: Sync) -> None:
+    for file in sync.segment.parent.iterdir():
+        if not file.name.startswith("ringsync-claim"):
+            file.unlink()
+    assert "has no segment" in str(later(sync))
+    sync.segment.with_name("CommitLog-7-1999999999998.log").write_bytes(b"")
+    assert "was removed from its cdc_raw" in str(later(sync))
