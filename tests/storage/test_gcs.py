@@ -111,12 +111,14 @@ def proxy(emulator: GcsEmulator) -> Iterator[Proxy]:
 
 @pytest.fixture
 def direct(emulator: GcsEmulator, request: pytest.FixtureRequest) -> ObjectStore:
-    return GcsStore(emulator.bucket, request.node.name, endpoint=emulator.endpoint, retry_seconds=5)
+    return GcsStore(emulator.bucket, request.node.name, endpoint=emulator.endpoint, retry_seconds=5, rewrite_seconds=0)
 
 
 @pytest.fixture
 def store(proxy: Proxy, request: pytest.FixtureRequest) -> ObjectStore:
-    return GcsStore(proxy.emulator.bucket, request.node.name, endpoint=proxy.endpoint, retry_seconds=5)
+    return GcsStore(
+        proxy.emulator.bucket, request.node.name, endpoint=proxy.endpoint, retry_seconds=5, rewrite_seconds=0
+    )
 
 
 def test_a_put_whose_answer_was_lost_has_won(proxy: Proxy, store: ObjectStore) -> None:
