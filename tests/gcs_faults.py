@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import random
+import re
 import socket
 import threading
 from collections import Counter
@@ -26,6 +27,9 @@ KINDS = ("429", "503", "lost", "torn", "cut")
 OWN = "412 for what was done already"
 """Counted, too: a request whose answer was lost was repeated, and its condition did not hold any more."""
 
+Answer = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers, content."""
+
 _HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding", "expect", "keep-alive")
 
 
@@ -33,6 +37,7 @@ class FaultyProxy(ThreadingHTTPServer):
     """The proxy; it serves while :func:`faulty` lasts.
 
     :param share: of the requests that meet each kind of fault that is possible for them; may be changed
+    :ivar cuts_refusals: whether the reason why there is no content may be cut, too
     :ivar counts: faults by kind, and all ``requests``
     """
 
@@ -44,25 +49,51 @@ class FaultyProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.emulator = emulator
         self.share = share
+        self.cuts_refusals = False
         self.counts: Counter[str] = Counter()
         self._chance = random.Random(seed)
         self._lock = threading.Lock()
         self._lost: set[bytes] = set()
+        self._uploads: dict[str, tuple[int, Answer | None]] = {}
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def fault(self, command: str, size: int) -> str | None:
-        """What happens to a request; mostly nothing."""
+    def fault(self, command: str, size: int, is_content: bool) -> str | None:
+        """What happens to a request; mostly nothing.
+
+        :param size: of what it brings
+        :param is_content: whether it asks for the content of an object
+        """
         if command in ("GET", "HEAD"):
-            possible = ["429", "503", *(["cut"] if command == "GET" else [])]
+            possible = ["429", "503", *(["cut"] if command == "GET" and is_content else [])]
         else:
             possible = ["429", "503", "lost", *(["torn"] if size > 1 else [])]
         with self._lock:
             self.counts["requests"] += 1
             place = int(self._chance.random() / self.share) if self.share else len(possible)
         return possible[place] if place < len(possible) else None
+
+    def told(self, path: str, content_range: str) -> Answer | None:
+        """What the service knows of a resumable upload when it is asked, or gets a part again; None: ask the emulator.
+
+        The emulator takes the question for the end of the upload, and forgets an upload that has ended.
+        """
+        with self._lock:
+            done, answer = self._uploads.get(path, (0, None))
+        if answer is None and content_range.startswith("bytes */") and content_range != "bytes */0":
+            return 308, [("Range", f"bytes=0-{done - 1}")] if done else [], b""
+        return answer
+
+    def took(self, path: str, content_range: str, answer: Answer) -> None:
+        """Note that the emulator has got a part of a resumable upload."""
+        end = re.match(r"bytes \d+-(\d+)/", content_range)
+        with self._lock:
+            if answer[0] in (200, 201):
+                self._uploads[path] = 0, answer
+            elif answer[0] == 308 and end:
+                self._uploads[path] = int(end[1]) + 1, None
 
     def count(self, kind: str) -> None:
         with self._lock:
@@ -93,10 +124,12 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server
         size = int(self.headers.get("Content-Length") or 0)
         is_chunked = "chunked" in (self.headers.get("Transfer-Encoding") or "")
-        fault = proxy.fault(self.command, 2 if is_chunked else size)
+        is_content = "alt=media" in self.path or not self.path.startswith(("/storage/", "/batch/"))
+        fault = proxy.fault(self.command, 2 if is_chunked else size, is_content)
         if fault == "torn":
             body = b"".join(self._chunks()) if is_chunked else self.rfile.read(size // 2)
-            self._tear(body[: len(body) // 2] if is_chunked else body, len(body) if is_chunked else size)
+            if not self.headers.get("Content-Range"):  # the service keeps nothing of a part of a resumable upload
+                self._tear(body[: len(body) // 2] if is_chunked else body, len(body) if is_chunked else size)
             proxy.count("torn")
             return self._hang_up()
         body = b"".join(self._chunks()) if is_chunked else self.rfile.read(size)
@@ -104,13 +137,18 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.count(fault)
             refusal = json.dumps({"error": {"code": int(fault), "message": "by chance"}}).encode()
             return self._answer(int(fault), [("Content-Type", "application/json")], refusal)
+        content_range = self.headers.get("Content-Range") if self.command == "PUT" else None
+        if content_range is not None and (known := proxy.told(self.path, content_range)):
+            return self._answer(*known)
         request = hashlib.sha256(f"{self.command} {self.path} ".encode() + body).digest()
         status, headers, content = self._ask(body)
+        if content_range is not None:
+            proxy.took(self.path, content_range, (status, headers, content))
         if fault == "lost":
             proxy.lost(request)
             return self._hang_up()
         proxy.answered(request, status)
-        if fault == "cut" and len(content) > 1:
+        if fault == "cut" and (status < 300 or self.server.cuts_refusals) and len(content) > 1:
             proxy.count("cut")
             self._answer(status, headers, content, len(content) // 2)
             return self._hang_up()
@@ -128,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _forwarded(self) -> dict[str, str]:
         return {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
 
-    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _ask(self, body: bytes) -> Answer:
         """Ask the emulator; its answers name the proxy where they name the emulator."""
         proxy = self.server
         connection = http.client.HTTPConnection("127.0.0.1", proxy.emulator.port, timeout=60)

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import TimestampType
 
 from ringsync.config import ConfigError, load_config
-from ringsync.replica.session import _settings, check_file_system, limit_batches
+from ringsync.replica.session import _settings, _with_tries, check_file_system, limit_batches
 from ringsync.storage import SPARK_FILE_SYSTEM, spark_options
 from ringsync.wiring import store_of
 from servers.gcs import GcsEmulator
@@ -68,6 +68,10 @@ def test_the_store_gives_defaults_and_whoever_submits_wins(monkeypatch: pytest.M
     monkeypatch.setattr("ringsync.replica.session._initial_conf", lambda: given)
     found = _settings("x", (), {}, "local[1]", options)
     assert found.get(SPARK_FILE_SYSTEM) == "my.FileSystem"
+    assert found.get("spark.master") == "local[1,4]"
+    assert [_with_tries(one) for one in ("local", "local[*]", "local[2,1]", "yarn")] == [
+        *("local[1,4]", "local[*,4]", "local[2,1]", "yarn")
+    ]
     assert {name: found.get(name) for name in options} == options | {SPARK_FILE_SYSTEM: "my.FileSystem"}
 
 

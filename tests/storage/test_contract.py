@@ -83,7 +83,7 @@ def new_store(
     with GcsEmulator() as emulator, faulty(emulator, 4, 0.0) as proxy, pytest.MonkeyPatch.context() as patch:
         endpoint = emulator.endpoint
         if request.param == "faulty gcs":
-            endpoint, proxy.share = proxy.endpoint, FAULTS
+            endpoint, proxy.share, proxy.cuts_refusals = proxy.endpoint, FAULTS, True
             patch.setattr(gcs, "DEFAULT_RETRY", gcs.DEFAULT_RETRY.with_delay(initial=0.01))
         yield lambda: GcsStore(emulator.bucket, f"store/{next(numbers)}", endpoint=endpoint, rewrite_seconds=0)
         if proxy.counts["requests"] >= 1500:  # all tests were run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +26,9 @@ MOST_ROWS = 1000
 
 BATCH_BYTES = 16 << 20
 """Size of a batch's rows in compressed files. In memory they take some ten times as much."""
+
+TASK_TRIES = 4
+"""How often a cluster tries a task (``spark.task.maxFailures``)."""
 
 DEFAULT_CONF: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -103,6 +107,8 @@ def _settings(
         settings.setMaster(master)
     else:
         settings.setIfMissing("spark.master", "local[*]")
+    if store:
+        settings.setMaster(_with_tries(settings.get("spark.master", "")))
     defaults = {**DEFAULT_CONF, **store}
     if settings.get("spark.master", "").startswith("local"):
         defaults |= LOOPBACK_CONF
@@ -125,6 +131,12 @@ def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
     """
     fitting = BATCH_BYTES * rows // size if size else MOST_ROWS
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(max(1, min(MOST_ROWS, fitting))))
+
+
+def _with_tries(master: str) -> str:
+    """Let a local master try a task as often as a cluster does: an answer of the object store may break off."""
+    match = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    return f"local[{match[1] or 1},{TASK_TRIES}]" if match else master
 
 
 def _initial_conf() -> SparkConf:

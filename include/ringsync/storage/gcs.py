@@ -17,7 +17,7 @@ import base64
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import google.auth.exceptions
@@ -136,7 +136,9 @@ class GcsStore:
     def _download(self, blob: Any, key: str, **part: Any) -> bytes:
         with self._explained(key):
             try:
-                data: bytes = blob.download_as_bytes(raw_download=True, **part, **self._bounds)
+                # The client does not repeat a request whose refusal breaks off half-way: it fails to read the reason.
+                again = self._bounds["retry"]
+                data: bytes = again(partial(blob.download_as_bytes, raw_download=True, **part, **self._bounds))()
                 return data
             except exceptions.RequestRangeNotSatisfiable:
                 return b""
