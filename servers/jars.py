@@ -33,6 +33,7 @@ DEFAULT_CACHE = Path(__file__).parent.parent / ".cache"
 COMPLETED = "completed.json"
 FREE_BYTES_NEEDED = 1 << 30
 CLIENT_TIMEOUT_SECONDS = 900
+IVY_CLASSIFIER = "{http://ant.apache.org/ivy/maven}classifier"
 POM_NAMESPACE = {"m": "http://maven.apache.org/POM/4.0.0"}
 
 
@@ -284,7 +285,7 @@ def ivy_module(pom: Path) -> str:
     dependencies = ElementTree.SubElement(module, "dependencies")
     for dependency in ElementTree.parse(pom).iterfind("m:dependencies/m:dependency", POM_NAMESPACE):
         alone = dependency.find("m:exclusions", POM_NAMESPACE) is not None
-        ElementTree.SubElement(
+        translated = ElementTree.SubElement(
             dependencies,
             "dependency",
             org=dependency.findtext("m:groupId", "", POM_NAMESPACE),
@@ -293,6 +294,9 @@ def ivy_module(pom: Path) -> str:
             conf="default->default",
             transitive="false" if alone else "true",
         )
+        if classifier := dependency.findtext("m:classifier", "", POM_NAMESPACE):
+            jar = {"name": translated.attrib["name"], "type": "jar", "ext": "jar", IVY_CLASSIFIER: classifier}
+            ElementTree.SubElement(translated, "artifact", jar)
     return ElementTree.tostring(module, encoding="unicode")
 
 

@@ -28,9 +28,9 @@ class MortalStore(LocalStore):
         self._live()
         return super().put(*arguments, **options)
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str) -> None:
         self._live()
-        return super().delete(key)
+        super().delete(key)
 
     def _live(self) -> None:
         if not self.left:

@@ -9,9 +9,18 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from ringsync.replica.base import base_folder, replace_base
-from ringsync.replica.delta_log import ConcurrentCommitError, DeltaLogError, KnownSnapshots, read_snapshot
+from ringsync.replica.changes import write_checkpoint
+from ringsync.replica.delta_log import (
+    ConcurrentCommitError,
+    DeltaLogError,
+    KnownSnapshots,
+    log_from_checkpoint,
+    read_snapshot,
+)
 from ringsync.replica.table import ReplicaTable
+from ringsync.storage import delta_options, open_store
 from ringsync.storage.local import LocalStore
+from servers.gcs import GcsEmulator
 from tests.replica.bases import NOW_MS, replica_uri, write_base
 from tests.replica.test_table import simple, simple_images
 
@@ -49,6 +58,30 @@ def test_a_transaction_is_taken_once_and_others_are_noticed(tmp_path: Path) -> N
     assert replace_base(store, simple(), again, [], transaction="b-1", **options) == 0
     assert read_snapshot(store, FOLDER).version == 0
     assert replace_base(store, simple(), again, [], transaction="b-2", **options) == 1
+
+
+@pytest.mark.server
+def test_a_checkpoint_in_a_bucket_stands_for_the_commits_before_it(tmp_path: Path) -> None:
+    """delta-rs reads it there; the next one is made from it and the commits behind it."""
+    with GcsEmulator() as emulator:
+        where = {"url": f"{emulator.url}/lake", "gcs_endpoint": emulator.endpoint}
+        store, options = open_store(**where), delta_options(**where)
+        for number in range(4):
+            before = read_snapshot(store, FOLDER)
+            details = {"as_of_us": 1, "properties": {}, "now_ms": NOW_MS}
+            replace_base(store, simple(), before, [], transaction=f"b-{number}", **details)
+            whole = read_snapshot(store, FOLDER)
+            if number % 2:
+                write_checkpoint(store, FOLDER, options, forget_old_commits=True)
+                assert [key[-25:] for key in log_from_checkpoint(store, FOLDER)] == [
+                    f"{number:08}.checkpoint.parquet"[-25:],
+                    f"{number:020}.json",
+                ]
+                for old in range(number):
+                    store.delete(f"{FOLDER}/_delta_log/{old:020}.json")
+            found = read_snapshot(store, FOLDER)
+            assert (found.version, found.transactions) == (whole.version, whole.transactions)
+            assert DeltaTable(store.uri(FOLDER), storage_options=options).version() == number
 
 
 @pytest.mark.spark

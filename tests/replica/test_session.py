@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import TimestampType
 
-from ringsync.replica.session import limit_batches
+from ringsync.config import ConfigError, load_config
+from ringsync.replica.session import _settings, _with_tries, check_file_system, limit_batches
+from ringsync.storage import SPARK_FILE_SYSTEM, spark_options
+from ringsync.wiring import store_of
+from servers.gcs import GcsEmulator
+from servers.ports import free_port
+
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.mark.spark
@@ -50,6 +60,50 @@ def test_batches_of_long_rows_have_few_of_them(spark: SparkSession, size: int, m
     finally:
         limit_batches(spark, 0, 0)
     assert (sum(counts), max(counts)) == (3000, most)
+
+
+def test_the_store_gives_defaults_and_whoever_submits_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = spark_options("gs://bucket", gcs_endpoint="http://127.0.0.1:1")
+    given = SparkConf(loadDefaults=False).set(SPARK_FILE_SYSTEM, "my.FileSystem")
+    monkeypatch.setattr("ringsync.replica.session._initial_conf", lambda: given)
+    found = _settings("x", (), {}, "local[1]", options)
+    assert found.get(SPARK_FILE_SYSTEM) == "my.FileSystem"
+    assert found.get("spark.master") == "local[1,4]"
+    assert [_with_tries(one) for one in ("local", "local[*]", "local[2,1]", "yarn")] == [
+        *("local[1,4]", "local[*,4]", "local[2,1]", "yarn")
+    ]
+    assert {name: found.get(name) for name in options} == options | {SPARK_FILE_SYSTEM: "my.FileSystem"}
+
+
+@pytest.mark.spark
+def test_a_jar_that_is_missing_is_told(spark: SparkSession) -> None:
+    check_file_system({})
+    with pytest.raises(ConfigError, match=r"no.* jars has the class com\.google.*GoogleHadoopFileSystem: add the jar"):
+        check_file_system(spark_options("gs://bucket"))
+    check_file_system({SPARK_FILE_SYSTEM: "org.apache.hadoop.fs.RawLocalFileSystem"})
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.parametrize("name", ["replica_merge", "replica_verify"])
+def test_an_application_without_the_jar_ends_before_it_does_anything(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    with GcsEmulator() as emulator:
+        document = {
+            "server_name": "test",
+            "cassandra": {"contact_points": ["127.0.0.1"], "port": free_port("127.0.0.1")},
+            "store": {"url": f"{emulator.url}/lake", "gcs_endpoint": emulator.endpoint},
+        }
+        conf = tmp_path / "ringsync.yaml"
+        conf.write_text(yaml.safe_dump(document))
+        main = runpy.run_path(str(PROJECT / "spark_apps" / f"{name}.py"))["main"]
+        assert main(["--conf", str(conf), "--table", "shop.orders", "--run", "r"]) == 3
+        errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ringsync: error:")]
+        assert len(errors) == 1
+        assert "gcs-connector" in errors[0]
+        assert "RINGSYNC_SPARK_JARS" in errors[0]
+        assert [stat.key for stat in store_of(load_config(conf)).list()] == [f"reports/{name}/r.json"]
 
 
 def test_timestamps_are_instants() -> None:

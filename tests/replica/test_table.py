@@ -19,10 +19,11 @@ from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import ListType, MapType, Native, TupleType, UserType
 from ringsync.images.digests import canonical
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.base import ReplicaMismatchError, check_same_schema
+from ringsync.replica.base import ReplicaMismatchError, base_folder, check_same_schema
 from ringsync.replica.changes import CLOCK_SKEW_US, write_checkpoint
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.table import Column, ColumnKind, TableSchema
+from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base
 
 pytestmark = pytest.mark.spark
@@ -221,7 +222,7 @@ def test_an_unknown_liveness_is_older_than_the_end_of_the_last_repairs_reading(
     replica = ReplicaTable(replica_uri(tmp_path, simple()), simple())
     replica.replace_ranges(rows.mapInArrow(slowly, rows.schema), [(-1, 4)], properties={})
     assert began_us + 2_000_000 <= read_until_us() <= time.time() * 1_000_000
-    write_checkpoint(replica.base_uri, {})
+    write_checkpoint(LocalStore(tmp_path), base_folder(*simple().full_name.split(".")), {})
     assert began_us + 2_000_000 <= read_until_us() <= time.time() * 1_000_000, "read from the checkpoint"
 
 

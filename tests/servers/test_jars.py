@@ -112,6 +112,7 @@ def test_an_unknown_name(tmp_path: Path) -> None:
 def test_ivy_asks_for_the_same_versions() -> None:
     assert 'name="cassandra-all" rev="5.0.9"' in ivy_module(POMS / "cassandra-5.0.xml")
     assert ivy_module(POMS / "delta.xml").count('transitive="false"') == 7
+    assert 'classifier="shaded"' in ivy_module(POMS / "gcs.xml")
 
 
 def test_a_jar_with_dependencies_is_fetched_alone(tmp_path: Path, maven: Path) -> None:

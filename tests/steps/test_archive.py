@@ -19,8 +19,8 @@ from ringsync.ledger.table_versions import CdcBegun
 from ringsync.steps.archive import archive_reprocess
 from ringsync.steps.archive.archive_reprocess import Reprocessor
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
-from ringsync.steps.archive.pace import Pace
 from ringsync.steps.archive.raw_folder import look, total_space
+from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.stage.claims import claim
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.local import LocalStore
@@ -272,11 +272,11 @@ def test_the_room_that_a_full_disk_leaves(raw: Path, monkeypatch: pytest.MonkeyP
 
 def test_uploads_keep_to_their_pace() -> None:
     now = [0.0]
-    pace = Pace(10.0, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
+    pace = UploadPace(10.0, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
     for _ in range(5):
         pace.wait(20)
     assert now[0] == 8.0
-    Pace(None).wait(10**12)
+    UploadPace(None).wait(10**12)
 
 
 class Reprocessed:

@@ -10,15 +10,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import google_crc32c
 import pytest
 
+from ringsync.storage import gcs
 from ringsync.storage.gcs import GcsStore
 from ringsync.storage.port import (
     AlreadyExistsError,
     ChecksumError,
+    NotFoundError,
     ObjectStore,
     UnavailableError,
     VersionMismatchError,
 )
 from servers.gcs import GcsEmulator
+from tests.gcs_faults import faulty
 
 pytestmark = pytest.mark.server
 
@@ -111,12 +114,14 @@ def proxy(emulator: GcsEmulator) -> Iterator[Proxy]:
 
 @pytest.fixture
 def direct(emulator: GcsEmulator, request: pytest.FixtureRequest) -> ObjectStore:
-    return GcsStore(emulator.bucket, request.node.name, endpoint=emulator.endpoint, retry_seconds=5)
+    return GcsStore(emulator.bucket, request.node.name, endpoint=emulator.endpoint, retry_seconds=5, rewrite_seconds=0)
 
 
 @pytest.fixture
 def store(proxy: Proxy, request: pytest.FixtureRequest) -> ObjectStore:
-    return GcsStore(proxy.emulator.bucket, request.node.name, endpoint=proxy.endpoint, retry_seconds=5)
+    return GcsStore(
+        proxy.emulator.bucket, request.node.name, endpoint=proxy.endpoint, retry_seconds=5, rewrite_seconds=0
+    )
 
 
 def test_a_put_whose_answer_was_lost_has_won(proxy: Proxy, store: ObjectStore) -> None:
@@ -252,3 +257,14 @@ def test_a_wrong_key_file_is_named_and_not_quoted(tmp_path, monkeypatch: pytest.
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(UnavailableError, match="no Google credentials found"):
         GcsStore("bucket").stat("a")
+
+
+def test_a_refusal_that_breaks_off_is_asked_for_again(emulator: GcsEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty(emulator, 0, 0.2) as proxy:
+        proxy.cuts_refusals = True
+        monkeypatch.setattr(gcs, "DEFAULT_RETRY", gcs.DEFAULT_RETRY.with_delay(initial=0.01))
+        store = GcsStore(emulator.bucket, endpoint=proxy.endpoint)
+        for _ in range(20):
+            with pytest.raises(NotFoundError):
+                store.get("absent")
+        assert proxy.counts["cut"] > 2

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from ringsync.storage import delta_options, open_store
+from ringsync.storage import SPARK_FILE_SYSTEM, SPARK_JAR, delta_options, open_store, spark_options
+from servers.jars import POMS
 
 ENDPOINT = "http://127.0.0.1:1"
 
@@ -57,3 +58,37 @@ def test_a_local_store_needs_no_settings_and_no_google_library() -> None:
     assert delta_options("/data/lake") == delta_options("file:///data/lake", gcs_endpoint=ENDPOINT) == {}
     code = "import sys, ringsync.storage as s; s.open_store('/x'); sys.exit('google.cloud.storage' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_spark_gets_the_credentials_that_python_has() -> None:
+    assert spark_options("/data/lake") == spark_options("file:///data/lake", gcs_endpoint=ENDPOINT) == {}
+    hadoop = "spark.hadoop.fs.gs."
+    ambient = spark_options("gs://bucket/x")
+    assert ambient[f"{hadoop}auth.type"] == "APPLICATION_DEFAULT"
+    assert f"{hadoop}project.id" not in ambient
+    assert ambient[SPARK_FILE_SYSTEM].endswith(".GoogleHadoopFileSystem")
+    assert ambient["spark.delta.logStore.gs.impl"] == "io.delta.storage.GCSLogStore"
+    assert int(ambient[f"{hadoop}block.size"]) == 64 << 20
+    with_key = spark_options("gs://bucket/x", gcs_project="mine", gcs_credentials_file="/etc/key.json")
+    of_key = {
+        f"{hadoop}auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
+        f"{hadoop}auth.service.account.json.keyfile": "/etc/key.json",
+        f"{hadoop}project.id": "mine",
+    }
+    assert with_key == ambient | of_key
+    emulated = spark_options("gs://bucket", gcs_endpoint=f"{ENDPOINT}/", gcs_credentials_file="/etc/key.json")
+    of_emulator = {
+        f"{hadoop}auth.type": "UNAUTHENTICATED",
+        f"{hadoop}storage.root.url": f"{ENDPOINT}/",
+        f"{hadoop}project.id": "ringsync",
+    }
+    assert emulated == ambient | of_emulator
+    with pytest.raises(ValueError, match="object"):
+        spark_options("s3://bucket")
+
+
+def test_the_jar_that_errors_name_is_the_one_that_is_fetched() -> None:
+    pom = (POMS / "gcs.xml").read_text()
+    group, artifact, version = SPARK_JAR.split(",")[0].split(":")
+    for text in (group, artifact, version, SPARK_JAR.split()[-1]):
+        assert f">{text}</" in pom

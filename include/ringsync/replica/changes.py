@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +40,7 @@ from ringsync.replica.delta_log import (
     DeltaSnapshot,
     KnownSnapshots,
     append,
+    log_from_checkpoint,
     read_snapshot,
     remove,
     replace_all,
@@ -178,7 +181,7 @@ def append_pass(
         except ConcurrentCommitError:
             continue
         if version % CHECKPOINT_COMMITS == 0:
-            write_checkpoint(now.changes_uri, now.options)
+            write_checkpoint(store, folder, now.options)
         return version
     raise AssertionError("the last attempt raises")
 
@@ -293,18 +296,29 @@ def _last_pass_in(file: Mapping[str, Any]) -> float:
     return float(json.loads(file.get("stats") or "{}").get("maxValues", {}).get(VERSION, math.inf))
 
 
-def write_checkpoint(uri: str, options: Mapping[str, str], *, forget_old_commits: bool = False) -> None:
-    """Write a checkpoint of a Delta table's log.
+def write_checkpoint(
+    store: ObjectStore, folder: str, options: Mapping[str, str], *, forget_old_commits: bool = False
+) -> None:
+    """Write a checkpoint of a Delta table's log. delta-rs makes it from a copy of the log, and the store puts it.
 
+    :param folder: key of the table's folder in the store
     :param options: settings by which delta-rs reaches the store
     :param forget_old_commits: whether to remove commits older than the table's ``delta.logRetentionDuration``
     """
     from deltalake import DeltaTable
 
-    table = DeltaTable(delta_path(uri), storage_options=dict(options))
-    table.create_checkpoint()
+    with TemporaryDirectory(prefix="ringsync-") as scratch:
+        copy = Path(scratch, "_delta_log")
+        copy.mkdir()
+        for key in log_from_checkpoint(store, folder):
+            (copy / key.rpartition("/")[2]).write_bytes(store.get(key))
+        before = set(copy.iterdir())
+        DeltaTable(scratch).create_checkpoint()
+        # "_last_checkpoint", which names the others, comes last.
+        for made in sorted(set(copy.iterdir()) - before):
+            store.put(f"{folder}/_delta_log/{made.name}", made.read_bytes())
     if forget_old_commits:
-        table.cleanup_metadata()
+        DeltaTable(delta_path(store.uri(folder)), storage_options=dict(options)).cleanup_metadata()
 
 
 def delta_path(uri: str) -> str:

@@ -151,6 +151,16 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
     return DeltaSnapshot(version, protocol, metadata, tuple(live.values()), transactions, updated_ms)
 
 
+def log_from_checkpoint(store: ObjectStore, folder: str) -> list[str]:
+    """List the keys of the newest complete checkpoint of a table's log, and of the commits from there on.
+
+    :param folder: key of the table's folder in the store
+    """
+    keys = [stat.key for stat in store.list(f"{folder}/_delta_log/")]
+    start, checkpoint = _last_checkpoint(keys)
+    return checkpoint + [key for key in keys if (match := _COMMIT.search(key)) and int(match[1]) >= start]
+
+
 def replace_all(
     store: ObjectStore,
     folder: str,

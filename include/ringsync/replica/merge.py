@@ -28,7 +28,7 @@ from ringsync.images.live import live_rows
 from ringsync.images.schema import row_image_schema
 from ringsync.images.times import cell_times
 from ringsync.images.to_changes import has_clustering
-from ringsync.replica.base import MERGE, base_folder
+from ringsync.replica.base import MERGE, base_folder, changes_folder
 from ringsync.replica.changes import (
     VERSION,
     ReplicaState,
@@ -242,10 +242,11 @@ def tidy(spark: SparkSession, store: ObjectStore, replica: ReplicaTable, options
     :returns: whether the base was compacted
     """
     table = replica.table
-    write_checkpoint(replica.base_uri, options)
-    write_checkpoint(replica.changes_uri, options, forget_old_commits=True)
+    name = table.keyspace, table.name
+    write_checkpoint(store, base_folder(*name), options)
+    write_checkpoint(store, changes_folder(*name), options, forget_old_commits=True)
     spark.sql(f"VACUUM {replica.changes_sql_name}")
-    if not _is_scattered(read_snapshot(store, base_folder(table.keyspace, table.name))):
+    if not _is_scattered(read_snapshot(store, base_folder(*name))):
         return False
     # Neither OPTIMIZE without ZORDER nor REORG keeps rows in order.
     spark.sql(f"OPTIMIZE {replica.sql_name} ZORDER BY (token)")

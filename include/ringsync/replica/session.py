@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+
+from ringsync.config import ConfigError
+from ringsync.storage import SPARK_FILE_SYSTEM, SPARK_JAR
 
 LOOPBACK_CONF: dict[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -21,6 +26,9 @@ MOST_ROWS = 1000
 
 BATCH_BYTES = 16 << 20
 """Size of a batch's rows in compressed files. In memory they take some ten times as much."""
+
+TASK_TRIES = 4
+"""How often a cluster tries a task (``spark.task.maxFailures``)."""
 
 DEFAULT_CONF: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -55,6 +63,7 @@ def spark_session(
     jars: Sequence[str] = (),
     conf: Mapping[str, str] | None = None,
     master: str | None = None,
+    store: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start (or get) the Spark session.
 
@@ -62,14 +71,45 @@ def spark_session(
 
     :param jars: Delta's jar files; none when spark-submit got them as ``--jars``
     :param master: Spark master; None: as spark-submit says, else ``local[*]``
+    :param store: further defaults: how Spark reaches the object store (:func:`ringsync.storage.spark_options`)
     """
+    settings = _settings(app_name, jars, conf or {}, master, store or {})
+    return SparkSession.builder.config(conf=settings).getOrCreate()
+
+
+def check_file_system(store: Mapping[str, str]) -> None:
+    """Check that Spark will have the class by which it reaches the object store. This starts a JVM, but no Spark.
+
+    :param store: as for :func:`spark_session`; empty: nothing is checked
+    :raises ConfigError: the class is in no jar
+    """
+    if not store:
+        return
+    settings = _settings("check", (), {}, None, store)
+    SparkContext._ensure_initialized(conf=settings)
+    jvm, name = SparkContext._jvm, settings.get(SPARK_FILE_SYSTEM)
+    assert jvm is not None
+    try:
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
+    except Py4JJavaError as error:
+        raise ConfigError(
+            f"store.url: Spark cannot reach gs://, since none of its jars has the class {name}: add the jar "
+            f"{SPARK_JAR}, to RINGSYNC_SPARK_JARS for Airflow, or to spark.jars (docs/storage.md)"
+        ) from error
+
+
+def _settings(
+    app_name: str, jars: Sequence[str], conf: Mapping[str, str], master: str | None, store: Mapping[str, str]
+) -> SparkConf:
     settings = _initial_conf()
     settings.setAppName(app_name)
     if master:
         settings.setMaster(master)
     else:
         settings.setIfMissing("spark.master", "local[*]")
-    defaults = dict(DEFAULT_CONF)
+    if store:
+        settings.setMaster(_with_tries(settings.get("spark.master", "")))
+    defaults = {**DEFAULT_CONF, **store}
     if settings.get("spark.master", "").startswith("local"):
         defaults |= LOOPBACK_CONF
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -78,9 +118,9 @@ def spark_session(
         settings.setIfMissing(key, value)
     if jars:
         settings.set("spark.jars", ",".join(jars))
-    for key, value in {**EXACT_CONF, **(conf or {})}.items():
+    for key, value in {**EXACT_CONF, **conf}.items():
         settings.set(key, value)
-    return SparkSession.builder.config(conf=settings).getOrCreate()
+    return settings
 
 
 def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
@@ -91,6 +131,12 @@ def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
     """
     fitting = BATCH_BYTES * rows // size if size else MOST_ROWS
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(max(1, min(MOST_ROWS, fitting))))
+
+
+def _with_tries(master: str) -> str:
+    """Let a local master try a task as often as a cluster does: an answer of the object store may break off."""
+    match = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    return f"local[{match[1] or 1},{TASK_TRIES}]" if match else master
 
 
 def _initial_conf() -> SparkConf:

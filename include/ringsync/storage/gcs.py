@@ -4,6 +4,11 @@ An object's generation is its version, and ``ifGenerationMatch`` is the conditio
 whose answer was lost. If that upload had succeeded, the service refuses the repetition (412). So each conditional put
 writes a unique token into the object's metadata and looks for it before it reports failure. If another writer replaces
 the object before that look, the put is reported as failed although it had succeeded for a moment.
+
+A put without a condition and a delete are repeated as they are. So nobody is told whether a delete found something.
+
+The service takes about one write of an object in a second, and answers 429 to more. So who writes an object again waits
+for its turn (:mod:`ringsync.storage.pace`); objects that are written once never wait.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import base64
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import google.auth.exceptions
@@ -25,6 +30,7 @@ from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 import ringsync.storage.port as port
+from ringsync.storage.pace import Pace
 
 _TOKEN = "ringsync-put"
 _TIMEOUT_SECONDS = (10, 60)
@@ -42,6 +48,7 @@ class GcsStore:
     :param prefix: prefix of all objects' names, without slashes at its ends; may be empty
     :param project, endpoint, credentials_file: those of :func:`ringsync.storage.open_store`
     :param retry_seconds: seconds to repeat a request while the service cannot be reached or is overloaded
+    :param rewrite_seconds: seconds between two writes of one object by this process
     :param page_size: objects that one request lists; None: the service's default (1,000)
     :raises ValueError: the prefix is not a legal key
     """
@@ -55,6 +62,7 @@ class GcsStore:
         endpoint: str | None = None,
         credentials_file: str | None = None,
         retry_seconds: float = 60.0,
+        rewrite_seconds: float = 1.0,
         page_size: int | None = None,
     ) -> None:
         self.url = f"gs://{bucket}/{port.check_key(prefix)}" if prefix else f"gs://{bucket}"
@@ -64,6 +72,7 @@ class GcsStore:
         self._account = project, endpoint, credentials_file
         self._bucket_was_seen = False
         self._page_size = page_size
+        self._pace = Pace(rewrite_seconds)
         self._bounds: dict[str, Any] = {
             "timeout": _TIMEOUT_SECONDS,
             "retry": DEFAULT_RETRY.with_timeout(retry_seconds),
@@ -88,6 +97,8 @@ class GcsStore:
         generation = 0 if if_absent else int(if_version) if if_version is not None else None
         if generation is not None:
             blob.metadata = {_TOKEN: uuid.uuid4().hex}
+        if not if_absent:
+            self._pace.wait(key)
         with self._explained(key):
             try:
                 blob.upload_from_string(
@@ -103,6 +114,8 @@ class GcsStore:
                 # For an upload this means that the bucket is missing, or the generation to replace.
                 self._check_bucket()
                 raise port.VersionMismatchError(f"{self.url}/{key} is not there, {if_version} was expected") from None
+            if if_absent:
+                self._pace.wrote(key)
             stat = _stat(key, blob)
             if stat.crc32c != google_crc32c.value(data):
                 # The real service refuses such an upload; an emulator may not.
@@ -123,7 +136,9 @@ class GcsStore:
     def _download(self, blob: Any, key: str, **part: Any) -> bytes:
         with self._explained(key):
             try:
-                data: bytes = blob.download_as_bytes(raw_download=True, **part, **self._bounds)
+                # The client does not repeat a request whose refusal breaks off half-way: it fails to read the reason.
+                again = self._bounds["retry"]
+                data: bytes = again(partial(blob.download_as_bytes, raw_download=True, **part, **self._bounds))()
                 return data
             except exceptions.RequestRangeNotSatisfiable:
                 return b""
@@ -156,15 +171,13 @@ class GcsStore:
         stats = (_stat(key, blob) for key, blob in named if port.is_legal_key(key))
         return sorted(stats, key=lambda stat: stat.key)
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str) -> None:
         blob = self._blob(key)
         with self._explained(key):
             try:
                 blob.delete(**self._bounds)
-                return True
             except exceptions.NotFound:
                 self._check_bucket()
-                return False
 
     def _blob(self, key: str) -> Any:
         return self._bucket.blob(self._root + port.check_key(key))

@@ -175,11 +175,11 @@ class LocalStore:
             found = (self._look_up(key) for key in sorted(self._keys(prefix, start)))
             return [entry[0] for entry in found if entry]
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str) -> None:
         port.check_key(key)
         with self._explained(key):
             if self._inode(key) is None:
-                return False
+                return
             with self._locked(key) as shard:
                 parents, name = _split(key)
                 try:
@@ -187,10 +187,9 @@ class LocalStore:
                         os.unlink(name, dir_fd=folder)
                         os.fsync(folder)
                 except FileNotFoundError:
-                    return False
+                    return
                 self._drop_old_links(key, shard)
             self._prune(parents)
-            return True
 
     def _check_conditions(self, key: str, if_absent: bool, if_version: str | None) -> None:
         if not if_absent and if_version is None:

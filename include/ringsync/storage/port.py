@@ -109,11 +109,8 @@ class ObjectStore(Protocol):
         :param start: first key of the list; earlier keys cost nothing
         """
 
-    def delete(self, key: str) -> bool:
-        """Remove an object.
-
-        :returns: False: it did not exist, which is no error: deletion may be repeated
-        """
+    def delete(self, key: str) -> None:
+        """Remove an object, if it is there. Whether it was cannot be told: the answer of a service may be lost."""
 
     def uri(self, key: str) -> str:
         """Return the address of an object or folder for Spark, Delta and pyarrow: ``file:///…`` or ``gs://…``."""

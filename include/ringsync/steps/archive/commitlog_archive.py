@@ -25,8 +25,8 @@ from ringsync.ledger.archive import READ, WAITING, archive_segment
 from ringsync.ledger.finished_segments import finished_segments
 from ringsync.ledger.staging import commit_keys, get_commit
 from ringsync.steps.application import Application, ExitCode, Report
-from ringsync.steps.archive.pace import Pace
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
+from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.loop import cycles, put_status
 from ringsync.steps.stage.claims import claim, get_place, has_claim, other_claims
 from ringsync.storage.port import ChecksumError, ObjectStore, get_json
@@ -109,7 +109,7 @@ class Archiver:
         self._config, self._store, self._queue, self._cluster = config, store, queue, cluster
         self._settings = config.archive
         rate = self._settings.megabytes_per_s
-        self._pace = Pace(rate * 2**20 if rate else None)
+        self._pace = UploadPace(rate * 2**20 if rate else None)
         self._nodes: dict[str, ArchivedNode] | None = None
         self._endpoints: dict[str, str] = {}
         self._asked_s = -ASK_EVERY_S

@@ -20,6 +20,7 @@ from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain, spark_is_gone
 from ringsync.steps.passes.follow_ups import FORGOTTEN_LATER_MS, digests_kept_ms
 from ringsync.steps.replica.follow_schema import followed_state
+from ringsync.steps.replica.session import check_session, store_session
 from ringsync.storage import delta_options
 from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 from ringsync.wiring import cluster_settings, store_of
@@ -37,6 +38,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ClusterError: the cluster does not answer
     :raises ConfigError: the configuration is wrong, for all tables
     """
+    check_session(application)
     session = connect(cluster_settings(application.config))
     named = application.options.table and parse_table_name(application.options.table)
     merges = _Merges(application, clock, is_named=bool(named))
@@ -185,10 +187,9 @@ def rewrite_table(application: Application, table: TableSchema, now_s: int) -> R
     :raises ConcurrentCommitError: another writer was faster
     """
     from ringsync.replica.evolve import Piece, RewriteTask, rewrite
-    from ringsync.replica.session import spark_session
 
     started = time.monotonic()
-    context = spark_session(f"replica_merge {application.run}").sparkContext
+    context = store_session(application, f"replica_merge {application.run}").sparkContext
 
     def run(task: RewriteTask, pieces: Sequence[Piece]) -> list[Any]:
         return list(context.parallelize(pieces, len(pieces)).mapPartitions(task).collect())
@@ -215,13 +216,12 @@ def merge_table(application: Application, table: TableSchema, gc_grace_s: int, s
 
     from ringsync.replica.base import replica_folder
     from ringsync.replica.merge import merge_changes, tidy
-    from ringsync.replica.session import spark_session
     from ringsync.replica.table import ReplicaTable
 
     started = time.monotonic()
     if state.changes_version < 0:
         return {"read": 0}
-    spark = spark_session(f"replica_merge {application.run}")
+    spark = store_session(application, f"replica_merge {application.run}")
     replica = ReplicaTable(application.store.uri(replica_folder(table.keyspace, table.name)), table)
     try:
         result = merge_changes(

@@ -22,6 +22,7 @@ from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.status import read_statuses
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.replica.follow_schema import followed_state
+from ringsync.steps.replica.session import check_session, store_session
 from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_limits, cluster_settings
@@ -40,6 +41,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     """Verify, and repair if asked.
 
     :returns: exit code 1 when differences are left
+    :raises ConfigError: Spark lacks a jar to reach the object store
     :raises StepError: there is no replica
     :raises ScanError: the source could not be read; for a repair of a table that is followed, from all replicas
     :raises ReplicaMismatchError: the replica is of another table id, or cannot follow the table's schema yet
@@ -48,12 +50,13 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     from ringsync.replica.changes import check_base, outdate_merges
     from ringsync.replica.compare import Comparison, compare_ranges, repair
     from ringsync.replica.delta_log import read_snapshot
-    from ringsync.replica.session import limit_batches, spark_session
+    from ringsync.replica.session import limit_batches
     from ringsync.replica.table import ReplicaTable, token_condition
     from ringsync.replica.view import as_selected, live
     from ringsync.sources.cassandra_table import CassandraTable
 
     config, store = application.config, application.store
+    check_session(application)
     keyspace, name = application.one_table
     folder = base_folder(keyspace, name)
     properties = own_properties(read_snapshot(store, folder).metadata.get("configuration") or {})
@@ -66,7 +69,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     # Recorded before it is used: the history gives columns their names in the lake.
     table = as_recorded(store, plan.table) if plan.table.is_selection else version_of(store, plan.table).table
     plan = replace(plan, table=table)
-    spark = spark_session(f"replica_verify {table.full_name} {application.run}")
+    spark = store_session(application, f"replica_verify {table.full_name} {application.run}")
     spark.dataSource.register(CassandraTable)
     replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class UploadPace:
     """Lets several threads upload no faster than a limit, all together.
 
     :param bytes_per_s: None: no limit
