@@ -198,10 +198,10 @@ def nothing_archived() -> str:
     :raises StorageError: the object store cannot be asked
     """
     from ringsync.config import load_config
-    from ringsync.ledger.archive import WAITING
+    from ringsync.ledger.archive import is_waiting
     from ringsync.wiring import store_of
 
-    return "" if store_of(load_config(config_path())).list(WAITING) else "no archived commit log waits"
+    return "" if is_waiting(store_of(load_config(config_path()))) else "no archived commit log waits"
 
 
 Parameter = dict[str, Any]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import lzma
+import os
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,20 +15,16 @@ import pytest
 
 from ringsync.ledger import archive
 from ringsync.ledger.archive import READ, WAITING, ArchiveError, archived
-from ringsync.ledger.staging import StageCommit, commit_keys, get_commit, put_commit
-from ringsync.ledger.table_versions import CdcBegun
-from ringsync.steps.archive import archive_reprocess
-from ringsync.steps.archive.archive_reprocess import Reprocessor
+from ringsync.ledger.staging import StageCommit, put_commit
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
 from ringsync.steps.archive.raw_folder import look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.stage.claims import claim
-from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
 from tests.mortal_store import Killed, MortalStore
-from tests.steps.test_stager import FOLDER, HOST, TABLES, Cluster, OneByOne, Sync
-from tests.steps.test_stager_cdc_off import index_of, sync_segment
+from tests.steps.test_stager import FOLDER
+from tests.steps.test_stager_cdc_off import index_of
 
 SEGMENTS = sorted(FOLDER.glob("*.log.xz"))
 MB = 2**20
@@ -39,12 +36,13 @@ class Nodes:
     def __init__(self, folders: Mapping[str, Path], total: str = "8MiB") -> None:
         self.folders, self.total, self.is_away = folders, total, False
 
-    def nodes(self) -> Iterator[tuple[ArchivedNode, dict[str, str]]]:
+    def nodes(self, wants: Callable[[ArchivedNode], bool]) -> Iterator[tuple[ArchivedNode, dict[str, str]]]:
         if self.is_away:
             raise ConnectionError("no node answers")
         for host, folder in self.folders.items():
             told = {"cdc_enabled": "true", "cdc_raw_directory": str(folder), "cdc_total_space": self.total}
-            yield ArchivedNode(host, f"{host}:9042", host), told
+            node = ArchivedNode(host, f"{host}:9042", host)
+            yield node, told if wants(node) else {}
 
 
 def config(**settings: Any) -> Any:
@@ -146,9 +144,11 @@ def test_nothing_is_deleted_that_is_not_durable(raw: Path, store: LocalStore, mo
 
     monkeypatch.setattr(store, "put", refuse)
     watch.cycle()
-    assert [file.exists() for file in files] == [False, True, True, True, True, True, True]
+    # Those behind them make room instead.
+    assert [file.exists() for file in files] == [False, True, True, False, False, True, True]
     assert "the disk is full" in str(watch.status()["a"]["error"])
     monkeypatch.setattr(store, "put", put)
+    fill(raw, 6)
     watch.cycle()
     assert [file.exists() for file in files] == [False, False, False, True, True, True, True]
     assert watch.status()["a"]["error"] is None
@@ -233,6 +233,28 @@ def test_a_folder_of_another_node_is_not_archived(raw: Path, store: LocalStore) 
     assert "claim the same folder" in str(watch.status()["a"]["error"])
 
 
+def test_segments_that_cannot_be_archived_keep_no_others_from_making_room(raw: Path, store: LocalStore) -> None:
+    """The same ones were tried in each cycle, since they are the oldest."""
+    files = fill(raw, 7)
+    for file in files[:4]:
+        store.put(f"cdc/a/{file.name}", b"of another cluster")
+    watch = archiver(store, Nodes({"a": raw}))
+    watch.cycle()
+    assert [file.exists() for file in files] == [True, True, True, True, False, False, False, True]
+    assert "a segment cannot be archived" in str(watch.status()["a"]["error"])
+
+
+def test_who_claims_a_folder_is_known_while_the_cluster_is_away(raw: Path, store: LocalStore) -> None:
+    files = fill(raw, 6)
+    for node in "ab":
+        claim(store, node, raw, anew=True)
+    nodes = Nodes({"a": raw, "b": raw})
+    archiver(store, nodes).cycle()
+    nodes.is_away = True
+    archiver(store, nodes).cycle()
+    assert all(file.exists() for file in files)
+
+
 def test_one_node_s_trouble_is_its_own(raw: Path, store: LocalStore, tmp_path: Path) -> None:
     files = fill(raw, 6)
     watch = archiver(store, Nodes({"gone": tmp_path / "nowhere", "a": raw}))
@@ -270,6 +292,48 @@ def test_the_room_that_a_full_disk_leaves(raw: Path, monkeypatch: pytest.MonkeyP
     assert look(raw, 10**12).free == 5
 
 
+def test_nodes_take_turns(tmp_path: Path, store: LocalStore) -> None:
+    """A node with a long backlog held up its neighbour, whose room was scarce."""
+    folders = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    fill(folders["a"], 30, megabytes=0)
+    for file in fill(folders["b"], 7):
+        file.touch()
+    watch = archiver(store, Nodes(folders, total="9MiB"), policy="always")
+    order: list[str] = []
+    put = store.put
+    store.put = lambda key, *given, **named: order.append(key) or put(key, *given, **named)  # type: ignore[method-assign]
+    watch.cycle()
+    turns = [key.split("/")[1] for key in order if key.startswith("cdc/") and key.endswith(".log")]
+    assert "b" in turns[:4], "in the first turn"
+    assert turns.count("a") == 30
+
+
+def test_what_is_kept_no_longer(raw: Path, store: LocalStore) -> None:
+    files = fill(raw, 3)
+    put_commit(store, StageCommit("a", 1, 5, (), {}, {1000: 5, 1001: 5, 999: 5}, {}, ()))
+    day_s = 86_400
+    for file, days in ((files[0], 40), (files[1], 20)):
+        os.utime(file, (time.time() - days * day_s,) * 2)
+    watch = archiver(store, Nodes({"a": raw}), policy="always")
+    watch.cycle()
+    store.put("cdc/a/CommitLog-7-999.log", b"of an upload that was killed; the stage has read the segment since")
+    store.put("cdc/a/CommitLog-7-998.log", b"of one that may go on")
+    store.put("status/archive_reprocess/archive.json", b"{}")
+    watch.tidy()
+    assert names(store, READ) == [files[1].name]
+    assert [stat.key for stat in store.list("cdc_archive/")] == [
+        f"cdc_archive/a/{name}" for name in (files[1].name, f"{files[1].name}.json", index_of(files[1]).name)
+    ]
+    left = {stat.key for stat in store.list(WAITING)}
+    assert "cdc/a/CommitLog-7-998.log" in left
+    assert "cdc/a/CommitLog-7-999.log" not in left
+    assert store.stat("status/archive_reprocess/archive.json") is not None, "segments wait"
+    for key in left:
+        store.delete(key)
+    watch.tidy()
+    assert store.stat("status/archive_reprocess/archive.json") is None
+
+
 def test_uploads_keep_to_their_pace() -> None:
     now = [0.0]
     pace = UploadPace(10.0, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -277,169 +341,3 @@ def test_uploads_keep_to_their_pace() -> None:
         pace.wait(20)
     assert now[0] == 8.0
     UploadPace(None).wait(10**12)
-
-
-class Reprocessed:
-    """A node's real segment that was archived, and what reading it gives."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.sync = Sync(folder, Cluster(TABLES, TABLES), patch)
-        self.store, self.raw = self.sync.store, self.sync.segment.parent
-        patch.setattr(archive_reprocess, "read_tables", lambda session: SimpleNamespace(by_id=lambda: {}))
-        patch.setattr(archive_reprocess, "plan_of", lambda *given: SyncPlan(given[3], (HOST,), {}, ()))
-        patch.setattr(archive_reprocess, "time", SimpleNamespace(time=lambda: self.sync.now_s))
-        ring = self.sync.stager._ring_of
-        patch.setattr(Reprocessor, "_ring_of", lambda _, keyspace: ring(keyspace))
-        self.sync.stager._windows()
-        for table in TABLES:
-            CdcBegun(self.store).begins(table.table_id)
-
-    def archive(self) -> None:
-        nodes = Nodes({HOST.id: self.raw})
-        watch = Archiver(config(policy="always"), self.store, "default", nodes)
-        watch.cycle()
-        assert not watch.is_failing
-
-    def reprocessor(self) -> Reprocessor:
-        configuration: Any = self.sync.stager._config
-        configuration.sync.digest_retention_h = 4.0
-        application: Any = SimpleNamespace(config=configuration, store=self.store)
-        return Reprocessor(application, None, OneByOne(), lambda errors, node: self.sync.count(errors, node))
-
-    def read(self) -> Counter[str]:
-        found = self.reprocessor()
-        found.read(list(archived(self.store, WAITING)))
-        assert found.left == []
-        return found.counts
-
-
-@pytest.fixture
-def of_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reprocessed:
-    return Reprocessed(tmp_path, monkeypatch)
-
-
-def outcomes(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if name not in ("read", "read_again") and count}
-
-
-def test_an_archived_segment_gives_what_the_stage_would_have_read(
-    of_node: Reprocessed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_node.archive()
-    assert not of_node.sync.segment.exists()
-    counts = of_node.read()
-    staged = Sync(tmp_path / "staged", Cluster(TABLES, TABLES), monkeypatch).cycle().counts
-    assert outcomes(counts) == outcomes(staged)
-    assert counts["staged"] > 0
-    (key,) = commit_keys(of_node.store, HOST.id)
-    assert get_commit(of_node.store, key).blocks
-    (entry,) = archived(of_node.store, READ)
-    assert entry.first_us is not None
-    assert entry.last_us is not None
-    assert entry.first_us <= entry.last_us
-    assert names(of_node.store, WAITING) == []
-    assert of_node.read() == Counter()
-    # Cassandra links it again after a crash: it is finished.
-    of_node.sync.segment.write_bytes(lzma.decompress(SEGMENTS[0].read_bytes()))
-    sync_segment(of_node.sync.segment)
-    assert of_node.sync.cycle().counts["rows"] == 0
-    assert not of_node.sync.segment.exists()
-
-
-def test_what_the_stage_has_read_of_it_is_not_read_again(of_node: Reprocessed) -> None:
-    raw = of_node.sync.segment.read_bytes()
-    index_of(of_node.sync.segment).write_text("400000")
-    first = of_node.sync.cycle().counts["rows"]
-    assert first > 0
-    index_of(of_node.sync.segment).write_text(f"{len(raw)}\nCOMPLETED")
-    of_node.archive()
-    rest = of_node.read()["rows"]
-    of_node.sync.cycle()
-    whole = 0
-    for key in commit_keys(of_node.store, HOST.id):
-        whole += get_commit(of_node.store, key).counts["rows"]
-    assert rest > 0
-    assert whole == first + rest == 241
-
-
-def test_a_stage_that_is_faster_wins(of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_node.archive()
-    real, others = archive_reprocess.put_commit, []
-
-    def late(store: Any, commit: StageCommit) -> StageCommit:
-        if not others:
-            others.append(put_commit(store, StageCommit(HOST.id, 1, 5, (), {7: 9}, {}, {}, ())))
-        return real(store, commit)
-
-    monkeypatch.setattr(archive_reprocess, "put_commit", late)
-    counts = of_node.read()
-    assert counts["rows"] == 241
-    first, second = (get_commit(of_node.store, key) for key in commit_keys(of_node.store, HOST.id))
-    assert (first.number, second.number, second.ends) == (1, 2, {7: 9})
-    assert {stat.key for stat in of_node.store.list("staging/rows/")} == set(second.files), "no file is left over"
-
-
-@pytest.mark.parametrize("lives", range(1, 40, 3))
-def test_a_reading_that_is_killed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: int) -> None:
-    of_node = Reprocessed(tmp_path, monkeypatch)
-    of_node.archive()
-    mortal = MortalStore(tmp_path / "lake")
-    of_node.store = mortal
-    monkeypatch.setattr(mortal, "left", lives)
-    with suppress(Killed, AssertionError):
-        of_node.read()
-    mortal.left = 10**6
-    of_node.read()
-    rows = sum(get_commit(mortal, key).counts["rows"] for key in commit_keys(mortal, HOST.id))
-    assert (rows, names(mortal, WAITING), len(names(mortal, READ))) == (241, [], 1)
-
-
-def test_a_damaged_segment_is_named_and_holds_up_no_other(of_node: Reprocessed) -> None:
-    of_node.archive()
-    key = f"cdc/{HOST.id}/{of_node.sync.segment.name}"
-    whole = of_node.store.get(key)
-    of_node.store.put(key, whole[:-9])
-    found = of_node.reprocessor()
-    found.read(list(archived(of_node.store, WAITING)))
-    assert "has other bytes than were archived" in found.left[0]
-    assert names(of_node.store, WAITING) == [of_node.sync.segment.name]
-    of_node.store.put(key, whole)
-    assert of_node.read()["rows"] == 241
-
-
-def test_reading_again_gives_late_rows_of_the_time_that_is_known(of_node: Reprocessed) -> None:
-    of_node.archive()
-    of_node.read()
-    (entry,) = archived(of_node.store, READ)
-    assert entry.first_us is not None
-    found = of_node.reprocessor()
-    found.read_again([entry])
-    assert found.counts["rows"] == found.counts["late"] + found.counts["too_old"] + found.counts["repeated"]
-    assert len(commit_keys(of_node.store, HOST.id)) == 1, "the node's commits stay"
-    assert found.counts["late"] > 100
-    assert len(of_node.store.list("staging/late/")) > 0
-    # What was published of older writes is not known any more.
-    assert entry.last_us is not None
-    of_node.sync.now_s = entry.last_us / 1e6 + 5 * 3600
-    found = of_node.reprocessor()
-    found.read_again([entry])
-    assert (found.counts["late"], found.counts["read_again"]) == (0, 1)
-    assert found.counts["too_old"] == found.counts["rows"] - found.counts["not_cdc"] == 241
-
-
-def test_which_segments_have_writes_of_an_interval(of_node: Reprocessed) -> None:
-    of_node.archive()
-    (waiting,) = archived(of_node.store, WAITING)
-    assert waiting.touches(0, 2**62)
-    assert not waiting.touches(waiting.ended_ms + 1, 2**62)
-    of_node.read()
-    (entry,) = archived(of_node.store, READ)
-    assert entry.first_us is not None
-    assert entry.last_us is not None
-    first_ms, last_ms = entry.first_us // 1000, entry.last_us // 1000
-    assert [entry.touches(*times) for times in ((0, first_ms), (0, first_ms + 1), (last_ms, 2**62))] == [
-        False,
-        True,
-        True,
-    ]
-    assert not entry.touches(last_ms + 1, 2**62)

@@ -361,7 +361,7 @@ def test_a_file_that_cannot_be_used_holds_up_no_other_of_its_table(
     assert [stat.key for stat in store.list(LATE_ROWS)] == [unresolved, damaged, other]
     status = late.status()
     assert (status["error"], status["waiting"], status["files_broken"]) == (None, 1, 3)
-    assert "version 2 of its schema and have the column with id 1, which version 1 does" in status["broken"][unresolved]
+    assert "version 2 of its schema, which is later than version 1" in status["broken"][unresolved]
     assert list(status["broken"]) == [unresolved, damaged, other]
     assert all(key in " ".join(late.problems) for key in (unresolved, damaged, other))
     if admitted:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import lzma
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringsync.ledger.archive import archive_segment
-from ringsync.ledger.gaps import note_verified, open_gaps
+from ringsync.ledger.gaps import Gap, note_gap, note_verified, open_gaps
 from ringsync.ledger.staging import StageCommit, put_commit
+from ringsync.replica.base import base_folder
+from ringsync.steps.stage import lost_segments
 from ringsync.steps.stage.lost_segments import MISSED_MS, LostSegments
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import UnavailableError
 from tests.steps.test_stager import HOST, TABLES, Cluster, Sync
 from tests.steps.test_stager_cdc_off import index_of
 
@@ -23,6 +28,8 @@ def sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sync:
     """A stage that has seen a segment, of which it could read nothing yet."""
     found = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
     index_of(found.segment).write_text("0")
+    for table in TABLES:
+        found.store.put(f"{base_folder(table.keyspace, table.name)}/_delta_log/{0:020}.json", b"{}")
     assert found.cycle().status()["error"] is None
     return found
 
@@ -63,7 +70,8 @@ def test_a_segment_that_was_removed_unread_is_a_gap(sync: Sync) -> None:
     assert later(sync) == told
     for table in TABLES[1:]:
         note_verified(sync.store, table.table_id, int(sync.now_s * 1000))
-    assert f"--table {TABLES[0].full_name}" in str(open_gaps(sync.store)[HOST.id])
+    assert later(sync) != told
+    assert f"--table {TABLES[0].full_name}" in str(later(sync))
     note_verified(sync.store, TABLES[0].table_id, int(sync.now_s * 1000))
     for _ in range(2):
         log = sync.cycle(61)
@@ -127,3 +135,39 @@ def test_a_wiped_folder_is_a_gap_when_the_node_writes_again(sync: Sync) -> None:
     assert "has no segment" in str(later(sync))
     sync.segment.with_name("CommitLog-7-1999999999998.log").write_bytes(b"")
     assert "was removed from its cdc_raw" in str(later(sync))
+
+
+def test_a_request_that_fails_once_hides_no_gap(sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose(sync)
+    sync.cycle()
+    real, failed = lost_segments.find, list[object]()
+
+    def find(*given: Any) -> Any:
+        if not failed:
+            failed.append(given)
+            raise UnavailableError("503")
+        return real(*given)
+
+    monkeypatch.setattr(lost_segments, "find", find)
+    sync.cycle(LATER_S)
+    assert failed
+    assert "was removed from its cdc_raw" in str(later(sync) or later(sync))
+
+
+def test_tables_that_are_gone_or_have_no_replica_keep_no_gap_open(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    one, gone = "a" * 32, "b" * 32
+    note_gap(store, Gap("n", "h:9042", "CommitLog-7-1.log", 0, 1000, {one: "shop.orders", gone: "shop.gone"}, ()))
+
+    def has_replica(table_id: str, name: str) -> bool:
+        return table_id == one
+
+    (told,) = open_gaps(store, has_replica)["n"]
+    assert "--table shop.orders" in told
+    assert "shop.gone" not in told
+    note_verified(store, one, 2000)
+    assert open_gaps(store, has_replica) == {}
+    # Where there is nothing to verify, somebody has to take note of the gap.
+    note_gap(store, Gap("n", "h:9042", "CommitLog-7-2.log", 0, 3000, {gone: "shop.gone"}, ()))
+    (told,) = open_gaps(store, has_replica)["n"]
+    assert "remove this object" in told

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import google_crc32c
 
-from ringsync.formats.commitlog.names import index_name, segment_id
+from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_id
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError
 
 WAITING, READ = "cdc/", "cdc_archive/"
@@ -178,3 +179,34 @@ def remove(store: ObjectStore, folder: str, entry: ArchivedSegment) -> None:
 
 def _entry_key(folder: str, entry: ArchivedSegment) -> str:
     return f"{folder}{entry.node}/{entry.name}.json"
+
+
+def is_waiting(store: ObjectStore) -> bool:
+    """Tell whether archived segments are to be read."""
+    return any(_ENTRY.fullmatch(stat.key) for stat in store.list(WAITING))
+
+
+def tidy(store: ObjectStore, oldest_ms: float, is_finished: Callable[[str, int], bool]) -> int:
+    """Remove segments that were read and written long ago, and what uploads have left that came to nothing.
+
+    :param oldest_ms: those written later stay, ms since the epoch
+    :param is_finished: tells whether a segment was read whole, by host id and segment id
+    :returns: number of removed segments
+    """
+    removed = 0
+    keys = [stat.key for stat in store.list(READ) if _ENTRY.fullmatch(stat.key)]
+    for _, of_node in groupby(keys, lambda key: key.split("/")[1]):
+        for key in of_node:  # the oldest first
+            entry = _entry(store, key)
+            if entry.ended_ms >= oldest_ms:
+                break
+            remove(store, READ, entry)
+            removed += 1
+    waiting = {stat.key for stat in store.list(WAITING)}
+    for key in waiting:
+        _, node, name = key.split("/", 2)
+        identity = segment_id(name)
+        entry = f"{key.removesuffix(INDEX_SUFFIX).removesuffix('.log')}.log.json"
+        if identity is not None and entry not in waiting and is_finished(node, identity):
+            store.delete(key)
+    return removed

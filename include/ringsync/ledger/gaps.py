@@ -8,7 +8,7 @@ each of its tables was verified since (``verified/<table id>.json``).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -37,29 +37,38 @@ class Gap:
     tables: Mapping[str, str]
     ranges: tuple[tuple[int, int], ...]
 
+    @property
+    def key(self) -> str:
+        """Key of the gap in the object store."""
+        return f"{_GAPS}{self.node}/{self.segment}.json"
+
     def describe(self, unverified: Collection[str]) -> str:
         """Say what is missing, and what to do.
 
-        :param unverified: names of the tables that were not verified since
+        :param unverified: names of the tables whose replicas were not verified since
         """
         since = _time(self.since_ms) if self.since_ms else "an unknown time"
         commands = "; ".join(f"cdcservice verify --repair --table {name}" for name in sorted(unverified))
+        remedy = (
+            f"Correct the replicas: {commands}" if commands else "There is no replica to correct: remove this object"
+        )
         return (
             f"{self.segment} was removed from its cdc_raw before it was read: changes that only this node had logged "
-            f"from {since} to {_time(self.found_ms)}, in {len(self.ranges):,} token ranges (gaps/{self.node}/"
-            f"{self.segment}.json), are missing. Correct the replicas: {commands}"
+            f"from {since} to {_time(self.found_ms)}, in {len(self.ranges):,} token ranges ({self.key}), are missing. "
+            f"{remedy}"
         )
 
 
 def note_gap(store: ObjectStore, gap: Gap) -> None:
     """Record a gap. What was recorded first stays."""
     with suppress(AlreadyExistsError):
-        store.put(f"{_GAPS}{gap.node}/{gap.segment}.json", json.dumps(asdict(gap)).encode(), if_absent=True)
+        store.put(gap.key, json.dumps(asdict(gap)).encode(), if_absent=True)
 
 
-def open_gaps(store: ObjectStore) -> dict[str, list[str]]:
-    """Read the gaps of all nodes, and forget those whose tables were all verified since.
+def open_gaps(store: ObjectStore, has_replica: Callable[[str, str], bool]) -> dict[str, list[str]]:
+    """Read the gaps of all nodes, and forget those whose replicas were all verified since.
 
+    :param has_replica: tells whether a table, by id and name, is there and has a replica
     :returns: sentences by host id
     """
     found: dict[str, list[str]] = {}
@@ -71,8 +80,10 @@ def open_gaps(store: ObjectStore) -> dict[str, list[str]]:
         except (ChecksumError, ValueError, TypeError, KeyError) as error:
             found.setdefault(node, []).append(f"{store.uri(stat.key)} cannot be read ({error}): restore it")
             continue
-        unverified = [name for table_id, name in gap.tables.items() if _verified_ms(store, table_id) <= gap.found_ms]
-        if unverified:
+        verified_ms = {table_id: _verified_ms(store, table_id) for table_id in gap.tables}
+        late = [table_id for table_id, at_ms in verified_ms.items() if at_ms <= gap.found_ms]
+        unverified = [gap.tables[table_id] for table_id in late if has_replica(table_id, gap.tables[table_id])]
+        if unverified or len(late) == len(gap.tables):
             found.setdefault(node, []).append(gap.describe(unverified))
         else:
             store.delete(stat.key)

@@ -29,6 +29,9 @@ CLOCKS_MS = 1000
 GIVE_UP_AFTER_S = 300.0
 """Seconds without a status before we stop waiting for a loop: Airflow would have started it again by then."""
 
+ARCHIVED = "cdc/"
+"""Folder of archived commit logs that are to be read (:mod:`ringsync.ledger.archive`)."""
+
 CLOSE, LATE = "bucket_close/close", "out_of_sequence/queue"
 
 _POLL_S = 0.5
@@ -152,6 +155,9 @@ def wait_until_published(
 
     try:
         patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
+        # What was archived unread is in no log any more.
+        archived = {stat.key for stat in store.list(ARCHIVED)}
+        patience.until_nothing(lambda seen: archive_left(store, archived))
         # All writes are in buckets that have begun by now, or in files of late rows. A closing bucket also moves rows
         # there if their present state cannot be known.
         staged_ms = now_ms()
@@ -192,6 +198,16 @@ def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
         elif int(node["clear_at_ms"]) < synced_ms:
             reason = node.get("error") or status.get("error") or f"{node.get('backlog_bytes', 0):,} bytes are left"
             yield Left(loop, f"the log of node {host.endpoint} is not staged: {reason}")
+
+
+def archive_left(store: ObjectStore, keys: Set[str]) -> Iterator[Left]:
+    """Yield the archived commit logs that ``archive_reprocess`` has not read yet.
+
+    :param keys: keys of the objects to wait for
+    """
+    left = {key for key in keys & {stat.key for stat in store.list(ARCHIVED)} if key.endswith(".json")}
+    if left:
+        yield Left(CLOSE, f"{len(left):,} archived commit logs wait for the DAG archive_reprocess")
 
 
 def late_left(store: ObjectStore, seen: Seen, files: set[str]) -> Iterator[Left]:

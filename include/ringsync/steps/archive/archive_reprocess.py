@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from ringsync.cluster.cluster import read_ring
-from ringsync.cluster.schema import read_tables
+from ringsync.cluster.node import ask_one
+from ringsync.cluster.schema import NodeTables, read_node_tables, read_tables
+from ringsync.cluster.whole_schema import Agreement
 from ringsync.formats.commitlog.segment import Wanted
 from ringsync.ledger import archive
 from ringsync.ledger.archive import READ, WAITING, ArchivedSegment
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.past_schema import Histories, PastSchema, read_histories
 from ringsync.ledger.staging import closed_until, decode_rows, put_commit
-from ringsync.ledger.table_versions import CdcBegun
+from ringsync.ledger.table_versions import CdcBegun, version_of
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingError
 from ringsync.schema.table import TableSchema
@@ -37,7 +39,7 @@ from ringsync.steps.loop import connect_patiently, put_status, start_workers, st
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.passes.follow_ups import digests_kept_ms
 from ringsync.steps.stage.commitlog_stage import check_counts
-from ringsync.steps.stage.node_log import NodeLog
+from ringsync.steps.stage.node_log import SYNC_MARGIN_MS, UNKNOWN_SYNC_MS, NodeLog
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import StorageError
@@ -85,21 +87,10 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         counts.update(reprocessor.counts)
         damaged += reprocessor.left
         counts["left"] = len(waiting) + len(again) - counts["read"] - counts["read_again"]
-    counts["removed"] = _remove_old(application)
     left = sum(1 for _ in archive.archived(store, WAITING, []))
     put_status(store, "archive_reprocess", "archive", {"waiting": left, "problems": damaged})
     report: Report = {**counts, "waiting": left, **({"error": "; ".join(damaged)} if damaged else {})}
     return report, ExitCode.COMPLETED_WITH_ERRORS if damaged else ExitCode.OK
-
-
-def _remove_old(application: Application) -> int:
-    """Remove segments that were read, and written longer ago than the configuration keeps them; return how many."""
-    store, days = application.store, application.config.archive.retention_days
-    oldest_ms = time.time() * 1000 - days * 86_400_000
-    old = [entry for entry in archive.archived(store, READ, []) if entry.ended_ms < oldest_ms]
-    for entry in old:
-        archive.remove(store, READ, entry)
-    return len(old)
 
 
 @dataclass
@@ -120,13 +111,33 @@ class Reprocessor:
 
     def __post_init__(self) -> None:
         self._store, self._config = self.application.store, self.application.config
-        self._histories: Histories = read_histories(self._store)
-        self.left += self._histories.damaged
-        self._begun = CdcBegun(self._store)
-        self._present = read_tables(self.session).by_id()
+        self._rings: dict[str, RankedRing | None] = {}
+        self._agree = Agreement(self.session, time.monotonic)
+        # What the sync would see and record comes first: it may have stood still since a table was created or altered.
         interval = interval_at(int(time.time() * 1000), self._config.commitlog_processor_window_interval_ms)
         self._plan: SyncPlan = plan_of(self._store, self._config, self.session, interval)
-        self._rings: dict[str, RankedRing | None] = {}
+        self._begun = CdcBegun(self._store)
+        self._there: NodeTables
+        schema, self._there = ask_one(self.session, lambda node: (read_tables(node), read_node_tables(node)))
+        self._present = schema.by_id()
+        known = read_histories(self._store)
+        for table in self._present.values():
+            follows = table.table_id in self._there.with_cdc and self._config.sync.follows(table.full_name)
+            if follows:
+                self._begun.begins(table.table_id)
+            if (follows or table.table_id in known.entries) and not _is_known(known, table):
+                version_of(self._store, table)
+        self._histories: Histories = read_histories(self._store)
+        self.left += self._histories.damaged
+
+    def _left_out(self, entry: ArchivedSegment) -> frozenset[str]:
+        """Return the ids of tables that had lost cdc before anything of a segment was written."""
+        margin_ms = UNKNOWN_SYNC_MS + SYNC_MARGIN_MS
+        return frozenset(
+            table_id
+            for table_id, altered_ms in self._there.altered_ms.items()
+            if table_id not in self._there.with_cdc and entry.began_ms > altered_ms + margin_ms
+        )
 
     def read(self, entries: Sequence[ArchivedSegment]) -> None:
         """Read segments into commits of their nodes, and move them to ``cdc_archive/``."""
@@ -149,7 +160,8 @@ class Reprocessor:
                 if not (there := self._fetched([entry], READ, Path(folder))):
                     continue
                 work = StageWork(entry.node, str(Path(folder) / entry.name), Wanted(until=None), 0)
-                (part,) = self._stage([work], self._histories.at(entry.ended_ms * 1000), windows, by_arrival=False)
+                past, left_out = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
+                (part,) = self._stage([work], past, left_out, windows, by_arrival=False)
                 if self._is_read(part):
                     self._take(part)
                     self.counts["read_again"] += len(there)
@@ -198,23 +210,30 @@ class Reprocessor:
     def _read(self, log: NodeLog, entries: Sequence[ArchivedSegment], folder: Path) -> Iterator[Staged]:
         """Read segments from where their node's commits end in them; those of one schema in one job."""
         windows = Windows(self._plan.interval, closed_until(self._store))
-        jobs: list[tuple[PastSchema, list[StageWork]]] = []
+        jobs: list[tuple[tuple[PastSchema, frozenset[str]], list[StageWork]]] = []
         for entry in entries:
-            past = self._histories.at(entry.ended_ms * 1000)
+            by = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
             wanted = Wanted(after=log.ends.get(entry.segment_id, 0), until=None)
             work = StageWork(log.node, str(folder / entry.name), wanted, log.number + 1)
-            if jobs and jobs[-1][0] == past:
+            if jobs and jobs[-1][0] == by:
                 jobs[-1][1].append(work)
             else:
-                jobs.append((past, [work]))
-        for past, works in jobs:
-            yield from self._stage(works, past, windows, by_arrival=True)
+                jobs.append((by, [work]))
+        for (past, left_out), works in jobs:
+            yield from self._stage(works, past, left_out, windows, by_arrival=True)
 
     def _stage(
-        self, works: Sequence[StageWork], past: PastSchema, windows: Windows, *, by_arrival: bool
+        self,
+        works: Sequence[StageWork],
+        past: PastSchema,
+        left_out: frozenset[str],
+        windows: Windows,
+        *,
+        by_arrival: bool,
     ) -> list[Staged]:
         """Decode segments.
 
+        :param left_out: ids of tables whose rows are not followed in these segments
         :param by_arrival: whether tables are bucketed by arrival where the configuration says so
         """
         follows, arrives = self._config.sync.follows, self._config.sync.bucket_by_of
@@ -225,7 +244,7 @@ class Reprocessor:
                 self._ring_of(version.table.keyspace),
             )
             for table_id, version in past.versions.items()
-            if table_id in self._begun and follows(version.table.full_name)
+            if table_id in self._begun and table_id not in left_out and follows(version.table.full_name)
         )
         logged: dict[str, TableSchema] = {**self._present}
         logged |= {table_id: version.table for table_id, version in past.versions.items()}
@@ -234,10 +253,15 @@ class Reprocessor:
         return list(self.context.parallelize(list(works), pieces).mapPartitions(task).collect())
 
     def _is_read(self, part: Staged) -> bool:
-        """Tell whether a segment was read to its end; if not, say why."""
-        if part.unreadable:
-            self.left.append(f"archived segment {part.part.segment} of node {part.work.node}: {part.unreadable}")
-        return not part.unreadable
+        """Tell whether a segment was read to its end, by schemas that have all of it; if not, say why. What no node
+        knows, though all agree, is an error of its record."""
+        reason = part.unreadable
+        if not reason and part.has_unknown and not self._agree():
+            reason = "the schema lacks a table or column of it, and nodes disagree: it is read again later"
+            self._forget([part])
+        if reason:
+            self.left.append(f"archived segment {part.part.segment} of node {part.work.node}: {reason}")
+        return not reason
 
     def _check(self, part: Staged) -> None:
         try:
@@ -268,6 +292,11 @@ class Reprocessor:
             except RingError:
                 self._rings[keyspace] = None
         return self._rings[keyspace]
+
+
+def _is_known(histories: Histories, table: TableSchema) -> bool:
+    """Tell whether a table's present schema is recorded."""
+    return any(entry.version.table == table for entry in histories.entries.get(table.table_id, ()))
 
 
 def _by_node(entries: Sequence[ArchivedSegment]) -> dict[str, list[ArchivedSegment]]:

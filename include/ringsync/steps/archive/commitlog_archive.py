@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -20,20 +20,24 @@ from typing import Any
 
 from ringsync.cluster.cluster import read_hosts, read_settings
 from ringsync.cluster.session import connect
-from ringsync.config import Config
-from ringsync.ledger.archive import READ, WAITING, archive_segment
+from ringsync.config import DEFAULT_QUEUE, Config
+from ringsync.ledger.archive import READ, WAITING, archive_segment, is_waiting, tidy
 from ringsync.ledger.finished_segments import finished_segments
 from ringsync.ledger.staging import commit_keys, get_commit
+from ringsync.status import forget
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.loop import cycles, put_status
 from ringsync.steps.stage.claims import claim, get_place, has_claim, other_claims
-from ringsync.storage.port import ChecksumError, ObjectStore, get_json
+from ringsync.storage.port import ChecksumError, ObjectStore, StorageError, get_json
 from ringsync.wiring import cluster_settings
 
 ASK_EVERY_S = 60.0
 """Time between two questions to the cluster: which nodes there are, and where their logs are."""
+
+SETTINGS_EVERY_S = 3600.0
+"""Time between two questions to a node for its settings."""
 
 _NODES = "archive/nodes/"
 
@@ -45,10 +49,17 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     """
     config, store, queue = application.config, application.store, application.options.queue
     archiver = Archiver(config, store, queue, _Cluster(config))
-    poll_s = config.archive.poll_interval_ms / 1000
-    for _ in cycles(store, config.sync.run_s, poll_s, heeds_stop=False):
-        archiver.cycle()
+
+    def say() -> None:
         put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
+
+    tidied = queue != DEFAULT_QUEUE  # one queue does it for all
+    for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
+        archiver.cycle(say)
+        say()
+        if not tidied:
+            archiver.tidy()
+            tidied = True
     code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK
     return {"queue": queue, "nodes": archiver.status(), **archiver.counts}, code
 
@@ -61,6 +72,7 @@ class ArchivedNode:
     :ivar total_bytes: its ``cdc_total_space``
     :ivar captures: whether it captures changes
     :ivar token: token of its claim to the folder; empty: the folder is not claimed
+    :ivar asked_s: monotonic time when it has told its settings, s
     :ivar free_bytes: room in the folder at the last look
     :ivar waiting: finished segments there
     :ivar archived: segments that this run has archived
@@ -75,6 +87,7 @@ class ArchivedNode:
     total_bytes: int = 0
     captures: bool = True
     token: str = field(default="", compare=False)
+    asked_s: float = field(default=float("-inf"), compare=False)
     free_bytes: int = field(default=0, compare=False)
     waiting: int = field(default=0, compare=False)
     archived: int = field(default=0, compare=False)
@@ -88,15 +101,16 @@ class _Cluster:
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    def nodes(self) -> Iterator[tuple[ArchivedNode, Mapping[str, str]]]:
-        """Yield the nodes, with their settings as far as they answer.
+    def nodes(self, wants: Callable[[ArchivedNode], bool]) -> Iterator[tuple[ArchivedNode, Mapping[str, str]]]:
+        """Yield the nodes, those that are wanted with their settings, as far as they answer.
 
         :raises Exception: the cluster does not answer
         """
         session = connect(cluster_settings(self._config))
         names = ("cdc_enabled", "cdc_raw_directory", *TOTAL_SPACE)
         for host in read_hosts(session):
-            yield ArchivedNode(host.id, host.endpoint, host.address), read_settings(session, host.id, names)
+            node = ArchivedNode(host.id, host.endpoint, host.address)
+            yield node, read_settings(session, host.id, names) if wants(node) else {}
 
 
 class Archiver:
@@ -115,48 +129,86 @@ class Archiver:
         self._asked_s = -ASK_EVERY_S
         self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0)
 
-    def cycle(self) -> None:
-        """Look at all nodes, and archive what is to be archived."""
+    def cycle(self, say: Callable[[], None] = lambda: None) -> None:
+        """Look at all nodes, and archive what is to be archived: some segments of each node in turn, first of the one
+        with the least room.
+
+        :param say: called between the turns
+        """
         self._find_nodes()
+        waiting = [node for node in (self._nodes or {}).values() if node.captures or node.folder]
+        errors = {node.node: node.error for node in waiting}
+        failed: dict[str, dict[int, Exception]] = {node.node: {} for node in waiting}
+        while waiting:
+            waiting = [node for node in waiting if self._takes_turn(node, failed[node.node])]
+            waiting.sort(key=lambda node: node.free_bytes / max(node.total_bytes, 1))
+            say()
         for node in (self._nodes or {}).values():
-            if not node.captures and not node.folder:
-                continue
-            before = node.error
-            try:
-                node.error = self._serve(node)
-            except Exception as error:  # any: the other nodes need their room, too
-                node.error = f"its cdc_raw cannot be archived: {error}"
-            if node.error and node.error != before:
+            if node.error and node.error != errors.get(node.node):
                 print(f"ringsync: warning: node {node.endpoint}: {node.error}", flush=True)
 
-    def _serve(self, node: ArchivedNode) -> str | None:
-        """Archive what is to be archived of a node.
+    def _takes_turn(self, node: ArchivedNode, failed: dict[int, Exception]) -> bool:
+        """Archive some segments of a node. Any failure concerns this node alone: the others need their room, too.
 
-        :returns: why there is too little room; None: there is enough
+        :param failed: what cannot be archived now, by segment id; it makes way for later segments
+        :returns: whether more is to be archived
+        """
+        try:
+            node.error, is_done = self._serve(node, failed)
+        except Exception as error:
+            node.error, is_done = f"its cdc_raw cannot be archived: {error}", True
+        return not is_done
+
+    def _serve(self, node: ArchivedNode, failed: dict[int, Exception]) -> tuple[str | None, bool]:
+        """Archive some segments of a node.
+
+        :returns: why there is too little room, or a segment stays (None: neither), and whether that is all for now
         """
         if not node.folder:
-            return "it does not say where its cdc_raw is: sync.cdc_raw can name it"
-        found = look(Path(node.folder), node.total_bytes or total_space({}, Path(node.folder)))
-        chosen = self._chosen(node, found)
-        node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
-        if chosen:
+            return "it does not say where its cdc_raw is: sync.cdc_raw can name it", True
+        found = self._look(node)
+        if chosen := self._chosen(node, found, failed)[: self._settings.uploads]:
             if refused := self._not_ours(node):
-                return f"{_room(node, found)}, and nothing is archived: {refused}"
-            self._archive(node, chosen)
-            found = look(Path(node.folder), node.total_bytes or total_space({}, Path(node.folder)))
-            node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
+                return f"{_room(node, found)}, and nothing is archived: {refused}", True
+            failed |= self._archive(node, chosen)
+            return node.error, False
+        if failed:
+            more = f" (and {len(failed) - 1} other segments)" if len(failed) > 1 else ""
+            why = f"{_room(node, found)}, and a segment cannot be archived: {next(iter(failed.values()))}{more}"
+            return why, True
         if found.free < self._needed(node, found) and self._settings.policy != "off":
-            return f"{_room(node, found)}: Cassandra has not finished the segments that are left there"
-        return None
+            return f"{_room(node, found)}: Cassandra has not finished the segments that are left there", True
+        return None, True
+
+    def tidy(self) -> None:
+        """Remove what is kept no longer, of all nodes; a failure is only printed: the next run tries again."""
+        oldest_ms = time.time() * 1000 - self._settings.retention_days * 86_400_000
+        try:
+            self.counts["forgotten"] = tidy(
+                self._store, oldest_ms, lambda node, identity: self._committed(node)(identity)
+            )
+            if not is_waiting(self._store):
+                forget(self._store, "archive_reprocess/archive")
+        except StorageError as error:
+            print(f"ringsync: warning: the archive cannot be tidied up: {error}", flush=True)
+
+    def _look(self, node: ArchivedNode) -> RawFolder:
+        folder = Path(node.folder)
+        found = look(folder, node.total_bytes or total_space({}, folder))
+        node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
+        return found
 
     def _needed(self, node: ArchivedNode, found: RawFolder) -> float:
         """Return the room that must be free, bytes."""
         total = node.total_bytes or found.used + found.free
         return max(total * self._settings.free_percent / 100, self._settings.free_mb * 2**20)
 
-    def _chosen(self, node: ArchivedNode, found: RawFolder) -> list[RawSegment]:
-        """Choose the segments that leave the node now, the oldest first. Those without an index hold nothing for us."""
-        complete = [segment for segment in found.segments if segment.is_complete]
+    def _chosen(self, node: ArchivedNode, found: RawFolder, failed: Collection[int]) -> list[RawSegment]:
+        """Choose the segments that leave the node now, the oldest first. Those without an index hold nothing for us.
+
+        :param failed: ids of segments that cannot be archived now
+        """
+        complete = [segment for segment in found.segments if segment.is_complete and segment.identity not in failed]
         if self._settings.policy == "off":
             return []
         if self._settings.policy == "always":
@@ -169,8 +221,11 @@ class Archiver:
             missing -= segment.size
         return chosen
 
-    def _archive(self, node: ArchivedNode, segments: Sequence[RawSegment]) -> None:
-        """Archive segments and remove them from the node. The first failure is raised after all were tried."""
+    def _archive(self, node: ArchivedNode, segments: Sequence[RawSegment]) -> dict[int, Exception]:
+        """Archive segments and remove them from the node.
+
+        :returns: what has failed, by segment id
+        """
         is_committed = self._committed(node.node)
         keeps_all = self._settings.policy == "always"
 
@@ -184,9 +239,9 @@ class Archiver:
                     archive_segment(self._store, node.node, segment.file, segment.index, began_ms, now_ms, folder)
                     uploaded = segment.size
                 segment.remove()
-            except FileNotFoundError:
-                return 0  # the stage has read it whole and removed it meanwhile
             except Exception as error:
+                if isinstance(error, FileNotFoundError) and not segment.file.exists():
+                    return 0  # the stage has read it whole and removed it meanwhile
                 return error
             return uploaded
 
@@ -197,9 +252,11 @@ class Archiver:
         archived = sum(size > 0 for size in sizes)
         node.archived += archived
         self.counts.update(segments=archived, bytes=sum(sizes), removed=len(sizes))
-        for failed in results:
-            if isinstance(failed, Exception):
-                raise failed
+        return {
+            segment.identity: result
+            for segment, result in zip(segments, results, strict=True)
+            if isinstance(result, Exception)
+        }
 
     def _committed(self, node: str) -> Callable[[int], bool]:
         """Return a function that tells whether ``commitlog_stage`` has wholly committed a segment."""
@@ -226,9 +283,9 @@ class Archiver:
             return
         self._asked_s = time.monotonic()
         try:
-            self._endpoints = {}
-            for told, settings in self._cluster.nodes():
-                self._endpoints[told.node] = told.endpoint
+            answer = list(self._cluster.nodes(self._wants))
+            self._endpoints = {told.node: told.endpoint for told, _ in answer}
+            for told, settings in answer:
                 if self._config.sync.queue_of(told.address, told.node) == self._queue:
                     self._take(told, settings)
             self._nodes = {key: node for key, node in self._nodes.items() if key in self._endpoints}
@@ -236,6 +293,13 @@ class Archiver:
             print(
                 f"ringsync: warning: the cluster cannot be asked, its nodes are watched as before: {error}", flush=True
             )
+
+    def _wants(self, node: ArchivedNode) -> bool:
+        """Tell whether a node's settings are to be asked: it is of this queue, and not known, or known for an hour."""
+        assert self._nodes is not None
+        known = self._nodes.get(node.node)
+        is_ours = self._config.sync.queue_of(node.address, node.node) == self._queue
+        return is_ours and (known is None or not known.folder or time.monotonic() - known.asked_s > SETTINGS_EVERY_S)
 
     def _take(self, told: ArchivedNode, settings: Mapping[str, str]) -> None:
         assert self._nodes is not None
@@ -248,6 +312,8 @@ class Archiver:
             total = total_space(settings, Path(folder)) if settings else total
         captures = settings.get("cdc_enabled") != "false" if settings else (before.captures if before else True)
         new = replace(before or told, endpoint=told.endpoint, folder=folder, total_bytes=total, captures=captures)
+        if settings:
+            new.asked_s = time.monotonic()
         self._nodes[told.node] = new
         if new != before:
             names = ("node", "endpoint", "address", "folder", "total_bytes", "captures")
@@ -258,6 +324,7 @@ class Archiver:
         for stat in self._store.list(_NODES):
             with suppress(ChecksumError, ValueError, TypeError):  # the cluster tells it again
                 node = ArchivedNode(**get_json(self._store, stat.key))
+                self._endpoints[node.node] = node.endpoint
                 if self._config.sync.queue_of(node.address, node.node) == self._queue:
                     yield node
 

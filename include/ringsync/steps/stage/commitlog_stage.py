@@ -107,6 +107,7 @@ class Stager:
         self._schemas = QueueSchemas(session)
         self._agree = Agreement(session, time.monotonic)
         self._lost = LostSegments(self._store)
+        self._off_ms: dict[tuple[str, str], int] = {}
         self._versions: dict[str, TableVersion] = {}
         self._begun: CdcBegun | None = None
         self._recalled: dict[str, TableVersion] = {}
@@ -145,9 +146,12 @@ class Stager:
 
     def _look_for_lost(self, log: NodeLog, now_ms: int) -> None:
         if self._plan is not None and log.is_due(now_ms) and log.error is None:
-            tables = {table.table_id: table.schema.full_name for table in self._plan.tables}
             keyspaces = {table.schema.keyspace for table in self._plan.tables}
-            self._lost.look(log, now_ms, tables, {keyspace: self._ring_of(keyspace) for keyspace in keyspaces})
+            self._lost.look(log, now_ms, self._names(), {keyspace: self._ring_of(keyspace) for keyspace in keyspaces})
+
+    def _names(self) -> dict[str, str]:
+        """Return the names of the followed tables, by id."""
+        return {table.table_id: table.schema.full_name for table in (self._plan.tables if self._plan else ())}
 
     def _windows(self) -> Windows:
         newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
@@ -297,9 +301,15 @@ class Stager:
         tables = self._schemas.of_node[log.node].tables
         if table_id in tables.with_cdc:
             self._was_followed(table_id, begins=True)
+            self._off_ms.pop((log.node, table_id), None)
             return True
+        if not self._was_followed(table_id):
+            return False
         altered_ms = tables.altered_ms.get(table_id)  # None: unknown, or dropped
-        return self._was_followed(table_id) and (altered_ms is None or log.may_have(altered_ms))
+        if altered_ms is None:
+            return True
+        # What this run has seen without cdc is not reopened by an ALTER of something else.
+        return log.may_have(self._off_ms.setdefault((log.node, table_id), altered_ms))
 
     def _was_followed(self, table_id: str, *, begins: bool = False) -> bool:
         """Tell whether a table has or had cdc.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ringsync.cql.identifiers import parse_table_name
 from ringsync.ledger.archive import find
+from ringsync.ledger.dropped_tables import dropped_of
 from ringsync.ledger.finished_segments import finished_segments
 from ringsync.ledger.gaps import Gap, get_unread, note_gap, open_gaps, put_unread
 from ringsync.ledger.staging import commit_keys, get_commit
+from ringsync.replica.base import base_folder
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import replicas
 from ringsync.steps.stage.node_log import NodeLog
@@ -38,12 +41,12 @@ class LostSegments:
             since_ms = self._since_ms.setdefault((log.node, identity), now_ms)
             if now_ms - since_ms < MISSED_MS:
                 continue
-            del log.missed[identity], self._since_ms[log.node, identity]
             if not self._is_safe(log, identity, name):
                 gap = Gap(log.node, log.endpoint, name, log.whole_at_ms, now_ms, dict(tables), _ranges(log.node, rings))
                 note_gap(self._store, gap)
                 self.tell(log)
                 print(f"ringsync: warning: node {log.endpoint}: {log.gap}", flush=True)
+            del log.missed[identity], self._since_ms[log.node, identity]
         waiting = {**log.missed, **log.unread}
         if log.node not in self._kept:
             self._kept[log.node] = get_unread(self._store, log.node)
@@ -54,11 +57,18 @@ class LostSegments:
 
     def tell(self, *logs: NodeLog) -> None:
         """Have logs name their open gaps."""
-        gaps = open_gaps(self._store)
+        gaps = open_gaps(self._store, self._has_replica)
         for log in logs:
             of_node = gaps.get(log.node, [])
             more = f" (and {len(of_node) - 1} other segments)" if len(of_node) > 1 else ""
             log.gap = f"{of_node[0]}{more}" if of_node else None
+
+    def _has_replica(self, table_id: str, name: str) -> bool:
+        """Tell whether a table is there, as far as the schema updater knows, and has a replica."""
+        keyspace, table = parse_table_name(name)
+        if table_id in dropped_of(self._store, keyspace, table):
+            return False
+        return bool(self._store.list(f"{base_folder(keyspace, table)}/_delta_log/"))
 
     def _is_safe(self, log: NodeLog, identity: int, name: str) -> bool:
         """Tell whether a segment that is gone was read by another process, or archived."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ringsync.cluster.node import NO_ANSWER, OneNode, ask_one, node_of, schema_version
+from ringsync.cluster.node import NO_ANSWER, ChangingSchemaError, OneNode, ask_one, node_of, schema_version
 from ringsync.cluster.schema import NodeTables, read_node_tables, read_tables
 from ringsync.schema.table import TableSchema, UnreadableTable
 
@@ -78,6 +78,9 @@ class QueueSchemas:
                 return self._told(own, is_own=True)
             except NO_ANSWER:
                 pass
+            except ChangingSchemaError:  # its last answer holds, and is not taken for the last word
+                if node in self.of_node:
+                    return replace(self.of_node[node], is_own=False)
         return ask_one(self._session, partial(self._told, is_own=False))
 
     def _told(self, asked: OneNode, *, is_own: bool) -> Told:
