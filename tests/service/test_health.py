@@ -91,7 +91,7 @@ def test_what_loops_tell_of_nodes_and_tables() -> None:
     }
     assert found(statuses, {}) == [
         "commitlog_stage/default: node 10.0.0.1:9042: no such folder",
-        "commitlog_stage/default: node 10.0.0.1:9042: 1,200 records cannot be decoded: table processor_error",
+        "commitlog_stage/default: node 10.0.0.1:9042: 1,200 records cannot be decoded: cdcservice errors list",
         "shop.orders: Kafka is not available",
         "out_of_sequence/queue: no quorum",
         "out_of_sequence/queue: staging/late/a/b.arrow cannot be used: version 3 is not known",

@@ -157,11 +157,12 @@ def test_a_node_whose_damaged_segment_cannot_be_committed_fails_until_it_can(
     tried: list[tuple[float, str]] = []
     refused = [True]
 
-    def put(errors: Any, node: str) -> None:
+    def put(errors: Any, node: str) -> int:
         if refused and node != "well":
             tried.append((sync.now_s, node))
             sync.now_s += sum(RETRY_DELAYS_S)
             raise StateError("keyspace cdc could not be used in 9 attempts")
+        return 0
 
     monkeypatch.setattr(sync.stager, "_put_errors", put)
 

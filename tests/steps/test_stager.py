@@ -156,9 +156,10 @@ class Sync:
         self.errors = 0
         self.stager = Stager(application, cluster, OneByOne(), lambda errors, node: self.count(errors, node))
 
-    def count(self, errors: Any, node: str) -> None:
+    def count(self, errors: Any, node: str) -> int:
         """Where records that cannot be decoded are kept."""
         self.errors += errors.num_rows
+        return 0
 
     def never_followed(self, table: TableSchema) -> None:
         """Have a table be one that was recorded, and not followed."""
@@ -335,10 +336,10 @@ def break_errors(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A record cannot be decoded, and ``cdc.processor_error`` has no quorum for the node."""
     broken, count = [True], sync.count
 
-    def put(errors: Any, node: str) -> None:
+    def put(errors: Any, node: str) -> int:
         if broken and node == HOST.id:
             raise RuntimeError("cannot achieve consistency level QUORUM")
-        count(errors, node)
+        return count(errors, node)
 
     sync.add_errors(patch)
     patch.setattr(sync, "count", put)
@@ -450,11 +451,12 @@ def test_nodes_whose_tries_take_long_do_not_starve_the_others(
     sync.add_errors(monkeypatch)
     tried: list[str] = []
 
-    def put(errors: Any, node: str) -> None:
+    def put(errors: Any, node: str) -> int:
         if node != "well":
             tried.append(node)
             sync.now_s += sum(RETRY_DELAYS_S)
             raise StateError("keyspace cdc could not be used in 9 attempts")
+        return 0
 
     monkeypatch.setattr(sync.stager, "_put_errors", put)
     sync.cycle_once()  # Nobody knows yet who fails.

@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import SYNC_PERIOD, read_ring, read_settings, sync_period_ms
 from ringsync.cluster.whole_schema import Agreement
@@ -69,7 +71,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
     session = connect_patiently(cluster_settings(config), application.options.until)
     create_state(session, config)
-    errors = ErrorTable(session, config.state.keyspace, store)
+    errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
     patience = Patience(lambda: spark_is_gone(spark.sparkContext))
     stager = Stager(application, session, spark.sparkContext, errors.put)
     run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
@@ -88,11 +90,12 @@ class Stager:
     """The nodes of one queue, each on its own: a node that fails is tried again later, and holds up no other.
 
     :param context: Spark's
-    :param put_errors: makes records that could not be decoded durable: rows of ``ERRORS`` and the node's id
+    :param put_errors: makes records that could not be decoded durable: rows of ``ERROR_ROWS`` and the node's id;
+        returns how many were beyond the limit, and so are in the object store only
     """
 
     def __init__(
-        self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], None]
+        self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], int]
     ) -> None:
         self._config: Config = application.config
         self._store: ObjectStore = application.store
@@ -405,8 +408,8 @@ class Stager:
             for part in taken:
                 check_counts(part, log.node)
                 self._keep_damaged(log, part)
-                if part.error_count:
-                    self._put_errors(decode_rows(part.errors), log.node)
+            if undecoded := [decode_rows(part.errors) for part in taken if part.error_count]:
+                log.surplus_errors += self._put_errors(pa.concat_batches(undecoded), log.node)
         except Exception:
             self._forget(*taken)
             raise
