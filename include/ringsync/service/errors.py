@@ -249,7 +249,11 @@ def _discard(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for key in keys:
         row = place.errors.row(key)
         if row is None:
-            raise NoSuchErrorError(f"there is no record {key}: nothing was discarded")
+            row, _ = _find(place, key)
+            raise NoSuchErrorError(
+                f"{key} has no row of its own: it is one of {row.records:,} records of {row.key}. Only all of these "
+                "can be discarded together; nothing was discarded"
+            )
         there[key] = row.records
     if not there:
         raise NoSuchErrorError(f"there is no record of {node} {file}: nothing was discarded")
