@@ -286,6 +286,8 @@ def test_bytes_that_are_not_there_any_more(world: World, monkeypatch: pytest.Mon
     assert outcomes(report) == {"published": 1, "still_undecodable": 1}
     assert dict(report.undecodable) == {NO_OBJECT: 1}
     assert not [stat for stat in world.store.list("errors/") if stat.key == objects[1]]
+    world.store.delete(f"{OVERFLOW}{NODE}/{flooded(world, few(KEYS, 3)).file}")
+    assert dict(world.retry().undecodable) == {NO_OBJECT: 2}
 
 
 @pytest.mark.parametrize("published_between", [False, True])

@@ -205,7 +205,7 @@ class Sync:
         :param damage: what cannot be read of the segment of a node; empty: nothing
         """
         row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
-        errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS)), self.stager._stage
+        errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERROR_ROWS)), self.stager._stage
 
         def staged(*given: Any) -> list[Staged]:
             found = stage_all(*given)
@@ -479,7 +479,8 @@ def test_a_run_whose_last_cycle_failed_says_so(tmp_path: Path, monkeypatch: pyte
     sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
     options = SimpleNamespace(queue="default", until=0.0)
     config = SimpleNamespace(
-        sync=SimpleNamespace(stage_cores=1, run_s=1.0, poll_interval_ms=0), state=SimpleNamespace()
+        sync=SimpleNamespace(stage_cores=1, run_s=1.0, poll_interval_ms=0, max_errors_per_hour=1),
+        state=SimpleNamespace(),
     )
     config.state.keyspace = "cdc"
     application: Any = SimpleNamespace(config=config, store=sync.store, options=options, run="r")

@@ -205,7 +205,7 @@ class Retry:
             if chosen.limit is not None and self._report.read >= chosen.limit:
                 break
             unit = self._unit(row, chosen, is_waiting=row.key in known)
-            if unit is None or not unit.records:
+            if not unit.records:
                 continue
             if row.key in known:
                 self._report.read += known[row.key]
@@ -227,23 +227,20 @@ class Retry:
             if chosen.file in (None, file) or segment_id(file) is None:
                 yield from self._errors.rows(node, file, with_bytes=True)
 
-    def _unit(self, row: ErrorRow, chosen: Chosen, *, is_waiting: bool) -> _Unit | None:
-        """Return the chosen records of a row; None: another process has solved it just now."""
-        if not row.is_overflow:
-            bare = Record(row.key.node, row.key.file, row.key.position, row.length, row.reason, row.table_id, row.raw)
+    def _unit(self, row: ErrorRow, chosen: Chosen, *, is_waiting: bool) -> _Unit:
+        """Return the chosen records of a row."""
+        bare = Record(row.key.node, row.key.file, row.key.position, row.length, row.reason, row.table_id, row.raw)
+        try:
+            if row.is_overflow:
+                records = overflow_records(self._errors, row)
+                places = [place for place, record in enumerate(records) if chosen.has(record, row)]
+                others = sorted(set(range(len(records))) - set(places))
+                return _Unit(row, tuple(records[place] for place in places), tuple(places), tuple(others))
             if not chosen.has(bare, row) or is_waiting:
                 return _Unit(row, (bare,) if chosen.has(bare, row) else ())
-            try:
-                return _Unit(row, (replace(bare, raw=self._errors.mutation(row)),))
-            except NotFoundError:
-                return _Unit(row, (replace(bare, reason=NO_OBJECT, raw=b""),))
-        try:
-            records = overflow_records(self._errors, row)
+            return _Unit(row, (replace(bare, raw=self._errors.mutation(row)),))
         except NotFoundError:
-            return None
-        places = [place for place, record in enumerate(records) if chosen.has(record, row)]
-        others = sorted(set(range(len(records))) - set(places))
-        return _Unit(row, tuple(records[place] for place in places), tuple(places), tuple(others))
+            return _Unit(row, (replace(bare, reason=NO_OBJECT, raw=b""),))
 
     def _try(self, units: Sequence[_Unit]) -> None:
         """Decode records, put their late rows, remove what is solved already, and count."""
