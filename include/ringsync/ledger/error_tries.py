@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,8 @@ from ringsync.ledger.staging import Bucket
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
 
 _FOLDER = "errors/retry/"
+_PASSES, _FILES = 4096, 256
+"""Passes, and files of digests, that are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,14 @@ class TriedFile:
         return TriedFile(key, table_id, behind, _text(halves.tobytes()), _text(times.tobytes()))
 
     @property
-    def rows(self) -> int:
-        """Number of change rows."""
-        return len(self._halves())
-
-    def is_published(self, store: ObjectStore) -> bool:
-        """Tell whether passes that are still kept have published all its rows."""
-        times = np.frombuffer(base64.b64decode(self.write_times_ms), np.int64)
-        return bool(_published(store, self.table_id, self._halves(), times, self.behind).all())
-
-    def _halves(self) -> Digests:
+    def halves(self) -> Digests:
+        """The digests as numbers."""
         return np.frombuffer(base64.b64decode(self.digests), np.uint64).reshape(-1, DIGEST_BYTES // 8)
+
+    @property
+    def times_ms(self) -> Integers:
+        """The write times, ms since the epoch."""
+        return np.frombuffer(base64.b64decode(self.write_times_ms), np.int64)
 
 
 @dataclass(frozen=True)
@@ -143,32 +143,34 @@ def _read(store: ObjectStore, key: str) -> Try:
         ) from error
 
 
-def published_rows(store: ObjectStore, table_id: str, rows: pa.RecordBatch) -> tuple[Mask, int]:
-    """Tell which change rows have been published, as far as digests are kept, and the number of the last pass that was
-    looked at."""
-    numbers = pass_numbers(store, table_id)
-    found = _published(store, table_id, digest_halves(rows["digest"]), _times_ms(rows), 0, numbers)
-    return found, max(numbers, default=0)
+class PublishedRows:
+    """What passes have published, as far as their digests are kept. Passes never change, so they are read once."""
 
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._pass = lru_cache(maxsize=_PASSES)(lambda table_id, number: get_pass(store, table_id, number))
+        self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(store, key))
 
-def _published(
-    store: ObjectStore,
-    table_id: str,
-    halves: Digests,
-    times_ms: Integers,
-    behind: int,
-    numbers: Sequence[int] | None = None,
-) -> Mask:
-    """Look the digests up in the passes behind one."""
-    ordered, found = np.sort(times_ms), np.zeros(len(halves), np.bool_)
-    for number in pass_numbers(store, table_id) if numbers is None else numbers:
-        if number <= behind or found.all():
-            continue
-        with suppress(NotFoundError):  # the pass was forgotten just now
-            made = get_pass(store, table_id, number)
-            keys = [key for place, keys in made.digests.items() if _may_have(place, ordered) for key in keys]
-            found |= are_published(halves, (read_digests(store, key) for key in keys))
-    return found
+    def among(self, table_id: str, rows: pa.RecordBatch) -> tuple[Mask, int]:
+        """Tell which change rows of a table were published, and the number of the last pass that was looked at."""
+        numbers = pass_numbers(self._store, table_id)
+        return self._look(table_id, digest_halves(rows["digest"]), _times_ms(rows), numbers), max(numbers, default=0)
+
+    def has_all(self, file: TriedFile) -> bool:
+        """Tell whether passes have published all rows of a file, since it was tried."""
+        numbers = [number for number in pass_numbers(self._store, file.table_id) if number > file.behind]
+        return bool(self._look(file.table_id, file.halves, file.times_ms, numbers).all())
+
+    def _look(self, table_id: str, halves: Digests, times_ms: Integers, numbers: Sequence[int]) -> Mask:
+        ordered, found = np.sort(times_ms), np.zeros(len(halves), np.bool_)
+        for number in reversed(numbers):
+            if found.all():
+                break
+            with suppress(NotFoundError):  # the pass was forgotten just now
+                digests = self._pass(table_id, number).digests
+                keys = [key for place, keys in digests.items() if _may_have(place, ordered) for key in keys]
+                found |= are_published(halves, map(self._digests, keys))
+        return found
 
 
 def _may_have(place: str, ordered: Integers) -> bool:

@@ -22,7 +22,7 @@ from ringsync.formats.commitlog.records import Records
 from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.ledger.past_schema import past_schema
 from ringsync.ledger.staging import STAGED_ROWS
-from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_of
+from ringsync.ledger.table_versions import CdcBegun, TableVersionError, latest_version, version_of
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -93,7 +93,7 @@ def recorded_tables(
         try:
             is_published = follows(table.full_name) and (table.table_id in with_cdc or table.table_id in begun)
             # Rows that are published need the ids of their columns; of other tables nothing is recorded here.
-            versions[table.table_id] = version_of(store, table) if is_published else TableVersion.first(table)
+            versions[table.table_id] = _newest(store, table) if is_published else TableVersion.first(table)
         except TableVersionError as error:
             problems.append(f"{table.full_name}: {error}")
     followed = frozenset(
@@ -102,6 +102,15 @@ def recorded_tables(
         if follows(version.table.full_name) and (table_id in with_cdc or table_id in begun)
     )
     return KnownTables(versions, frozenset(ids), followed, all_dropped(store) - frozenset(ids), tuple(problems))
+
+
+def _newest(store: ObjectStore, table: TableSchema) -> TableVersion:
+    """Return the newest version of a table that is there: the node that was asked may be behind.
+
+    :raises TableVersionError: it is damaged
+    """
+    shown, recorded = version_of(store, table), latest_version(store, table.table_id)
+    return recorded if recorded is not None and recorded.number > shown.number else shown
 
 
 def known_tables(store: ObjectStore, config: Config, session: Any) -> KnownTables:

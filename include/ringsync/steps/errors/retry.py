@@ -28,14 +28,14 @@ import pyarrow as pa
 
 from ringsync.compiled.arrow import Mask, integers
 from ringsync.formats.commitlog.names import segment_id
-from ringsync.ledger.error_tries import TriedFile, TriedRow, Try, published_rows, put_try
+from ringsync.ledger.error_tries import TriedFile, TriedRow, Try, put_try
 from ringsync.ledger.passes import digest_halves, first_of_each
 from ringsync.ledger.staging import encode_rows, late_key
 from ringsync.state.processor_error import ErrorKey, ErrorRow, ErrorTable
 from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, age_s, read_status
 from ringsync.steps.application import StepError
 from ringsync.steps.errors.records import KnownTables, Record, decode, staged
-from ringsync.steps.errors.settle import Settled, Settling, solve, waiting
+from ringsync.steps.errors.settle import Settled, Settling, solve
 from ringsync.storage.port import NotFoundError, ObjectStore
 
 OUTCOMES = (
@@ -200,7 +200,7 @@ class Retry:
 
     def _batches(self, chosen: Chosen) -> Iterator[list[_Unit]]:
         """Read the chosen records that do not wait yet, some together."""
-        known, batch, size = waiting(self._store), list[_Unit](), 0.0
+        known, batch, size = dict(self._settling.waits), list[_Unit](), 0.0
         for row in self._rows(chosen):
             if chosen.limit is not None and self._report.read >= chosen.limit:
                 break
@@ -283,7 +283,7 @@ class Retry:
             if table_id in self._tables.dropped:
                 found.append(("of_dropped_tables", table_id, of_table, behind))
             elif table_id in self._tables.followed:
-                published, behind = published_rows(self._store, table_id, of_table)
+                published, behind = self._settling.published.among(table_id, of_table)
                 masks: tuple[tuple[str, Mask], ...] = (("was_published", published), ("waits", ~published))
                 found += [
                     (name, table_id, of_table.filter(pa.array(mask)), behind) for name, mask in masks if mask.any()
@@ -344,8 +344,7 @@ class Retry:
             for one in self._settling.settle():
                 self._note(one)
             # A row that waits for no try any more is not solved: nobody publishes it now.
-            known = waiting(self._store)
-            if len(self._pending.keys() & known.keys()) <= most:
+            if len(self._pending.keys() & self._settling.waits.keys()) <= most:
                 return True
             if self._store.stat(STOP_KEY) is not None or self._clock() >= end_s:
                 return False

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from ringsync.ledger.error_tries import TriedFile, TriedRow, Try, put_try, read_tries
+from ringsync.ledger.error_tries import PublishedRows, TriedFile, TriedRow, Try, put_try, read_tries
 from ringsync.state.processor_error import ErrorKey, ErrorRow, ErrorTable
 from ringsync.storage.port import NotFoundError, ObjectStore
 
@@ -44,6 +44,9 @@ class Settled:
 class Settling:
     """All tries.
 
+    :ivar published: what passes have published
+    :ivar waits: rows that waited at the last :meth:`settle`, with the number of their records that did
+
     :param errors: the table ``processor_error``
     :param kept_ms: how long digests of published rows are kept
     :param ids: returns the ids of all tables that the cluster has; it is asked when that decides something
@@ -63,12 +66,15 @@ class Settling:
         self._kept_ms = kept_ms
         self._ids = ids
         self._clock = clock
+        self.published = PublishedRows(store)
+        self.waits: dict[ErrorKey, int] = {}
 
     def settle(self) -> list[Settled]:
         """Remove the rows of all tries whose late rows are published, or were given up because their table is gone.
 
         Rows whose late file was removed by somebody, and those of a try that was killed, are free for another retry.
         """
+        self.waits = {}
         return [one for made, version in read_tries(self._store) for one in self._settle(made, version)]
 
     def _settle(self, made: Try, version: str) -> list[Settled]:
@@ -82,6 +88,7 @@ class Settling:
             elif "unsolved" not in of_row:
                 solved.append((row, "of_dropped_tables" if "of_dropped_tables" in of_row else "published"))
         solve(self._store, self._errors, [row for row, _ in solved])
+        self.waits |= {key_of(row): row.records for row in left}
         if not left:
             self._store.delete(made.key)
         elif len(left) < len(made.rows):
@@ -91,7 +98,7 @@ class Settling:
     def _verdict(self, made: Try, file: TriedFile) -> _Verdict:
         if self._store.stat(file.key) is not None:
             return "waits"
-        if file.is_published(self._store):
+        if self.published.has_all(file):
             return "published"
         age_ms = int(self._clock() * 1000) - made.at_ms
         if not made.is_put:
