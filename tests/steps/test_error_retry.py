@@ -297,7 +297,9 @@ def test_a_kill_between_any_two_effects_loses_nothing_and_publishes_nothing_twic
     monkeypatch.setattr(processor_error, "LARGEST_INLINE", 150)
     first, records, surplus = World(tmp_path / "first"), few(ORDERS, 3), few(VECTORS, 2)
     malformed = {**few(KEYS, 1).to_pylist()[0], "position": 7, "raw": b"\x01" + bytes(40)}
-    flooded(first, pa.concat_batches([surplus, pa.RecordBatch.from_pylist([malformed], ERROR_ROWS)]))
+    bad = pa.RecordBatch.from_pylist([malformed, {**malformed, "position": 8}], ERROR_ROWS)
+    flooded(first, pa.concat_batches([surplus, bad.slice(0, 1)]))
+    flooded(first, pa.concat_batches([few(KEYS, 2), bad.slice(1)]))  # nothing of it waits
     first.errors.put(records, NODE)
     first.errors.put(few(KEYS, 1), NODE)
     tables = known(first.store, (ORDERS, VECTORS, KEYS), (ORDERS, VECTORS))
@@ -319,10 +321,11 @@ def test_a_kill_between_any_two_effects_loses_nothing_and_publishes_nothing_twic
         published, kept = set(world.published()), {(key.file, key.position) for key in world.errors.kept}
         for one, rows in zip(records.to_pylist(), of_record, strict=True):
             assert (one["file"], one["position"]) in kept or published >= rows, effects
-        world.now_s += ABANDONED_MS / 1000
+        # Long after digests were forgotten, a file that was never put must not be taken for published.
+        world.now_s += (ABANDONED_MS if published_between else KEPT_MS) / 1000
         world.retry()
-        (left,) = world.errors.kept.values()
-        assert world.errors.overflow(left).to_pylist() == [malformed], effects
+        left = [one for row in world.errors.kept.values() for one in world.errors.overflow(row).to_pylist()]
+        assert sorted(left, key=lambda one: one["position"]) == bad.to_pylist(), effects
         assert world.published() == all_rows, effects
         assert not world.store.list("errors/retry/")
         assert not world.store.list(LATE_ROWS)
