@@ -49,6 +49,19 @@ def withheld(*tables: TableSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(found, ERROR_ROWS)
 
 
+def of_several_tables() -> pa.RecordBatch:
+    """The records of a real segment that have rows of two tables or more, as they are kept if nobody knows any."""
+    source = next(iter(sorted(FOLDER.glob("*.log.xz"))))
+    name = source.name.removesuffix(".xz")
+    found = [
+        {**record, "file": name}
+        for batch in read_log(lzma.decompress(source.read_bytes()), name, logged_tables([])).batches
+        for record in batch.undecoded.to_pylist()
+        if record["raw"][:1] in (b"\x02", b"\x03")
+    ]
+    return pa.RecordBatch.from_pylist(found, ERROR_ROWS)
+
+
 class Rows(ErrorTable):
     """The table ``processor_error``, in memory. A kill may come before each of its effects."""
 
@@ -91,11 +104,14 @@ def digests(store: ObjectStore, table_id: str) -> list[bytes]:
     return found
 
 
-def publish_late(folder: Path | ObjectStore) -> int:
-    """Publish the files of late rows as ``out_of_sequence`` does: without what was published before. How many rows."""
+def publish_late(folder: Path | ObjectStore, most: int | None = None) -> int:
+    """Publish files of late rows as ``out_of_sequence`` does: without what was published before. How many rows.
+
+    :param most: so many files at most
+    """
     store = LocalStore(folder) if isinstance(folder, Path) else folder
     count = 0
-    for stat in store.list(LATE_ROWS):
+    for stat in store.list(LATE_ROWS)[:most]:
         table_id = stat.key.split("/")[2]
         known = set(digests(store, table_id))
         rows = decode_rows(store.get(stat.key))

@@ -32,7 +32,17 @@ from ringsync.steps.errors.settle import ABANDONED_MS, Settling
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
-from tests.steps.error_records import CONFIG, NODE, NOW_S, TABLES, Rows, digests, publish_late, withheld
+from tests.steps.error_records import (
+    CONFIG,
+    NODE,
+    NOW_S,
+    TABLES,
+    Rows,
+    digests,
+    of_several_tables,
+    publish_late,
+    withheld,
+)
 
 ORDERS, KEYS, VECTORS = (next(t for t in TABLES if t.name == name) for name in ("orders", "keys", "vectors"))
 ALL = Chosen()
@@ -180,6 +190,33 @@ def test_each_record_has_one_outcome(world: World) -> None:
     assert [key.position for key in sorted(world.errors.kept)] == [7, 8]
     assert world.published() == wanted(few(VECTORS, 2))
     assert world.retry().left == 2
+
+
+def test_a_record_of_several_tables_is_one_record(world: World) -> None:
+    """It waits for the files of all its tables; rows of tables that are not followed are left out."""
+    records = of_several_tables()
+    given = [Record(NODE, **one) for one in records.to_pylist()]
+    decoded = decode(given, {table.table_id: TableVersion.first(table) for table in TABLES})
+    of_table: dict[str, set[bytes]] = {}
+    for row in decoded.rows.select(["table_id", "digest"]).to_pylist():
+        of_table.setdefault(row["table_id"].hex(), set()).add(row["digest"])
+    first, *others = sorted(of_table)
+    assert others
+    world.errors.put(records, NODE)
+    world.tables = known(world.store, cdc=tuple(table for table in TABLES if table.table_id != first))
+    pauses = 0
+
+    def one_file() -> None:
+        """Each file is published in a pause of its own."""
+        nonlocal pauses
+        pauses += 1
+        publish_late(world.folder, most=1)
+
+    world.sleeps = one_file
+    report = world.retry(timeout_s=60)
+    assert (report.read, report.outcomes["waits"], pauses) == (len(records), 0, len(others))
+    assert world.published() == sorted(set().union(*(of_table[table_id] for table_id in others)))
+    assert len(world.errors.kept) == report.left == len(decoded.undecoded)
 
 
 def test_rows_of_a_table_that_out_of_sequence_found_gone_are_removed(world: World) -> None:
