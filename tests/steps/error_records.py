@@ -51,13 +51,17 @@ def withheld(*tables: TableSchema) -> pa.RecordBatch:
 
 def of_several_tables() -> pa.RecordBatch:
     """The records of a real segment that have rows of two tables or more, as they are kept if nobody knows any."""
-    source = next(iter(sorted(FOLDER.glob("*.log.xz"))))
-    name = source.name.removesuffix(".xz")
+    source = sorted(FOLDER.glob("*.log.xz"))[1]
+    name, data = source.name.removesuffix(".xz"), lzma.decompress(source.read_bytes())
+    own: dict[int, set[bytes]] = {}
+    for batch in read_log(data, name, logged_tables(TABLES)).batches:
+        for row in batch.rows.select(["position", "table_id"]).to_pylist():
+            own.setdefault(row["position"], set()).add(row["table_id"])
     found = [
         {**record, "file": name}
-        for batch in read_log(lzma.decompress(source.read_bytes()), name, logged_tables([])).batches
+        for batch in read_log(data, name, logged_tables([])).batches
         for record in batch.undecoded.to_pylist()
-        if record["raw"][:1] in (b"\x02", b"\x03")
+        if len(own.get(record["position"], ())) > 1
     ]
     return pa.RecordBatch.from_pylist(found, ERROR_ROWS)
 
