@@ -40,7 +40,7 @@ with DAG(
     is_paused_upon_creation=True,
     tags=["ringsync", "sync"],
     default_args={"owner": OWNER},
-    user_defined_macros={"safe_run_id": safe_run_id},
+    user_defined_macros={"safe_run_id": safe_run_id, "run_s": SYNC.run_s},
 ):
     for queue in SYNC.queues:
         ProcessOperator(

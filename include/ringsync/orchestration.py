@@ -171,7 +171,7 @@ def commitlog_stage(queue: str) -> SparkApplication:
 
 def commitlog_archive(queue: str) -> SparkApplication:
     """Return the application that archives the logs of a queue's nodes. It is a plain process, without Spark."""
-    return SparkApplication("commitlog_archive", (), driver_memory="", of_table=False, loop=True, queue=queue)
+    return SparkApplication("commitlog_archive", (UNTIL,), driver_memory="", of_table=False, loop=True, queue=queue)
 
 
 _OF_BACKFILL = "dag_run.run_type == 'backfill'"

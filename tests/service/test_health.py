@@ -83,7 +83,9 @@ def test_a_bootstrap_that_nobody_works_on_is_named() -> None:
 
 def test_what_loops_tell_of_nodes_and_tables() -> None:
     statuses = healthy()
-    statuses["commitlog_stage/default"]["nodes"] = {"4e5d": {**NODE, "error": "no such folder", "errors": 1200}}
+    statuses["commitlog_stage/default"]["nodes"] = {
+        "4e5d": {**NODE, "error": "no such folder", "errors": 1200, "errors_surplus": 200}
+    }
     statuses["bucket_close/close"]["tables"] = {"shop.orders": {**TABLE, "kafka_error": "Kafka is not available"}}
     statuses["out_of_sequence/queue"] |= {
         **{"error": "no quorum", "files_broken": 3, "tables_unknown": 0},
@@ -91,7 +93,9 @@ def test_what_loops_tell_of_nodes_and_tables() -> None:
     }
     assert found(statuses, {}) == [
         "commitlog_stage/default: node 10.0.0.1:9042: no such folder",
-        "commitlog_stage/default: node 10.0.0.1:9042: 1,200 records cannot be decoded: table processor_error",
+        "commitlog_stage/default: node 10.0.0.1:9042: 1,200 records cannot be decoded: cdcservice errors list",
+        "commitlog_stage/default: node 10.0.0.1:9042: 200 records that cannot be decoded are more than "
+        "sync.max_errors_per_hour: they are in errors/overflow/4e5d/ of the object store",
         "shop.orders: Kafka is not available",
         "out_of_sequence/queue: no quorum",
         "out_of_sequence/queue: staging/late/a/b.arrow cannot be used: version 3 is not known",

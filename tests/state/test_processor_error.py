@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ringsync.formats.commitlog.reader import UNDECODED
-from ringsync.state.processor_error import LARGEST_INLINE, ErrorTable
+from ringsync.formats.commitlog.reader import ERROR_ROWS
+from ringsync.state import processor_error
+from ringsync.state.processor_error import LARGEST_INLINE, OVERFLOW, ErrorKey, ErrorTable, file_order
 from ringsync.state.session import StateSession
 from ringsync.storage.local import LocalStore
 
@@ -25,18 +26,19 @@ def keyspace(session: Any) -> Iterator[str]:
 def errors(*raws: bytes | None) -> pa.RecordBatch:
     rows = [
         {"position": 100 * number, "length": len(raw or b""), "reason": f"reason {number % 2}", "raw": raw}
-        | {"table_id": bytes(16) if number % 2 else None, "file": "CommitLog-7-1.log"}
+        | {"table_id": bytes(16) if number % 2 else None, "file": FILE}
         for number, raw in enumerate(raws, 1)
     ]
-    return pa.RecordBatch.from_pylist(rows, schema=UNDECODED.append(pa.field("file", pa.string())))
+    return pa.RecordBatch.from_pylist(rows, schema=ERROR_ROWS)
 
 
 def test_a_record_is_one_row_however_often_it_is_put(keyspace: str, session: Any, tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     kept = ErrorTable(session, keyspace, store)
     large = b"\x07" * (LARGEST_INLINE + 1)
+    assert kept.is_there()
     for _ in range(2):
-        kept.put(errors(b"small", b"", large, None), "node-1")
+        assert kept.put(errors(b"small", b"", large, None), "node-1") == 0
     kept.put(errors(b"small"), "node-2")
     rows = session.execute(
         "SELECT * FROM t_errors.processor_error WHERE node = 'node-1' AND file = 'CommitLog-7-1.log'"
@@ -50,4 +52,61 @@ def test_a_record_is_one_row_however_often_it_is_put(keyspace: str, session: Any
         (400, 0, "reason 0", None, None, None),
     ]
     assert store.get(key) == large
-    assert kept.counts() == {("node-1", "reason 1"): 2, ("node-1", "reason 0"): 2, ("node-2", "reason 1"): 1}
+    assert kept.files() == [("node-1", FILE), ("node-2", FILE)]
+    assert kept.files("node-2") == [("node-2", FILE)]
+    assert [key.position for key in rows_of(kept, "node-1")] == [100, 200, 300, 400]
+    row = kept.row(ErrorKey("node-1", FILE, 300))
+    assert row is not None
+    assert (row.raw, kept.mutation(row), row.records) == (None, large, 1)
+    kept.remove([ErrorKey("node-1", FILE, 100), ErrorKey("node-1", FILE, 100), ErrorKey("node-1", FILE, 7)])
+    assert kept.row(ErrorKey("node-1", FILE, 100)) is None
+    assert [key.position for key in rows_of(kept, "node-1")] == [200, 300, 400]
+
+
+FILE = "CommitLog-7-1.log"
+
+
+def rows_of(kept: ErrorTable, node: str) -> list[ErrorKey]:
+    """Keys of a partition; whether bytes are read makes no difference."""
+    found = [[row.key for row in kept.rows(node, FILE, with_bytes=with_bytes)] for with_bytes in (False, True)]
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_a_partition_is_read_page_by_page(
+    keyspace: str, session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_ROWS_OF_A_PAGE", "_ROWS_WITH_BYTES"):
+        monkeypatch.setattr(processor_error, name, 3)
+    kept = ErrorTable(session, keyspace, LocalStore(tmp_path))
+    kept.put(errors(*[b"x"] * 10), "paged")
+    assert [key.position for key in rows_of(kept, "paged")] == list(range(100, 1100, 100))
+    assert [row.raw for row in kept.rows("paged", FILE, with_bytes=True)] == [b"x"] * 10
+
+
+def test_a_flood_goes_to_the_object_store(keyspace: str, session: Any, tmp_path: Path) -> None:
+    """The limit holds for an hour, also across restarts; repeating a commit makes no second row."""
+    store, now_s = LocalStore(tmp_path), 1_790_000_000.0
+
+    def put(count: int) -> int:
+        return ErrorTable(session, keyspace, store, 5, lambda: now_s).put(errors(*[b"x"] * count), "flooded")
+
+    kept = ErrorTable(session, keyspace, store)
+    assert put(3) == 0
+    assert put(4) == 2
+    assert put(6) == 6
+    assert put(6) == 6
+    overflow = [one for one in kept.files("flooded") if one[1] != FILE]
+    assert len(overflow) == len(store.list(f"{OVERFLOW}flooded/")) == 2
+    found = [row for node, file in overflow for row in kept.rows(node, file)]
+    assert sorted((row.records, row.length, row.is_overflow) for row in found) == [(2, 2, True), (6, 6, True)]
+    for row in found:
+        assert row.reason.startswith(f"more than sync.max_errors_per_hour: {row.records} records of one commit")
+        assert kept.overflow(row) == errors(*[b"x"] * 6).slice(0 if row.records == 6 else 2, row.records)
+    now_s += 3600
+    assert put(5) == 0
+
+
+def test_segments_are_ordered_by_their_time() -> None:
+    names = ["CommitLog-7-10.log", "9-3-0123456789abcdef.arrow", "CommitLog-8-2.log", "other"]
+    assert sorted(names, key=file_order) == [names[3], names[2], names[1], names[0]]

@@ -7,19 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from ringsync.ledger import archive
-from ringsync.ledger.archive import READ, WAITING, ArchiveError, archived
+from ringsync.ledger.archive import READ, WAITING, ArchivedSegment, ArchiveError, archived
 from ringsync.ledger.staging import StageCommit, put_commit
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
 from ringsync.steps.archive.raw_folder import look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
-from ringsync.steps.stage.claims import claim
+from ringsync.steps.stage.claims import Place, claim, put_place
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
 from tests.mortal_store import Killed, MortalStore
@@ -45,13 +47,23 @@ class Nodes:
             yield node, told if wants(node) else {}
 
 
+class Silent(Nodes):
+    """Its nodes cannot be asked, as those of another datacenter."""
+
+    def nodes(self, wants: Callable[[ArchivedNode], bool]) -> Iterator[tuple[ArchivedNode, dict[str, str]]]:
+        for node, _ in super().nodes(wants):
+            yield node, {}
+
+
 def config(**settings: Any) -> Any:
     given = {
         "policy": "pressure",
         "free_percent": 49.0,
         "free_mb": 0,
+        "total_mb": 0,
         "uploads": 2,
         "megabytes_per_s": None,
+        "retention_days": 30.0,
         **settings,
     }
     sync = SimpleNamespace(cdc_raw=None, queue_of=lambda address, host: "default")
@@ -324,6 +336,8 @@ def test_what_is_kept_no_longer(raw: Path, store: LocalStore) -> None:
     assert [stat.key for stat in store.list("cdc_archive/")] == [
         f"cdc_archive/a/{name}" for name in (files[1].name, f"{files[1].name}.json", index_of(files[1]).name)
     ]
+    assert store.stat("cdc/a/CommitLog-7-999.log") is not None, "it may be uploaded just now"
+    watch.tidy()
     left = {stat.key for stat in store.list(WAITING)}
     assert "cdc/a/CommitLog-7-998.log" in left
     assert "cdc/a/CommitLog-7-999.log" not in left
@@ -332,6 +346,52 @@ def test_what_is_kept_no_longer(raw: Path, store: LocalStore) -> None:
         store.delete(key)
     watch.tidy()
     assert store.stat("status/archive_reprocess/archive.json") is None
+
+
+def test_a_damaged_entry_keeps_no_other_for_ever(store: LocalStore) -> None:
+    for node in ("a", "b"):
+        entry = ArchivedSegment(node, "CommitLog-7-1000.log", "1\nCOMPLETED", 1, 0, 0, 1000, 1000)
+        archive._put_all(store, READ, replace(entry, crc32c=google_crc32c.value(b"x")), b"x")
+    store.put("cdc_archive/a/CommitLog-7-0999.log.json", b"{damaged")
+    assert archive.tidy(store, 10**13, lambda *_: False)[0] == 2
+    assert [stat.key for stat in store.list(READ)] == ["cdc_archive/a/CommitLog-7-0999.log.json"]
+
+
+def test_a_removal_that_was_killed_goes_on(tmp_path: Path) -> None:
+    entry = ArchivedSegment("a", "CommitLog-7-1000.log", "1\nCOMPLETED", 1, google_crc32c.value(b"x"), 0, 1000, 1000)
+    for survived in range(4):
+        store = MortalStore(tmp_path / str(survived))
+        archive._put_all(store, READ, entry, b"x")
+        store.left = survived
+        with suppress(Killed):
+            archive.tidy(store, 10**13, lambda *_: False)
+        store.left = 10
+        archive.tidy(store, 10**13, lambda *_: False)
+        assert store.list(READ) == []
+
+
+def test_a_silent_node_whose_claim_is_gone_gets_no_other(raw: Path, store: LocalStore) -> None:
+    """By now the folder may be another node's, whose segments would be archived as of the silent one."""
+    fill(raw, 3)
+    put_place(store, "a", Place(str(raw), "token"))
+    watch = archiver(store, Silent({"a": raw}), policy="always", total_mb=8)
+    watch.cycle()
+    assert names(store, WAITING) == []
+    assert "has no claim of the node" in str(watch.status()["a"]["error"])
+    assert not list(raw.glob("ringsync-claim*"))
+
+
+def test_how_large_a_silent_nodes_folder_may_get_is_told(raw: Path, store: LocalStore) -> None:
+    """It counted as Cassandra's default, and nothing was archived."""
+    fill(raw, 7)
+    nodes = Silent({"a": raw})
+    for total_mb, archived_names in ((0, 0), (8, 4)):
+        settings = config(total_mb=total_mb)
+        settings.sync.cdc_raw = str(raw)
+        watch = Archiver(settings, store, "default", nodes)
+        watch.cycle()
+        assert len(names(store, WAITING)) == archived_names
+        assert ("archive.total_mb" in str(watch.status()["a"]["error"])) == (not total_mb)
 
 
 def test_uploads_keep_to_their_pace() -> None:

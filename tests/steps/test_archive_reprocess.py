@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.schema import NodeTables
-from ringsync.ledger.archive import READ, WAITING, archived
+from ringsync.ledger.archive import READ, WAITING, _put_all, archived
 from ringsync.ledger.staging import StageCommit, commit_keys, get_commit, put_commit
 from ringsync.ledger.table_versions import CdcBegun, version_of
 from ringsync.schema.table import Schema
@@ -256,3 +256,56 @@ def test_which_segments_have_writes_of_an_interval(of_node: Reprocessed) -> None
         True,
     ]
     assert not entry.touches(last_ms + 1, 2**62)
+
+
+def test_what_fails_as_a_whole_holds_up_no_other(of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment at which Spark's workers crash ended each run at the same place."""
+    of_node.archive()
+    (entry,) = archived(of_node.store, WAITING)
+    data = of_node.store.get(f"{WAITING}{entry.node}/{entry.name}")
+    behind = replace(entry, node="z")
+    _put_all(of_node.store, WAITING, behind, data)
+    found = of_node.reprocessor()
+    found.context._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+    real = found._stage
+
+    def stage(works: Any, *others: Any, **named: Any) -> Any:
+        if works[0].node == HOST.id:
+            raise RuntimeError("Python worker exited unexpectedly (crashed)")
+        return real(works, *others, **named)
+
+    monkeypatch.setattr(found, "_stage", stage)
+    found.read(list(archived(of_node.store, WAITING)))
+    assert [one.node for one in archived(of_node.store, WAITING)] == [HOST.id]
+    assert [one.node for one in archived(of_node.store, READ)] == ["z"]
+    (why,) = found.left
+    assert entry.name in why
+    assert "crashed" in why
+
+
+def test_a_damaged_history_of_one_table_holds_up_only_its_rows(of_node: Reprocessed) -> None:
+    """It ended each run; and by what was recorded before, its rows would have counted as not_cdc."""
+    of_node.archive()
+    table = written()
+    for stat in of_node.store.list("schemas/"):
+        if f"/{table.full_name}/" in stat.key or table.table_id in stat.key:
+            of_node.store.put(stat.key, b"{damaged")
+    found = of_node.reprocessor()
+    found.read(list(archived(of_node.store, WAITING)))
+    assert len(names(of_node.store, WAITING)) == 1
+    assert found.counts["staged"] == found.counts["not_cdc"] == 0
+    assert any("schema of a record's table is unknown" in why for why in found.left)
+
+
+def test_what_another_run_has_read_meanwhile_is_no_problem(of_node: Reprocessed) -> None:
+    of_node.archive()
+    entries = list(archived(of_node.store, WAITING))
+    assert of_node.read()["read"] == 1
+    late = of_node.reprocessor()
+    late.read(entries)
+    assert late.left == []
+    # Its segment alone is gone: that is one.
+    (entry,) = archived(of_node.store, READ)
+    of_node.store.delete(f"{READ}{entry.node}/{entry.name}")
+    late.read_again([entry])
+    assert len(late.left) == 1

@@ -159,9 +159,10 @@ class Sync:
         self.errors = 0
         self.stager = Stager(application, cluster, OneByOne(), lambda errors, node: self.count(errors, node))
 
-    def count(self, errors: Any, node: str) -> None:
+    def count(self, errors: Any, node: str) -> int:
         """Where records that cannot be decoded are kept."""
         self.errors += errors.num_rows
+        return 0
 
     def never_followed(self, table: TableSchema) -> None:
         """Have a table be one that was recorded, and not followed."""
@@ -207,7 +208,7 @@ class Sync:
         :param damage: what cannot be read of the segment of a node; empty: nothing
         """
         row = {"position": 1, "length": 1, "reason": "x", "file": "f"}
-        errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERRORS)), self.stager._stage
+        errors, stage_all = encode_rows(pa.RecordBatch.from_pylist([row], stage_task.ERROR_ROWS)), self.stager._stage
 
         def staged(*given: Any) -> list[Staged]:
             found = stage_all(*given)
@@ -338,10 +339,10 @@ def break_errors(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A record cannot be decoded, and ``cdc.processor_error`` has no quorum for the node."""
     broken, count = [True], sync.count
 
-    def put(errors: Any, node: str) -> None:
+    def put(errors: Any, node: str) -> int:
         if broken and node == HOST.id:
             raise RuntimeError("cannot achieve consistency level QUORUM")
-        count(errors, node)
+        return count(errors, node)
 
     sync.add_errors(patch)
     patch.setattr(sync, "count", put)
@@ -453,11 +454,12 @@ def test_nodes_whose_tries_take_long_do_not_starve_the_others(
     sync.add_errors(monkeypatch)
     tried: list[str] = []
 
-    def put(errors: Any, node: str) -> None:
+    def put(errors: Any, node: str) -> int:
         if node != "well":
             tried.append(node)
             sync.now_s += sum(RETRY_DELAYS_S)
             raise StateError("keyspace cdc could not be used in 9 attempts")
+        return 0
 
     monkeypatch.setattr(sync.stager, "_put_errors", put)
     sync.cycle_once()  # Nobody knows yet who fails.
@@ -480,7 +482,8 @@ def test_a_run_whose_last_cycle_failed_says_so(tmp_path: Path, monkeypatch: pyte
     sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
     options = SimpleNamespace(queue="default", until=0.0)
     config = SimpleNamespace(
-        sync=SimpleNamespace(stage_cores=1, run_s=1.0, poll_interval_ms=0), state=SimpleNamespace()
+        sync=SimpleNamespace(stage_cores=1, run_s=1.0, poll_interval_ms=0, max_errors_per_hour=1),
+        state=SimpleNamespace(),
     )
     config.state.keyspace = "cdc"
     application: Any = SimpleNamespace(config=config, store=sync.store, options=options, run="r")

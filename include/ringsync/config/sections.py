@@ -260,6 +260,7 @@ class Archive(Section):
     policy: Literal["pressure", "always", "off"] = "pressure"
     free_percent: Annotated[float, Field(gt=0, lt=100)] = 50.0
     free_mb: Annotated[int, Field(ge=0)] = 0
+    total_mb: Annotated[int, Field(ge=0)] = 0
     poll_interval_ms: Annotated[int, Field(ge=100)] = 5000
     megabytes_per_s: Annotated[float, Field(gt=0)] | None = None
     uploads: Annotated[int, Field(ge=1, le=32)] = 4

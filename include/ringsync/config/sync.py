@@ -51,6 +51,7 @@ class Sync(Section):
     expand_deletions: bool = False
     source_query: bool = True
     digest_retention_h: Annotated[float, Field(gt=0)] = 4.0
+    max_errors_per_hour: Annotated[int, Field(ge=1)] = 10_000
     queue_of_node: dict[str, Annotated[str, _QUEUE]] = Field(default_factory=dict)
     datacenters: Annotated[tuple[str, ...], Field(strict=False)] = ()
     stage_cores: Annotated[int, Field(ge=1)] = 2

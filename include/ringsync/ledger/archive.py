@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -18,7 +18,7 @@ from pathlib import Path
 import google_crc32c
 
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_id
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, StorageError
 
 WAITING, READ = "cdc/", "cdc_archive/"
 """Folders of segments that are to be read, and of those that were read."""
@@ -69,8 +69,9 @@ class ArchivedSegment:
         return identity
 
     def touches(self, start_ms: int, end_ms: int) -> bool:
-        """Tell whether some of its rows may have been written in [start, end), ms since the epoch."""
-        first = self.began_ms if self.first_us is None else self.first_us // 1000
+        """Tell whether some of its rows may have been written in [start, end), ms since the epoch. Where no row was
+        seen yet, that may be any time until it ended: hints, late writes and ``USING TIMESTAMP`` come later."""
+        first = 0 if self.first_us is None else self.first_us // 1000
         last = self.ended_ms if self.last_us is None else self.last_us // 1000
         return first < end_ms and last >= start_ms
 
@@ -120,8 +121,8 @@ def find(store: ObjectStore, node: str, name: str) -> ArchivedSegment | None:
     :raises ChecksumError: the entry cannot be read
     """
     for folder in (WAITING, READ):
-        if store.stat(key := f"{folder}{node}/{name}.json") is not None:
-            return _entry(store, key)
+        with suppress(NotFoundError):
+            return _entry(store, f"{folder}{node}/{name}.json")
     return None
 
 
@@ -136,6 +137,8 @@ def archived(store: ObjectStore, folder: str, damaged: list[str] | None = None) 
         if _ENTRY.fullmatch(stat.key):
             try:
                 yield _entry(store, stat.key)
+            except NotFoundError:
+                continue  # another process has moved it meanwhile
             except ChecksumError as error:
                 if damaged is None:
                     raise
@@ -171,9 +174,9 @@ def mark_read(
 
 
 def remove(store: ObjectStore, folder: str, entry: ArchivedSegment) -> None:
-    """Remove a segment from a folder of the archive, its entry first."""
+    """Remove a segment from a folder of the archive, its entry last: after a kill, that is done again."""
     path = f"{folder}{entry.node}/"
-    for key in (_entry_key(folder, entry), f"{path}{entry.name}", f"{path}{index_name(entry.name)}"):
+    for key in (f"{path}{entry.name}", f"{path}{index_name(entry.name)}", _entry_key(folder, entry)):
         store.delete(key)
 
 
@@ -186,27 +189,39 @@ def is_waiting(store: ObjectStore) -> bool:
     return any(_ENTRY.fullmatch(stat.key) for stat in store.list(WAITING))
 
 
-def tidy(store: ObjectStore, oldest_ms: float, is_finished: Callable[[str, int], bool]) -> int:
+def tidy(
+    store: ObjectStore, oldest_ms: float, is_finished: Callable[[str, int], bool], seen: Collection[str] = ()
+) -> tuple[int, frozenset[str]]:
     """Remove segments that were read and written long ago, and what uploads have left that came to nothing.
 
     :param oldest_ms: those written later stay, ms since the epoch
     :param is_finished: tells whether a segment was read whole, by host id and segment id
-    :returns: number of removed segments
+    :param seen: keys that a call long ago has returned
+    :returns: number of removed segments, and the keys of objects without an entry. They may be uploaded just now: a
+        later call, which is told of them, removes those that are still without
     """
     removed = 0
-    keys = [stat.key for stat in store.list(READ) if _ENTRY.fullmatch(stat.key)]
-    for _, of_node in groupby(keys, lambda key: key.split("/")[1]):
+    keys = [stat.key for stat in store.list(READ)]
+    entries = [key for key in keys if _ENTRY.fullmatch(key)]
+    for _, of_node in groupby(entries, lambda key: key.split("/")[1]):
         for key in of_node:  # the oldest first
-            entry = _entry(store, key)
+            try:
+                entry = _entry(store, key)
+            except (ChecksumError, NotFoundError):
+                continue  # archive_reprocess reports it
             if entry.ended_ms >= oldest_ms:
                 break
             remove(store, READ, entry)
             removed += 1
-    waiting = {stat.key for stat in store.list(WAITING)}
-    for key in waiting:
+    keys += [stat.key for stat in store.list(WAITING)]
+    there, left = frozenset(keys), set()
+    for key in keys:
         _, node, name = key.split("/", 2)
         identity = segment_id(name)
-        entry = f"{key.removesuffix(INDEX_SUFFIX).removesuffix('.log')}.log.json"
-        if identity is not None and entry not in waiting and is_finished(node, identity):
+        if identity is None or f"{key.removesuffix(INDEX_SUFFIX).removesuffix('.log')}.log.json" in there:
+            continue
+        if key in seen and is_finished(node, identity):
             store.delete(key)
-    return removed
+        else:
+            left.add(key)
+    return removed, frozenset(left)

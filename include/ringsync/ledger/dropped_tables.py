@@ -31,6 +31,11 @@ def dropped_of(store: ObjectStore, keyspace: str, table: str) -> dict[str, int]:
     return {key.rpartition("/")[2].removesuffix(".json"): _found_ms(store, key) for key in keys}
 
 
+def all_dropped(store: ObjectStore) -> frozenset[str]:
+    """List the ids of all tables that were found dropped."""
+    return frozenset(stat.key.rpartition("/")[2].removesuffix(".json") for stat in store.list(_FOLDER))
+
+
 def _found_ms(store: ObjectStore, key: str) -> int:
     try:
         return int(json.loads(store.get(key))["found_ms"])

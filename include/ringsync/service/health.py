@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ringsync.airflow_client import RunState
 from ringsync.progress import duration
+from ringsync.state.processor_error import OVERFLOW
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 
 SCHEMA = "schema_update/schema"
@@ -134,7 +135,12 @@ def _told(loop: str, status: Status) -> Iterator[str]:
         if node.get("error"):
             yield f"{where}: {node['error']}"
         if node.get("errors"):
-            yield f"{where}: {node['errors']:,} records cannot be decoded: table processor_error"
+            yield f"{where}: {node['errors']:,} records cannot be decoded: cdcservice errors list"
+        if node.get("errors_surplus"):
+            yield (
+                f"{where}: {node['errors_surplus']:,} records that cannot be decoded are more than "
+                f"sync.max_errors_per_hour: they are in {OVERFLOW}{host}/ of the object store"
+            )
     for node, reason in status.get("unread", {}).items():
         yield f"node {node}: {reason}; its token ranges are published one window later"
     yield from unpublished(loop, status, HOMELESS_MS)

@@ -155,6 +155,19 @@ class StateSession:
         while under_way:
             yield finish()
 
+    def pages(self, statement: BoundStatement, rows: int) -> Iterator[list[Any]]:
+        """Execute a read page by page: the memory that it takes does not depend on how many rows there are.
+
+        :param rows: most rows of a page
+        :raises StateError: as :meth:`execute`
+        """
+        statement.fetch_size = rows
+        found = self._repeat(lambda: self._session.execute(statement))
+        yield list(found.current_rows)
+        while (state := found.paging_state) is not None:
+            found = self._repeat(partial(self._session.execute, statement, paging_state=state))
+            yield list(found.current_rows)
+
     def write_all(self, statements: Iterable[BoundStatement | BatchStatement]) -> None:
         """Execute statements without results as :meth:`read_all` does."""
         deque(self.read_all(statements), maxlen=0)

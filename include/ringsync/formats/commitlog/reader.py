@@ -33,6 +33,10 @@ UNDECODED = pa.schema(
 """Records that have the right checksum but do not fit the schema: the logical position after the record, bytes of the
 mutation, the reason, the id of the table if it is unknown, and the mutation, to be decoded by another schema."""
 
+ERROR_ROWS = UNDECODED.append(pa.field("file", pa.string()))
+"""Undecoded records, and damaged parts, of several segments, each with its segment's name; the latter have no ``raw``.
+"""
+
 _NONE_UNDECODED = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in UNDECODED], schema=UNDECODED)
 _REASONS = cells_of_values([REASONS.get(code, "").encode() for code in range(LAST_CODE + 1)])
 

@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,20 @@ from ringsync.ledger.archive import READ, WAITING, ArchivedSegment
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.past_schema import Histories, PastSchema, read_histories
 from ringsync.ledger.staging import closed_until, decode_rows, put_commit
-from ringsync.ledger.table_versions import CdcBegun, version_of
+from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_of
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingError
 from ringsync.schema.table import TableSchema
 from ringsync.state.processor_error import ErrorTable
-from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.loop import connect_patiently, put_status, start_workers, starts_again
+from ringsync.steps.application import Application, ExitCode, Report, StepError, spark_is_gone
+from ringsync.steps.loop import PASSING, connect_patiently, put_status, start_workers, starts_again
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.passes.follow_ups import digests_kept_ms
 from ringsync.steps.stage.commitlog_stage import check_counts
 from ringsync.steps.stage.node_log import SYNC_MARGIN_MS, UNKNOWN_SYNC_MS, NodeLog
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
-from ringsync.storage.port import StorageError
+from ringsync.storage.port import NotFoundError, StorageError
 from ringsync.wiring import cluster_settings
 
 ATTEMPTS = 20
@@ -80,12 +81,12 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
         session = connect_patiently(cluster_settings(config))
         create_state(session, config)
-        errors = ErrorTable(session, config.state.keyspace, store)
+        errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
         reprocessor = Reprocessor(application, session, spark.sparkContext, errors.put)
         reprocessor.read(waiting)
         reprocessor.read_again(again)
         counts.update(reprocessor.counts)
-        damaged += reprocessor.left
+        damaged += dict.fromkeys(reprocessor.left)
         counts["left"] = len(waiting) + len(again) - counts["read"] - counts["read_again"]
     left = sum(1 for _ in archive.archived(store, WAITING, []))
     put_status(store, "archive_reprocess", "archive", {"waiting": left, "problems": damaged})
@@ -98,14 +99,14 @@ class Reprocessor:
     """Reads archived segments.
 
     :ivar context: Spark's
-    :ivar put_errors: makes records that could not be decoded durable: rows of ``ERRORS`` and the node's id
+    :ivar put_errors: makes records that could not be decoded durable: rows of ``ERROR_ROWS`` and the node's id
     :ivar left: sentence on each segment that could not be read
     """
 
     application: Application
     session: Any
     context: Any
-    put_errors: Callable[[Any, str], None]
+    put_errors: Callable[[Any, str], int]
     counts: Counter[str] = field(default_factory=Counter)
     left: list[str] = field(default_factory=list)
 
@@ -121,14 +122,20 @@ class Reprocessor:
         schema, self._there = ask_one(self.session, lambda node: (read_tables(node), read_node_tables(node)))
         self._present = schema.by_id()
         known = read_histories(self._store)
+        unreadable: dict[str, str] = {}
         for table in self._present.values():
             follows = table.table_id in self._there.with_cdc and self._config.sync.follows(table.full_name)
             if follows:
                 self._begun.begins(table.table_id)
             if (follows or table.table_id in known.entries) and not _is_known(known, table):
-                version_of(self._store, table)
+                try:
+                    version_of(self._store, table)
+                except TableVersionError as error:
+                    unreadable[table.table_id] = f"{table.full_name}: {error}"
+        # Of a table that was never followed, no version is needed.
         self._histories: Histories = read_histories(self._store)
-        self.left += self._histories.damaged
+        self._held_up = frozenset(one for one in unreadable if one in self._begun)
+        self.left += [*self._histories.damaged, *unreadable.values()]
 
     def _left_out(self, entry: ArchivedSegment) -> frozenset[str]:
         """Return the ids of tables that had lost cdc before anything of a segment was written."""
@@ -146,10 +153,9 @@ class Reprocessor:
                 some = of_node[start : start + SEGMENTS_OF_A_COMMIT]
                 with tempfile.TemporaryDirectory() as folder:
                     there = self._fetched(some, WAITING, Path(folder))
-                    try:
-                        self._commit(node, there, Path(folder))
-                    except (StepError, StorageError) as error:
-                        self.left.append(f"node {node}: {error}")
+                    if self._failure(partial(self._commit, node, there, Path(folder))):
+                        for entry in there:  # one of them alone may be to blame
+                            self._try(entry, partial(self._commit, node, [entry], Path(folder)))
 
     def read_again(self, entries: Sequence[ArchivedSegment]) -> None:
         """Read segments that were read before, as late rows."""
@@ -157,14 +163,35 @@ class Reprocessor:
         windows = Windows(self._plan.interval, 2**62, known_from_us)
         for entry in entries:
             with tempfile.TemporaryDirectory() as folder:
-                if not (there := self._fetched([entry], READ, Path(folder))):
+                if not self._fetched([entry], READ, Path(folder)):
                     continue
-                work = StageWork(entry.node, str(Path(folder) / entry.name), Wanted(until=None), 0)
-                past, left_out = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
-                (part,) = self._stage([work], past, left_out, windows, by_arrival=False)
-                if self._is_read(part):
-                    self._take(part)
-                    self.counts["read_again"] += len(there)
+                self._try(entry, partial(self._read_again, entry, Path(folder) / entry.name, windows))
+
+    def _read_again(self, entry: ArchivedSegment, file: Path, windows: Windows) -> None:
+        work = StageWork(entry.node, str(file), Wanted(until=None), 0)
+        past, left_out = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
+        (part,) = self._stage([work], past, left_out, windows, by_arrival=False)
+        if self._is_read(part):
+            self._check(part)
+            self.counts.update(part.counts)
+            self.counts["read_again"] += 1
+
+    def _try(self, entry: ArchivedSegment, read: Callable[[], None]) -> None:
+        if failure := self._failure(read):
+            self.left.append(f"archived segment {entry.name} of node {entry.node}: {failure}")
+
+    def _failure(self, read: Callable[[], None]) -> str:
+        """Return how reading has failed; empty: it has not. So what cannot be read holds up nothing else.
+
+        :raises Exception: nothing can be read now
+        """
+        try:
+            read()
+        except Exception as error:
+            if isinstance(error, PASSING) or spark_is_gone(self.context):
+                raise
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _fetched(self, entries: Sequence[ArchivedSegment], source: str, folder: Path) -> list[ArchivedSegment]:
         """Fetch segments into a folder; return those that are there."""
@@ -173,6 +200,9 @@ class Reprocessor:
             try:
                 (folder / entry.name).write_bytes(archive.read_segment(self._store, source, entry))
                 there.append(entry)
+            except NotFoundError:
+                if archive.find(self._store, entry.node, entry.name) in (None, entry):
+                    self.left.append(f"archived segment {entry.name} of node {entry.node} is gone: restore it")
             except StorageError as error:
                 self.left.append(str(error))
         return there
@@ -248,7 +278,7 @@ class Reprocessor:
         )
         logged: dict[str, TableSchema] = {**self._present}
         logged |= {table_id: version.table for table_id, version in past.versions.items()}
-        task = StageTask(self._config, tuple(logged.values()), kept, windows)
+        task = StageTask(self._config, tuple(logged.values()), kept, windows, held_up=self._held_up - left_out)
         pieces = min(len(works), self.context.defaultParallelism)
         return list(self.context.parallelize(list(works), pieces).mapPartitions(task).collect())
 
@@ -256,7 +286,10 @@ class Reprocessor:
         """Tell whether a segment was read to its end, by schemas that have all of it; if not, say why. What no node
         knows, though all agree, is an error of its record."""
         reason = part.unreadable
-        if not reason and part.has_unknown and not self._agree():
+        if part.unknown_tables & self._held_up:
+            reason = "the schema of a record's table is unknown"
+            self._forget([part])
+        elif not reason and part.has_unknown and not self._agree():
             reason = "the schema lacks a table or column of it, and nodes disagree: it is read again later"
             self._forget([part])
         if reason:
@@ -271,10 +304,6 @@ class Reprocessor:
         except Exception:
             self._forget([part])
             raise
-
-    def _take(self, part: Staged) -> None:
-        self._check(part)
-        self.counts.update(part.counts)
 
     def _forget(self, staged: Sequence[Staged]) -> None:
         """Remove files that no commit will list."""

@@ -28,8 +28,8 @@ from ringsync.status import forget
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
-from ringsync.steps.loop import cycles, put_status
-from ringsync.steps.stage.claims import claim, get_place, has_claim, other_claims
+from ringsync.steps.loop import cycles, put_status, seconds_left
+from ringsync.steps.stage.claims import claim, get_place, has_claim, may_be_first, other_claims
 from ringsync.storage.port import ChecksumError, ObjectStore, StorageError, get_json
 from ringsync.wiring import cluster_settings
 
@@ -53,13 +53,14 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     def say() -> None:
         put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
 
-    tidied = queue != DEFAULT_QUEUE  # one queue does it for all
-    for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
+    run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
+    for number in cycles(store, run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
         archiver.cycle(say)
         say()
-        if not tidied:
+        if number == 0 and queue == DEFAULT_QUEUE:  # one queue does it for all
             archiver.tidy()
-            tidied = True
+    if queue == DEFAULT_QUEUE:
+        archiver.tidy()
     code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK
     return {"queue": queue, "nodes": archiver.status(), **archiver.counts}, code
 
@@ -127,6 +128,7 @@ class Archiver:
         self._nodes: dict[str, ArchivedNode] | None = None
         self._endpoints: dict[str, str] = {}
         self._asked_s = -ASK_EVERY_S
+        self._without_entry: frozenset[str] = frozenset()
         self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0)
 
     def cycle(self, say: Callable[[], None] = lambda: None) -> None:
@@ -178,15 +180,18 @@ class Archiver:
             return why, True
         if found.free < self._needed(node, found) and self._settings.policy != "off":
             return f"{_room(node, found)}: Cassandra has not finished the segments that are left there", True
+        if not node.total_bytes and not self._settings.total_mb:
+            return "it does not tell this worker its cdc_total_space: archive.total_mb can say it", True
         return None, True
 
     def tidy(self) -> None:
         """Remove what is kept no longer, of all nodes; a failure is only printed: the next run tries again."""
         oldest_ms = time.time() * 1000 - self._settings.retention_days * 86_400_000
         try:
-            self.counts["forgotten"] = tidy(
-                self._store, oldest_ms, lambda node, identity: self._committed(node)(identity)
+            removed, self._without_entry = tidy(
+                self._store, oldest_ms, lambda node, identity: self._committed(node)(identity), self._without_entry
             )
+            self.counts["forgotten"] += removed
             if not is_waiting(self._store):
                 forget(self._store, "archive_reprocess/archive")
         except StorageError as error:
@@ -194,13 +199,13 @@ class Archiver:
 
     def _look(self, node: ArchivedNode) -> RawFolder:
         folder = Path(node.folder)
-        found = look(folder, node.total_bytes or total_space({}, folder))
+        found = look(folder, node.total_bytes or self._settings.total_mb * 2**20 or total_space({}, folder))
         node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
         return found
 
     def _needed(self, node: ArchivedNode, found: RawFolder) -> float:
         """Return the room that must be free, bytes."""
-        total = node.total_bytes or found.used + found.free
+        total = node.total_bytes or self._settings.total_mb * 2**20 or found.used + found.free
         return max(total * self._settings.free_percent / 100, self._settings.free_mb * 2**20)
 
     def _chosen(self, node: ArchivedNode, found: RawFolder, failed: Collection[int]) -> list[RawSegment]:
@@ -270,7 +275,9 @@ class Archiver:
         """Tell why a folder is not this node's, by the claims of ``commitlog_stage``; claim it if nobody has."""
         folder = Path(node.folder)
         if not node.token or not has_claim(folder, node.node, node.token):
-            node.token = claim(self._store, node.node, folder, anew=node.captures)
+            told = node.asked_s > float("-inf")
+            anew = node.captures if told else may_be_first(node.folder, get_place(self._store, node.node))
+            node.token = claim(self._store, node.node, folder, anew=anew)
         if not node.token:
             return f"{folder} has no claim of the node (docs/sync.md, Queues)"
         return other_claims(self._store, folder, os.listdir(folder), node.node, self._endpoints)

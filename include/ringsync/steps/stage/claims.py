@@ -77,6 +77,14 @@ def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
     return token
 
 
+def may_be_first(folder: str | None, known: Place | None) -> bool:
+    """Tell whether a node that does not answer has no claim in this folder yet, and so may get one. If it had one that
+    is gone, the folder may be another node's by now: only the node can tell."""
+    if known is None or folder is None:
+        return known is None
+    return known.folder is not None and (known.token is None or Path(known.folder) != Path(folder))
+
+
 def release(store: ObjectStore, node: str, place: Place) -> None:
     """Give up the claim of a node that captures nothing, and of whose log nothing was read."""
     if place.folder and place.token:

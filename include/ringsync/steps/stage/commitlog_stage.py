@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import SYNC_PERIOD, read_ring, read_settings, sync_period_ms
 from ringsync.cluster.whole_schema import Agreement
@@ -38,7 +40,7 @@ from ringsync.steps.loop import (
     starts_again,
 )
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.stage.claims import Place, claim, get_place, has_claim, other_claims, release
+from ringsync.steps.stage.claims import Place, claim, get_place, has_claim, may_be_first, other_claims, release
 from ringsync.steps.stage.lost_segments import LostSegments
 from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.schemas import QueueSchemas
@@ -70,7 +72,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
     session = connect_patiently(cluster_settings(config), application.options.until)
     create_state(session, config)
-    errors = ErrorTable(session, config.state.keyspace, store)
+    errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
     patience = Patience(lambda: spark_is_gone(spark.sparkContext))
     stager = Stager(application, session, spark.sparkContext, errors.put)
     run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
@@ -89,11 +91,12 @@ class Stager:
     """The nodes of one queue, each on its own: a node that fails is tried again later, and holds up no other.
 
     :param context: Spark's
-    :param put_errors: makes records that could not be decoded durable: rows of ``ERRORS`` and the node's id
+    :param put_errors: makes records that could not be decoded durable: rows of ``ERROR_ROWS`` and the node's id;
+        returns how many were beyond the limit, and so are in the object store only
     """
 
     def __init__(
-        self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], None]
+        self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], int]
     ) -> None:
         self._config: Config = application.config
         self._store: ObjectStore = application.store
@@ -107,7 +110,6 @@ class Stager:
         self._schemas = QueueSchemas(session)
         self._agree = Agreement(session, time.monotonic)
         self._lost = LostSegments(self._store)
-        self._off_ms: dict[tuple[str, str], int] = {}
         self._versions: dict[str, TableVersion] = {}
         self._begun: CdcBegun | None = None
         self._recalled: dict[str, TableVersion] = {}
@@ -213,7 +215,7 @@ class Stager:
         log.sync_ms = sync_period_ms(told) or log.sync_ms
         log.captures = told.get("cdc_enabled") != "false" if told else known != Place(None)
         folder = self._config.sync.cdc_raw or told.get("cdc_raw_directory") or (known.folder if known else None)
-        log.may_claim = log.captures if told else _is_new(folder, known)
+        log.may_claim = log.captures if told else may_be_first(folder, known)
         if not log.captures and not commit_keys(self._store, log.node):
             folder = None
             if known != Place(None):
@@ -301,15 +303,12 @@ class Stager:
         tables = self._schemas.of_node[log.node].tables
         if table_id in tables.with_cdc:
             self._was_followed(table_id, begins=True)
-            self._off_ms.pop((log.node, table_id), None)
             return True
         if not self._was_followed(table_id):
             return False
         altered_ms = tables.altered_ms.get(table_id)  # None: unknown, or dropped
-        if altered_ms is None:
-            return True
-        # What this run has seen without cdc is not reopened by an ALTER of something else.
-        return log.may_have(self._off_ms.setdefault((log.node, table_id), altered_ms))
+        # The last ALTER of anything: between two looks, it may have had cdc once more.
+        return altered_ms is None or log.may_have(altered_ms)
 
     def _was_followed(self, table_id: str, *, begins: bool = False) -> bool:
         """Tell whether a table has or had cdc.
@@ -427,8 +426,8 @@ class Stager:
             for part in taken:
                 check_counts(part, log.node)
                 self._keep_damaged(log, part)
-                if part.error_count:
-                    self._put_errors(decode_rows(part.errors), log.node)
+            if undecoded := [decode_rows(part.errors) for part in taken if part.error_count]:
+                log.surplus_errors += self._put_errors(pa.concat_batches(undecoded), log.node)
         except Exception:
             self._forget(*taken)
             raise
@@ -467,14 +466,6 @@ class Stager:
         for log in self._logs.values():
             total.update(log.counts)
         return {"queue": self._queue, "nodes": self.status(), **total}
-
-
-def _is_new(folder: str | None, known: Place | None) -> bool:
-    """Tell whether a node that does not answer has no claim in this folder yet, and so may get one. If it had one that
-    is gone, the folder may be another node's by now: only the node can tell."""
-    if known is None or folder is None:
-        return known is None
-    return known.folder is not None and (known.token is None or Path(known.folder) != Path(folder))
 
 
 def _why_unclaimed(log: NodeLog) -> str:

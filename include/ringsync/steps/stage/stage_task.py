@@ -21,7 +21,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.compiled.arrow import Integers, integers
 from ringsync.config import Config
 from ringsync.formats.commitlog.names import segment_id
-from ringsync.formats.commitlog.reader import UNDECODED, read_log
+from ringsync.formats.commitlog.reader import ERROR_ROWS, read_log
 from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted, read_wanted
 from ringsync.formats.commitlog.state import REASONS, UNKNOWN_COLUMN
 from ringsync.formats.keystores.lookup import keys_in
@@ -32,9 +32,6 @@ from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import store_of
-
-ERRORS = UNDECODED.append(pa.field("file", pa.string()))
-"""What could not be decoded; damaged bytes have no ``raw``."""
 
 _ONE_TABLE = b"\x01"
 """A mutation begins with the number of its tables (C: Mutation.MutationSerializer)."""
@@ -104,7 +101,7 @@ class StagedTable:
 class Staged:
     """The result of some work: files that count once they are committed.
 
-    :ivar errors: batch of :data:`ERRORS`, as Arrow IPC
+    :ivar errors: batch of :data:`ringsync.formats.commitlog.reader.ERROR_ROWS`, as Arrow IPC
     :ivar unknown_tables: ids of tables that the schema does not have, or that are held up
     :ivar unknown_columns: some records name a column that its table does not have
     :ivar damage: first thing that cannot be read; empty: nothing
@@ -357,4 +354,4 @@ def _errors(
         {"position": damage.position, "length": damage.length, "reason": damage.reason, "file": file}
         for damage in damages
     ]
-    return pa.RecordBatch.from_pylist(described, ERRORS), len(records) - len(wanted)
+    return pa.RecordBatch.from_pylist(described, ERROR_ROWS), len(records) - len(wanted)
