@@ -29,7 +29,7 @@ prepare-test: $(ENVIRONMENT)
 
 .PHONY: test-chaos
 test-chaos: $(ENVIRONMENT) ## The long tests, an hour and more: kills, nodes that die, limits over minutes
-	$(BIN)/python -m servers.jars cassandra-5.0 delta kafka apicurio
+	$(BIN)/python -m servers.jars cassandra-5.0 delta gcs kafka apicurio
 	$(BIN)/python -m pytest -m chaos
 
 .PHONY: lint
