@@ -1,4 +1,4 @@
-"""The plan of an interval, made while one table's history is damaged."""
+"""The plan of an interval, made while one table's history is damaged, or while the schema changes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.node import ChangingSchemaError
 from ringsync.cluster.schema import NodeTables
 from ringsync.ledger.staging import Bucket
 from ringsync.ledger.table_versions import CdcBegun, version_of
@@ -42,3 +43,21 @@ def test_a_table_whose_history_is_damaged_is_left_out_with_the_reason(
     assert "000001.json cannot be read" in plan.left_out[TABLE.full_name]
     # What is logged while it is planned is kept, though its cdc may be off before anything is staged.
     assert other.table_id in CdcBegun(store)
+
+
+def test_the_sync_goes_on_while_the_schema_changes_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Migrations stopped the stage of all nodes, and the closing."""
+
+    def changing(*_: Any) -> Any:
+        raise ChangingSchemaError
+
+    monkeypatch.setattr(sync_plan, "ask_one", changing)
+    store, now = LocalStore(tmp_path), Bucket(60_000, 60_000)
+    before = sync_plan.SyncPlan(Bucket(0, 60_000), (HOST,), {}, ())
+    config: Any = None
+    assert sync_plan.plan_of(store, config, None, now, before) is before
+    with pytest.raises(ChangingSchemaError):
+        sync_plan.plan_of(store, config, None, now)
+    assert store.list("plans/") == []

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import read_hosts, read_replications
-from ringsync.cluster.node import ask_one
+from ringsync.cluster.node import ChangingSchemaError, ask_one
 from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.config import Config
 from ringsync.ledger.staging import Bucket
@@ -116,14 +116,21 @@ def plan_of(
 ) -> SyncPlan:
     """Read the plan of an interval, or make it now.
 
-    :param before: an earlier plan, from which the versions of unchanged tables are taken
+    :param before: an earlier plan, from which the versions of unchanged tables are taken. It stays the plan while the
+        schema changes all the time, so that the sync goes on meanwhile: ask again soon
     :raises ClusterError: the cluster does not answer
+    :raises ChangingSchemaError: the schema changes all the time, and there is no plan before
     """
     key = f"plans/sync/{interval.start:013}.json"
     try:
         return SyncPlan.from_json(store.get(key))
     except NotFoundError:
-        made = make_plan(store, config, session, interval, before)
+        try:
+            made = make_plan(store, config, session, interval, before)
+        except ChangingSchemaError:
+            if before is None:
+                raise
+            return before
     try:
         store.put(key, made.to_json().encode(), if_absent=True)
     except AlreadyExistsError:
