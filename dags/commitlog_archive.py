@@ -1,6 +1,6 @@
 """Keep room in the nodes' `cdc_raw`: finished commit logs go to the object store before Cassandra's limit is reached.
 
-**What it does.** `archive_…`, one task for each queue of workers, looks at the free space of its nodes' `cdc_raw` every
+**What it does.** Each queue of workers has such a DAG. Its task looks at the free space of its nodes' `cdc_raw` every
 few seconds. If less than `archive.free_percent` of `cdc_total_space` is free, it copies the oldest finished segments to
 `cdc/<node>/`, verifies their checksums, and deletes them on the node. With `archive.policy: always` it does so with all
 finished segments. It goes on while the sync is stopped or broken: then it is needed most.
@@ -22,27 +22,32 @@ from __future__ import annotations
 from airflow.sdk import DAG, Asset
 from ringsync_process import ProcessOperator
 
-from ringsync.config import load_config
-from ringsync.orchestration import ARCHIVE_ASSET, LOOPS_SINCE, OWNER, commitlog_archive, config_path, safe_run_id
+from ringsync.config import DEFAULT_QUEUE, load_config
+from ringsync.orchestration import (
+    ARCHIVE_ASSET,
+    LOOPS_SINCE,
+    OWNER,
+    archive_dag,
+    commitlog_archive,
+    config_path,
+    safe_run_id,
+)
 
 SYNC = load_config(config_path()).sync
 
-with DAG(
-    "commitlog_archive",
-    dag_display_name="Archive commit logs",
-    description="Move finished commit logs to the object store before cdc_raw is full",
-    doc_md=__doc__,
-    schedule="@continuous",
-    start_date=LOOPS_SINCE,
-    catchup=False,
-    max_active_runs=1,
-    max_active_tasks=len(SYNC.queues),
-    is_paused_upon_creation=True,
-    tags=["ringsync", "sync"],
-    default_args={"owner": OWNER},
-    user_defined_macros={"safe_run_id": safe_run_id, "run_s": SYNC.run_s},
-):
-    for queue in SYNC.queues:
-        ProcessOperator(
-            task_id=f"archive_{queue}", application=commitlog_archive(queue), outlets=[Asset(ARCHIVE_ASSET)]
-        )
+for queue in SYNC.queues:
+    with DAG(
+        archive_dag(queue),
+        dag_display_name="Archive commit logs" + (f" of queue {queue}" if queue != DEFAULT_QUEUE else ""),
+        description="Move finished commit logs to the object store before cdc_raw is full",
+        doc_md=__doc__,
+        schedule="@continuous",
+        start_date=LOOPS_SINCE,
+        catchup=False,
+        max_active_runs=1,
+        is_paused_upon_creation=True,
+        tags=["ringsync", "sync"],
+        default_args={"owner": OWNER},
+        user_defined_macros={"safe_run_id": safe_run_id},
+    ):
+        ProcessOperator(task_id="archive", application=commitlog_archive(queue), outlets=[Asset(ARCHIVE_ASSET)])

@@ -57,8 +57,7 @@ class ProcessOperator(BaseOperator):
         if code := self._process.returncode:
             output = f"Error code is: {code}.\n{''.join(said)}"
             failure = orchestration.explain_failure(self.application, output)
-            may_retry = failure.may_retry and not orchestration.is_over(self.arguments, time.time())
-            raise (AirflowException if may_retry else AirflowFailException)(failure.message)
+            raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message)
 
     def on_kill(self) -> None:
         """End the process when the task is stopped in Airflow."""

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 from ringsync.steps.application import run_application
 from ringsync.steps.archive import commitlog_archive
-from ringsync.steps.loop import add_until
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", default="default", metavar="NAME", help="queue whose nodes are watched")
-    add_until(parser)
 
 
 def main(argv: Sequence[str]) -> int:

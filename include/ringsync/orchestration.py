@@ -171,7 +171,7 @@ def commitlog_stage(queue: str) -> SparkApplication:
 
 def commitlog_archive(queue: str) -> SparkApplication:
     """Return the application that archives the logs of a queue's nodes. It is a plain process, without Spark."""
-    return SparkApplication("commitlog_archive", (UNTIL,), driver_memory="", of_table=False, loop=True, queue=queue)
+    return SparkApplication("commitlog_archive", (), driver_memory="", of_table=False, loop=True, queue=queue)
 
 
 _OF_BACKFILL = "dag_run.run_type == 'backfill'"
@@ -186,6 +186,15 @@ ARCHIVE_REPROCESS = SparkApplication(
     lean=True,
     of_table=False,
 )
+
+
+def archive_dag(queue: str) -> str:
+    """Return the DAG that archives the logs of a queue's nodes. Each queue has its own: one whose workers are away, or
+    that is slow, must not keep the others from watching."""
+    from ringsync.config import DEFAULT_QUEUE
+
+    return "commitlog_archive" if queue == DEFAULT_QUEUE else f"commitlog_archive_{queue}"
+
 
 ARCHIVE_ASSET = "ringsync_archive"
 """The asset that changes when commit logs were archived."""

@@ -108,7 +108,7 @@ def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
 def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
     loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
     loops += [*bag.dags["schema_updater"].tasks, *bag.dags["commitlog_archive"].tasks]
-    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update", "archive_default"}
+    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update", "archive"}
     for task in loops:
         assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
         # Four bootstraps that begin together would else take all slots.
@@ -148,6 +148,8 @@ def test_no_try_of_a_loop_holds_up_the_next_run_of_all(
 def test_each_queue_of_workers_has_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.dag_processing.dagbag import BundleDagBag
 
+    from ringsync.orchestration import archive_dag
+
     nodes = {f"10.0.0.{node}": f"rack-{node % 2}" for node in range(9)}
     document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}}
     (tmp_path / "ringsync.yaml").write_text(json.dumps({**document, "sync": {"queue_of_node": nodes, "run_s": 120.0}}))
@@ -160,6 +162,13 @@ def test_each_queue_of_workers_has_a_stage_of_its_own(tmp_path: Path, monkeypatc
         "stage_rack-1": ("rack-1", set()),
         "close": ("default", set()),
     }
+    archives = BundleDagBag(DAGS / "commitlog_archive.py", bundle_path=DAGS, bundle_name="dags").dags
+    assert {name: [task.queue for task in found.tasks] for name, found in archives.items()} == {
+        "commitlog_archive": ["default"],
+        "commitlog_archive_rack-0": ["rack-0"],
+        "commitlog_archive_rack-1": ["rack-1"],
+    }
+    assert {archive_dag(queue) for queue in ("default", "rack-0", "rack-1")} == set(archives)
     task = dag.get_task("stage_rack-1").prepare_for_execution()
     task.render_template_fields(context(dag.params))
     assert task.application_args[2:] == ["--run", f"{RUN}.rack-1", "--queue", "rack-1", f"--until={STARTED + 120}"]
@@ -328,7 +337,7 @@ def test_a_process_without_spark(
 ) -> None:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-    task = rendered(bag, "commitlog_archive", "archive_default", {})
+    task = rendered(bag, "commitlog_archive", "archive", {})
     module = sys.modules[type(task).__module__]
     monkeypatch.setattr(module, "prepare_environment", lambda _: None)
     reported: list[str] = []

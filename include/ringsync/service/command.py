@@ -17,8 +17,9 @@ from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.metrics import exposition
+from ringsync.orchestration import archive_dag
 from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
-from ringsync.service.health import ARCHIVE_DAG, DAGS, DagHealth, expected_loops, problems
+from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.service.workers import WorkerReports, wait_for_workers, worker_reports
@@ -129,7 +130,8 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for dag in _dags(config):
         client.set_paused(dag, False)
     if not _archives(config):
-        client.set_paused(ARCHIVE_DAG, True)
+        for dag in _archive_dags(config):
+            client.set_paused(dag, True)
     say(console, f"started: {', '.join(_dags(config))}; cdcservice status shows how they stand")
     queues = config.sync.queues
     seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
@@ -196,7 +198,11 @@ def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
             "and no new task begins"
         )
         return ExitCode.COMPLETED_WITH_ERRORS
-    left = f"{ARCHIVE_DAG} goes on and archives commit logs" if _archives(config) else "cdc_raw of the nodes fills"
+    left = (
+        f"{', '.join(_archive_dags(config))} goes on and archives commit logs"
+        if _archives(config)
+        else "cdc_raw of the nodes fills"
+    )
     say(console, f"stopped; {left} until cdcservice start")
     return ExitCode.OK
 
@@ -207,7 +213,12 @@ def _archives(config: Config) -> bool:
 
 def _dags(config: Config) -> tuple[str, ...]:
     """Return the DAGs that ``start`` switches on."""
-    return (*DAGS, ARCHIVE_DAG) if _archives(config) else DAGS
+    return (*DAGS, *_archive_dags(config)) if _archives(config) else DAGS
+
+
+def _archive_dags(config: Config) -> tuple[str, ...]:
+    """Return the DAGs that archive commit logs. ``stop`` leaves them: then the nodes' logs need them most."""
+    return tuple(map(archive_dag, config.sync.queues))
 
 
 def wait_until_idle(

@@ -16,8 +16,8 @@ SCHEMA = "schema_update/schema"
 DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater", "archive_reprocess")
 """What ``cdcservice start`` switches on, and ``stop`` off."""
 
-ARCHIVE_DAG = "commitlog_archive"
-"""Switched on by ``start``, unless ``archive.policy`` is off. ``stop`` leaves it: then the nodes' logs need it most."""
+ARCHIVE = "commitlog_archive/"
+"""Beginning of the names of the archive's statuses."""
 
 HOMELESS_MS = 180_000
 """Rows of an unknown table may wait so long before that is a problem: a new plan may name it, once in an interval."""
@@ -55,7 +55,7 @@ def expected_loops(queues: Sequence[str], *, archives: bool = False) -> tuple[st
 
 def archive_loops(queues: Sequence[str]) -> tuple[str, ...]:
     """Return keys of the status objects of the loops that archive."""
-    return tuple(f"{ARCHIVE_DAG}/{queue}" for queue in queues)
+    return tuple(f"{ARCHIVE}{queue}" for queue in queues)
 
 
 def problems(
@@ -79,7 +79,7 @@ def problems(
         of_archive = [loop for loop in archive_loops(queues) if archives]
         return [
             f"stopped: {where} until cdcservice start",
-            *(problem for dag, health in dags.items() if dag == ARCHIVE_DAG for problem in _of_dag(dag, health)),
+            *(problem for dag, health in dags.items() if dag not in DAGS for problem in _of_dag(dag, health)),
             *_silent(of_archive, statuses, now_s),
             *(problem for loop in of_archive for problem in _told(loop, statuses.get(loop, {}))),
         ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringsync.progress import duration
-from ringsync.service.health import ARCHIVE_DAG, SCHEMA, DagHealth
+from ringsync.service.health import ARCHIVE, SCHEMA, DagHealth
 from ringsync.status import BOOTSTRAPS, Status, age_s
 
 Row = Sequence[Any]
@@ -30,7 +30,7 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
             for entry in bootstraps.values()
         ],
     )
-    archives = {key: status for key, status in statuses.items() if key.startswith(f"{ARCHIVE_DAG}/")}
+    archives = {key: status for key, status in statuses.items() if key.startswith(ARCHIVE)}
     stages = (status for key, status in statuses.items() if key not in archives)
     nodes = [node for status in stages for node in status.get("nodes", {}).items()]
     yield from _table(

@@ -28,7 +28,7 @@ from ringsync.status import forget
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
-from ringsync.steps.loop import cycles, put_status, seconds_left
+from ringsync.steps.loop import cycles, put_status
 from ringsync.steps.stage.claims import claim, get_place, has_claim, may_be_first, other_claims
 from ringsync.storage.port import ChecksumError, ObjectStore, StorageError, get_json
 from ringsync.wiring import cluster_settings
@@ -53,8 +53,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     def say() -> None:
         put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
 
-    run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
-    for number in cycles(store, run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
+    for number in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
         archiver.cycle(say)
         say()
         if number == 0 and queue == DEFAULT_QUEUE:  # one queue does it for all
