@@ -180,7 +180,7 @@ def test_a_block_of_a_version_that_is_not_known_is_told_with_its_file(lake: Lake
     cells = pa.array([[{**cell, "column": 1} for cell in row] for row in rows["cells"].to_pylist()], rows["cells"].type)
     data, (place,) = encode_blocks([rows.set_column(at, rows.schema.field(at), cells)], rows_key("a", 1, "newer"))
     lake.store.put(place.key, data)
-    with pytest.raises(UnresolvedRowsError, match=rf"{place.key}: .* under version 2 .* version 1 does not have"):
+    with pytest.raises(UnresolvedRowsError, match=rf"{place.key}: .* follow version 2 .* later than version 1"):
         StagedFiles(lake.store, VERSION).rows_of(Reading(((place, "a"),), WHOLE_RING.unwrap(), 1))
 
 
