@@ -152,7 +152,9 @@ class Airflow(Server):
         :raises ServerError: there is no Java 17.
         """
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
-        return inherited | self._settings() | spark_environment() | self._environment
+        # The task that raises alarms asks the API how the DAGs stand.
+        password = {"RINGSYNC_AIRFLOW_PASSWORD": self.password} if self.password_file.exists() else {}
+        return inherited | self._settings() | spark_environment() | password | self._environment
 
     def _settings(self) -> dict[str, str]:
         settings: dict[str, dict[str, object]] = {

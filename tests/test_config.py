@@ -42,7 +42,7 @@ def keys_of(kind: Any) -> set[str]:
 def test_the_example_has_every_key() -> None:
     """Also what is not set there, as a comment."""
     secrets = {"env", "file", "airflow_connection"}
-    shown = set(re.findall(r"(?m)^[ #]*([a-z_0-9]+):", EXAMPLE.read_text()))
+    shown = set(re.findall(r"(?m)^[ #-]*([a-z_0-9]+):", EXAMPLE.read_text()))
     assert len(keys_of(Config)) > 60
     assert keys_of(Config) - secrets - shown == set()
 

@@ -25,8 +25,10 @@ from ringsync.orchestration import config_path, safe_run_id
 from ringsync.progress import duration, follow, read_progress
 from ringsync.ring.tokens import parse_token_range
 from ringsync.schema.table import SchemaError
-from ringsync.service.command import add_service, client_of, say, say_error
+from ringsync.service.alarm_list import add_alarms
+from ringsync.service.command import add_service, say, say_error
 from ringsync.service.errors import add_errors
+from ringsync.service.look import client_of
 from ringsync.service.schemas import add_schema
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.state.session import StateError
@@ -214,6 +216,7 @@ def _parser() -> _Parser:
     limits.add_argument("--reset", action="store_true", help="go back to the limits of the configuration")
     limits.set_defaults(command=_limits)
     add_service(commands, _conf)
+    add_alarms(commands, _conf)
     add_errors(commands, _conf)
     add_schema(commands, _conf, parsed(_table))
     add_inspect(commands, config_path())

@@ -83,6 +83,9 @@ LATE = (
 """Metrics of the queue, from ``out_of_sequence``."""
 
 
+ALARM = Family("", "ringsync_alarm", "gauge", "A problem that lasts: docs/runbook.md says what to do")
+
+
 def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
     """Read all numbers in the loops' status objects (:func:`ringsync.status.read_statuses`)."""
     for key, status in statuses.items():
@@ -108,10 +111,13 @@ def _numbers(families: Iterable[Family], status: Mapping[str, Any], labels: Mapp
             yield family, {**labels, **family.labels}, value * family.scale
 
 
-def exposition(statuses: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format the numbers as Prometheus reads them (its text format 0.0.4)."""
+def exposition(statuses: Mapping[str, Mapping[str, Any]], alarms: Iterable[Mapping[str, str]] = ()) -> str:
+    """Format the numbers as Prometheus reads them (its text format 0.0.4).
+
+    :param alarms: labels of the alarms that are raised now
+    """
     by_name: dict[str, list[Sample]] = {}
-    for sample in samples(statuses):
+    for sample in (*samples(statuses), *((ALARM, labels, 1.0) for labels in alarms)):
         by_name.setdefault(sample[0].name, []).append(sample)
     lines = []
     for name, members in sorted(by_name.items()):
@@ -127,9 +133,12 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def write_prometheus(path: str | Path, statuses: Mapping[str, Mapping[str, Any]]) -> None:
+def write_prometheus(
+    path: str | Path, statuses: Mapping[str, Mapping[str, Any]], alarms: Iterable[Mapping[str, str]] = ()
+) -> None:
     """Replace a file of Prometheus's textfile collector at once: readers see the old file or the new one.
 
+    :param alarms: labels of the alarms that are raised now
     :param path: ``metrics.prometheus_file``; its folder must exist
     :raises OSError: the file cannot be written
     """
@@ -138,7 +147,7 @@ def write_prometheus(path: str | Path, statuses: Mapping[str, Mapping[str, Any]]
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(exposition(statuses))
+            file.write(exposition(statuses, alarms))
             os.fchmod(descriptor, 0o644)
         os.replace(temporary, path)
     except BaseException:

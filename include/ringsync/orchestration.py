@@ -41,6 +41,15 @@ LOOP_PRIORITY = 100
 """Priority of loops if there are more tasks than slots; any other task has one plus the number of tasks behind it."""
 LOOP_REST_S = 30.0
 """Seconds for which a loop that failed for good keeps its run open: ``@continuous`` starts the next run at once."""
+
+
+def _task_arguments(pool: str, priority: int, retries: int, delay_s: float) -> dict[str, Any]:
+    delay = timedelta(seconds=delay_s)
+    return {"pool": pool, "priority_weight": priority, "retries": retries, "retry_delay": delay}
+
+
+STEP_ARGUMENTS = _task_arguments(SPARK_POOL, 1, RETRIES, RETRY_DELAY_S)
+LOOP_ARGUMENTS = _task_arguments(LOOP_POOL, LOOP_PRIORITY, LOOP_RETRIES, LOOP_RETRY_DELAY_S)
 MERGE_LOOK_S = 300.0
 """Greatest number of seconds between two looks for changes to merge into the replicas' bases."""
 
@@ -94,11 +103,7 @@ class SparkApplication:
     @property
     def task_arguments(self) -> dict[str, Any]:
         """Arguments of its Airflow tasks that say when they run and how often they are tried."""
-        pool, priority, retries, delay_s = SPARK_POOL, 1, RETRIES, RETRY_DELAY_S
-        if self.loop:
-            pool, priority, retries, delay_s = LOOP_POOL, LOOP_PRIORITY, LOOP_RETRIES, LOOP_RETRY_DELAY_S
-        delay = timedelta(seconds=delay_s)
-        return {"pool": pool, "priority_weight": priority, "retries": retries, "retry_delay": delay}
+        return LOOP_ARGUMENTS if self.loop else STEP_ARGUMENTS
 
     @property
     def run(self) -> str:
@@ -195,6 +200,9 @@ def archive_dag(queue: str) -> str:
 
     return "commitlog_archive" if queue == DEFAULT_QUEUE else f"commitlog_archive_{queue}"
 
+
+ALARMS_DAG = "alarms"
+"""The DAG that raises alarms."""
 
 ARCHIVE_ASSET = "ringsync_archive"
 """The asset that changes when commit logs were archived."""

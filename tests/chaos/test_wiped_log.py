@@ -45,7 +45,7 @@ def told(running: Pipeline, is_right: Callable[[str | None], bool]) -> str | Non
     while True:
         running.check()
         nodes = (read_status(running.store, "commitlog_stage/default") or {}).get("nodes", {})
-        (error,) = [node["error"] for node in nodes.values()] or [None]
+        (error,) = [node["error"] or node["gap"] for node in nodes.values()] or [None]
         if nodes and is_right(error):
             return error
         assert time.monotonic() < until, error

@@ -18,7 +18,7 @@ DAGS = ROOT / "dags"
 HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
 SYNC = {
     *("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater"),
-    *("commitlog_archive", "archive_reprocess"),
+    *("commitlog_archive", "archive_reprocess", "alarms"),
 }
 STARTED = 1795234200
 """When the run began, in seconds since the epoch."""
@@ -65,7 +65,7 @@ print("RESULT", json.dumps([sorted(bag.dags), sorted(set(sys.modules) - before)]
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     dags, modules = json.loads(line.removeprefix("RESULT "))
-    assert len(dags) == 8
+    assert len(dags) == 9
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 
@@ -88,7 +88,9 @@ def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
             assert task.owner == OWNER
 
 
-@pytest.mark.parametrize("dag_id", ["commitlog_sync", "out_of_sequence", "schema_updater", "commitlog_archive"])
+@pytest.mark.parametrize(
+    "dag_id", ["commitlog_sync", "out_of_sequence", "schema_updater", "commitlog_archive", "alarms"]
+)
 def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
     """The scheduler passes over a run whose logical date another run of the DAG has: for ever, if it is the next."""
     from airflow.timetables.base import TimeRestriction
@@ -108,7 +110,8 @@ def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
 def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
     loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
     loops += [*bag.dags["schema_updater"].tasks, *bag.dags["commitlog_archive"].tasks]
-    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update", "archive"}
+    loops += bag.dags["alarms"].tasks
+    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update", "archive", "watch"}
     for task in loops:
         assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
         # Four bootstraps that begin together would else take all slots.
@@ -329,6 +332,68 @@ def test_a_backfill_is_for_its_interval(bag: Any, tmp_path: Path, monkeypatch: p
         assert task.skip_if == "no archived commit log waits"
     LocalStore(tmp_path / "lake").put("cdc/a/CommitLog-7-1.log.json", b"{}")
     assert reprocess("scheduled").skip_if == ""
+
+
+NOTIFIER = """
+from airflow.sdk import BaseNotifier
+
+class Writes(BaseNotifier):
+    template_fields = ("text",)
+
+    def __init__(self, path, text):
+        super().__init__()
+        self.path, self.text = path, text
+
+    def notify(self, context):
+        with open(self.path, "a") as file:
+            file.write(f"{context['run_id']}: {self.text}\\n")
+"""
+
+
+@pytest.fixture
+def watching(bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the task of the DAG ``alarms`` once, with notifiers."""
+    module = sys.modules[type(bag.dags["alarms"].get_task("watch")).__module__]
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setenv("RINGSYNC_CONFIG", str(tmp_path / "ringsync.yaml"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "ours_for_alarms.py").write_text(NOTIFIER)
+
+    def run(notifiers: list[dict[str, Any]]) -> None:
+        document = {
+            **{"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}},
+            **{"airflow": {"url": "http://127.0.0.1:9"}, "sync": {"run_s": 0.1}},
+            "alarms": {"after_s": 0, "notifiers": notifiers},
+        }
+        (tmp_path / "ringsync.yaml").write_text(json.dumps(document))
+        task = rendered(bag, "alarms", "watch", {})
+        task.execute({"run_id": RUN})
+
+    return run
+
+
+def test_any_notifier_of_airflow_is_told(watching: Any, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    watching(
+        [
+            {
+                "name": "ours_for_alarms.Writes",
+                "arguments": {"path": str(told), "text": "{{ alarm.kind }} {{ alarm.where }}"},
+            }
+        ]
+    )
+    assert f"{RUN}: airflow-away Airflow\n" in told.read_text()
+    assert f"{RUN}: loop-silent bucket_close/close\n" in told.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("nowhere.Writes", {}), ("ours_for_alarms.Reads", {}), ("ours_for_alarms.Writes", {"a": 1})]
+)
+def test_a_notifier_that_cannot_be_made_is_named(watching: Any, name: str, arguments: dict[str, Any]) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    with pytest.raises(AirflowFailException, match=rf"^configuration: alarms\.notifiers: {name}: "):
+        watching([{"name": name, "arguments": arguments}])
 
 
 @pytest.mark.parametrize(("code", "is_final"), [(0, None), (1, True), (3, True), (4, False), (-9, False)])

@@ -29,11 +29,12 @@ def healthy() -> dict[str, Any]:
         "bucket_close/close": {"at_ms": 49_000, "tables": {"shop.orders": TABLE}},
         "out_of_sequence/queue": {"at_ms": 40_000, "waiting": 3, "oldest_ms": 20_000},
         "schema_update/schema": {"at_ms": 45_000, "changes": 4, "problems": []},
+        "alarms/alarms": {"at_ms": 45_000, "raised": 0, "problems": []},
     }
 
 
 def found(statuses: dict[str, Any], dags: dict[str, DagHealth], stopped: bool = False) -> list[str]:
-    return problems(statuses, dags, ("default",), stopped, NOW_S)
+    return [problem.text for problem in problems(statuses, dags, ("default",), stopped, NOW_S, lag_s=60)]
 
 
 def test_nothing_is_wrong() -> None:

@@ -15,6 +15,7 @@ import yaml
 
 from ringsync.cli import main
 from ringsync.config import load_config
+from ringsync.ledger.alarms import get_active
 from ringsync.status import read_statuses
 from ringsync.wiring import store_of
 from servers.airflow import Airflow
@@ -27,8 +28,9 @@ pytestmark = [pytest.mark.server, pytest.mark.airflow]
 LOOPS = {
     *("commitlog_stage/default", "bucket_close/close", "out_of_sequence/queue", "schema_update/schema"),
     "commitlog_archive/default",
+    "alarms/alarms",
 }
-SYNC = "commitlog_sync, out_of_sequence, replica_merge, schema_updater, archive_reprocess, commitlog_archive"
+SYNC = "commitlog_sync, out_of_sequence, replica_merge, schema_updater, archive_reprocess, alarms, commitlog_archive"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def test_start_status_and_stop(
 
     code, found = status()
     assert code == 1
-    assert "DAG commitlog_sync is paused: cdcservice start" in found["problems"]
+    paused = "DAG commitlog_sync is paused: cdcservice start"
+    assert {"kind": "dag-paused", "where": "commitlog_sync", "text": paused} in found["problems"]
     assert main(["start", "--conf", str(conf)]) == 0
     said = capsys.readouterr().out
     assert f"{keyspace}.orders" in said
@@ -80,6 +83,7 @@ def test_start_status_and_stop(
         "out_of_sequence": "running",
         "schema_updater": "running",
         "commitlog_archive": "running",
+        "alarms": "running",
     }
     assert main(["status", "--conf", str(conf)]) == 0
     assert "all is well" in capsys.readouterr().out
@@ -91,6 +95,7 @@ def test_start_status_and_stop(
     assert 'ringsync_status_timestamp_seconds{loop="bucket_close",queue="close"}' in capsys.readouterr().out
 
     store = store_of(load_config(conf))
+    assert "airflow-away" not in {alarm.kind for alarm in get_active(store)[0]}, "the task can ask Airflow, too"
     before = read_statuses(store)["commitlog_stage/default"]
     os.kill(before["pid"], signal.SIGKILL)
     killed = time.monotonic()
@@ -102,7 +107,9 @@ def test_start_status_and_stop(
     left = "commitlog_archive goes on and archives commit logs until cdcservice start"
     assert f"stopped; {left}" in capsys.readouterr().out
     code, found = status()
-    assert (code, found["problems"]) == (1, ["stopped: commit logs are archived until cdcservice start"])
+    assert code == 1
+    stopped = "stopped: commit logs are archived until cdcservice start"
+    assert found["problems"] == [{"kind": "sync-stopped", "where": "sync", "text": stopped}]
     assert found["dags"]["commitlog_archive"]["run"]["state"] == "running"
     print(f"a killed loop worked again after {seconds:.1f} s")
     tags = {"application": "commitlog_stage"}

@@ -112,7 +112,7 @@ def test_a_table_that_fails_holds_up_no_other(
     assert [told[f"shop.{name}"]["error"] for name in "acd"] == [None] * 3
     assert 5 < closer._tables["b" * 32].failures < 12, "it backs off"
     status = {"bucket_close/close": {"at_ms": 0, "error": None, "tables": told, **closer.problems()}}
-    assert any(str(error) in one and "shop.b" in one for one in problems(status, {}, (), False, 0.0))
+    assert any(str(error) in one.text and "shop.b" in one.text for one in problems(status, {}, (), False, 0.0))
 
     service(closer, "b").fails = None
     clock[0] += 60

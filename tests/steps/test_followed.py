@@ -364,7 +364,7 @@ def test_a_table_whose_version_cannot_be_read_holds_up_no_other(
         assert closer._tables[SECOND].follow_ups is not None, "it is served"
     (reason,) = status["others_failed"].values()
     assert f"{VERSION} cannot be read (KeyError: 'columns_by_id'): restore it" in reason
-    told = [*problems({"bucket_close/close": status | {"at_ms": 10**6}}, {}, (), False, 0.0)]
+    told = [one.text for one in problems({"bucket_close/close": status | {"at_ms": 10**6}}, {}, (), False, 0.0)]
     assert [one for one in told if FIRST in one and reason in one]
     assert [one.reason for one in buckets_left(seen(world, closer, status), 0, 0) if reason in one.reason]
     failed = closer.report()

@@ -126,7 +126,8 @@ def test_its_rows_wait_and_status_says_what_to_do(cluster: Cluster) -> None:
     assert status["rows_of_dropped_tables"] == {}
     assert len(closer._tables[FIRST].buckets) == 1
     assert cluster.store.stat(staged) is not None
-    (told,) = [one for one in problems({"bucket_close/close": status}, {}, (), False, 0.0) if "shop.t" in one]
+    found = [one.text for one in problems({"bucket_close/close": status}, {}, (), False, 0.0)]
+    (told,) = [one for one in found if "shop.t" in one]
     assert FIRST in told
     assert "create it again without an id" in told
 

@@ -220,7 +220,7 @@ class Sync:
         """What ``cdcservice status`` says is wrong with a node."""
         status = {"at_ms": int(self.now_s * 1000), "nodes": self.stager.status()}
         found = problems({"commitlog_stage/default": status}, {}, ("default",), False, self.now_s)
-        return [one for one in found if f"node {host.endpoint}:" in one]
+        return [one.text for one in found if f"node {host.endpoint}:" in one.text]
 
 
 def written() -> TableSchema:

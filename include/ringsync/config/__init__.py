@@ -37,6 +37,7 @@ class Config(Section):
     limits: sections.ClusterLimits = sections.ClusterLimits()
     state: sections.State = sections.State()
     archive: sections.Archive = sections.Archive()
+    alarms: sections.Alarms = sections.Alarms()
     verify: sections.Verify = sections.Verify()
     commitlog_processor_window_count: Annotated[int, Field(ge=1, le=100)] = 5
     commitlog_processor_window_interval_ms: Annotated[int, Field(ge=1000)] = 60_000

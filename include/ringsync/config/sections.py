@@ -267,6 +267,27 @@ class Archive(Section):
     retention_days: Annotated[float, Field(gt=0)] = 30.0
 
 
+class Notifier(Section):
+    """One of Airflow's notifiers.
+
+    :ivar name: full name of its class
+    :ivar arguments: its arguments; texts may be templates that use ``alarm``. Secrets belong into Airflow's connections
+    """
+
+    name: Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", "the full name of a class: package.module.Class")]
+    arguments: dict[str, Any] = {}
+
+
+class Alarms(Section):
+    """What is told when something is wrong for long, and to whom."""
+
+    after_s: Annotated[float, Field(ge=0)] = 60.0
+    interval_s: Annotated[float, Field(ge=1)] = 10.0
+    lag_s: Annotated[float, Field(gt=0)] = 900.0
+    retention_days: Annotated[float, Field(gt=0)] = 90.0
+    notifiers: Annotated[tuple[Notifier, ...], Field(strict=False)] = ()
+
+
 class Verify(Section):
     """Comparison of source and replica."""
 

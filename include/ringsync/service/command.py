@@ -16,10 +16,11 @@ from rich.console import Console
 from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
+from ringsync.ledger.alarms import get_active
 from ringsync.metrics import exposition
-from ringsync.orchestration import archive_dag
 from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
-from ringsync.service.health import DAGS, DagHealth, expected_loops, problems
+from ringsync.service.health import DAGS, expected_loops
+from ringsync.service.look import archive_dags, archives, client_of, dags_of, look
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.service.workers import WorkerReports, wait_for_workers, worker_reports
@@ -121,18 +122,18 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     # The loops would create it, too, but if two create a table at the same moment, it may exist twice.
     create_state(connect(cluster_settings(config)), config)
     store, client = store_of(config), client_of(config)
-    expected = expected_loops(config.sync.queues, archives=_archives(config))
+    expected = expected_loops(config.sync.queues, archives=archives(config))
     before = read_statuses(store)
     for loop in before:
         if loop not in expected and not loop.startswith(BOOTSTRAPS):
             forget(store, loop)
     store.delete(STOP_KEY)
-    for dag in _dags(config):
+    for dag in dags_of(config):
         client.set_paused(dag, False)
-    if not _archives(config):
-        for dag in _archive_dags(config):
+    if not archives(config):
+        for dag in archive_dags(config):
             client.set_paused(dag, True)
-    say(console, f"started: {', '.join(_dags(config))}; cdcservice status shows how they stand")
+    say(console, f"started: {', '.join(dags_of(config))}; cdcservice status shows how they stand")
     queues = config.sync.queues
     seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
     reports = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
@@ -180,7 +181,7 @@ def check_airflow(config: Config) -> list[str]:
     :raises ConfigError: the password cannot be read
     """
     client = client_of(config)
-    paused = [dag for dag in _dags(config) if client.is_paused(dag)]
+    paused = [dag for dag in dags_of(config) if client.is_paused(dag)]
     return [f"{client.url} has the DAGs" + (f", paused: {', '.join(paused)}" if paused else ", all running")]
 
 
@@ -199,26 +200,12 @@ def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
         )
         return ExitCode.COMPLETED_WITH_ERRORS
     left = (
-        f"{', '.join(_archive_dags(config))} goes on and archives commit logs"
-        if _archives(config)
+        f"{', '.join(archive_dags(config))} goes on and archives commit logs"
+        if archives(config)
         else "cdc_raw of the nodes fills"
     )
     say(console, f"stopped; {left} until cdcservice start")
     return ExitCode.OK
-
-
-def _archives(config: Config) -> bool:
-    return config.archive.policy != "off"
-
-
-def _dags(config: Config) -> tuple[str, ...]:
-    """Return the DAGs that ``start`` switches on."""
-    return (*DAGS, *_archive_dags(config)) if _archives(config) else DAGS
-
-
-def _archive_dags(config: Config) -> tuple[str, ...]:
-    """Return the DAGs that archive commit logs. ``stop`` leaves them: then the nodes' logs need them most."""
-    return tuple(map(archive_dag, config.sync.queues))
 
 
 def wait_until_idle(
@@ -246,36 +233,29 @@ def wait_until_idle(
 def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     store = store_of(config)
-    statuses, stopped, now_s = read_statuses(store), store.stat(STOP_KEY) is not None, time.time()
     if arguments.prometheus:
-        sys.stdout.write(exposition(statuses))
+        raised = [alarm.labels for alarm in get_active(store)[0] if alarm.raised_ms is not None]
+        sys.stdout.write(exposition(read_statuses(store), raised))
         return ExitCode.OK
-    dags: dict[str, DagHealth] = {}
-    unknown: list[str] = []
-    try:
-        client = client_of(config)
-        dags.update({dag: DagHealth(client.is_paused(dag), client.newest_run(dag)) for dag in _dags(config)})
-    except AirflowError as error:
-        unknown.append(str(error))
-    archives = _archives(config)
-    wrong = [*unknown, *problems(statuses, dags, config.sync.queues, stopped, now_s, archives=archives)]
+    now_s = time.time()
+    seen = look(config, store, now_s)
     if arguments.json:
         document = {
-            "healthy": not wrong,
-            "problems": wrong,
-            "stopped": stopped,
-            "loops": statuses,
-            "dags": {dag: asdict(health) for dag, health in dags.items()},
+            "healthy": not seen.problems,
+            "problems": [asdict(problem) for problem in seen.problems],
+            "stopped": seen.stopped,
+            "loops": seen.statuses,
+            "dags": {dag: asdict(health) for dag, health in seen.dags.items()},
         }
         print(json.dumps(document, indent=2))
     else:
-        for line in status_lines(statuses, dags, now_s):
+        for line in status_lines(seen.statuses, seen.dags, now_s):
             say(console, line)
-        for problem in wrong:
-            say(console, f"! {problem}")
-        if not wrong:
+        for problem in seen.problems:
+            say(console, f"! {problem.text} ({problem.page})")
+        if not seen.problems:
             say(console, "all is well")
-    return ExitCode.COMPLETED_WITH_ERRORS if wrong else ExitCode.OK
+    return ExitCode.COMPLETED_WITH_ERRORS if seen.problems else ExitCode.OK
 
 
 def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -302,15 +282,6 @@ def _wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
     places = "streams, replicas and Kafka" if config.kafka else "streams and replicas"
     say(console, f"what was written before {moment} is in {places}, {time.time() - began_s:.0f} s later")
     return ExitCode.OK
-
-
-def client_of(config: Config) -> AirflowClient:
-    """Make the client of the configured Airflow.
-
-    :raises ConfigError: the password cannot be read
-    """
-    airflow = config.airflow
-    return AirflowClient(airflow.url, airflow.username, airflow.password.resolve("airflow.password"))
 
 
 def say(console: Console, text: str) -> None:

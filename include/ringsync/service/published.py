@@ -241,8 +241,8 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
     elif int(close.get("began_ms", 0)) < max(staged_ms, late_ms):
         yield Left(CLOSE, "bucket_close has not looked since")
     else:
-        for reason in unpublished("bucket_close", close):
-            yield Left(CLOSE, reason)
+        for problem in unpublished("bucket_close", close):
+            yield Left(CLOSE, problem.text)
         yield from _unseen(seen)
         for table, status in seen.tables.items():
             oldest = status.get("oldest_open_bucket_ms")

@@ -18,9 +18,8 @@ from cassandra.cluster import Session
 
 from ringsync.cluster.session import ClusterSettings, UnreachableError, connect
 from ringsync.config import ConfigError
-from ringsync.metrics import write_prometheus
 from ringsync.state.session import StateUnavailableError
-from ringsync.status import STOP_KEY, read_status, read_statuses
+from ringsync.status import STOP_KEY, read_status
 from ringsync.steps.application import ExitCode, StepError
 from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
@@ -35,9 +34,6 @@ SAY_EVERY_S = 5.0
 
 PASSING = (UnavailableError, UnreachableError, StateUnavailableError)
 """Errors that pass by themselves unless the configuration is wrong."""
-
-METRICS_EVERY = 5
-"""The metrics file is written once in so many cycles."""
 
 
 def add_until(parser: argparse.ArgumentParser) -> None:
@@ -233,16 +229,3 @@ class SignOfLife:
                 if time.time() >= self._written_s + SAY_EVERY_S:
                     busy = {"with": self._at(), "since_ms": int(self._written_s * 1000)}
                     put_status(self._store, self._application, self._name, {**self._status, "busy": busy})
-
-
-def put_metrics(store: ObjectStore, path: str | None, number: int) -> None:
-    """Write the status of all loops for Prometheus, every few cycles.
-
-    :param path: ``metrics.prometheus_file``; None: nowhere
-    """
-    if path is None or number % METRICS_EVERY:
-        return
-    try:
-        write_prometheus(path, read_statuses(store))
-    except (OSError, StorageError) as error:
-        print(f"ringsync: warning: metrics.prometheus_file: {error}", flush=True)

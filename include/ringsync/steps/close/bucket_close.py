@@ -81,11 +81,10 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         ending.daemon = True
         ending.start()
         with loop.SignOfLife(store, "bucket_close", "close", closer.at, {"tables": {}, "error": None}) as life:
-            for number in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+            for _ in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
                 began_ms = _now_ms()
                 error = patience.tried(closer.cycle)
                 life.say({"began_ms": began_ms, "tables": closer.status(), "error": error, **closer.problems()})
-                loop.put_metrics(store, config.metrics.prometheus_file, number)
     report = closer.report()
     return report, exit_code(report)
 

@@ -402,7 +402,8 @@ class NodeLog:
             "errors_surplus": self.surplus_errors,
             "is_read": self.error is None and self.failure is None,
             "refused": self.refused,
-            "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else self.gap),
+            "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else None),
+            "gap": self.gap,
         }
 
 

@@ -1,0 +1,39 @@
+"""Raise an alarm when something is wrong, and clear it when it is over.
+
+**What it does.** Every `alarms.interval_s` seconds its task looks at the status of all loops and at the DAGs, as
+`cdcservice status` does. A problem that lasts for `alarms.after_s` seconds is an alarm; a critical one is an alarm at
+once. The configured notifiers are told when an alarm is raised, and again when it is cleared. It goes on after
+`cdcservice stop`.
+
+**Inputs.** `status/` in the object store, Airflow's API, and `ringsync.yaml` (`RINGSYNC_CONFIG`), section `alarms`.
+
+**Outputs.** Notifications; `alarms/` in the object store; the file of `metrics.prometheus_file`.
+
+**To re-run.** Nothing to do: Airflow starts a killed task again after five seconds, and the next run begins by itself.
+What was not told yet is told then.
+
+**When it fails.** The configuration is wrong, or names a notifier that cannot be made: the task's log says which. A
+notifier that fails is tried again at each look, and `cdcservice status` names it.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG
+from ringsync_alarms import AlarmOperator
+
+from ringsync.orchestration import ALARMS_DAG, LOOPS_SINCE, OWNER
+
+with DAG(
+    ALARMS_DAG,
+    dag_display_name="Watch over ringsync",
+    description="Raise alarms when something is wrong, and clear them when it is over",
+    doc_md=__doc__,
+    schedule="@continuous",
+    start_date=LOOPS_SINCE,
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=True,
+    tags=["ringsync", "sync"],
+    default_args={"owner": OWNER},
+):
+    AlarmOperator(task_id="watch")

@@ -1,0 +1,81 @@
+"""``cdcservice alarms``: what is raised now, and what was raised and cleared before."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from ringsync.config import load_config
+from ringsync.ledger.alarms import Alarm, get_active, history
+from ringsync.progress import duration
+from ringsync.service.command import say
+from ringsync.steps.application import ExitCode
+from ringsync.wiring import store_of
+
+EXIT_CODES = """\
+exit codes: 0 no alarm is raised now; 1 some are; 3 configuration, connection or rights"""
+
+
+def add_alarms(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the command to cdcservice's parser.
+
+    :param add_conf: function that adds the option ``--conf``
+    """
+    parser = commands.add_parser(
+        "alarms",
+        help="what went wrong, and when",
+        description="List the alarms that are raised now or were raised in the last days, the oldest first. "
+        "docs/runbook.md says what to do about each kind.",
+        epilog=EXIT_CODES,
+    )
+    add_conf(parser)
+    about = "list those of the last so many days (default: %(default)g)"
+    parser.add_argument("--days", type=_days, default=1.0, metavar="N", help=about)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.set_defaults(command=_alarms)
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = 0.0
+    if not 0 < days <= 3660:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days above 0")
+    return days
+
+
+def _alarms(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    now_ms = int(time.time() * 1000)
+    store, since_ms = store_of(load_config(arguments.conf)), now_ms - int(arguments.days * 86_400_000)
+    lasting = (alarm for alarm in get_active(store)[0] if alarm.raised_ms is not None and alarm.raised_ms < since_ms)
+    alarms = [*lasting, *history(store, since_ms)]
+    for line in map(_as_json, alarms) if arguments.json else alarm_lines(alarms, now_ms):
+        say(console, line)
+    return ExitCode.COMPLETED_WITH_ERRORS if any(alarm.cleared_ms is None for alarm in alarms) else ExitCode.OK
+
+
+def _as_json(alarm: Alarm) -> str:
+    return json.dumps(asdict(alarm) | {"page": alarm.page})
+
+
+def alarm_lines(alarms: Sequence[Alarm], now_ms: int) -> Iterator[str]:
+    """Format alarms for people.
+
+    :param now_ms: present time, ms since the epoch
+    """
+    if not alarms:
+        yield "no alarm was raised"
+    for alarm in alarms:
+        assert alarm.raised_ms is not None
+        lasted = duration(((alarm.cleared_ms or now_ms) - alarm.raised_ms) / 1000)
+        state = f"cleared after {lasted}" if alarm.cleared_ms else f"raised for {lasted}"
+        moment = datetime.fromtimestamp(alarm.raised_ms / 1000, UTC).isoformat(timespec="seconds")
+        yield f"{moment} {alarm.kind} at {alarm.where}, {state}: {alarm.text} ({alarm.page})"

@@ -1,0 +1,234 @@
+"""Alarms are raised when a problem lasts, cleared when it is over, and told to everybody, whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ringsync.cli import main
+from ringsync.config import Config, load_config
+from ringsync.ledger.alarms import Alarm, forget_before, get_active, history
+from ringsync.service.alarms import MOST_UNTOLD, Watch, watch
+from ringsync.service.health import Kind, Problem
+from ringsync.status import read_statuses
+from ringsync.steps.loop import put_status
+from ringsync.storage import open_store
+from ringsync.storage.port import ObjectStore
+
+RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
+FAILING = Problem(Kind.TABLE_FAILING, "shop.orders", "shop.orders: no quorum")
+LOST = Problem(Kind.SEGMENTS_LOST, "node a", "changes are missing")
+NOON = 1_796_040_000_000
+MINUTE = 60_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "lake"))
+
+
+class Told(list[str]):
+    """A notifier that keeps what it was told, and fails if it shall."""
+
+    failure: Exception | None = None
+
+    def __call__(self, alarm: Alarm) -> None:
+        if self.failure:
+            raise self.failure
+        self.append(f"{alarm.kind} {'cleared' if alarm.cleared_ms else 'raised'}")
+
+
+def test_a_problem_that_lasts_is_raised_and_cleared(store: ObjectStore) -> None:
+    told = Told()
+    watching = Watch(store, [told], MINUTE)
+    for second in (0, 30):
+        watching.look([FAILING], NOON + second * 1000)
+        assert (told, watching.raised) == ([], [])
+    watching.look([replace(FAILING, text="shop.orders: 2 of 3")], NOON + MINUTE)
+    assert told == ["table-failing raised"]
+    watching.look([], NOON + MINUTE + 30_000)
+    assert [alarm.text for alarm in watching.raised] == ["shop.orders: 2 of 3"]
+    watching.look([], NOON + 2 * MINUTE)
+    assert told == ["table-failing raised", "table-failing cleared"]
+    assert watching.raised == []
+    (alarm,) = history(store, NOON)
+    assert (alarm.since_ms, alarm.raised_ms, alarm.cleared_ms) == (NOON, NOON + MINUTE, NOON + 2 * MINUTE)
+
+
+def test_a_problem_that_passes_is_told_to_nobody(store: ObjectStore) -> None:
+    told = Told()
+    watching = Watch(store, [told], MINUTE)
+    for minute in range(0, 10, 2):
+        watching.look([FAILING], NOON + minute * MINUTE)
+        watching.look([], NOON + (minute + 1) * MINUTE)
+    assert (told, list(history(store, 0))) == ([], [])
+
+
+def test_what_is_critical_is_raised_at_once(store: ObjectStore) -> None:
+    told = Told()
+    Watch(store, [told], MINUTE).look([FAILING, LOST], NOON)
+    assert told == ["segments-lost raised"]
+
+
+def test_a_task_goes_on_with_what_the_one_before_has_known(store: ObjectStore) -> None:
+    told = Told()
+    Watch(store, [told], MINUTE).look([LOST], NOON)
+    Watch(store, [told], MINUTE).look([LOST], NOON + 5 * MINUTE)
+    Watch(store, [told], MINUTE).look([], NOON + 7 * MINUTE)
+    assert told == ["segments-lost raised", "segments-lost cleared"]
+    (alarm,) = history(store, 0)
+    assert (alarm.raised_ms, alarm.cleared_ms) == (NOON, NOON + 7 * MINUTE)
+
+
+def test_a_notifier_that_fails_is_told_later_and_in_order(store: ObjectStore) -> None:
+    mail, chat = Told(), Told()
+    mail.failure = OSError("connection refused")
+    watching = Watch(store, [mail, chat], MINUTE)
+    watching.look([LOST], NOON)
+    watching.look([], NOON + MINUTE)
+    assert (mail, chat) == ([], ["segments-lost raised", "segments-lost cleared"])
+    assert watching.failures == ["notifier 0 (alarms.notifiers) fails: connection refused"]
+    mail.failure = None
+    after_a_restart = Watch(store, [mail, chat], MINUTE)
+    after_a_restart.look([], NOON + 2 * MINUTE)
+    assert mail == chat == ["segments-lost raised", "segments-lost cleared"]
+    assert after_a_restart.failures == []
+    assert get_active(store) == ([], [])
+
+
+def test_what_waits_for_a_notifier_is_bounded(store: ObjectStore, capsys: pytest.CaptureFixture[str]) -> None:
+    mail = Told()
+    mail.failure = OSError("away")
+    watching = Watch(store, [mail], 0)
+    watching.look([replace(LOST, where=f"node {number}") for number in range(MOST_UNTOLD + 1)], NOON)
+    assert "notifier 0 is never told of CRITICAL raised: segments-lost at node 0" in capsys.readouterr().out
+    mail.failure = None
+    watching.look([replace(LOST, where="node 1")], NOON)
+    assert len(mail) == MOST_UNTOLD
+    assert len(list(history(store, NOON))) == MOST_UNTOLD + 1
+
+
+def test_while_something_cannot_be_asked_its_alarms_stay(store: ObjectStore) -> None:
+    told = Told()
+    watching = Watch(store, [told], MINUTE)
+    watching.look([LOST], NOON)
+    away = Problem(Kind.STORE_AWAY, "object store", "refused")
+    for minute in range(1, 10):
+        watching.look([away], NOON + minute * MINUTE, frozenset(Kind) - {Kind.STORE_AWAY})
+    assert told == ["segments-lost raised", "store-away raised"]
+    watching.look([], NOON + 10 * MINUTE)
+    watching.look([], NOON + 10 * MINUTE + 1)
+    assert sorted(told[2:]) == ["segments-lost cleared", "store-away cleared"]
+
+
+def test_without_the_store_alarms_are_told_from_memory(store: ObjectStore, tmp_path: Path) -> None:
+    lake, told = tmp_path / "lake", Told()
+    lake.write_text("a file where the store was")
+    watching = Watch(store, [told], MINUTE)
+    watching.look([LOST], NOON)
+    assert told == ["segments-lost raised"]
+    lake.unlink()
+    watching.look([LOST], NOON + 1)
+    assert [alarm.kind for alarm in history(store, 0)] == ["segments-lost"]
+
+
+def test_old_alarms_are_forgotten_by_day(store: ObjectStore) -> None:
+    day = 24 * 60 * MINUTE
+    watching = Watch(store, [], MINUTE)
+    for number in range(3):
+        watching.look([LOST], NOON + number * day)
+        watching.look([], NOON + number * day + MINUTE)
+    assert forget_before(store, NOON + day) == 1
+    assert [alarm.raised_ms for alarm in history(store, 0)] == [NOON + day, NOON + 2 * day]
+    assert [alarm.raised_ms for alarm in history(store, NOON + day + 1)] == [NOON + 2 * day]
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RINGSYNC_AIRFLOW_PASSWORD", "secret")
+    document = {
+        "server_name": "s",
+        "cassandra": {"contact_points": ["10.0.0.1"]},
+        "store": {"url": "lake"},
+        "metrics": {"prometheus_file": "ringsync.prom"},
+        # A port on which nobody answers.
+        "airflow": {"url": "http://127.0.0.1:9"},
+        "alarms": {"after_s": 25},
+    }
+    (tmp_path / "ringsync.yaml").write_text(yaml.safe_dump(document))
+    return tmp_path / "ringsync.yaml"
+
+
+def watched(config: Config, store: ObjectStore, now_s: float, seconds: float) -> int:
+    """Watch for so long, with a clock that only sleeping moves."""
+    clock = [now_s]
+
+    def sleep(slept: float) -> None:
+        clock[0] += slept
+
+    short = config.model_copy(update={"sync": config.sync.model_copy(update={"run_s": seconds})})
+    return watch(short, store, [], clock=lambda: clock[0], sleep=sleep)
+
+
+def test_a_watch_writes_status_and_metrics_and_the_command_lists_alarms(
+    conf: Path, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(conf)
+    put_status(store, "bucket_close", "close", {"tables": {"shop.orders": {"last_pass": 3, "error": "no quorum"}}})
+    assert watched(config, store, time.time(), 20) == 0
+    assert watched(config, store, time.time() + 40, 20) > 3
+    text = (tmp_path / "ringsync.prom").read_text()
+    assert 'ringsync_table_pass{table="shop.orders"} 3' in text
+    assert 'ringsync_alarm{kind="table-failing",where="shop.orders",severity="warning"} 1.0' in text
+    assert 'ringsync_alarm{kind="airflow-away",where="Airflow",severity="warning"} 1.0' in text
+    assert read_statuses(store)["alarms/alarms"]["raised"] > 3
+    capsys.readouterr()
+    assert main(["status", "--prometheus", "--conf", str(conf)]) == 0
+    assert 'ringsync_alarm{kind="table-failing"' in capsys.readouterr().out
+    assert main(["alarms", "--conf", str(conf)]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"table-failing at shop\.orders, raised for .*: shop\.orders: no quorum \(docs/runbook\.md#", said)
+    assert main(["alarms", "--json", "--conf", str(conf)]) == 1
+    kinds = {json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()}
+    assert {"table-failing", "airflow-away", "loop-silent"} <= kinds
+
+
+def test_metrics_that_cannot_be_written_end_no_watch(
+    conf: Path, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = yaml.safe_load(conf.read_text()) | {"metrics": {"prometheus_file": "nowhere/x.prom"}}
+    conf.write_text(yaml.safe_dump(document))
+    watched(load_config(conf), store, 1.0, 0)
+    assert "ringsync: warning: metrics.prometheus_file: " in capsys.readouterr().out
+
+
+def test_nothing_raised_is_said(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["alarms", "--conf", str(conf)]) == 0
+    assert capsys.readouterr().out == "no alarm was raised\n"
+    assert main(["alarms", "--days", "30", "--json", "--conf", str(conf)]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["alarms", "--days", "nan", "--conf", str(conf)])
+    assert ended.value.code == 3
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", RUNBOOK.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_runbook_has_a_section_for_each_kind_and_no_other() -> None:
+    assert list(sections()) == [*dict.fromkeys(sections())]
+    assert set(sections()) == {str(kind) for kind in Kind}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_each_section_says_what_to_do_and_when_it_is_over(kind: Kind) -> None:
+    text = sections()[kind]
+    assert ("**Critical.**" in text) == Problem(kind, "", "").is_critical
+    assert re.search(r"\*\*What to do\.\*\* \S.*\n\n\*\*It clears\*\* \S", text, re.DOTALL)
