@@ -21,6 +21,9 @@ VERSION = "5.0"
 TABLES = tuple(f"{KEYSPACE}.{table.name}" for table in tables(VERSION))
 AFTER_IMAGES = ("source", "none", "replica")
 
+TROUBLES = (Unavailable, WriteTimeout, WriteFailure, OperationTimedOut, NoHostAvailable)
+"""What a statement meets while nodes are away: whoever gets no answer asks again."""
+
 
 def rotated(names: Sequence[str], turn: int) -> dict[str, dict[str, str]]:
     """Where each table's row after a change comes from; in three turns each table has each way."""
@@ -76,7 +79,7 @@ def write(session: Any, workload: Iterator[str], count: int, give_up_s: float = 
             except InvalidRequest:
                 refused += 1
                 break
-            except (Unavailable, WriteTimeout, WriteFailure, OperationTimedOut, NoHostAvailable):
+            except TROUBLES:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
