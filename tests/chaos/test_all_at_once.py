@@ -107,7 +107,7 @@ class World:
                 for file in node.cdc_raw.glob("CommitLog-*"):
                     file.unlink(missing_ok=True)
                 self.start()
-                until(lambda: self.raised("segments-lost"), 600)
+                until(self.has_lost, 600)
                 self.repair()
             case _:
                 self.sync.kill(fault)
@@ -135,6 +135,11 @@ class World:
     def raised(self, kind: str = "") -> list[Alarm]:
         """The alarms of a kind that are raised now."""
         return [one for one in get_active(self.direct)[0] if one.raised_ms and kind in ("", one.kind)]
+
+    def has_lost(self) -> bool:
+        """Whether the loss of a node's logs is told. An empty folder is believed when the node writes a new segment."""
+        self.bulk(3)
+        return bool(self.raised("segments-lost"))
 
     def repair(self) -> None:
         """Run the commands that the alarm of a gap names, until it is over: rows on their way are not compared."""
