@@ -113,6 +113,35 @@ def test_what_is_archived_or_read_by_another_is_no_gap(sync: Sync, tmp_path: Pat
     assert sync.store.list("gaps/") == []
 
 
+def test_an_index_that_is_left_alone_is_a_gap_too_and_is_removed(sync: Sync) -> None:
+    """Cassandra writes the index of its newest segment again after the folder was wiped."""
+    newest = sync.segment.with_name(sync.segment.name.replace(".log", "9.log"))
+    index_of(newest).write_text("100")
+    assert f"who has removed {newest.name}?" in str(later(sync))
+    assert [stat.key.split("/")[-1] for stat in sync.store.list("gaps/")] == [f"{newest.name}.json"]
+    assert index_of(newest).exists(), "it may come back"
+    log = sync.cycle(60)
+    assert not index_of(newest).exists()
+    assert f"{newest.name} was removed from its cdc_raw" in str(log.status()["gap"])
+    assert sync.cycle(1).status()["error"] is None
+    # As long as Cassandra writes to it, more is lost; that is no other gap.
+    index_of(newest).write_text("200")
+    later(sync)
+    sync.cycle(60)
+    assert len(sync.store.list("gaps/")) == 1
+    assert not index_of(newest).exists()
+
+
+def test_an_index_of_what_was_archived_is_removed_without_a_gap(sync: Sync) -> None:
+    archive_segment(sync.store, HOST.id, sync.segment, "1\nCOMPLETED", 0, 0)
+    sync.segment.unlink()
+    index_of(sync.segment).write_text("1\nCOMPLETED")
+    later(sync)
+    assert sync.cycle(60).status()["gap"] is None
+    assert not index_of(sync.segment).exists()
+    assert sync.store.list("gaps/") == []
+
+
 def test_segments_without_changes_may_go(sync: Sync) -> None:
     plain = sync.segment.with_name(sync.segment.name.replace(".log", "8.log"))
     plain.write_bytes(b"")

@@ -13,7 +13,7 @@ from ringsync.ledger.staging import commit_keys, get_commit
 from ringsync.replica.base import base_folder
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import replicas
-from ringsync.steps.stage.node_log import NodeLog
+from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
 from ringsync.storage.port import ObjectStore
 
 MISSED_MS = 10_000
@@ -28,6 +28,7 @@ class LostSegments:
         self._store = store
         self._kept: dict[str, dict[int, str]] = {}
         self._since_ms: dict[tuple[str, int], int] = {}
+        self._told: set[tuple[str, int]] = set()
 
     def look(
         self, log: NodeLog, now_ms: int, tables: Mapping[str, str], rings: Mapping[str, RankedRing | None]
@@ -41,12 +42,17 @@ class LostSegments:
             since_ms = self._since_ms.setdefault((log.node, identity), now_ms)
             if now_ms - since_ms < MISSED_MS:
                 continue
-            if not self._is_safe(log, identity, name):
+            if (log.node, identity) not in self._told and not self._is_safe(log, identity, name):
                 gap = Gap(log.node, log.endpoint, name, log.whole_at_ms, now_ms, dict(tables), _ranges(log.node, rings))
                 note_gap(self._store, gap)
                 self.tell(log)
                 print(f"ringsync: warning: node {log.endpoint}: {log.gap}", flush=True)
-            del log.missed[identity], self._since_ms[log.node, identity]
+            self._told.add((log.node, identity))
+            if now_ms - since_ms >= PATIENCE_MS:  # it does not come back
+                log.remove_index(name)
+            if not log.has_index(name):
+                self._told.discard((log.node, identity))
+                del log.missed[identity], self._since_ms[log.node, identity]
         waiting = {**log.missed, **log.unread}
         if log.node not in self._kept:
             self._kept[log.node] = get_unread(self._store, log.node)

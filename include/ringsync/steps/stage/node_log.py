@@ -248,14 +248,31 @@ class NodeLog:
                 yield identity, part, size
 
     def _notice(self, names: Collection[str]) -> None:
-        """Notice segments with changes that wait to be read, and those of them that have left the folder."""
+        """Notice segments with changes that wait to be read, and those of them that have left the folder: also those of
+        which only the index is there. Cassandra writes the index of its newest segment again after a wipe."""
         there = {identity: name for name in names if is_segment(name) and (identity := segment_id(name)) is not None}
-        with_index = {identity for name in names if name.endswith(INDEX_SUFFIX) and (identity := segment_id(name))}
-        self.missed |= {identity: name for identity, name in self.unread.items() if identity not in there}
+        indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+        with_index = {identity: segment_name(name) for name in indexes if (identity := segment_id(name)) is not None}
+        known = {**with_index, **self.unread}
+        self.missed |= {identity: name for identity, name in known.items() if identity not in there}
         self.missed = {
             one: name for one, name in self.missed.items() if one not in there and not self.has_finished(one)
         }
         self.unread = {one: there[one] for one in there if one in with_index and not self.has_finished(one)}
+
+    def has_index(self, segment: str) -> bool:
+        """Tell whether the index of a segment is in the folder."""
+        return self.folder is not None and (self.folder / index_name(segment)).exists()
+
+    def remove_index(self, segment: str) -> None:
+        """Remove the index of a segment that is not in the folder. A failure is named."""
+        if self.folder is None or self.error or (self.folder / segment).exists():
+            return
+        index = self.folder / index_name(segment)
+        try:
+            index.unlink(missing_ok=True)
+        except OSError as error:
+            self.refused = self.refused or f"{index} cannot be deleted ({error.strerror or error}): {_REMEDY}"
 
     def has_finished(self, identity: int) -> bool:
         """Tell whether a segment was staged whole: nothing more comes of it."""
