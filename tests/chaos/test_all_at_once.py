@@ -24,7 +24,7 @@ from cassandra import ConsistencyLevel
 from ringsync.airflow_client import AirflowError
 from ringsync.cli import main
 from ringsync.config import load_config
-from ringsync.ledger.alarms import Alarm, get_active, history
+from ringsync.ledger.alarms import Alarm, history, raised_now
 from ringsync.ledger.archive import READ, archived
 from ringsync.storage.gcs import GcsStore
 from servers.cluster import connected, three_nodes
@@ -68,7 +68,7 @@ class Writes(BaseNotifier):
         with open(self.path, "a") as file:
             file.write(self.text + "\\n")
 """
-VERIFY = re.compile(r"cdcservice verify --repair --table (\S+?)(?:;|$)")
+VERIFY = re.compile(r"cdcservice verify --repair --table ([\w.]+)")
 
 
 @dataclass
@@ -134,7 +134,7 @@ class World:
 
     def raised(self, kind: str = "") -> list[Alarm]:
         """The alarms of a kind that are raised now."""
-        return [one for one in get_active(self.direct)[0] if one.raised_ms and kind in ("", one.kind)]
+        return [one for one in raised_now(self.direct) if kind in ("", one.kind)]
 
     def has_lost(self) -> bool:
         """Whether the loss of a node's logs is told. An empty folder is believed when the node writes a new segment."""

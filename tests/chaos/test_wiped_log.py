@@ -56,6 +56,7 @@ def verify(running: Pipeline, table: str, *options: str) -> dict[str, Any]:
     """Verify a table; the report."""
     run = f"verify-{time.time_ns()}"
     command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"]
+    command += ["--conf", f"spark.jars={running.environment['RINGSYNC_SPARK_JARS']}"]
     command += [str(PROJECT / "spark_apps" / "replica_verify.py"), "--conf", str(running.conf), "--run", run]
     command += ["--table", table, *options]
     done = subprocess.run(command, env=running.environment, capture_output=True, text=True, timeout=900, check=False)

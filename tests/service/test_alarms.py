@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,13 @@ import yaml
 
 from ringsync.cli import main
 from ringsync.config import Config, load_config
-from ringsync.ledger.alarms import Alarm, forget_before, get_active, history
-from ringsync.service.alarms import MOST_UNTOLD, Watch, watch
+from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history
+from ringsync.ledger.gaps import Gap, note_gap
+from ringsync.service import telling
+from ringsync.service.alarms import Watch, watch
 from ringsync.service.health import Kind, Problem
+from ringsync.service.look import look
+from ringsync.service.telling import MOST_REFUSALS, MOST_UNTOLD
 from ringsync.status import read_statuses
 from ringsync.steps.loop import put_status
 from ringsync.storage import open_store
@@ -80,10 +86,12 @@ def test_a_task_goes_on_with_what_the_one_before_has_known(store: ObjectStore) -
     told = Told()
     Watch(store, [told], MINUTE).look([LOST], NOON)
     Watch(store, [told], MINUTE).look([LOST], NOON + 5 * MINUTE)
-    Watch(store, [told], MINUTE).look([], NOON + 7 * MINUTE)
+    last = Watch(store, [told], MINUTE)
+    for minute in (7, 8):
+        last.look([], NOON + minute * MINUTE)
     assert told == ["segments-lost raised", "segments-lost cleared"]
     (alarm,) = history(store, 0)
-    assert (alarm.raised_ms, alarm.cleared_ms) == (NOON, NOON + 7 * MINUTE)
+    assert (alarm.raised_ms, alarm.cleared_ms) == (NOON, NOON + 8 * MINUTE)
 
 
 def test_a_notifier_that_fails_is_told_later_and_in_order(store: ObjectStore) -> None:
@@ -93,38 +101,114 @@ def test_a_notifier_that_fails_is_told_later_and_in_order(store: ObjectStore) ->
     watching.look([LOST], NOON)
     watching.look([], NOON + MINUTE)
     assert (mail, chat) == ([], ["segments-lost raised", "segments-lost cleared"])
-    assert watching.failures == ["notifier 0 (alarms.notifiers) fails: connection refused"]
+    assert watching.problems == ["notifier 0 (alarms.notifiers) fails (OSError); 2 notifications wait"]
     mail.failure = None
     after_a_restart = Watch(store, [mail, chat], MINUTE)
     after_a_restart.look([], NOON + 2 * MINUTE)
     assert mail == chat == ["segments-lost raised", "segments-lost cleared"]
-    assert after_a_restart.failures == []
-    assert get_active(store) == ([], [])
+    assert after_a_restart.problems == []
+    assert get_active(store) == Active()
 
 
-def test_what_waits_for_a_notifier_is_bounded(store: ObjectStore, capsys: pytest.CaptureFixture[str]) -> None:
-    mail = Told()
-    mail.failure = OSError("away")
-    watching = Watch(store, [mail], 0)
-    watching.look([replace(LOST, where=f"node {number}") for number in range(MOST_UNTOLD + 1)], NOON)
-    assert "notifier 0 is never told of CRITICAL raised: segments-lost at node 0" in capsys.readouterr().out
+def test_what_waits_for_a_notifier_is_bounded_and_what_is_critical_stays(store: ObjectStore) -> None:
+    mail, chat = Told(), Told()
+    mail.failure = OSError("https://hooks.example.org/secret")
+    watching = Watch(store, [mail, chat], 0)
+    many = [replace(FAILING, where=f"shop.t{number}") for number in range(MOST_UNTOLD)]
+    watching.look([LOST, *many, replace(LOST, where="node b")], NOON)
+    waited(lambda: len(chat) == MOST_UNTOLD)
+    assert "segments-lost raised" in chat
     mail.failure = None
-    watching.look([replace(LOST, where="node 1")], NOON)
-    assert len(mail) == MOST_UNTOLD
-    assert len(list(history(store, NOON))) == MOST_UNTOLD + 1
+    watching.look([LOST, *many, replace(LOST, where="node b")], NOON + 1)
+    waited(lambda: len(mail) == MOST_UNTOLD)
+    assert mail.count("segments-lost raised") == 2
+    assert watching.problems[0] == "notifier 0 (alarms.notifiers) was not told of 2 alarms: cdcservice alarms"
+    assert len(list(history(store, NOON))) == MOST_UNTOLD + 2
+    assert b"secret" not in store.get("alarms/active.json")
+
+
+def waited(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_notification_that_is_refused_holds_up_no_other(store: ObjectStore) -> None:
+    told: list[str] = []
+
+    def picky(alarm: Alarm) -> None:
+        if alarm.where == "node too long":
+            raise ValueError("413")
+        told.append(alarm.where)
+
+    watching = Watch(store, [picky], 0)
+    for number in range(MOST_REFUSALS + 1):
+        found = [
+            replace(LOST, where="node too long"),
+            *(replace(LOST, where=f"node {one}") for one in range(number + 1)),
+        ]
+        watching.look(found, NOON + number)
+    assert told == [f"node {number}" for number in range(MOST_REFUSALS + 1)]
+    assert watching.problems == ["notifier 0 (alarms.notifiers) was not told of 1 alarms: cdcservice alarms"]
+
+
+def test_a_notifier_that_hangs_holds_up_nobody(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "JOIN_S", 0.05)
+    monkeypatch.setattr(telling, "HANGS_S", 0.2)
+    release, chat = threading.Event(), Told()
+    watching = Watch(store, [lambda alarm: bool(release.wait(30)) or None, chat], 0)
+    watching.look([LOST], NOON)
+    time.sleep(0.3)
+    watching.look([], NOON + 1)
+    assert chat == ["segments-lost raised", "segments-lost cleared"]
+    assert "has not answered for 0 s; 2 notifications wait" in watching.problems[0]
+    release.set()
+    waited(lambda: not watching.problems)
 
 
 def test_while_something_cannot_be_asked_its_alarms_stay(store: ObjectStore) -> None:
     told = Told()
     watching = Watch(store, [told], MINUTE)
-    watching.look([LOST], NOON)
-    away = Problem(Kind.STORE_AWAY, "object store", "refused")
-    for minute in range(1, 10):
-        watching.look([away], NOON + minute * MINUTE, frozenset(Kind) - {Kind.STORE_AWAY})
-    assert told == ["segments-lost raised", "store-away raised"]
-    watching.look([], NOON + 10 * MINUTE)
-    watching.look([], NOON + 10 * MINUTE + 1)
-    assert sorted(told[2:]) == ["segments-lost cleared", "store-away cleared"]
+    owned = replace(FAILING, owner="bucket_close/close")
+    watching.look([LOST, owned], NOON)
+    watching.look([LOST, owned], NOON + MINUTE)
+    blip = replace(FAILING, where="shop.blip", owner="bucket_close/close")
+    watching.look([blip], NOON + MINUTE + 1, lambda owner: owner == "")
+    for minute in range(2, 10):
+        watching.look([], NOON + minute * MINUTE, lambda owner: owner == "")
+    assert told == ["segments-lost raised", "table-failing raised", "segments-lost cleared"]
+    watching.look([], NOON + 12 * MINUTE)
+    assert told[3:] == ["table-failing cleared"], "what nobody has confirmed is not raised"
+
+
+def test_a_clock_that_goes_back_stops_nothing(store: ObjectStore) -> None:
+    told = Told()
+    watching = Watch(store, [told], MINUTE)
+    watching.look([FAILING], NOON)
+    for second in (0, 30, 61, 125):
+        watching.look([FAILING] if second < 61 else [], NOON - 60 * MINUTE + second * 1000)
+    watching.look([FAILING], NOON - 50 * MINUTE)
+    watching.look([FAILING], NOON - 49 * MINUTE)
+    assert told == ["table-failing raised"]
+
+
+def test_what_was_never_cleared_is_looked_up_again(store: ObjectStore) -> None:
+    """The task was killed, or what it has put was damaged."""
+    Watch(store, [], MINUTE).look([LOST, replace(LOST, where="node b")], NOON)
+    store.put("alarms/active.json", b"{")
+    told = Told()
+    watching = Watch(store, [told], MINUTE)
+    watching.look([LOST], NOON + MINUTE)
+    watching.look([LOST], NOON + 2 * MINUTE)
+    assert told == ["segments-lost cleared"]
+    assert [(one.where, one.cleared_ms is None) for one in history(store, 0)] == [("node a", True), ("node b", False)]
+
+
+def test_problems_at_one_place_are_one_alarm_with_all_their_texts(store: ObjectStore) -> None:
+    watching = Watch(store, [], MINUTE)
+    watching.look([replace(LOST, text=f"text {number}") for number in range(5)], NOON)
+    assert [alarm.text for alarm in watching.raised] == ["text 0; text 1; text 2 (and 2 more)"]
 
 
 def test_without_the_store_alarms_are_told_from_memory(store: ObjectStore, tmp_path: Path) -> None:
@@ -208,7 +292,12 @@ def test_metrics_that_cannot_be_written_end_no_watch(
     assert "ringsync: warning: metrics.prometheus_file: " in capsys.readouterr().out
 
 
-def test_nothing_raised_is_said(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_raised_is_said_if_somebody_watches(
+    conf: Path, store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["alarms", "--conf", str(conf)]) == 1
+    assert "nobody watches: the DAG alarms gives no sign of life" in capsys.readouterr().err
+    put_status(store, "alarms", "alarms", {})
     assert main(["alarms", "--conf", str(conf)]) == 0
     assert capsys.readouterr().out == "no alarm was raised\n"
     assert main(["alarms", "--days", "30", "--json", "--conf", str(conf)]) == 0
@@ -232,3 +321,28 @@ def test_each_section_says_what_to_do_and_when_it_is_over(kind: Kind) -> None:
     text = sections()[kind]
     assert ("**Critical.**" in text) == Problem(kind, "", "").is_critical
     assert re.search(r"\*\*What to do\.\*\* \S.*\n\n\*\*It clears\*\* \S", text, re.DOTALL)
+
+
+def test_a_gap_is_told_from_its_object_whoever_has_found_it(conf: Path, store: ObjectStore) -> None:
+    """Its node may have left, its stage may be dead, and others may have worse to tell of the same node."""
+    tables = {"a" * 32: "shop.orders", "b" * 32: "shop.plain"}
+    note_gap(store, Gap("4e5d", "10.0.0.1:9042", "CommitLog-7-1.log", 0, NOON, tables, ((0, 1),)))
+    store.put("gaps/4e5d/CommitLog-7-2.log.json", b"{")
+    of_tables = {"shop.orders": {"replica_pass": 3}, "shop.plain": {"replica_pass": None}}
+    put_status(store, "bucket_close", "close", {"tables": of_tables})
+    seen = look(load_config(conf), store, time.time())
+    first, second = (one for one in seen.problems if one.kind == Kind.SEGMENTS_LOST)
+    assert (first.where, second.where) == ("node 10.0.0.1:9042, CommitLog-7-1.log", "gaps/4e5d/CommitLog-7-2.log.json")
+    assert first.text.endswith("are missing. Correct the replicas: cdcservice verify --repair --table shop.orders")
+
+
+def test_a_damaged_status_hides_nothing_else(conf: Path, store: ObjectStore) -> None:
+    store.put("status/commitlog_stage/default.json", b"<html>")
+    store.put("status/out_of_sequence/queue.json", b"{}")
+    put_status(store, "schema_update", "schema", {"nodes": ["of another version"], "tables": 7})
+    put_status(store, "bucket_close", "close", {"tables": {"shop.orders": {"error": "no quorum"}}})
+    watched(load_config(conf), store, time.time(), 0)
+    texts = [one.text for one in look(load_config(conf), store, time.time()).problems]
+    assert "shop.orders: no quorum" in texts
+    assert sum("its status cannot be read" in text for text in texts) == 2
+    assert any("schema_update/schema: its status is not understood" in text for text in texts)

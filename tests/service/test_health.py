@@ -13,7 +13,7 @@ from ringsync.cluster.cluster import duration_ms
 from ringsync.config import Config
 from ringsync.service.checks import CheckError, Node, judge_nodes, tell_tables
 from ringsync.service.command import wait_until_idle
-from ringsync.service.health import HOMELESS_MS, DagHealth, problems
+from ringsync.service.health import HOMELESS_MS, DagHealth, Kind, judges, problems
 from ringsync.service.show import status_lines
 from ringsync.status import forget, read_statuses
 from ringsync.storage import open_store
@@ -251,3 +251,37 @@ def test_stopping_waits_for_what_runs_and_says_so(capsys: pytest.CaptureFixture[
     ]
     still: Any = Busy(["close"])
     assert wait_until_idle(still, 60, Console(), lambda: next(seconds), lambda _: None) == ["commitlog_sync.close"]
+
+
+def test_who_may_say_that_it_is_over() -> None:
+    """A loop that is silent or stopped has told nothing; a DAG that runs again has not succeeded yet."""
+    failed = RunState("replica_merge", "r", "failed", ())
+    dags = {"commitlog_sync": RUNNING, "replica_merge": DagHealth(False, failed)}
+    statuses = healthy()
+    statuses["bucket_close/close"]["at_ms"] = 9_000
+
+    def judge(stopped: bool = False) -> set[str]:
+        owners = {*statuses, "archive_reprocess/archive", "", "DAG commitlog_sync", "DAG replica_merge"}
+        owners |= {"pause of DAG commitlog_sync", "DAG gone", "pause of DAG gone"}
+        return {owner for owner in owners if judges(statuses, dags, ("default",), stopped, NOW_S)(owner)}
+
+    always = {"", "alarms/alarms", "archive_reprocess/archive", "DAG replica_merge", "pause of DAG commitlog_sync"}
+    assert judge() == always | {"commitlog_stage/default", "out_of_sequence/queue", "schema_update/schema"}
+    assert judge(stopped=True) == always
+
+
+def test_a_status_that_is_not_understood_is_named_and_hides_no_other() -> None:
+    statuses = healthy()
+    statuses["commitlog_stage/default"]["nodes"] = ["of another version"]
+    statuses["bucket_close/close"]["tables"] = {"shop.orders": {**TABLE, "error": "no quorum"}}
+    first, second = found(statuses, {})
+    assert first.startswith("commitlog_stage/default: its status is not understood (AttributeError: ")
+    assert second == "shop.orders: no quorum"
+
+
+def test_trouble_with_the_archive_is_urgent_when_room_is_scarce() -> None:
+    for free, kind in ((90, Kind.ARCHIVE_FAILING), (20, Kind.CDC_RAW_FULL), (None, Kind.CDC_RAW_FULL)):
+        node = {"endpoint": "a:9042", "error": "no store", "free_bytes": free, "total_bytes": 100}
+        statuses = healthy() | {"commitlog_archive/default": {"at_ms": 45_000, "nodes": {"4e5d": node}}}
+        (problem,) = problems(statuses, {}, ("default",), False, NOW_S, archives=True)
+        assert (problem.kind, problem.is_critical) == (kind, kind == Kind.CDC_RAW_FULL)

@@ -281,10 +281,10 @@ class Notifier(Section):
 class Alarms(Section):
     """What is told when something is wrong for long, and to whom."""
 
-    after_s: Annotated[float, Field(ge=0)] = 60.0
-    interval_s: Annotated[float, Field(ge=1)] = 10.0
-    lag_s: Annotated[float, Field(gt=0)] = 900.0
-    retention_days: Annotated[float, Field(gt=0)] = 90.0
+    after_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    interval_s: Annotated[float, Field(ge=1, le=600)] = 10.0
+    lag_s: Annotated[float, Field(gt=0, le=31_536_000)] = 900.0
+    retention_days: Annotated[float, Field(gt=0, le=3660)] = 90.0
     notifiers: Annotated[tuple[Notifier, ...], Field(strict=False)] = ()
 
 

@@ -7,11 +7,12 @@ object for each alarm: it is written when the alarm is raised, and again when it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from hashlib import blake2b
+from typing import Any
 
 from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 
@@ -30,6 +31,7 @@ class Alarm:
     :ivar seen_ms: when it was last seen
     :ivar raised_ms: when it had lasted long enough; None: not yet
     :ivar cleared_ms: when it was over; None: it is not
+    :ivar owner: who alone can say that it is over
     """
 
     kind: str
@@ -40,6 +42,7 @@ class Alarm:
     seen_ms: int
     raised_ms: int | None = None
     cleared_ms: int | None = None
+    owner: str = ""
 
     @property
     def page(self) -> str:
@@ -66,35 +69,56 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Untold:
-    """A notification that is not sent yet.
+class Active:
+    """What the loop of alarms must know when it starts again.
 
-    :ivar notifier: its place in the configuration
+    :ivar alarms: the problems that are seen now
+    :ivar untold: what each notifier was not told yet, by its place in the configuration
+    :ivar unnoted: what is not in the history yet
     """
 
-    notifier: int
-    alarm: Alarm
+    alarms: tuple[Alarm, ...] = ()
+    untold: tuple[tuple[int, Alarm], ...] = ()
+    unnoted: tuple[Alarm, ...] = ()
 
 
-def get_active(store: ObjectStore) -> tuple[list[Alarm], list[Untold]]:
-    """Read the problems that were seen last, and what is not sent yet; nothing if that is not known.
+def get_active(store: ObjectStore) -> Active:
+    """Read what was put last; nothing if that is damaged.
 
-    :raises StorageError: the store cannot be used
+    :raises UnavailableError: the store cannot be used
     """
     with suppress(ChecksumError, ValueError, TypeError, KeyError, AttributeError):
         document = get_json(store, _ACTIVE) or {}
-        untold = [Untold(int(one["notifier"]), Alarm(**one["alarm"])) for one in document.get("untold", ())]
-        return [Alarm(**one) for one in document.get("alarms", ())], untold
-    return [], []
+        return Active(
+            tuple(map(_alarm, document.get("alarms", ()))),
+            tuple((int(number), _alarm(one)) for number, one in document.get("untold", ())),
+            tuple(map(_alarm, document.get("unnoted", ()))),
+        )
+    print(
+        f"ringsync: warning: {store.uri(_ACTIVE)} is damaged: alarms that were raised are looked up again", flush=True
+    )
+    return Active()
 
 
-def put_active(store: ObjectStore, alarms: Iterable[Alarm], untold: Iterable[Untold]) -> None:
-    """Record the problems that are seen now, and what is not sent yet.
+def put_active(store: ObjectStore, active: Active) -> None:
+    """Record what must be known after a restart.
 
     :raises StorageError: the store cannot be used
     """
-    document = {"alarms": [asdict(alarm) for alarm in alarms], "untold": [asdict(one) for one in untold]}
-    store.say(_ACTIVE, json.dumps(document).encode())
+    store.say(_ACTIVE, json.dumps(asdict(active)).encode())
+
+
+def raised_now(store: ObjectStore) -> list[Alarm]:
+    """Read the alarms that are raised.
+
+    :raises UnavailableError: the store cannot be used
+    """
+    return [alarm for alarm in get_active(store).alarms if alarm.raised_ms is not None]
+
+
+def _alarm(document: Mapping[str, Any]) -> Alarm:
+    """Make an alarm of what was recorded, maybe by another version."""
+    return Alarm(**{one.name: document[one.name] for one in fields(Alarm) if one.name in document})
 
 
 def note(store: ObjectStore, alarm: Alarm) -> None:
@@ -108,14 +132,18 @@ def note(store: ObjectStore, alarm: Alarm) -> None:
 def history(store: ObjectStore, since_ms: int) -> Iterator[Alarm]:
     """Read the alarms that were raised since a moment, the oldest first.
 
-    :raises StorageError: the store cannot be used, or an object is damaged
+    :raises UnavailableError: the store cannot be used
     """
     for stat in store.list(_HISTORY, f"{_HISTORY}{_day(since_ms)}"):
-        # One that is listed may have been forgotten since.
-        if (document := get_json(store, stat.key)) is not None:
-            alarm = Alarm(**document)
-            if (alarm.raised_ms or 0) >= since_ms:
-                yield alarm
+        try:
+            document = get_json(store, stat.key)
+            # One that is listed may have been forgotten since.
+            alarm = None if document is None else _alarm(document)
+        except (ChecksumError, ValueError, TypeError, AttributeError) as error:
+            print(f"ringsync: warning: {store.uri(stat.key)} is damaged ({error}), and left out", flush=True)
+            continue
+        if alarm is not None and (alarm.raised_ms or 0) >= since_ms:
+            yield alarm
 
 
 def forget_before(store: ObjectStore, moment_ms: int) -> int:

@@ -8,7 +8,7 @@ each of its tables was verified since (``verified/<table id>.json``).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -88,6 +88,20 @@ def open_gaps(store: ObjectStore, has_replica: Callable[[str, str], bool]) -> di
         else:
             store.delete(stat.key)
     return found
+
+
+def all_gaps(store: ObjectStore) -> Iterator[tuple[str, Gap | None]]:
+    """Read the gaps of all nodes by their keys; None: the object is damaged.
+
+    :raises StorageError: the store cannot be used
+    """
+    for stat in store.list(_GAPS):
+        try:
+            document = get_json(store, stat.key)
+            if document is not None:
+                yield stat.key, Gap(**{**document, "ranges": tuple(map(tuple, document["ranges"]))})
+        except (ChecksumError, ValueError, TypeError, KeyError):
+            yield stat.key, None
 
 
 def note_verified(store: ObjectStore, table_id: str, began_ms: int) -> None:

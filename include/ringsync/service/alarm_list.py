@@ -13,14 +13,16 @@ from typing import Any
 from rich.console import Console
 
 from ringsync.config import load_config
-from ringsync.ledger.alarms import Alarm, get_active, history
+from ringsync.ledger.alarms import Alarm, history, raised_now
 from ringsync.progress import duration
-from ringsync.service.command import say
+from ringsync.service.command import say, say_error
+from ringsync.service.health import ALARMS
+from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps.application import ExitCode
 from ringsync.wiring import store_of
 
 EXIT_CODES = """\
-exit codes: 0 no alarm is raised now; 1 some are; 3 configuration, connection or rights"""
+exit codes: 0 no alarm is raised now; 1 some are, or nobody watches; 3 configuration, connection or rights"""
 
 
 def add_alarms(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -55,11 +57,16 @@ def _days(text: str) -> float:
 def _alarms(arguments: argparse.Namespace, console: Console) -> ExitCode:
     now_ms = int(time.time() * 1000)
     store, since_ms = store_of(load_config(arguments.conf)), now_ms - int(arguments.days * 86_400_000)
-    lasting = (alarm for alarm in get_active(store)[0] if alarm.raised_ms is not None and alarm.raised_ms < since_ms)
-    alarms = [*lasting, *history(store, since_ms)]
+    raised = raised_now(store)
+    before = [alarm for alarm in history(store, since_ms) if alarm.cleared_ms is not None]
+    alarms = sorted([*raised, *before], key=lambda alarm: alarm.raised_ms or 0)
+    watch = read_status(store, ALARMS)
+    is_silent = watch is None or age_s(watch, now_ms / 1000) > STALE_AFTER_S
+    if is_silent:
+        say_error("nobody watches: the DAG alarms gives no sign of life; cdcservice start switches it on")
     for line in map(_as_json, alarms) if arguments.json else alarm_lines(alarms, now_ms):
         say(console, line)
-    return ExitCode.COMPLETED_WITH_ERRORS if any(alarm.cleared_ms is None for alarm in alarms) else ExitCode.OK
+    return ExitCode.COMPLETED_WITH_ERRORS if raised or is_silent else ExitCode.OK
 
 
 def _as_json(alarm: Alarm) -> str:

@@ -7,28 +7,27 @@ The DAG ``alarms`` has one task, which looks every few seconds (:func:`watch`). 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ringsync.config import Config
-from ringsync.ledger.alarms import Alarm, Untold, forget_before, get_active, note, put_active
+from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history, note, put_active
 from ringsync.metrics import write_prometheus
 from ringsync.service.health import ALARMS, Kind, Problem
 from ringsync.service.look import Look, look
+from ringsync.service.telling import Notify, Teller
 from ringsync.status import Status
 from ringsync.steps.loop import put_status
-from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
-MOST_UNTOLD = 1000
-"""Notifications that wait for notifiers which fail; the history has all alarms."""
-
-Notify = Callable[[Alarm], None]
-"""A notifier: it is told when an alarm was raised, and again when it was cleared. It raises what it likes."""
+SHOWN_TEXTS = 3
+"""Problems of one kind at one place that an alarm names; it counts the others."""
+RECALLED_MS = 7 * 86_400_000
+"""Alarms of the history that are not cleared are looked up again, if they are not older: then nobody has watched."""
 
 
 class Watch:
-    """All problems that are seen, and what notifiers have not been told yet.
+    """All problems that are seen.
 
     :param notifiers: whom to tell
     :param after_ms: how long a problem must last to be raised, and be gone to be cleared. Critical ones are raised at
@@ -36,96 +35,116 @@ class Watch:
     """
 
     def __init__(self, store: ObjectStore, notifiers: Sequence[Notify], after_ms: int) -> None:
-        self._store, self._notifiers, self._after_ms = store, notifiers, after_ms
+        self._store, self._after_ms = store, after_ms
+        self._tellers = [Teller(f"notifier {n} (alarms.notifiers)", notify) for n, notify in enumerate(notifiers)]
         self._seen: dict[tuple[str, str], Alarm] = {}
-        self._untold: deque[Untold] = deque()
-        self._to_note: dict[str, Alarm] = {}
+        self._unnoted: dict[str, Alarm] = {}
         self._is_known = False
-        self.failures: list[str] = []
 
     @property
     def raised(self) -> list[Alarm]:
         """The alarms that are raised now."""
         return [alarm for alarm in self._seen.values() if alarm.raised_ms is not None]
 
-    def look(self, found: Sequence[Problem], now_ms: int, unjudged: Collection[Kind] = ()) -> None:
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the notifiers."""
+        return [problem for teller in self._tellers if (problem := teller.problem())]
+
+    def look(self, found: Iterable[Problem], now_ms: int, is_judge: Callable[[str], bool] = lambda owner: True) -> None:
         """Raise and clear alarms, record it, and tell the notifiers.
 
         :param found: what is wrong now
-        :param unjudged: kinds of problems of which nothing is known now: they stay as they are
+        :param is_judge: tells whether an owner of problems says now what is wrong; those of others stay as they are
         """
-        self._recall()
-        self._seen = {
-            key: replace(alarm, seen_ms=now_ms) if alarm.kind in unjudged else alarm
-            for key, alarm in self._seen.items()
-        }
-        for problem in found:
+        self._recall(now_ms)
+        for key, alarm in self._seen.items():
+            unknown_ms = 0 if is_judge(alarm.owner) else now_ms - alarm.seen_ms
+            # A clock may have gone back.
+            since_ms, seen_ms = (min(one + unknown_ms, now_ms) for one in (alarm.since_ms, alarm.seen_ms))
+            self._seen[key] = replace(alarm, since_ms=since_ms, seen_ms=seen_ms)
+        for problem in _joined(found):
             self._see(problem, now_ms)
-        for key, alarm in list(self._seen.items()):
-            if now_ms - alarm.seen_ms >= max(1, self._after_ms):
-                del self._seen[key]
-                if alarm.raised_ms is not None:
-                    self._announce(replace(alarm, cleared_ms=now_ms))
-            elif alarm.raised_ms is None and self._is_due(alarm):
-                self._seen[key] = replace(alarm, raised_ms=now_ms)
-                self._announce(self._seen[key])
-        self._tell()
+        changed = [change for key in list(self._seen) if (change := self._judge(key, now_ms)) is not None]
+        for alarm in changed:
+            print(f"ringsync: warning: alarm {alarm.summary()}", flush=True)
+            self._unnoted[alarm.key] = alarm
+        for teller in self._tellers:
+            teller.add(changed)
+        self._record()
+        for teller in self._tellers:
+            teller.tell()
+        self._note()
         self._record()
 
     def _see(self, problem: Problem, now_ms: int) -> None:
         key = (str(problem.kind), problem.where)
-        new = Alarm(*key, problem.text, problem.is_critical, since_ms=now_ms, seen_ms=now_ms)
+        new = Alarm(*key, problem.text, problem.is_critical, now_ms, now_ms, owner=problem.owner)
         old = self._seen.get(key, new)
-        self._seen[key] = replace(old, text=problem.text, seen_ms=now_ms)
+        self._seen[key] = replace(old, text=problem.text, seen_ms=now_ms, owner=problem.owner)
 
-    def _is_due(self, alarm: Alarm) -> bool:
-        return alarm.is_critical or alarm.seen_ms - alarm.since_ms >= self._after_ms
+    def _judge(self, key: tuple[str, str], now_ms: int) -> Alarm | None:
+        """Raise or clear an alarm if it is time; None: it stays as it is."""
+        alarm = self._seen[key]
+        if now_ms - alarm.seen_ms >= max(1, self._after_ms):
+            del self._seen[key]
+            return None if alarm.raised_ms is None else replace(alarm, cleared_ms=now_ms)
+        lasts = alarm.is_critical or alarm.seen_ms - alarm.since_ms >= self._after_ms
+        if alarm.raised_ms is not None or not lasts:
+            return None
+        self._seen[key] = replace(alarm, raised_ms=now_ms)
+        return self._seen[key]
 
-    def _announce(self, alarm: Alarm) -> None:
-        print(f"ringsync: warning: alarm {alarm.summary()}", flush=True)
-        self._to_note[alarm.key] = alarm
-        self._untold.extend(Untold(number, alarm) for number in range(len(self._notifiers)))
-        while len(self._untold) > MOST_UNTOLD:
-            lost = self._untold.popleft()
-            print(f"ringsync: warning: notifier {lost.notifier} is never told of {lost.alarm.summary()}", flush=True)
-
-    def _tell(self) -> None:
-        """Tell each notifier, in order, what it was not told. What one fails to take waits, and delays no other."""
-        failed: dict[int, str] = {}
-        waiting: deque[Untold] = deque()
-        for one in self._untold:
-            if one.notifier >= len(self._notifiers):
-                continue  # the configuration has fewer now
-            if one.notifier not in failed:
-                try:
-                    self._notifiers[one.notifier](one.alarm)
-                    continue
-                except Exception as error:
-                    failed[one.notifier] = f"notifier {one.notifier} (alarms.notifiers) fails: {error}"
-            waiting.append(one)
-        self._untold, self.failures = waiting, list(failed.values())
-
-    def _recall(self) -> None:
-        """Read once what the task before has known."""
+    def _recall(self, now_ms: int) -> None:
+        """Read once what the task before has known, and what nobody has cleared."""
         if self._is_known:
             return
         try:
-            known, untold = get_active(self._store)
+            known = get_active(self._store)
+            lasting = [one for one in history(self._store, now_ms - RECALLED_MS) if one.cleared_ms is None]
         except StorageError:
             return
-        self._seen = {(alarm.kind, alarm.where): alarm for alarm in known} | self._seen
-        self._untold.extendleft(reversed(untold))
+        noted = {alarm.key: alarm for alarm in known.unnoted}
+        before = {(one.kind, one.where): one for one in lasting if one.key not in noted}
+        before |= {(one.kind, one.where): one for one in known.alarms}
+        self._seen |= {key: replace(alarm, seen_ms=now_ms) for key, alarm in before.items()}
+        self._unnoted = noted | self._unnoted
+        for number, teller in enumerate(self._tellers):
+            teller.add([alarm for place, alarm in known.untold if place == number], first=True)
         self._is_known = True
 
-    def _record(self) -> None:
-        try:
-            for key, alarm in list(self._to_note.items()):
+    def _note(self) -> None:
+        for key, alarm in list(self._unnoted.items()):
+            try:
                 note(self._store, alarm)
-                del self._to_note[key]
-            if self._is_known:
-                put_active(self._store, self._seen.values(), self._untold)
+                del self._unnoted[key]
+            except UnavailableError:
+                return
+            except StorageError as error:
+                print(f"ringsync: warning: an alarm is not in the history yet: {error}", flush=True)
+
+    def _record(self) -> None:
+        if not self._is_known:
+            return
+        untold = [(number, one) for number, teller in enumerate(self._tellers) for one in teller.waiting]
+        try:
+            put_active(self._store, Active((*self._seen.values(),), (*untold,), (*self._unnoted.values(),)))
         except StorageError as error:
             print(f"ringsync: warning: alarms cannot be recorded: {error}", flush=True)
+
+
+def _joined(found: Iterable[Problem]) -> list[Problem]:
+    """Make one of the problems of a kind at one place."""
+    places: dict[tuple[str, str], list[Problem]] = {}
+    for problem in found:
+        places.setdefault((problem.kind, problem.where), []).append(problem)
+    return [_all_of(same) for same in places.values()]
+
+
+def _all_of(same: Sequence[Problem]) -> Problem:
+    texts = [*dict.fromkeys(problem.text for problem in same)]
+    more = f" (and {len(texts) - SHOWN_TEXTS} more)" if len(texts) > SHOWN_TEXTS else ""
+    return replace(same[0], text="; ".join(texts[:SHOWN_TEXTS]) + more)
 
 
 def watch(
@@ -147,10 +166,11 @@ def watch(
     _forget_old(store, int((clock() - config.alarms.retention_days * 86_400) * 1000))
     end = clock() + config.sync.run_s
     while True:
+        now_ms = int(clock() * 1000)
         seen = _look(config, store, clock())
-        watching.look(seen.problems, int(clock() * 1000), seen.unjudged)
-        put_status(store, name, loop, {"raised": len(watching.raised), "problems": watching.failures})
-        _put_metrics(config, seen.statuses, watching.raised)
+        watching.look(seen.problems, now_ms, seen.is_judge)
+        put_status(store, name, loop, {"raised": len(watching.raised), "problems": watching.problems})
+        _put_metrics(config, {**seen.statuses, ALARMS: {"at_ms": now_ms}}, watching.raised)
         if clock() >= end:
             return len(watching.raised)
         sleep(config.alarms.interval_s)
@@ -161,7 +181,7 @@ def _look(config: Config, store: ObjectStore, now_s: float) -> Look:
         return look(config, store, now_s)
     except StorageError as error:
         away = Problem(Kind.STORE_AWAY, "object store", str(error))
-        return Look({}, {}, False, (away,), frozenset(Kind) - {Kind.STORE_AWAY})
+        return Look({}, {}, False, (away,), lambda owner: False)
 
 
 def _forget_old(store: ObjectStore, moment_ms: int) -> None:
@@ -176,5 +196,5 @@ def _put_metrics(config: Config, statuses: Mapping[str, Status], raised: Sequenc
         return
     try:
         write_prometheus(path, statuses, [alarm.labels for alarm in raised])
-    except OSError as error:
+    except (OSError, AttributeError, TypeError, ValueError) as error:  # also for a status of another version
         print(f"ringsync: warning: metrics.prometheus_file: {error}", flush=True)

@@ -16,10 +16,10 @@ from rich.console import Console
 from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
-from ringsync.ledger.alarms import get_active
+from ringsync.ledger.alarms import raised_now
 from ringsync.metrics import exposition
 from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
-from ringsync.service.health import DAGS, expected_loops
+from ringsync.service.health import DAGS, REPROCESS, expected_loops
 from ringsync.service.look import archive_dags, archives, client_of, dags_of, look
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
@@ -125,7 +125,7 @@ def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     expected = expected_loops(config.sync.queues, archives=archives(config))
     before = read_statuses(store)
     for loop in before:
-        if loop not in expected and not loop.startswith(BOOTSTRAPS):
+        if loop not in expected and not loop.startswith((BOOTSTRAPS, REPROCESS)):
             forget(store, loop)
     store.delete(STOP_KEY)
     for dag in dags_of(config):
@@ -234,7 +234,7 @@ def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     store = store_of(config)
     if arguments.prometheus:
-        raised = [alarm.labels for alarm in get_active(store)[0] if alarm.raised_ms is not None]
+        raised = [alarm.labels for alarm in raised_now(store)]
         sys.stdout.write(exposition(read_statuses(store), raised))
         return ExitCode.OK
     now_s = time.time()

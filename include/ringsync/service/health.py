@@ -6,8 +6,8 @@ Each problem is of one of the kinds below, and docs/runbook.md has a section for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ringsync.airflow_client import RunState
@@ -23,6 +23,12 @@ DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater", 
 
 ARCHIVE = "commitlog_archive/"
 """Beginning of the names of the archive's statuses."""
+
+ROOMY = 0.25
+"""Part of ``cdc_total_space`` that is free while trouble with the archive is not urgent."""
+
+REPROCESS = "archive_reprocess/"
+"""Beginning of the name of the status that ``archive_reprocess`` leaves: it is no loop, and says what waits."""
 
 HOMELESS_MS = 180_000
 """Rows of an unknown table may wait so long before that is a problem: a new plan may name it, once in an interval."""
@@ -43,6 +49,7 @@ class Kind(StrEnum):
     NODE_LOG_UNREADABLE = "node-log-unreadable"
     NODE_BEHIND = "node-behind"
     RECORDS_UNDECODABLE = "records-undecodable"
+    ARCHIVE_FAILING = "archive-failing"
     ARCHIVE_UNREADABLE = "archive-unreadable"
     LATE_ROWS_UNUSABLE = "late-rows-unusable"
     TABLE_FAILING = "table-failing"
@@ -73,11 +80,13 @@ class Problem:
 
     :ivar where: the loop, node, table or DAG that has it; kind and where together say which problem it is
     :ivar text: a sentence for people
+    :ivar owner: who alone can say that it is over: a loop, a DAG; empty: whoever looks
     """
 
     kind: Kind
     where: str
     text: str
+    owner: str = ""
 
     @property
     def is_critical(self) -> bool:
@@ -134,20 +143,64 @@ def problems(
     :param archives: whether commit logs are archived
     :param lag_s: age in seconds of a table's oldest open bucket that is a problem
     """
-    lasting = lasting_loops(queues, archives)
+    lasting, expected = lasting_loops(queues, archives), expected_loops(queues, archives=archives)
+    told = [problem for loop, status in statuses.items() for problem in _understood(loop, status, lag_s, now_s)]
     if stopped:
         where = "commit logs are archived" if archives else "cdc_raw of the nodes fills"
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {where} until cdcservice start"),
             *(problem for dag, health in dags.items() if dag not in DAGS for problem in _of_dag(dag, health)),
             *_silent(lasting, statuses, now_s),
-            *(problem for loop in lasting for problem in _told(loop, statuses.get(loop, {}))),
+            *(problem for problem in told if problem.owner in lasting or problem.owner not in expected),
         ]
     found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
-    found += _silent(expected_loops(queues, archives=archives), statuses, now_s)
-    for loop, status in statuses.items():
-        found += [*_of_bootstrap(loop, status, now_s), *_lagging(status, lag_s, now_s)]
-    return [*found, *(problem for loop, status in statuses.items() for problem in _told(loop, status))]
+    found += _silent(expected, statuses, now_s)
+    return [*found, *told]
+
+
+def _understood(loop: str, status: Status, lag_s: float, now_s: float) -> list[Problem]:
+    """Return what the status of a loop tells. One that is damaged, or of another version, is a problem itself."""
+    try:
+        found = [*_of_bootstrap(loop, status, now_s), *_lagging(status, lag_s, now_s), *_told(loop, status)]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        text = f"{loop}: its status is not understood ({type(error).__name__}: {error}): is it of another version?"
+        found = [Problem(Kind.LOOP_FAILING, loop, text)]
+    return [replace(problem, owner=loop) for problem in found]
+
+
+def judges(
+    statuses: Mapping[str, Status],
+    dags: Mapping[str, DagHealth],
+    queues: Sequence[str],
+    stopped: bool,
+    now_s: float,
+    *,
+    archives: bool = False,
+) -> Callable[[str], bool]:
+    """Return a function that tells whether an owner of problems says now what is wrong. What a loop has told stays as
+    it is while the loop is silent or stopped, and a failed DAG until it has succeeded.
+
+    The arguments are those of :func:`problems`.
+    """
+    expected = expected_loops(queues, archives=archives)
+    lasting = lasting_loops(queues, archives)
+
+    def is_judge(owner: str) -> bool:
+        if owner in expected:
+            is_fresh = owner in statuses and age_s(statuses[owner], now_s) <= STALE_AFTER_S
+            return is_fresh and (not stopped or owner in lasting)
+        if owner.startswith(_PAUSE):
+            return owner.removeprefix(_PAUSE) in dags
+        if owner.startswith(_DAG):
+            health = dags.get(owner.removeprefix(_DAG))
+            return health is not None and (health.run is None or health.run.state in ("success", "failed"))
+        return True
+
+    return is_judge
+
+
+_DAG, _PAUSE = "DAG ", "pause of DAG "
+"""Beginnings of the names of owners: the end of a DAG's run, and what Airflow says of it."""
 
 
 def _silent(loops: Iterable[str], statuses: Mapping[str, Status], now_s: float) -> Iterator[Problem]:
@@ -160,14 +213,15 @@ def _silent(loops: Iterable[str], statuses: Mapping[str, Status], now_s: float) 
 
 def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:
     if health.paused:
-        yield Problem(Kind.DAG_PAUSED, dag, f"DAG {dag} is paused: cdcservice start")
+        yield Problem(Kind.DAG_PAUSED, dag, f"DAG {dag} is paused: cdcservice start", f"{_PAUSE}{dag}")
     if health.run is not None:
         if health.run.state == "failed":
-            yield Problem(Kind.DAG_FAILED, dag, f"DAG {dag}: its last run failed, {health.run.run}")
+            text = f"DAG {dag}: its last run failed, {health.run.run}"
+            yield Problem(Kind.DAG_FAILED, dag, text, f"{_DAG}{dag}")
         for task in health.run.tasks:
             if task.state == "failed":
                 text = f"DAG {dag}: task {task.task} failed: see its log in Airflow"
-                yield Problem(Kind.DAG_FAILED, f"{dag}.{task.task}", text)
+                yield Problem(Kind.DAG_FAILED, f"{dag}.{task.task}", text, f"{_DAG}{dag}")
 
 
 def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[Problem]:
@@ -235,10 +289,8 @@ _OF_TABLE = {
 def _of_node(loop: str, host: str, node: Status) -> Iterator[Problem]:
     name = f"node {node.get('endpoint', host)}"
     if error := node.get("error"):
-        kind = Kind.CDC_RAW_FULL if loop.startswith(ARCHIVE) else Kind.NODE_LOG_UNREADABLE
+        kind = _of_archive(node) if loop.startswith(ARCHIVE) else Kind.NODE_LOG_UNREADABLE
         yield Problem(kind, name, f"{loop}: {name}: {error}")
-    if gap := node.get("gap"):
-        yield Problem(Kind.SEGMENTS_LOST, name, f"{loop}: {name}: {gap}")
     if errors := node.get("errors"):
         text = f"{loop}: {name}: {errors:,} records cannot be decoded: cdcservice errors list"
         yield Problem(Kind.RECORDS_UNDECODABLE, name, text)
@@ -248,6 +300,12 @@ def _of_node(loop: str, host: str, node: Status) -> Iterator[Problem]:
             f"sync.max_errors_per_hour: they are in {OVERFLOW}{host}/ of the object store"
         )
         yield Problem(Kind.RECORDS_UNDECODABLE, name, text)
+
+
+def _of_archive(node: Status) -> Kind:
+    """Tell whether what fails is urgent: there is little room, or nobody knows."""
+    free, total = node.get("free_bytes"), node.get("total_bytes")
+    return Kind.ARCHIVE_FAILING if free and total and free > total * ROOMY else Kind.CDC_RAW_FULL
 
 
 def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[Problem]:

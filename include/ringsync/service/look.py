@@ -2,49 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ringsync.airflow_client import AirflowClient, AirflowError
+from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError
 from ringsync.config import Config, ConfigError
+from ringsync.ledger.gaps import all_gaps
 from ringsync.orchestration import ALARMS_DAG, archive_dag
-from ringsync.service.health import DAGS, DagHealth, Kind, Problem, problems
-from ringsync.status import STOP_KEY, Status, read_statuses
-from ringsync.storage.port import ObjectStore
+from ringsync.service.health import DAGS, DagHealth, Kind, Problem, judges, problems
+from ringsync.status import STOP_KEY, Status, read_status
+from ringsync.storage.port import ChecksumError, ObjectStore
 
 
 @dataclass(frozen=True)
 class Look:
     """What was seen.
 
-    :ivar unjudged: kinds of problems of which nothing is known now, since something could not be asked
+    :ivar is_judge: tells whether an owner of problems says now what is wrong
     """
 
     statuses: Mapping[str, Status]
     dags: Mapping[str, DagHealth]
     stopped: bool
     problems: tuple[Problem, ...]
-    unjudged: frozenset[Kind]
+    is_judge: Callable[[str], bool]
 
 
 def look(config: Config, store: ObjectStore, now_s: float) -> Look:
-    """Look at all loops and DAGs. If Airflow cannot be asked, that is one of the problems.
+    """Look at all loops and DAGs. What cannot be read of one of them is one of the problems.
 
     :param now_s: present time, seconds since the epoch
-    :raises StorageError: the object store cannot be used
+    :raises UnavailableError: the object store cannot be used
     """
-    statuses, stopped = read_statuses(store), store.stat(STOP_KEY) is not None
-    dags: dict[str, DagHealth] = {}
-    of_airflow: list[Problem] = []
-    unjudged: frozenset[Kind] = frozenset()
+    statuses, damaged = _statuses(store)
+    stopped = store.stat(STOP_KEY) is not None
+    dags, of_airflow = _dags(config)
+    asked = statuses, dags, config.sync.queues, stopped, now_s
+    wrong = problems(*asked, archives=archives(config), lag_s=lag_s(config))
+    found = (*of_airflow, *damaged, *_lost(store, statuses), *wrong)
+    return Look(statuses, dags, stopped, found, judges(*asked, archives=archives(config)))
+
+
+def _statuses(store: ObjectStore) -> tuple[dict[str, Status], list[Problem]]:
+    """Read the status of each loop, each on its own."""
+    found: dict[str, Status] = {}
+    damaged = []
+    for stat in store.list("status/"):
+        loop = stat.key.removeprefix("status/").removesuffix(".json")
+        try:
+            if (status := read_status(store, loop)) is not None:
+                float(status["at_ms"])
+                found[loop] = status
+        except (ChecksumError, ValueError, TypeError, KeyError) as error:
+            text = f"{loop}: its status cannot be read ({type(error).__name__}): {stat.key} is damaged"
+            damaged.append(Problem(Kind.LOOP_FAILING, loop, text))
+    return found, damaged
+
+
+def _dags(config: Config) -> tuple[dict[str, DagHealth], list[Problem]]:
+    """Ask how each DAG stands, each on its own."""
+    found: dict[str, DagHealth] = {}
+    reasons = []
     try:
         client = client_of(config)
-        dags.update({dag: DagHealth(client.is_paused(dag), client.newest_run(dag)) for dag in dags_of(config)})
+        for dag in dags_of(config):
+            try:
+                found[dag] = DagHealth(client.is_paused(dag), client.newest_run(dag))
+            except AirflowUnreachableError:
+                raise
+            except (AirflowError, ValueError, KeyError, TypeError) as error:
+                reasons.append(f"DAG {dag}: {error}")
     except (AirflowError, ConfigError) as error:
-        of_airflow.append(Problem(Kind.AIRFLOW_AWAY, "Airflow", str(error)))
-        unjudged = frozenset({Kind.DAG_PAUSED, Kind.DAG_FAILED})
-    wrong = problems(statuses, dags, config.sync.queues, stopped, now_s, archives=archives(config), lag_s=lag_s(config))
-    return Look(statuses, dags, stopped, (*of_airflow, *wrong), unjudged)
+        reasons.append(str(error))
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return found, [Problem(Kind.AIRFLOW_AWAY, "Airflow", f"{reasons[0]}{more}")] if reasons else []
+
+
+def _lost(store: ObjectStore, statuses: Mapping[str, Status]) -> Iterator[Problem]:
+    """Yield what nodes have lost. The gaps themselves are asked: whoever has found them may be away."""
+    without = set(_without_replica(statuses.get("bucket_close/close", {}).get("tables")))
+    for key, gap in all_gaps(store):
+        if gap is None:
+            yield Problem(Kind.SEGMENTS_LOST, key, f"{store.uri(key)} cannot be read: restore it")
+        else:
+            text = f"node {gap.endpoint}: {gap.describe({*gap.tables.values()} - without)}"
+            yield Problem(Kind.SEGMENTS_LOST, f"node {gap.endpoint}, {gap.segment}", text)
+
+
+def _without_replica(tables: Any) -> Iterator[str]:
+    """Yield the tables that have no replica, as far as ``bucket_close`` has told."""
+    for name, told in tables.items() if isinstance(tables, Mapping) else ():
+        if isinstance(told, Mapping) and told.get("replica_pass") is None and told.get("replica_error") is None:
+            yield name
 
 
 def client_of(config: Config) -> AirflowClient:
