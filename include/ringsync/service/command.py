@@ -242,7 +242,7 @@ def _status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if arguments.json:
         document = {
             "healthy": not seen.problems,
-            "problems": [asdict(problem) for problem in seen.problems],
+            "problems": [{"kind": one.kind, "where": one.where, "text": one.text} for one in seen.problems],
             "stopped": seen.stopped,
             "loops": seen.statuses,
             "dags": {dag: asdict(health) for dag, health in seen.dags.items()},
