@@ -87,6 +87,12 @@ def new_store(
             patch.setattr(gcs, "DEFAULT_RETRY", gcs.DEFAULT_RETRY.with_delay(initial=0.01))
         yield lambda: GcsStore(emulator.bucket, f"store/{next(numbers)}", endpoint=endpoint, rewrite_seconds=0)
         if proxy.counts["requests"] >= 1500:  # all tests were run
+            more = GcsStore(emulator.bucket, "more", endpoint=endpoint, rewrite_seconds=0)
+            for number in range(3000):  # what has not come by chance comes now
+                if all(proxy.counts[kind] for kind in (*KINDS, OWN)):
+                    break
+                more.put(f"{number}", b"content", if_absent=True)
+                assert more.get(f"{number}") == b"content"
             assert all(proxy.counts[kind] for kind in (*KINDS, OWN)), proxy.counts
 
 
