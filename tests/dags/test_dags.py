@@ -363,7 +363,7 @@ def watching(bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         document = {
             **{"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}},
             **{"airflow": {"url": "http://127.0.0.1:9"}, "sync": {"run_s": 0.1}},
-            "alarms": {"after_s": 0, "notifiers": notifiers},
+            "alarms": {"after_s": 0, "interval_s": 1, "notifiers": notifiers},
         }
         (tmp_path / "ringsync.yaml").write_text(json.dumps(document))
         task = rendered(bag, "alarms", "watch", {})
