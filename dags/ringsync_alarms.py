@@ -48,7 +48,7 @@ class _Notify:
         try:
             self._make = import_string(notifier.name)
             self._make(**self._arguments)
-        except (ImportError, TypeError) as error:
+        except Exception as error:  # a notifier may refuse its arguments in any way
             raise AirflowFailException(f"configuration: alarms.notifiers: {notifier.name}: {error}") from None
 
     def __call__(self, alarm: Any) -> None:

@@ -84,6 +84,7 @@ LATE = (
 
 
 ALARM = Family("", "ringsync_alarm", "gauge", "A problem that lasts: docs/runbook.md says what to do")
+"""1 for each alarm that is raised, from the DAG ``alarms``."""
 
 
 def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
@@ -138,8 +139,8 @@ def write_prometheus(
 ) -> None:
     """Replace a file of Prometheus's textfile collector at once: readers see the old file or the new one.
 
-    :param alarms: labels of the alarms that are raised now
     :param path: ``metrics.prometheus_file``; its folder must exist
+    :param alarms: labels of the alarms that are raised now
     :raises OSError: the file cannot be written
     """
     path = Path(path)

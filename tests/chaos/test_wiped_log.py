@@ -91,9 +91,8 @@ def test_the_command_that_a_gap_names_closes_it(tmp_path: Path, cache: Path, spa
             for name in gone:
                 (node.cdc_raw / name).unlink()
             running.start("commitlog_stage")
-            write(
-                session, 240, 240
-            )  # an empty folder may be another one: only a new segment shows that it is the node's
+            # An empty folder may be another one: only a new segment shows that it is the node's.
+            write(session, 240, 240)
             gap = told(running, lambda error: error is not None and "was removed from its cdc_raw" in error) or ""
             assert any(name in gap for name in gone)
             assert set(COMMAND.findall(gap)) == set(TABLES), gap

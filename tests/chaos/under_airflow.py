@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,44 +129,29 @@ def started(
     nodes: Sequence[CassandraNode],
     servers: ExitStack,
     moments: random.Random,
-    *,
-    dags: Sequence[str] = SYNC_DAGS,
-    jars: Sequence[str] = ("delta",),
-    modules: Mapping[str, str] = {},
-    **sections: Any,
 ) -> Sync:
     """The sync under Airflow, with Kafka.
 
     :param servers: ends what is started here
-    :param dags: which to switch on
-    :param jars: sets of jars that Spark needs
-    :param modules: source of Python modules that tasks can import, by name
-    :param sections: of the configuration
     """
     broker = servers.enter_context(KafkaBroker(folder / "kafka", BrokerSettings().on_free_ports(), cache))
-    delta = sorted(fetch("delta", cache).glob("*.jar"))
-    wanted = [jar for name in jars for jar in sorted(fetch(name, cache).glob("*.jar"))]
-    followed = {"tables": modes(0), "run_s": RUN_S, **sections.pop("sync", {})}
-    conf = write_conf(folder, nodes, sync=followed, kafka={"bootstrap_servers": [broker.bootstrap]}, **sections)
-    ours = folder / "modules"
-    ours.mkdir()
-    for name, source in modules.items():
-        (ours / f"{name}.py").write_text(source)
+    jars = sorted(fetch("delta", cache).glob("*.jar"))
+    followed = {"tables": modes(0), "run_s": RUN_S}
+    conf = write_conf(folder, nodes, sync=followed, kafka={"bootstrap_servers": [broker.bootstrap]})
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(PROJECT / "include"), str(ours)]),
         "RINGSYNC_CONFIG": str(conf),
-        "RINGSYNC_SPARK_JARS": ",".join(map(str, wanted)),
-        "JDK_JAVA_OPTIONS": lean_java_options(cache, delta),
+        "RINGSYNC_SPARK_JARS": ",".join(map(str, jars)),
+        "JDK_JAVA_OPTIONS": lean_java_options(cache, jars),
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
     }
     port = free_port()
     airflow = servers.enter_context(
-        Airflow(folder / "airflow", port, PROJECT / "dags", environment=environment, parallelism=10)
+        Airflow(folder / "airflow", port, PROJECT / "dags", environment=environment, parallelism=8)
     )
     client = AirflowClient(airflow.url, airflow.username, airflow.password)
     sync = Sync(conf, list(nodes), broker, airflow, client, store_of(load_config(conf)), moments)
-    for dag in dags:
+    for dag in SYNC_DAGS:
         until(partial(sync.unpaused, dag))
     return sync
 

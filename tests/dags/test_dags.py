@@ -342,6 +342,8 @@ class Writes(BaseNotifier):
 
     def __init__(self, path, text):
         super().__init__()
+        if not text:
+            raise ValueError("no text")
         self.path, self.text = path, text
 
     def notify(self, context):
@@ -387,7 +389,13 @@ def test_any_notifier_of_airflow_is_told(watching: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("nowhere.Writes", {}), ("ours_for_alarms.Reads", {}), ("ours_for_alarms.Writes", {"a": 1})]
+    ("name", "arguments"),
+    [
+        ("nowhere.Writes", {}),
+        ("ours_for_alarms.Reads", {}),
+        ("ours_for_alarms.Writes", {"a": 1}),
+        ("ours_for_alarms.Writes", {"path": "p", "text": ""}),
+    ],
 )
 def test_a_notifier_that_cannot_be_made_is_named(watching: Any, name: str, arguments: dict[str, Any]) -> None:
     from airflow.sdk.exceptions import AirflowFailException

@@ -72,13 +72,10 @@ def open_gaps(store: ObjectStore, has_replica: Callable[[str, str], bool]) -> di
     :returns: sentences by host id
     """
     found: dict[str, list[str]] = {}
-    for stat in store.list(_GAPS):
-        node = stat.key.split("/")[1]
-        try:
-            document = get_json(store, stat.key)
-            gap = Gap(**{**document, "ranges": tuple(map(tuple, document["ranges"]))})
-        except (ChecksumError, ValueError, TypeError, KeyError) as error:
-            found.setdefault(node, []).append(f"{store.uri(stat.key)} cannot be read ({error}): restore it")
+    for key, gap in all_gaps(store):
+        node = key.split("/")[1]
+        if gap is None:
+            found.setdefault(node, []).append(f"{store.uri(key)} cannot be read: restore it")
             continue
         verified_ms = {table_id: _verified_ms(store, table_id) for table_id in gap.tables}
         late = [table_id for table_id, at_ms in verified_ms.items() if at_ms <= gap.found_ms]
@@ -86,7 +83,7 @@ def open_gaps(store: ObjectStore, has_replica: Callable[[str, str], bool]) -> di
         if unverified or len(late) == len(gap.tables):
             found.setdefault(node, []).append(gap.describe(unverified))
         else:
-            store.delete(stat.key)
+            store.delete(key)
     return found
 
 

@@ -16,7 +16,9 @@ MOST_REFUSALS = 5
 FAILURES_IN_A_ROW = 10
 """So many, and the notifier is away: it is tried again at the next look."""
 JOIN_S = 1.0
+"""So long a look waits for each notifier, in seconds."""
 HANGS_S = 60.0
+"""Seconds for a single notification after which a notifier counts as hanging."""
 
 Notify = Callable[[Alarm], None]
 """A notifier: it is told when an alarm was raised, and again when it was cleared. It raises what it likes."""
@@ -26,12 +28,11 @@ class Teller:
     """One notifier, and what it has not been told yet, in order.
 
     :param name: how messages name it
-    :param waiting: what it was not told by the task before
     """
 
-    def __init__(self, name: str, notify: Notify, waiting: Iterable[Alarm] = ()) -> None:
+    def __init__(self, name: str, notify: Notify) -> None:
         self._name, self._notify = name, notify
-        self._waiting = deque(waiting)
+        self._waiting: deque[Alarm] = deque()
         self._refusals: Counter[Alarm] = Counter()
         self._given_up = 0
         self._lock = threading.Lock()
@@ -46,7 +47,10 @@ class Teller:
             return list(self._waiting)
 
     def add(self, alarms: Iterable[Alarm], *, first: bool = False) -> None:
-        """Let it be told of alarms. If too many wait, the oldest that are not critical are given up."""
+        """Let it be told of alarms. If too many wait, the oldest that are not critical are given up.
+
+        :param first: whether they are older than those that wait
+        """
         with self._lock:
             self._waiting = deque([*alarms, *self._waiting] if first else [*self._waiting, *alarms])
             while len(self._waiting) > MOST_UNTOLD:
