@@ -87,7 +87,7 @@ def _node(host: str, node: Status) -> Row:
     backlog = node.get("backlog_bytes")
     return (
         node.get("endpoint") or host,
-        "up" if node.get("up") else "down",
+        "left" if node.get("left") else "up" if node.get("up") else "down",
         node.get("segment"),
         node.get("position"),
         None if backlog is None else f"{backlog / 1e6:,.1f}",
