@@ -80,6 +80,14 @@ class SyncPlan:
         """The nodes whose logs are read."""
         return tuple(host for host in self.hosts if host.is_read)
 
+    def left_out_datacenters(self) -> dict[str, list[str]]:
+        """Return the addresses of the nodes whose logs are not read, by datacenter."""
+        found: dict[str, list[str]] = {}
+        for host in self.hosts:
+            if not host.is_read:
+                found.setdefault(host.datacenter, []).append(host.endpoint)
+        return found
+
     def ring(self, keyspace: str) -> RingSnapshot:
         """Return the ring with the replication of a keyspace."""
         return RingSnapshot(self.hosts, self.replications[keyspace])
